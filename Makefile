@@ -1,0 +1,27 @@
+# Two commands do everything: `make sweep` and `make test`. Another interpreter or environment: PYTHON=…, VENV=….
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+INSTALL = test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable
+
+.PHONY: sweep test lint clean
+
+sweep: $(VENV)/installed
+	$(RUN) -m outliers.sweep
+
+test: $(VENV)/installed-dev
+	$(RUN) -m pytest
+
+lint: $(VENV)/installed-dev
+	$(RUN) -m ruff check .
+
+clean:
+	rm -rf $(VENV) build dist
+
+# The stamps make an install happen again only when what it needs has changed.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(INSTALL) . && touch $@
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt
+	@$(INSTALL) '.[dev]' && touch $@
