@@ -1,0 +1,113 @@
+"""The truth: every kernel in a few lines of plain torch.
+
+Rounding is to nearest, ties to even; codes are clipped to [-127, 127] (LLM.int8(), section 2.1). Weights are stored
+as `torch.nn.Linear` stores them, (outputs, features), so a group of either operand is a row or the whole tensor.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+CODE_MAX = 127
+LARGEST_K = 131072  # features in one int32 sum: 131072 · 127² < 2^31, and their codes add up exactly in float32
+
+
+class Quantized(NamedTuple):
+    """A matrix in 8 bits: `matrix ≈ (codes - zero_point) * scale`.
+
+    codes: int8 (rows, features). scale: float (rows, 1) or (1, 1). zero_point: float whole numbers in the shape of
+    `scale`, not clipped to 8 bits, and code_sums: float whole numbers (rows, 1), the sum of each row's codes; both None
+    where the scheme is symmetric.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None = None
+    code_sums: torch.Tensor | None = None
+
+    def dequantize(self) -> torch.Tensor:
+        """The matrix that the codes stand for: float (rows, features)."""
+        shifted = self.codes if self.zero_point is None else self.codes - self.zero_point
+        return shifted * self.scale
+
+
+def quantize(matrix: torch.Tensor, symmetric: bool, per_row: bool) -> Quantized:
+    """Quantize a floating-point matrix (rows, features) to int8: absmax if `symmetric`, else zeropoint (equations 1-3).
+
+    Scales are float32 (float64 for float64 input). An all-zero absmax group has scale 1, a constant zeropoint group
+    has normalized dynamic range 1. NaN and inf are not refused: they make the group's scale NaN or inf, so that every
+    product with it is NaN or inf too and nothing is hidden.
+    """
+    matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
+    dims = 1 if per_row else (0, 1)
+    low, high = matrix.amin(dims, keepdim=True), matrix.amax(dims, keepdim=True)
+    if symmetric:
+        scale = torch.maximum(high, -low) / CODE_MAX
+        scale = scale.masked_fill(scale == 0, 1)
+        codes = (matrix / scale).round_().clamp_(-CODE_MAX, CODE_MAX)
+        return Quantized(codes.to(torch.int8), scale)
+    span = high - low
+    dynamic_range = torch.full_like(span, 2 * CODE_MAX).div_(span).masked_fill_(span == 0, 1)
+    zero_point = -(dynamic_range * low).round_() - CODE_MAX
+    codes = (matrix * dynamic_range).round_().add_(zero_point).clamp_(-CODE_MAX, CODE_MAX)
+    # The sums are exact in float32: LARGEST_K · 127 < 2^24.
+    return Quantized(codes.to(torch.int8), 1 / dynamic_range, zero_point, codes.sum(1, keepdim=True))
+
+
+def int8_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Exact product of int8 codes, (m, k) with (n, k) to int32 (m, n).
+
+    Raises:
+        ValueError: an operand is not int8, the features differ, or k could overflow int32.
+    """
+    if a.dtype != torch.int8 or b.dtype != torch.int8:
+        raise ValueError(f"int8_matmul takes int8 codes, got {a.dtype} and {b.dtype}")
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"int8_matmul takes (m, k) and (n, k), got {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.shape[1] > LARGEST_K:
+        raise ValueError(f"{a.shape[1]} features could overflow an int32 sum; at most {LARGEST_K}")
+    if a.is_cuda:
+        return _padded_int_mm(a, b)
+    if torch.cpu._is_vnni_supported():
+        return torch._int_mm(a, b.t())
+    # Without VNNI the int8 instructions saturate 16-bit pair sums. Sums up to 2^31 are exact in float64.
+    return (a.double() @ b.double().t()).to(torch.int32)
+
+
+def _padded_int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """`torch._int_mm` within what cuBLASLt takes: more than 16 rows, features and outputs in multiples of 8."""
+    (m, k), n = a.shape, b.shape[0]
+    rows, features, outputs = max(0, 17 - m), -k % 8, -n % 8
+    a = torch.nn.functional.pad(a, (0, features, 0, rows)).contiguous()
+    b = torch.nn.functional.pad(b, (0, features, 0, outputs)).contiguous()
+    return torch._int_mm(a, b.t())[:m, :n]
+
+
+def matmul(a: Quantized, b: Quantized) -> torch.Tensor:
+    """Dequantized product of two quantized matrices, (m, k) with (n, k) to float (m, n) (equations 5-7).
+
+    Zeropoint terms are added to the int32 sums, so the one large product stays int8 × int8 and nothing is rounded
+    before the scales are applied.
+    """
+    sums = int8_matmul(a.codes, b.codes)
+    if a.zero_point is not None:
+        sums = _add_zero_point_terms(sums, a, b)
+    return (sums * a.scale).mul_(b.scale.view(1, -1))
+
+
+def _add_zero_point_terms(sums: torch.Tensor, a: Quantized, b: Quantized) -> torch.Tensor:
+    """A_q·B_q − zp_a·colsum(B_q) − rowsum(A_q)·zp_b + k·zp_a·zp_b, exactly."""
+    k = a.codes.shape[1]
+    bound = k * (CODE_MAX + a.zero_point.abs().max().double()) * (CODE_MAX + b.zero_point.abs().max().double())
+    # A range that includes 0 has |zero_point| ≤ 127; far from 0 the terms outgrow int32. NaN goes the float64 way too.
+    dtype = torch.int32 if bound < 2**31 else torch.float64
+    sums = sums.to(dtype)
+    zero_a, zero_b = a.zero_point.to(dtype), b.zero_point.to(dtype).view(1, -1)
+    sums.addcmul_(zero_a, k * zero_b - b.code_sums.to(dtype).view(1, -1))
+    sums.addcmul_(a.code_sums.to(dtype), zero_b, value=-1)
+    return sums if dtype == torch.int32 else sums.to(a.scale.dtype)
+
+
+def outlier_columns(hidden_states: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Which features of (tokens, features) have a token with |x| ≥ threshold: bool (features,) (section 3.2)."""
+    return (hidden_states.amax(0) >= threshold) | (hidden_states.amin(0) <= -threshold)

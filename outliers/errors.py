@@ -1,0 +1,19 @@
+"""The one exception for a user's mistake."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """What was wrong, what was expected and what to do, in one line.
+
+    The library raises it like any exception; the command line prints its message alone and exits with code 2.
+    """
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
+    """Build the error for a name that is in no table, with the nearest names that are."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    expected = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    return UserError(f"unknown {kind} '{name}'; {expected}{' ' + hint if hint else ''}")
