@@ -1,0 +1,189 @@
+"""Where a model comes from: a hub id, a local folder, or the name of a pocket model."""
+
+import hashlib
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from outliers.errors import UserError, unknown_name
+from outliers.models.anatomy import anatomy_of
+
+POCKET = Path(__file__).parent / "pocket"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SECONDS_FOR_THE_HUB = 5
+
+
+class Source(NamedTuple):
+    """Arguments of transformers' `from_pretrained` for one model."""
+
+    path: str
+    revision: str | None
+    local_files_only: bool
+
+
+def pocket_models() -> list[str]:
+    """Names of the embedded models, smallest first."""
+    files = sorted(POCKET.glob("*/model.safetensors"), key=lambda file: (file.stat().st_size, file))
+    return [f"pocket/{file.parent.name}" for file in files]
+
+
+def find_model(name: str, revision: str | None = None) -> Source:
+    """Decide where `name` is: a pocket model, an existing folder, or a repository on the hub.
+
+    The hub is asked once, with a time limit, so that a machine without network falls back to its cache at once
+    instead of retrying for half a minute.
+
+    Raises:
+        UserError: nothing of that name is known, here or on the hub.
+    """
+    if name.startswith("pocket/"):
+        if name not in pocket_models():
+            raise unknown_name("model", name, pocket_models())
+        folder = POCKET / name.removeprefix("pocket/")
+    else:
+        folder = Path(name)
+    if folder.is_dir():
+        if revision is not None:
+            raise UserError(f"'{name}' is a local model and has no revision '{revision}'; leave the revision out")
+        return Source(str(folder), None, True)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"model folder '{name}' does not exist; expected a folder with config.json and safetensors")
+    try:
+        return Source(name, HfApi().model_info(name, revision=revision, timeout=SECONDS_FOR_THE_HUB).sha, False)
+    except RevisionNotFoundError:
+        raise UserError(f"model '{name}' has no revision '{revision}' on the hub") from None
+    except GatedRepoError:
+        raise UserError(f"model '{name}' is gated: accept its terms on the hub and run `hf auth login`") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise unknown_name("model", name, pocket_models(), "(it is no folder, and no repository on the hub)") from None
+    except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
+        return Source(name, revision, True)
+
+
+@contextmanager
+def _refusals(name: str, source: Source):
+    """Turn what transformers raises for an unusable model into one line."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except SafetensorError as error:
+        raise UserError(f"the weights of '{name}' are corrupt ({error}); download or copy them again") from None
+    except (OSError, ValueError, RuntimeError, json.JSONDecodeError) as error:
+        if source.local_files_only and not Path(source.path).is_dir():
+            raise UserError(
+                f"cannot reach the hub to load '{name}', and it is not in the local cache; check the network or use "
+                f"a local folder or one of {', '.join(pocket_models())}"
+            ) from None
+        raise UserError(f"cannot load '{name}': {' '.join(str(error).split())[:300]}") from None
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+
+
+def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
+    """Load a model's configuration alone.
+
+    Raises:
+        UserError: the model is unknown or unreachable, or its architecture is in no row of the anatomy table.
+    """
+    source = find_model(name, revision)
+    with _refusals(name, source):
+        config = AutoConfig.from_pretrained(source.path, **_keywords(source))
+    anatomy_of(config)
+    return config
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model.
+
+    Raises:
+        UserError: the model is unknown or unreachable, or ships no tokenizer.
+    """
+    source = find_model(name, revision)
+    with _refusals(name, source):
+        return AutoTokenizer.from_pretrained(source.path, **_keywords(source))
+
+
+def load_model(
+    name: str, dtype: str = "float32", device: str | torch.device = "cpu", revision: str | None = None
+) -> PreTrainedModel:
+    """Load a causal language model in eval mode from safetensors; no foreign code runs.
+
+    Args:
+        name: a hub id ("gpt2", "facebook/opt-125m"), a local folder, or a pocket model ("pocket/gpt2-1.7m").
+        dtype: "float32", "float16" or "bfloat16".
+        device: where to put it, such as "cpu" or "cuda".
+        revision: branch, tag or commit on the hub.
+
+    Raises:
+        UserError: the model is unknown, unreachable, of an unknown architecture or incomplete; its weights are
+            corrupt or hold NaN or inf; the dtype or the device does not exist.
+    """
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    device = find_device(device)
+    source = find_model(name, revision)
+    with _refusals(name, source):
+        anatomy_of(AutoConfig.from_pretrained(source.path, **_keywords(source)))
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source.path, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True, **_keywords(source)
+        )
+    if report["missing_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise UserError(f"the checkpoint of '{name}' lacks {len(report['missing_keys'])} tensors ({missing}, …)")
+    for tensor_name, tensor in model.named_parameters():
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"the weights of '{name}' hold NaN or inf in '{tensor_name}'; expected finite weights")
+    return model.to(device).eval()
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """The torch device of that name.
+
+    Raises:
+        UserError: torch knows no such device, or this machine has none.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device '{name}'; expected cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device '{name}' has no int8 product here; expected cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(f"device '{name}' is not there: torch {torch.__version__} sees {count} GPUs; use cpu")
+    return device
+
+
+def weights_hash(model: PreTrainedModel) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of all parameters, as loaded: 16 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.named_parameters()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+def _keywords(source: Source) -> dict:
+    return {
+        "revision": source.revision or "main",
+        "local_files_only": source.local_files_only,
+        "trust_remote_code": False,
+    }

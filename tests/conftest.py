@@ -1,0 +1,103 @@
+"""Small random models of every architecture, and the shared material where it is present."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SHARED = Path(__file__).parent.parent.parent / "shared"
+STORIES = SHARED / "models" / "stories260K"
+C4 = SHARED / "text" / "c4_en_1000.jsonl"
+
+needs_shared = pytest.mark.skipif(not C4.exists(), reason="needs the shared models and texts beside the clone")
+
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+OPT = {
+    "hidden_size": 32,
+    "ffn_dim": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "word_embed_proj_dim": 32,
+    "max_position_embeddings": 64,
+}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+
+# Case: model type and the fields that make it small.
+CONFIGS = {
+    "gpt2": ("gpt2", GPT2),
+    "gptj": ("gptj", {**GPT2, "rotary_dim": 4}),
+    "gpt_neo": (
+        "gpt_neo",
+        {
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "max_position_embeddings": 64,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 8,
+        },
+    ),
+    "gpt_neox": (
+        "gpt_neox",
+        {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 64,
+        },
+    ),
+    "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "opt": ("opt", OPT),
+    "opt-350m": ("opt", {**OPT, "word_embed_proj_dim": 16, "do_layer_norm_before": False}),
+    "xglm": (
+        "xglm",
+        {"d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4, "max_position_embeddings": 64},
+    ),
+    "llama": ("llama", LLAMA),
+    "mistral": ("mistral", {**LLAMA, "sliding_window": None}),
+    "qwen2": ("qwen2", LLAMA),
+    "qwen3": ("qwen3", {**LLAMA, "head_dim": 8}),
+}
+
+
+def make_model(case: str):
+    """A random model with weights large enough that its layers matter."""
+    model_type, fields = CONFIGS[case]
+    torch.manual_seed(0)
+    ids = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    config = AutoConfig.for_model(model_type, **ids, **fields)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@pytest.fixture(params=CONFIGS)
+def case(request) -> str:
+    """The name of one small architecture."""
+    return request.param
+
+
+@pytest.fixture
+def model(case):
+    """A small random model of that architecture."""
+    return make_model(case)
+
+
+@pytest.fixture
+def blocks() -> torch.Tensor:
+    """Three blocks of 24 random token ids."""
+    return torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,215 @@
+"""Anatomy, loading, the pocket family."""
+
+import json
+import shutil
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from outliers.errors import UserError
+from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, projections
+from outliers.models.load import POCKET, find_model, load_model, load_tokenizer, pocket_models, weights_hash
+from tests.conftest import CONFIGS, make_model
+
+QKV = [("q_proj", 32, 32), ("k_proj", 32, 32), ("v_proj", 32, 32)]
+GROUPED = [("q_proj", 32, 32), ("k_proj", 32, 16), ("v_proj", 32, 16)]
+FAIRSEQ = [*QKV, ("out_proj", 32, 32), ("fc1", 32, 64), ("fc2", 64, 32)]
+GATED = [*GROUPED, ("o_proj", 32, 32), ("gate_proj", 32, 48), ("up_proj", 32, 48), ("down_proj", 48, 32)]
+NEOX = [("query_key_value", 32, 96), ("dense", 32, 32), ("dense_h_to_4h", 32, 128), ("dense_4h_to_h", 128, 32)]
+
+# What one layer of each small model holds: last part of the name, features in, features out.
+FACTS = {
+    "gpt2": [("c_attn", 32, 96), ("c_proj", 32, 32), ("c_fc", 32, 128), ("c_proj", 128, 32)],
+    "gptj": [*QKV, ("out_proj", 32, 32), ("fc_in", 32, 128), ("fc_out", 128, 32)],
+    "gpt_neo": [*QKV, ("out_proj", 32, 32), ("c_fc", 32, 128), ("c_proj", 128, 32)],
+    "gpt_neox": [*NEOX[:2], ("dense_h_to_4h", 32, 64), ("dense_4h_to_h", 64, 32)],
+    "bloom": NEOX,
+    "opt": FAIRSEQ,
+    "opt-350m": FAIRSEQ,
+    "xglm": FAIRSEQ,
+    "llama": GATED,
+    "mistral": GATED,
+    "qwen2": GATED,
+    "qwen3": GATED,
+}
+
+
+def shape(module) -> tuple[int, int]:
+    """Features in and out of a projection."""
+    return tuple(module.weight.shape) if isinstance(module, Conv1D) else tuple(module.weight.shape[::-1])
+
+
+def test_every_architecture_has_a_case():
+    assert {model_type for model_type, _ in CONFIGS.values()} == set(ANATOMIES)
+
+
+def test_projections_are_the_known_modules(case, model):
+    found = [(p.layer, p.path.rpartition(".")[2], *shape(p.module)) for p in projections(model)]
+    assert found == [(layer, *fact) for layer in range(2) for fact in FACTS[case]]
+
+
+def test_no_linear_of_a_decoder_layer_is_missed(model):
+    layers = model.get_submodule(anatomy_of(model.config).layers)
+    linear = {id(m) for m in layers.modules() if isinstance(m, (torch.nn.Linear, Conv1D))}
+    assert linear == {id(p.module) for p in projections(model)}
+
+
+def test_attn_out_and_ffn_roles_see_what_their_names_say(model, blocks):
+    seen = {}
+    for p in projections(model):
+        p.module.register_forward_pre_hook(lambda _, x, p=p: seen.setdefault((p.layer, p.role), []).append(x[0]))
+    model(blocks[:1])
+    for (_, role), inputs in seen.items():
+        assert all(torch.equal(inputs[0], other) for other in inputs), "projections of one role share their input"
+        assert inputs[0].shape[-1] == 32 or role == "ffn_out"
+
+
+def test_context_length():
+    assert context_length(make_model("gpt2").config) == 64
+    assert context_length(make_model("opt").config) == 64
+    assert context_length(make_model("bloom").config) is None
+
+
+def test_unknown_architecture_names_the_nearest():
+    from transformers import BertConfig
+
+    with pytest.raises(UserError, match="unknown architecture 'bert'"):
+        anatomy_of(BertConfig())
+
+
+def test_loading_equals_transformers():
+    ours = load_model("pocket/gpt2-0.5m")
+    theirs = AutoModelForCausalLM.from_pretrained(POCKET / "gpt2-0.5m", dtype=torch.float32).eval()
+    ids = torch.arange(40)[None]
+    assert torch.equal(ours(ids).logits, theirs(ids).logits)
+    assert not ours.training
+    assert ours.dtype == torch.float32
+    assert load_model("pocket/gpt2-0.5m", dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_hash_tells_weights_apart():
+    first, again = load_model("pocket/gpt2-0.5m"), load_model("pocket/gpt2-0.5m")
+    assert weights_hash(first) == weights_hash(again)
+    with torch.no_grad():
+        again.transformer.wpe.weight[3, 5] += 1e-3
+    assert weights_hash(first) != weights_hash(again)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pocket/gpt2-1.7", "unknown model 'pocket/gpt2-1.7'; did you mean pocket/gpt2-1.7m"),
+        ("./nowhere", "model folder './nowhere' does not exist"),
+        ("/no/such/folder", "does not exist"),
+        ("a b c", "unknown model 'a b c'"),
+    ],
+)
+def test_unknown_models(name, message):
+    with pytest.raises(UserError, match=message):
+        find_model(name)
+
+
+def test_hub_name_without_network(monkeypatch):
+    """What the hub's client does without network is simulated; a machine without network is like it."""
+
+    def no_network(*_args, **_keywords):
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", no_network)
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"cannot reach the hub to load 'no-such-user/no-such-model'.*pocket/gpt2-0.1m"):
+        load_model("no-such-user/no-such-model")
+    assert time.monotonic() - start < 5
+
+
+def test_local_models_have_no_revisions():
+    with pytest.raises(UserError, match="has no revision 'main'"):
+        find_model("pocket/gpt2-0.5m", "main")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("dtype", "float8"), *(("device", d) for d in ("cuda:99", "tpu", "meta"))]
+)
+def test_unusable_dtype_and_device(field, value):
+    with pytest.raises(UserError, match=value):
+        load_model("pocket/gpt2-0.5m", **{field: value})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a pocket model to break."""
+    return shutil.copytree(POCKET / "gpt2-0.5m", tmp_path / "model")
+
+
+def test_truncated_weights(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(UserError, match="corrupt"):
+        load_model(str(folder))
+
+
+def test_garbage_weights(folder):
+    (folder / "model.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(UserError, match="corrupt"):
+        load_model(str(folder))
+
+
+def test_nan_weights_are_named(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.h.1.mlp.c_fc.weight"][2, 3] = torch.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"NaN or inf in 'transformer.h.1.mlp.c_fc.weight'"):
+        load_model(str(folder))
+
+
+def test_missing_tensors_are_not_made_up(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["transformer.h.1.mlp.c_fc.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="lacks 1 tensor"):
+        load_model(str(folder))
+
+
+def test_weights_of_another_shape(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "n_embd": 128}))
+    with pytest.raises(UserError, match="cannot load"):
+        load_model(str(folder))
+
+
+def test_pickled_checkpoints_are_refused(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="safetensors"):
+        load_model(str(folder))
+
+
+def test_unknown_architecture_in_a_folder(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="unknown architecture 'bert'"):
+        load_model(str(tmp_path))
+
+
+def test_folder_without_config(tmp_path):
+    with pytest.raises(UserError, match="cannot load"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", pocket_models())
+def test_pocket_models(name):
+    model, tokenizer = load_model(name), load_tokenizer(name)
+    assert model.config.vocab_size == len(tokenizer) == 4096
+    assert model.config.max_position_embeddings == 256
+    text = "A recipe for 2 loaves: flour, water & salt.\n"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert (POCKET / name.removeprefix("pocket/") / "README.md").exists()
+
+
+def test_pocket_family_is_complete_and_light():
+    assert len(pocket_models()) >= 7
+    assert {load_model(name).config.model_type for name in pocket_models()} == {"gpt2", "opt", "gptj"}
+    assert sum(file.stat().st_size for file in POCKET.rglob("*.safetensors")) <= 40e6
