@@ -1,0 +1,75 @@
+"""Where documents come from: local files, the embedded sample, C4 and WikiText-2."""
+
+import contextlib
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from outliers.errors import UserError
+
+
+def read_file(path: str | Path) -> list[str]:
+    """Read the documents of a local file.
+
+    A plain text file (`.txt`, `.txt.gz`) is one document; a `.jsonl` (or `.jsonl.gz`) file is one document a row, in
+    its field `text`.
+
+    Raises:
+        UserError: the file is missing or unreadable, has another ending, or a row has no text.
+    """
+    path = Path(path)
+    endings = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    if endings not in (".txt", ".txt.gz", ".jsonl", ".jsonl.gz"):
+        raise UserError(f"text file '{path}' ends in '{endings}'; expected .txt, .txt.gz, .jsonl or .jsonl.gz")
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            return [file.read()] if ".txt" in endings else [_text_of(row, n, path) for n, row in enumerate(file, 1)]
+    except FileNotFoundError:
+        raise UserError(f"text file '{path}' does not exist") from None
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"text file '{path}' cannot be read: {error}") from None
+
+
+def _text_of(row: str, number: int, path: Path) -> str:
+    try:
+        text = json.loads(row)["text"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise UserError(f"row {number} of '{path}' is not a JSON object with a string field 'text'")
+    return text
+
+
+def sample() -> list[str]:
+    """The embedded text: web-like English documents written for this project."""
+    return read_file(Path(__file__).parent / "sample.jsonl")
+
+
+def c4() -> Iterator[str]:
+    """C4 (en), validation split, streamed from the hub in its order."""
+    for row in _from_hub("allenai/c4", "en", "validation", streaming=True):
+        yield row["text"]
+
+
+def wikitext2() -> list[str]:
+    """WikiText-2 (raw), test split: its lines joined by two newlines into one document, as most papers do."""
+    return ["\n\n".join(_from_hub("Salesforce/wikitext", "wikitext-2-raw-v1", "test", streaming=False)["text"])]
+
+
+def _from_hub(repository: str, subset: str, split: str, streaming: bool):
+    import datasets
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    try:
+        # Without network, `datasets` retries for half a minute; one question with a time limit finds out at once.
+        with contextlib.suppress(OfflineModeIsEnabled):  # the user asks for the cache
+            HfApi().dataset_info(repository, timeout=5)
+        return datasets.load_dataset(repository, subset, split=split, streaming=streaming)
+    except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
+        raise UserError(
+            f"cannot load '{repository}' from the hub ({type(error).__name__}); check the network, set "
+            "HF_HUB_OFFLINE=1 to use the local cache, or use the embedded text 'sample' or a local file"
+        ) from None

@@ -1,0 +1,153 @@
+"""Documents and blocks."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from outliers.errors import UserError
+from outliers.models.load import load_tokenizer
+from outliers.text.blocks import find_text, load_text, tokens_hash
+from outliers.text.documents import read_file, sample
+from tests.conftest import C4, STORIES, needs_shared
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """That of a pocket model."""
+    return load_tokenizer("pocket/gpt2-0.5m")
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """Two short documents in every kind of file."""
+    texts = ["The first document.\nTwo lines.", "The second."]
+    rows = "".join(json.dumps({"text": text, "url": "x"}) + "\n" for text in texts)
+    (tmp_path / "a.txt").write_text(texts[0])
+    (tmp_path / "a.jsonl").write_text(rows)
+    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
+        file.write(texts[0])
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write(rows)
+    return tmp_path, texts
+
+
+def test_files(documents):
+    folder, texts = documents
+    assert read_file(folder / "a.txt") == read_file(folder / "a.txt.gz") == texts[:1]
+    assert read_file(folder / "a.jsonl") == read_file(folder / "a.jsonl.gz") == texts
+
+
+def test_blocks_are_documents_with_ends_joined_and_cut(documents, tokenizer):
+    folder, texts = documents
+    ids = [i for text in texts for i in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]]
+    blocks = load_text(str(folder / "a.jsonl"), tokenizer, 3, 4)
+    assert blocks.dtype == torch.int64
+    assert blocks.flatten().tolist() == ids[:12]
+    whole = len(ids) // 3
+    with pytest.raises(UserError, match=f"too short: {len(ids)} tokens make {whole} blocks of 3, not {whole + 1}"):
+        load_text(str(folder / "a.jsonl"), tokenizer, 3, whole + 1)
+
+
+def test_no_special_tokens_and_no_end_where_there_is_none(documents, tokenizer):
+    folder, texts = documents
+    tokenizer = load_tokenizer("pocket/gpt2-0.5m")
+    tokenizer.eos_token = None
+    ids = [i for text in texts for i in tokenizer(text)["input_ids"]]
+    assert load_text(str(folder / "a.jsonl"), tokenizer, len(ids), 1).flatten().tolist() == ids
+
+
+def test_sample_is_large_and_varied(tokenizer):
+    documents = sample()
+    assert sum(len(document.encode()) for document in documents) >= 60_000
+    assert len(set(documents)) == len(documents) >= 80
+    blocks = load_text("sample", tokenizer, 256, 64)
+    assert blocks.shape == (64, 256)
+
+
+def test_hash_depends_on_ids_and_shape():
+    blocks = torch.arange(12).view(3, 4)
+    hashes = {tokens_hash(blocks), tokens_hash(blocks.view(4, 3)), tokens_hash(blocks + 1), tokens_hash(blocks.clone())}
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.pdf", "x", r"ends in '.pdf'"),
+        ("a.jsonl", "not json\n", "row 1 of"),
+        ("a.jsonl", '{"text": "x"}\n{"content": "x"}\n', "row 2 of .* field 'text'"),
+        ("a.jsonl", '{"text": 3}\n', "row 1 of"),
+        ("a.txt.gz", "not gzip", "cannot be read"),
+        ("a.txt", b"\xff\xfe\xfa", "cannot be read"),
+        ("a.txt", "", "too short: 1 tokens make 0 blocks"),
+    ],
+)
+def test_unusable_files(tmp_path, tokenizer, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message):
+        load_text(str(path), tokenizer, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sampel", "unknown text 'sampel'; did you mean sample"),
+        ("nowhere.txt", "text file 'nowhere.txt' does not exist"),
+    ],
+)
+def test_unknown_texts(name, message):
+    with pytest.raises(UserError, match=message):
+        find_text(name)
+
+
+@pytest.mark.parametrize(("block", "blocks"), [(1, 4), (0, 4), (8, 0), (8, -1)])
+def test_sizes_out_of_range(tokenizer, block, blocks):
+    with pytest.raises(UserError, match="expected at least 1 block of at least 2 tokens"):
+        load_text("sample", tokenizer, block, blocks)
+
+
+@pytest.mark.parametrize("name", ["c4", "wikitext2"])
+def test_hub_texts_without_network(monkeypatch, tokenizer, name):
+    def no_network(*_args, **_keywords):
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", no_network)
+    with pytest.raises(UserError, match=r"cannot load '.*' from the hub \(ConnectionError\).*sample"):
+        load_text(name, tokenizer, 8, 1)
+
+
+def test_hub_texts_are_asked_for_as_defined(monkeypatch, tokenizer):
+    asked = []
+
+    def load_dataset(*args, **keywords):
+        asked.append((args, keywords))
+        return Rows({"text": ["one line of text ", "another one"]})
+
+    class Rows(dict):
+        """Rows by iteration, columns by name, as a data set has them."""
+
+        def __iter__(self):
+            return iter([{"text": text} for text in self["text"]])
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    c4 = load_text("c4", tokenizer, 4, 1)
+    wikitext = load_text("wikitext2", tokenizer, 4, 1)
+    assert asked == [
+        (("allenai/c4", "en"), {"split": "validation", "streaming": True}),
+        (("Salesforce/wikitext", "wikitext-2-raw-v1"), {"split": "test", "streaming": False}),
+    ]
+    assert c4.tolist()[0] == tokenizer("one line of text ")["input_ids"][:4]
+    assert wikitext.tolist()[0] == tokenizer("one line of text \n\nanother one")["input_ids"][:4]
+
+
+@needs_shared
+def test_c4_rows_with_a_tokenizer_that_adds_special_tokens():
+    tokenizer = load_tokenizer(str(STORIES))
+    blocks = load_text(str(C4), tokenizer, 256, 32)
+    assert blocks.shape == (32, 256)
+    assert (blocks == tokenizer.eos_token_id).sum() > 1
+    assert (blocks == tokenizer.bos_token_id).sum() == 0
