@@ -1,0 +1,1 @@
+"""Schemes, the quantized linear layer, and the conversion of a whole model."""
