@@ -1,0 +1,1 @@
+"""What a model's quality is measured by."""

@@ -1,0 +1,99 @@
+"""Perplexity over token blocks."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.models.anatomy import context_length, projections
+
+HEAD_OUTPUTS = 4096  # logits of 512 tokens are then 8 MB, which stay in a CPU's cache
+
+
+@torch.inference_mode()
+def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
+    """exp of the mean negative log-likelihood over all predicted tokens (DEFINITIONS, Perplexity).
+
+    Blocks go through the model one at a time: schemes with one scale or one outlier set for a whole batch would
+    otherwise depend on the batch size. The loss is summed over tokens in float64.
+
+    Args:
+        model: a causal language model, quantized or not.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them.
+
+    Raises:
+        UserError: a block is longer than the model's context or holds ids outside its vocabulary; hidden states
+            or logits are NaN or inf.
+    """
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for block in blocks:
+        check_block(model.config, len(block), int(block.max()))
+        ids = block.to(model.device)
+        loss = _loss(model, ids)
+        if not torch.isfinite(loss):
+            raise UserError(_where_not_finite(model, ids))
+        total += loss
+        count += len(block) - 1
+    return math.exp(total / count)
+
+
+def _loss(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Summed negative log-likelihood of ids (T,) after the first, float64.
+
+    The head is applied to a part of the vocabulary at a time: all logits of a block, (T, vocabulary), are by far the
+    largest tensor of an evaluation, and making them costs more than using them.
+    """
+    hidden_states = model.base_model(ids[None], use_cache=False).last_hidden_state[0, :-1]
+    head, targets = model.get_output_embeddings(), ids[1:, None]
+    log_normalizer = torch.full_like(targets, -torch.inf, dtype=torch.float64)
+    target_logits = torch.empty_like(log_normalizer)
+    for start in range(0, len(head.weight), HEAD_OUTPUTS):
+        part = slice(start, start + HEAD_OUTPUTS)
+        bias = None if head.bias is None else head.bias[part]
+        logits = functional.linear(hidden_states, head.weight[part], bias)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        inside = (targets >= start) & (targets < start + logits.shape[1])
+        candidates = logits.gather(1, (targets - start).clamp(0, logits.shape[1] - 1))
+        target_logits = torch.where(inside, candidates, target_logits)
+        largest = logits.amax(1, keepdim=True)
+        log_sum = largest.double() + logits.sub_(largest).exp_().sum(1, keepdim=True).double().log()
+        log_normalizer = torch.logaddexp(log_normalizer, log_sum)
+    return (log_normalizer - target_logits).sum().cpu()
+
+
+def check_block(config, block: int, largest_id: int = 0) -> None:
+    """Raise UserError if a block of so many tokens does not fit a model's context, or its ids not the vocabulary."""
+    limit = context_length(config)
+    if limit is not None and block > limit:
+        raise UserError(f"blocks of {block} tokens are longer than the model's context of {limit}; use --block {limit}")
+    if largest_id >= config.vocab_size:
+        raise UserError(
+            f"token id {largest_id} is outside the model's vocabulary of {config.vocab_size}; the text was "
+            "tokenised by another model's tokenizer"
+        )
+
+
+def _where_not_finite(model: PreTrainedModel, ids: torch.Tensor) -> str:
+    """Run the block again with hooks and say at which projection's input NaN or inf comes first."""
+    found = []
+
+    def look_at(projection):
+        def hook(module, inputs):
+            bad = ~torch.isfinite(inputs[0]).flatten(0, -2).all(0)
+            if bad.any():
+                feature = int(bad.nonzero()[0])
+                found.append(f"layer {projection.layer}, role {projection.role}, feature {feature}")
+
+        return model.get_submodule(projection.path).register_forward_pre_hook(hook)
+
+    handles = [look_at(projection) for projection in projections(model)]
+    try:
+        model(ids[None], use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    where = f"first in the hidden states of {found[0]}" if found else "in the logits"
+    return f"NaN or inf {where}; expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
