@@ -1,0 +1,1 @@
+"""Hooks to streaming statistics to outlier features."""
