@@ -1,0 +1,31 @@
+"""See the emergent outlier features of a transformer, and measure what every 8-bit scheme costs because of them."""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "UserError": "outliers.errors",
+    "SCHEMES": "outliers.quantization.schemes",
+    "Scheme": "outliers.quantization.schemes",
+    "load_model": "outliers.models.load",
+    "load_tokenizer": "outliers.models.load",
+    "pocket_models": "outliers.models.load",
+    "load_text": "outliers.text.blocks",
+    "quantize": "outliers.quantization.convert",
+    "perplexity": "outliers.evaluation.perplexity",
+    "Experiment": "outliers.experiment.spec",
+    "sweep": "outliers.experiment.run",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str):
+    """Import a public name when it is first used, so that `import outliers` does not import torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'outliers' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""An experiment file to cells to rows."""

@@ -1,0 +1,80 @@
+"""Rows on disk: JSON lines that are replaced as a whole, so that a killed run leaves the old file or the new one."""
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from outliers.errors import UserError
+
+# A finished row is used again if it agrees with the cell in these; the rest of its provenance is what came of it.
+IDENTITY = (
+    "model",
+    "weights_hash",
+    "scheme",
+    "metric",
+    "text",
+    "tokens_hash",
+    "protocol",
+    "block",
+    "blocks",
+    "alpha",
+    "device",
+    "dtype",
+    "version",
+)
+
+
+def identity(row: dict) -> tuple:
+    """What makes two rows the same measurement."""
+    return tuple(row.get(field) for field in IDENTITY)
+
+
+class RowFile:
+    """The rows of one experiment, `rows.jsonl` in its folder; one writer at a time.
+
+    Raises:
+        UserError: the folder cannot be written, or the file holds something else than rows.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.path = folder, folder / "rows.jsonl"
+        with self._writing():
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        self.rows = _read(self.path)
+
+    def find(self, row: dict) -> dict | None:
+        """The finished row that is the same measurement as `row`, if there is one."""
+        return next((old for old in self.rows if identity(old) == identity(row)), None)
+
+    def add(self, row: dict) -> None:
+        """Write one more row in the place of any that is the same measurement."""
+        self.rows = [old for old in self.rows if identity(old) != identity(row)] + [row]
+        with self._writing():
+            write_whole(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
+
+    @contextlib.contextmanager
+    def _writing(self):
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"cannot write to '{self.folder}' ({reason}); choose another folder with --out") from None
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace a file by `content` at once: a reader, and a killed writer, leaves the old file or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(part, path)
+
+
+def _read(path: Path) -> list[dict]:
+    if not path.exists():
+        return []
+    try:
+        return [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, TypeError):
+        raise UserError(f"'{path}' is damaged; move it away or choose another folder with --out") from None
