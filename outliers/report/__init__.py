@@ -1,0 +1,1 @@
+"""Rows to tables and figures; no model is needed here."""
