@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
+from outliers.criterion import ALPHA
 from outliers.errors import UserError, unknown_name
-from outliers.quantization.schemes import ALPHA, SCHEMES
+from outliers.quantization.schemes import SCHEMES
 
 Names = Annotated[list[str], Field(min_length=1), AfterValidator(lambda names: list(dict.fromkeys(names)))]
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from outliers.criterion import ALPHA
 from outliers.errors import UserError, unknown_name
 
 
@@ -23,8 +24,6 @@ class Scheme:
     outlier_threshold: float | None
     label: str  # the row of the paper's Table 1
 
-
-ALPHA = 6.0
 
 SCHEMES = {
     scheme.name: scheme

@@ -7,8 +7,8 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
+from outliers.criterion import ALPHA, LAYERS, POSITIONS
 from outliers.models.anatomy import projections
-from outliers.quantization.schemes import ALPHA
 
 
 class Hits:
@@ -37,14 +37,14 @@ def outlier_features(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     alpha: float = ALPHA,
-    layers: float = 0.25,
-    positions: float = 0.06,
+    layers: float = LAYERS,
+    positions: float = POSITIONS,
 ) -> pd.DataFrame:
     """Trace the inputs of the q/k/v and the first feed-forward projections over blocks (T,), each one a sequence.
 
     Returns:
         One row a feature, the most affected first: `feature`; `layers`, `positions` and `positions_mean`, fractions
-        averaged over sequences (DEFINITIONS, Outlier features); `max`, the largest |x|; `outlier`, whether `layers`
+        averaged over sequences; `max`, the largest |x|; `outlier`, whether `layers`
         and `positions` reach the given fractions.
     """
     hits = Hits(alpha)
