@@ -14,6 +14,7 @@ _HOME = {
     "load_text": "outliers.text.blocks",
     "quantize": "outliers.quantization.convert",
     "perplexity": "outliers.evaluation.perplexity",
+    "outlier_features": "outliers.tracing.features",
     "Experiment": "outliers.experiment.spec",
     "sweep": "outliers.experiment.run",
 }

@@ -6,18 +6,23 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outliers.command import run
+from outliers.quantization.schemes import SCHEMES
 
 
 def sweep(
     experiment: Annotated[str | None, Argument(help="An experiment file, or the name of one that comes along.")] = None,
-    model: Annotated[list[str] | None, Option(help="Hub id, local folder or pocket model; repeatable.")] = None,
-    scheme: Annotated[list[str] | None, Option(help="8-bit scheme; repeatable. By default all nine.")] = None,
-    text: Annotated[str | None, Option(help="sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file.")] = None,
-    block: Annotated[int | None, Option(help="Tokens a block.")] = None,
-    blocks: Annotated[int | None, Option(help="How many blocks.")] = None,
-    alpha: Annotated[float | None, Option(help="Outlier threshold of the decomposing schemes.")] = None,
-    device: Annotated[str | None, Option(help="cpu, cuda or cuda:N.")] = None,
-    dtype: Annotated[str | None, Option(help="float32, float16 or bfloat16: of weights and activations.")] = None,
+    model: Annotated[list[str] | None, Option(help="Hub id, local folder or pocket/NAME; repeatable.")] = None,
+    scheme: Annotated[list[str] | None, Option(help=f"Repeatable; by default all: {', '.join(SCHEMES)}.")] = None,
+    text: Annotated[
+        str | None, Option(help="sample (the default), c4, wikitext2, or a .txt, .txt.gz or .jsonl file.")
+    ] = None,
+    block: Annotated[int | None, Option(help="Tokens a block; by default 256.")] = None,
+    blocks: Annotated[int | None, Option(help="How many blocks, from the start of the text; by default 32.")] = None,
+    alpha: Annotated[float | None, Option(help="Outlier threshold of the decomposing schemes; by default 6.")] = None,
+    device: Annotated[str | None, Option(help="cpu (the default), cuda or cuda:N.")] = None,
+    dtype: Annotated[
+        str | None, Option(help="Of weights and activations: float32 (the default), float16 or bfloat16.")
+    ] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of the models on the hub.")] = None,
     out: Annotated[Path | None, Option(help="Folder for the results; by default results/NAME.")] = None,
     force: Annotated[bool, Option("--force", help="Measure again what is finished.")] = False,

@@ -1,13 +1,17 @@
 """The command line as a user meets it."""
 
 import runpy
+import shutil
 import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import outliers
 from outliers.__main__ import COMMANDS
+from outliers.models.load import POCKET
 
 SMALL = ["--model", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--scheme", "fp32", "--scheme", "absmax"]
 
@@ -67,6 +71,19 @@ def test_mistakes(monkeypatch, capsys, tmp_path, arguments, message):
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert not any(tmp_path.iterdir())
+
+
+def test_unusable_weights(monkeypatch, capsys, tmp_path):
+    folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.ln_f.bias"][0] = torch.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    code, out, err = call(monkeypatch, capsys, "--model", folder, "--blocks", "1", "--out", tmp_path / "out")
+    assert code == 2
+    assert out == ""
+    assert err.startswith(f"error: the weights of '{folder}' hold NaN or inf in 'transformer.ln_f.bias'")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_unknown_option(monkeypatch, capsys):

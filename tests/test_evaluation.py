@@ -52,6 +52,11 @@ def test_block_longer_than_the_context():
     assert perplexity(make_model("bloom"), torch.zeros(1, 65, dtype=torch.int64)) > 0
 
 
+def test_no_blocks():
+    with pytest.raises(UserError, match="no blocks to evaluate"):
+        perplexity(make_model("gpt2"), [])
+
+
 def test_ids_of_another_tokenizer(blocks):
     with pytest.raises(UserError, match="token id 100 is outside the model's vocabulary of 100"):
         perplexity(make_model("gpt2"), blocks + 1 + 99 - blocks.max())

@@ -15,7 +15,7 @@ HEAD_OUTPUTS = 4096  # logits of 512 tokens are then 8 MB, which stay in a CPU's
 
 @torch.inference_mode()
 def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
-    """exp of the mean negative log-likelihood over all predicted tokens (DEFINITIONS, Perplexity).
+    """exp of the mean negative log-likelihood over all predicted tokens.
 
     Blocks go through the model one at a time: schemes with one scale or one outlier set for a whole batch would
     otherwise depend on the batch size. The loss is summed over tokens in float64.
@@ -25,8 +25,8 @@ def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
         blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them.
 
     Raises:
-        UserError: a block is longer than the model's context or holds ids outside its vocabulary; hidden states
-            or logits are NaN or inf.
+        UserError: there is no block; one is longer than the model's context or holds ids outside its vocabulary;
+            hidden states or logits are NaN or inf.
     """
     total, count = torch.zeros((), dtype=torch.float64), 0
     for block in blocks:
@@ -37,6 +37,8 @@ def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
             raise UserError(_where_not_finite(model, ids))
         total += loss
         count += len(block) - 1
+    if count == 0:
+        raise UserError("no blocks to evaluate; expected at least one")
     return math.exp(total / count)
 
 

@@ -45,6 +45,13 @@ class RowFile:
             tempfile.TemporaryFile(dir=folder).close()
         self.rows = _read(self.path)
 
+    def __enter__(self) -> "RowFile":
+        return self
+
+    def __exit__(self, *_error) -> None:
+        with contextlib.suppress(OSError):  # a run that measured nothing leaves no empty folder
+            self.folder.rmdir()
+
     def find(self, row: dict) -> dict | None:
         """The finished row that is the same measurement as `row`, if there is one."""
         return next((old for old in self.rows if identity(old) == identity(row)), None)

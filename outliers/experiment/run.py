@@ -37,18 +37,21 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
         force: measure again what is finished.
 
     Returns:
-        One row a model and scheme, in the order of the experiment.
+        One row a model and scheme, model by model; schemes that share weight codes are side by side.
 
     Raises:
         UserError: something in the experiment is unknown, unreachable or does not fit together.
     """
-    device = find_device(experiment.device)
-    schemes = sorted((get_scheme(name, experiment.alpha) for name in experiment.schemes), key=weight_order)
+    find_device(experiment.device)
+    total = len(experiment.models) * len(_schemes(experiment)) * experiment.blocks
     jobs = [_prepare(name, experiment) for name in experiment.models]
     row_file = RowFile(Path(out or Path("results") / experiment.name))
-    total = len(jobs) * len(schemes) * experiment.blocks
-    with tqdm(total=total, unit="block", disable=None, dynamic_ncols=True) as bar:
-        return [row for job in jobs for row in _measure(job, schemes, experiment, device, row_file, force, bar)]
+    with row_file, tqdm(total=total, unit="block", disable=None, dynamic_ncols=True) as bar:
+        return [row for job in jobs for row in _measure(job, experiment, row_file, force, bar)]
+
+
+def _schemes(experiment: Experiment) -> list[Scheme]:
+    return sorted((get_scheme(name, experiment.alpha) for name in experiment.schemes), key=weight_order)
 
 
 def _prepare(name: str, experiment: Experiment) -> Job:
@@ -61,20 +64,13 @@ def _prepare(name: str, experiment: Experiment) -> Job:
     return Job(name, blocks)
 
 
-def _measure(
-    job: Job,
-    schemes: list[Scheme],
-    experiment: Experiment,
-    device: torch.device,
-    row_file: RowFile,
-    force: bool,
-    bar: tqdm,
-) -> Iterator[dict]:
+def _measure(job: Job, experiment: Experiment, row_file: RowFile, force: bool, bar: tqdm) -> Iterator[dict]:
     """One load of the model serves all its schemes, and one quantization of its weights all schemes that share it."""
     bar.set_description(job.model)
+    device = find_device(experiment.device)
     model = load_model(job.model, experiment.dtype, device, experiment.revision)
     common = _common_fields(job, model, experiment, device)
-    for scheme in schemes:
+    for scheme in _schemes(experiment):
         cell = {"experiment": experiment.name, "model": job.model, "scheme": scheme.name, "metric": "perplexity"}
         cell |= common | _scheme_fields(scheme)
         row = None if force else row_file.find(cell)

@@ -177,7 +177,7 @@ def weights_hash(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.named_parameters()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]
 
 

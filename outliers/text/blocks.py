@@ -13,7 +13,7 @@ from outliers.text.documents import c4, read_file, sample, wikitext2
 
 
 class NamedText(NamedTuple):
-    """A text known by name: where its documents come from, and the protocol that cuts them (DEFINITIONS)."""
+    """A text known by name: where its documents come from, and the protocol that cuts them."""
 
     documents: Callable[[], Iterable[str]]
     protocol: str
