@@ -1,8 +1,11 @@
 """Figures from rows, readable in grey and by the colour-blind."""
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from outliers.report.table1 import short_name
 
 # Okabe and Ito's palette, which stays apart in the common forms of colour blindness; markers keep it apart in grey.
 STYLES = {
@@ -64,6 +67,30 @@ def _plot_by_size(axes: Axes, rows: list[dict]) -> None:
                 axes.plot(*zip(*points, strict=True), label=scheme, **style)
     axes.set_xscale("log")
     axes.set_xlabel("parameters")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(_count))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def emergence_along_training(checkpoints: pd.DataFrame) -> Figure:
+    """Largest hidden state and perplexity of models along their training (columns as in `pocket/emergence.csv`)."""
+    figure = Figure(figsize=(7.6, 3.3), layout="constrained")
+    by_step, by_perplexity = figure.subplots(1, 2, sharey=True)
+    colors = ["#999999", "#E69F00", "#56B4E9", "#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7"]
+    for number, (model, points) in enumerate(checkpoints.groupby("model", sort=False)):
+        style = {"color": colors[number % 8], "marker": "ovs^DPX*"[number % 8], "markersize": 4, "linewidth": 1}
+        by_step.plot(points["step"], points["max"], label=short_name(model), **style)
+        by_perplexity.plot(points["perplexity"], points["max"], **style)
+    by_perplexity.set_xscale("log")
+    by_perplexity.invert_xaxis()
+    for axes, label in ((by_step, "training step"), (by_perplexity, "perplexity")):
+        axes.axhline(6, color="black", linewidth=0.6, linestyle=":")
+        axes.set_xlabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
+    by_perplexity.xaxis.set_major_formatter("{x:.0f}")
+    by_perplexity.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    by_perplexity.xaxis.set_minor_formatter(NullFormatter())
+    by_step.set_ylabel("largest |hidden state|")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return figure
