@@ -57,7 +57,6 @@ LADDER = {
     "gpt2-0.5m": Rung("gpt2", 64, 4, 4, 4.2e-3),
     "gpt2-1m": Rung("gpt2", 96, 5, 4, 3.5e-3),
     "gpt2-1.7m": Rung("gpt2", 128, 6, 4, 3e-3, batch=32),
-    "gpt2-3.5m": Rung("gpt2", 192, 6, 6, 2.4e-3),
     "gpt2-5.9m": Rung("gpt2", 256, 6, 8, 2.1e-3),
     "opt-1.7m": Rung("opt", 128, 6, 4, 3e-3),
     "gptj-1.7m": Rung("gptj", 128, 6, 4, 3e-3),
