@@ -76,9 +76,10 @@ def test_figure_shows_the_rows(rows):
     left, right = perplexity_by_size(rows).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in left.lines}
     assert lines["absmax"] == [[1e6, 110], [2e6, 11.25]]
-    increases = {line.get_label(): list(line.get_ydata()) for line in right.lines}
+    increases = {line.get_label(): [float(y) for y in line.get_ydata()] for line in right.lines}
     assert increases["absmax"] == pytest.approx([10, 12.5])
     assert "fp32" not in increases
+    assert [label.get_text() for label in right.get_xticklabels()] == ["gpt2-1m", "opt-2m"]
     assert len(perplexity_by_size([row for row in rows if row["scheme"] != "fp32"]).axes) == 1
 
 

@@ -5,6 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from outliers.quantization.schemes import SCHEMES
 from outliers.report.table1 import short_name
 
 # Okabe and Ito's palette, which stays apart in the common forms of colour blindness; markers keep it apart in grey.
@@ -30,47 +31,60 @@ def _count(value: float, _position=None) -> str:
 
 
 def perplexity_by_size(rows: list[dict]) -> Figure:
-    """Perplexity against parameters by scheme and, where fp32 was measured, what each scheme adds to it in per cent.
-
-    Models of one architecture are joined by a line.
-    """
+    """Perplexity against parameters, models of one architecture joined by a line; and, where fp32 was measured, what
+    each scheme adds to it in per cent, model by model."""
     baseline = {row["model"]: row["value"] for row in rows if row["scheme"] == "fp32"}
     increases = [
         {**row, "value": 100 * (row["value"] / baseline[row["model"]] - 1)}
         for row in rows
         if row["model"] in baseline and row["scheme"] != "fp32"
     ]
-    panels = {"perplexity": rows, "increase over fp32 (%)": increases}
-    panels = {label: points for label, points in panels.items() if points}
-    figure = Figure(figsize=(1.7 + 2.9 * len(panels), 3.3), layout="constrained")
-    for axes, (label, points) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        _plot_by_size(axes, points)
-        axes.set_ylabel(label)
-    handles = {line.get_label(): line for axes in figure.axes for line in axes.lines}
+    figure = Figure(figsize=(9 if increases else 5, 3.4), layout="constrained")
+    axes = figure.subplots(1, 2, width_ratios=(2, 3)) if increases else [figure.subplots()]
+    _plot_against_size(axes[0], rows)
+    if increases:
+        _plot_by_model(axes[1], increases)
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
+    handles = {line.get_label(): line for line in axes[0].lines}
     order = [scheme for scheme in STYLES if scheme in handles]
     figure.legend([handles[scheme] for scheme in order], order, loc="outside right upper", frameon=False, fontsize=8)
-    if increases:
-        figure.axes[1].axhline(0, color="black", linewidth=0.6)
     return figure
 
 
-def _plot_by_size(axes: Axes, rows: list[dict]) -> None:
-    for scheme, (color, marker, line) in STYLES.items():
-        for architecture in sorted({row["architecture"] for row in rows}):
-            points = sorted(
-                (row["parameters"], row["value"])
-                for row in rows
-                if row["scheme"] == scheme and row["architecture"] == architecture
-            )
-            if points:
-                style = {"color": color, "marker": marker, "linestyle": line, "markersize": 4.5, "linewidth": 1}
-                axes.plot(*zip(*points, strict=True), label=scheme, **style)
-    axes.set_xscale("log")
-    axes.set_xlabel("parameters")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+def _style(scheme: str) -> dict:
+    color, marker, line = STYLES[scheme]
+    fill = "full" if SCHEMES[scheme].outlier_threshold is None else "none"  # hollow: with decomposition
+    style = {"color": color, "marker": marker, "linestyle": line, "fillstyle": fill, "label": scheme}
+    return {**style, "markersize": 5, "linewidth": 1}
+
+
+def _plot_against_size(axes: Axes, rows: list[dict]) -> None:
+    order = list(STYLES)
+    groups = sorted({(row["scheme"], row["architecture"]) for row in rows}, key=lambda group: order.index(group[0]))
+    for scheme, architecture in groups:
+        group = [row for row in rows if (row["scheme"], row["architecture"]) == (scheme, architecture)]
+        points = sorted((row["parameters"], row["value"]) for row in group)
+        axes.plot(*zip(*points, strict=True), **_style(scheme))
+    axes.set(xscale="log", xlabel="parameters", ylabel="perplexity")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.xaxis.set_major_formatter(FuncFormatter(_count))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _plot_by_model(axes: Axes, rows: list[dict]) -> None:
+    """Points of one model side by side, models from small to large."""
+    models = [model for _, model in sorted({(row["parameters"], row["model"]) for row in rows})]
+    schemes = [scheme for scheme in STYLES if any(row["scheme"] == scheme for row in rows)]
+    for place, scheme in enumerate(schemes):
+        offset = 0.7 * ((place + 0.5) / len(schemes) - 0.5)
+        points = [(models.index(row["model"]) + offset, row["value"]) for row in rows if row["scheme"] == scheme]
+        axes.plot(*zip(*points, strict=True), **{**_style(scheme), "linestyle": "none"})
+    axes.axhline(0, color="black", linewidth=0.6)
+    for boundary in range(1, len(models)):
+        axes.axvline(boundary - 0.5, color="0.85", linewidth=0.6)
+    axes.set_xticks(range(len(models)), [short_name(model) for model in models], rotation=35, ha="right", fontsize=8)
+    axes.set_ylabel("increase over fp32 (%)")
 
 
 def emergence_along_training(checkpoints: pd.DataFrame) -> Figure:
