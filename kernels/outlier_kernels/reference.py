@@ -102,7 +102,9 @@ def _add_zero_point_terms(sums: torch.Tensor, a: Quantized, b: Quantized) -> tor
     # A range that includes 0 has |zero_point| ≤ 127; far from 0 the terms outgrow int32. NaN goes the float64 way too.
     dtype = torch.int32 if bound < 2**31 else torch.float64
     sums = sums.to(dtype)
-    zero_a, zero_b = a.zero_point.to(dtype), b.zero_point.to(dtype).view(1, -1)
+    # One zero point for a whole tensor is spread out, because torch is six times slower on a broadcast scalar.
+    zero_a = a.zero_point.to(dtype).expand(len(a.codes), 1).contiguous()
+    zero_b = b.zero_point.to(dtype).expand(len(b.codes), 1).contiguous().view(1, -1)
     sums.addcmul_(zero_a, k * zero_b - b.code_sums.to(dtype).view(1, -1))
     sums.addcmul_(a.code_sums.to(dtype), zero_b, value=-1)
     return sums if dtype == torch.int32 else sums.to(a.scale.dtype)
