@@ -134,6 +134,23 @@ def test_codes_follow_the_weights_to_another_dtype(blocks):
     assert quantized.transformer.h[0].mlp.c_fc.quantized_weight.scale.dtype == torch.float64
 
 
+@pytest.mark.parametrize("name", EIGHT_BIT)
+def test_codes_made_in_inference_mode_serve_outside_of_it(name, blocks):
+    quantized = quantize(make_model("gpt2"), name)
+    with torch.inference_mode():
+        inside = quantized(blocks).logits
+    outside = quantized(blocks).logits
+    assert torch.equal(outside.detach(), inside)
+    assert not quantized.transformer.h[0].mlp.c_fc.quantized_weight.scale.requires_grad
+
+
+def test_generation_with_a_cache_equals_generation_without():
+    quantized = quantize(make_model("llama"), "absmax-vector")
+    prompt = torch.arange(5)[None]
+    cached, plain = (quantized.generate(prompt, max_new_tokens=8, do_sample=False, use_cache=c) for c in (True, False))
+    assert torch.equal(cached, plain)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_rescheming_equals_quantizing_afresh(name, blocks):
     model = make_model("llama")

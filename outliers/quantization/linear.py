@@ -31,7 +31,9 @@ class QuantizedLinear(nn.Module):
     @cached_property
     def quantized_weight(self) -> reference.Quantized:
         """The whole weight, quantized by the scheme."""
-        return self._quantize_weight(self.weight)
+        # Made as ordinary tensors also in inference mode: they are kept, and autograd refuses inference tensors.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._quantize_weight(self.weight)
 
     def share_codes(self, other: "QuantizedLinear") -> None:
         """Take the codes of another layer over the same weight, if it has any and they would come out alike."""
