@@ -126,6 +126,13 @@ def test_hub_name_without_network(monkeypatch):
     assert time.monotonic() - start < 5
 
 
+def test_hub_models_are_asked_for_by_branch(monkeypatch):
+    """A commit would keep transformers from finding the safetensors conversion of a pickled checkpoint."""
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
+    assert find_model("facebook/opt-125m") == ("facebook/opt-125m", None, False)
+    assert find_model("EleutherAI/pythia-160m", "step1000") == ("EleutherAI/pythia-160m", "step1000", False)
+
+
 def test_local_models_have_no_revisions():
     with pytest.raises(UserError, match="has no revision 'main'"):
         find_model("pocket/gpt2-0.5m", "main")
@@ -184,7 +191,7 @@ def test_weights_of_another_shape(folder):
 def test_pickled_checkpoints_are_refused(folder):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="safetensors"):
+    with pytest.raises(UserError, match="no safetensors weights, and pickled ones are not read"):
         load_model(str(folder))
 
 

@@ -64,7 +64,10 @@ def find_model(name: str, revision: str | None = None) -> Source:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"model folder '{name}' does not exist; expected a folder with config.json and safetensors")
     try:
-        return Source(name, HfApi().model_info(name, revision=revision, timeout=SECONDS_FOR_THE_HUB).sha, False)
+        HfApi().model_info(name, revision=revision, timeout=SECONDS_FOR_THE_HUB)
+        # Not pinned to the commit that the hub names: transformers looks for the hub's own safetensors conversion of a
+        # pickled checkpoint (all of OPT) only where it is asked for the branch.
+        return Source(name, revision, False)
     except RevisionNotFoundError:
         raise UserError(f"model '{name}' has no revision '{revision}' on the hub") from None
     except GatedRepoError:
@@ -91,7 +94,10 @@ def _refusals(name: str, source: Source):
                 f"cannot reach the hub to load '{name}', and it is not in the local cache; check the network or use "
                 f"a local folder or one of {', '.join(pocket_models())}"
             ) from None
-        raise UserError(f"cannot load '{name}': {' '.join(str(error).split())[:300]}") from None
+        reason = " ".join(str(error).split())[:300]
+        if "safetensors" in reason:
+            reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
+        raise UserError(f"cannot load '{name}': {reason}") from None
     finally:
         logging.set_verbosity(verbosity)
         logging.enable_progress_bar()
