@@ -62,7 +62,7 @@ def sweep(
     from outliers.report.write import write_sweep
 
     rows = measure(specified, out, force)
-    print(write_sweep(rows, out or Path("results") / specified.name))
+    print(write_sweep(rows, out or specified.folder))
 
 
 if __name__ == "__main__":

@@ -73,6 +73,15 @@ def test_mistakes(monkeypatch, capsys, tmp_path, arguments, message):
     assert not any(tmp_path.iterdir())
 
 
+def test_a_table_that_cannot_be_written(monkeypatch, capsys, tmp_path):
+    (tmp_path / "table1.md").mkdir()
+    code, out, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
+    assert code == 2
+    assert out == ""
+    assert err == f"error: cannot write to '{tmp_path}' (Is a directory); choose another folder with --out\n"
+    assert not list(tmp_path.glob(".*")), "no part of a file is left"
+
+
 def test_unusable_weights(monkeypatch, capsys, tmp_path):
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")

@@ -45,7 +45,7 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
     find_device(experiment.device)
     total = len(experiment.models) * len(_schemes(experiment)) * experiment.blocks
     jobs = [_prepare(name, experiment) for name in experiment.models]
-    row_file = RowFile(Path(out or Path("results") / experiment.name))
+    row_file = RowFile(Path(out or experiment.folder))
     with row_file, tqdm(total=total, unit="block", disable=None, dynamic_ncols=True) as bar:
         return [row for job in jobs for row in _measure(job, experiment, row_file, force, bar)]
 

@@ -32,6 +32,11 @@ class Experiment(BaseModel):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     revision: str | None = None
 
+    @property
+    def folder(self) -> Path:
+        """Where its results go unless the user says otherwise."""
+        return Path("results") / self.name
+
 
 def experiment_files() -> dict[str, Path]:
     """Name to file of the experiments that come with the project: inside the package when it was installed from a

@@ -5,6 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from outliers.criterion import ALPHA
 from outliers.quantization.schemes import SCHEMES
 from outliers.report.table1 import short_name
 
@@ -99,7 +100,7 @@ def emergence_along_training(checkpoints: pd.DataFrame) -> Figure:
     by_perplexity.set_xscale("log")
     by_perplexity.invert_xaxis()
     for axes, label in ((by_step, "training step"), (by_perplexity, "perplexity")):
-        axes.axhline(6, color="black", linewidth=0.6, linestyle=":")
+        axes.axhline(ALPHA, color="black", linewidth=0.6, linestyle=":")
         axes.set_xlabel(label)
         axes.spines[["top", "right"]].set_visible(False)
     by_perplexity.xaxis.set_major_formatter("{x:.0f}")
