@@ -2,11 +2,11 @@
 
 import contextlib
 import json
-import os
 import tempfile
 from pathlib import Path
 
 from outliers.errors import UserError
+from outliers.files import write_whole, writing
 
 # A finished row is used again if it agrees with the cell in these; the rest of its provenance is what came of it.
 IDENTITY = (
@@ -40,7 +40,7 @@ class RowFile:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "rows.jsonl"
-        with _writing(folder):
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         self.rows = _read(self.path)
@@ -60,30 +60,6 @@ class RowFile:
         """Write one more row in the place of any that is the same measurement."""
         self.rows = [old for old in self.rows if identity(old) != identity(row)] + [row]
         write_whole(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file by `content` at once: a reader, and a killed writer, leaves the old file or the new one.
-
-    Raises:
-        UserError: it cannot be written, for example because the disk is full.
-    """
-    part = path.with_name(f".{path.name}.part")
-    with _writing(path.parent):
-        try:
-            part.write_bytes(content.encode() if isinstance(content, str) else content)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _writing(folder: Path):
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot write to '{folder}' ({reason}); choose another folder with --out") from None
 
 
 def _read(path: Path) -> list[dict]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from outliers.experiment.rows import write_whole
+from outliers.files import write_whole
 from outliers.report.figures import perplexity_by_size
 from outliers.report.table1 import published_form, table1, terminal
 
