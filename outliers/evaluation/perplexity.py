@@ -8,7 +8,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import context_length, projections
+from outliers.models.anatomy import check_block, projections
+from outliers.models.hooks import input_hooks
 
 HEAD_OUTPUTS = 4096  # logits of 512 tokens are then 8 MB, which stay in a CPU's cache
 
@@ -66,36 +67,16 @@ def _loss(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return (log_normalizer - target_logits).sum().cpu()
 
 
-def check_block(config, block: int, largest_id: int = 0) -> None:
-    """Raise UserError if a block of so many tokens does not fit a model's context, or its ids not the vocabulary."""
-    limit = context_length(config)
-    if limit is not None and block > limit:
-        raise UserError(f"blocks of {block} tokens are longer than the model's context of {limit}; use --block {limit}")
-    if largest_id >= config.vocab_size:
-        raise UserError(
-            f"token id {largest_id} is outside the model's vocabulary of {config.vocab_size}; the text was "
-            "tokenised by another model's tokenizer"
-        )
-
-
 def _where_not_finite(model: PreTrainedModel, ids: torch.Tensor) -> str:
     """Run the block again with hooks and say at which projection's input NaN or inf comes first."""
     found = []
 
-    def look_at(projection):
-        def hook(module, inputs):
-            bad = ~torch.isfinite(inputs[0]).flatten(0, -2).all(0)
-            if bad.any():
-                feature = int(bad.nonzero()[0])
-                found.append(f"layer {projection.layer}, role {projection.role}, feature {feature}")
+    def look_at(layer, role, x):
+        bad = ~torch.isfinite(x).all(0)
+        if bad.any():
+            found.append(f"layer {layer}, role {role}, feature {int(bad.nonzero()[0])}")
 
-        return model.get_submodule(projection.path).register_forward_pre_hook(hook)
-
-    handles = [look_at(projection) for projection in projections(model)]
-    try:
+    with input_hooks(projections(model), look_at):
         model(ids[None], use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
     where = f"first in the hidden states of {found[0]}" if found else "in the logits"
     return f"NaN or inf {where}; expected finite numbers: try another dtype (float32, bfloat16) or check the weights"

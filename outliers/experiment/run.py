@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from outliers.evaluation.perplexity import check_block, perplexity
+from outliers.evaluation.perplexity import perplexity
 from outliers.experiment.provenance import environment, peak_memory
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Experiment
+from outliers.models.anatomy import check_block
 from outliers.models.load import find_device, load_config, load_model, load_tokenizer, weights_hash
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme, get_scheme, weight_order

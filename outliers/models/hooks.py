@@ -1,0 +1,99 @@
+"""Hooks that read or change what flows through a model, and come off on every exit, also on an error."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.models.anatomy import Projection, anatomy_of, decoder_layers
+
+Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
+
+
+@contextmanager
+def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[None]:
+    """Call `visit(layer, role, x)` with the input x (tokens, features) of projections.
+
+    What it returns goes on in the place of x; None leaves x as it is. Projections that read one hidden state, such as
+    q, k and v, share one call and its result.
+    """
+    last: tuple = (None, None, None)
+
+    def hook_of(projection: Projection):
+        def hook(_module, inputs):
+            nonlocal last
+            x, place = inputs[0], (projection.layer, projection.role)
+            if last[0] is not x or last[1] != place:
+                # OPT joins sequences and positions by itself
+                last = x, place, visit(*place, x.flatten(0, -2))
+            return None if last[2] is None else (last[2].view(x.shape), *inputs[1:])
+
+        return hook
+
+    with ExitStack() as stack:
+        for projection in projections:
+            stack.callback(projection.module.register_forward_pre_hook(hook_of(projection)).remove)
+        yield
+
+
+@contextmanager
+def residual_hooks(model: PreTrainedModel, visit: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
+    """Call `visit(layer, x)` with the output x (tokens, features) of each decoder layer."""
+
+    def hook_of(layer: int):
+        def hook(_module, _inputs, output):
+            # GPT-J, GPT-Neo and BLOOM return tuples, the others a tensor
+            visit(layer, (output[0] if isinstance(output, tuple) else output).flatten(0, -2))
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer, module in enumerate(decoder_layers(model)):
+            stack.callback(module.register_forward_hook(hook_of(layer)).remove)
+        yield
+
+
+@contextmanager
+def attention_hooks(model: PreTrainedModel, visit: Callable) -> Iterator[None]:
+    """Call `visit(layer, probabilities, recompute)` after the attention of each layer.
+
+    probabilities: (sequences, heads, queries, keys), after the softmax. recompute: a function without arguments that
+    runs this attention once more and returns its probabilities; what goes on through the model is not touched. The
+    model attends eagerly meanwhile, because the fused kernels never make the probabilities.
+
+    Raises:
+        UserError: the model's attention gives no probabilities.
+    """
+
+    def hook_of(layer: int):
+        def hook(module, args, kwargs, output):
+            # not through __call__, so that this hook is not called for it
+            visit(layer, probabilities(output), lambda: probabilities(module.forward(*args, **kwargs)))
+
+        return hook
+
+    def probabilities(output) -> torch.Tensor:
+        if not isinstance(output, tuple) or output[1] is None:
+            raise UserError("the model's attention gives no probabilities; load it with attn_implementation='eager'")
+        return output[1]
+
+    with _eager(model), ExitStack() as stack:
+        for layer, block in enumerate(decoder_layers(model)):
+            attention = block.get_submodule(anatomy_of(model.config).attention)
+            stack.callback(attention.register_forward_hook(hook_of(layer), with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
+def _eager(model: PreTrainedModel) -> Iterator[None]:
+    before = model.config._attn_implementation
+    if before == "eager":  # all that GPT-J, GPT-Neo, BLOOM and XGLM have; they warn when one sets it
+        yield
+        return
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
