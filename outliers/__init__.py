@@ -14,7 +14,10 @@ _HOME = {
     "load_text": "outliers.text.blocks",
     "quantize": "outliers.quantization.convert",
     "perplexity": "outliers.evaluation.perplexity",
-    "outlier_features": "outliers.tracing.features",
+    "trace": "outliers.tracing.trace",
+    "Trace": "outliers.tracing.result",
+    "ablate": "outliers.ablation.ablate",
+    "plant": "outliers.models.plant",
     "Experiment": "outliers.experiment.spec",
     "sweep": "outliers.experiment.run",
 }

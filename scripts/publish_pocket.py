@@ -20,7 +20,8 @@ from outliers.models.pocket.train import C4_TRAINING_ROWS, CONTEXT, LADDER, STEP
 from outliers.report.figures import emergence_along_training
 from outliers.report.write import write_figure
 from outliers.text.blocks import load_text
-from outliers.tracing.features import outlier_features
+from outliers.tracing.result import STREAM
+from outliers.tracing.trace import trace
 
 BLOCKS = 64
 
@@ -56,13 +57,14 @@ Nothing was planted: one run with seed 0 made these weights, and what they show 
 def measure(folder: Path, blocks: torch.Tensor) -> dict:
     """Perplexity and outlier statistics of one checkpoint."""
     model = load_model(str(folder))
-    features = outlier_features(model, blocks)
+    found = trace(model, blocks, STREAM, attention=False)
+    features = found.features()
     return {
         "parameters": model.num_parameters(),
         "perplexity": round(perplexity(model, blocks), 3),
         "max": round(features["max"].max(), 3),
         "features_hit": int((features["layers"] > 0).sum()),
-        "outlier_features": int(features["outlier"].sum()),
+        "outlier_features": len(found.outlier_features()),
         "feature": int(features["feature"][0]),
         "layers": round(features["layers"][0], 4),
         "positions": round(features["positions"][0], 4),

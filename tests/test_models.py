@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from outliers.errors import UserError
 from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, projections
 from outliers.models.load import POCKET, find_model, load_model, load_tokenizer, pocket_models, weights_hash
+from outliers.models.plant import plant
 from tests.conftest import CONFIGS, make_model
 
 QKV = [("q_proj", 32, 32), ("k_proj", 32, 32), ("v_proj", 32, 32)]
@@ -220,3 +221,27 @@ def test_pocket_family_is_complete_and_light():
     assert len(pocket_models()) >= 7
     assert {load_model(name).config.model_type for name in pocket_models()} == {"gpt2", "opt", "gptj"}
     assert sum(file.stat().st_size for file in POCKET.rglob("*.safetensors")) <= 40e6
+
+
+def test_planting_keeps_the_function(case, blocks):
+    """Exactly for a power of two, up to rounding for another factor; the given model is not touched."""
+    model = make_model(case)
+    before, weights = model(blocks).logits, {k: v.clone() for k, v in model.state_dict().items()}
+    if case == "opt-350m":
+        with pytest.raises(UserError, match="norms are in its residual stream"):
+            plant(model, [3], 8)
+        return
+    assert torch.equal(plant(model, [3, 17], 64)(blocks).logits, before)
+    planted = plant(model, [3, 17], 37.7)
+    assert (planted(blocks).logits - before).abs().max() < 2e-5 * before.abs().max()
+    changed = {k for k, v in planted.state_dict().items() if not torch.equal(v, weights[k])}
+    anatomy = anatomy_of(model.config)
+    assert all(any(part in name for part in (*anatomy.norms, *anatomy.attn_in, *anatomy.ffn_in)) for name in changed)
+    assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
+
+
+def test_planting_mistakes():
+    model = make_model("gpt2")
+    for features, factor, message in [([], 2, "empty"), ([32], 2, "out of range"), ([1], 0, "factor is 0")]:
+        with pytest.raises(UserError, match=message):
+            plant(model, features, factor)

@@ -1,60 +1,369 @@
-"""Outlier features against a second computation, and on a trained model."""
+"""Traces against second computations: plain loops, transformers' own outputs, scipy, and outliers planted or known."""
 
+import itertools
+
+import numpy as np
 import pytest
+import scipy.stats
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from outliers.errors import UserError
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
+from outliers.models.plant import plant
 from outliers.text.blocks import load_text
-from outliers.tracing.features import outlier_features
-from tests.conftest import C4, STORIES, make_model, needs_shared
+from outliers.tracing import sketch, state
+from outliers.tracing.result import Trace
+from outliers.tracing.trace import trace
+from tests.conftest import C4, CONFIGS, STORIES, make_model, needs_shared
+
+ALPHA = 1.5
 
 
-def test_definition(blocks):
-    """The fractions, counted once more in plain loops over the norms' outputs of GPT-2."""
-    model, alpha = make_model("gpt2"), 1.5
-    states = {}
+def hooks(model) -> int:
+    """How many hooks there are anywhere in a model."""
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    """A small GPT-2, six blocks, the trace of each block by itself, and of them all."""
+    model = make_model("gpt2")
+    blocks = torch.randint(100, (6, 24), generator=torch.Generator().manual_seed(2))
+    return (
+        model,
+        blocks,
+        [trace(model, block[None], alpha=ALPHA) for block in blocks],
+        trace(model, blocks, alpha=ALPHA),
+    )
+
+
+def norms_outputs(model, blocks) -> dict:
+    """The tracked hidden states of GPT-2, from hooks on its norms: (layer, norm) to (sequences, T, h)."""
+    states, handles = {}, []
     for layer, block in enumerate(model.transformer.h):
         for name in ("ln_1", "ln_2"):
-            found = states.setdefault((layer, name), [])
-            getattr(block, name).register_forward_hook(lambda *args, found=found: found.append(args[2]))
-    table = outlier_features(model, blocks, alpha=alpha).set_index("feature")
+            hook = lambda *args, key=(layer, name): states.__setitem__(key, args[2].detach())  # noqa: E731
+            handles.append(getattr(block, name).register_forward_hook(hook))
+    model.transformer(blocks)
+    for handle in handles:
+        handle.remove()
+    return states
+
+
+def test_features_by_definition(gpt2):
+    """The fractions, counted once more in plain loops."""
+    model, blocks, *_ = gpt2
+    states = norms_outputs(model, blocks)
+    table = trace(model, blocks, alpha=ALPHA).features().set_index("feature")
     for feature in (0, 7, 31):
         layers = positions = pairs = 0
-        for sequence in range(3):
-            hit = {k: (x[sequence][0, :, feature].abs() >= alpha).tolist() for k, x in states.items()}
+        values = []
+        for sequence in range(6):
+            x = {k: s[sequence, :, feature].tolist() for k, s in states.items()}
+            hit = {k: [abs(v) >= ALPHA for v in column] for k, column in x.items()}
             layers += sum(any(hit[layer, "ln_1"] + hit[layer, "ln_2"]) for layer in range(2)) / 2
             positions += sum(any(h[t] for h in hit.values()) for t in range(24)) / 24
-            pairs += sum(sum(h) for h in hit.values()) / (4 * 24)
+            pairs += sum(sum(h) for h in hit.values())
+            values += [v for k, column in x.items() for v, h in zip(column, hit[k], strict=True) if h]
         row = table.loc[feature]
-        assert row["layers"] == pytest.approx(layers / 3)
-        assert row["positions"] == pytest.approx(positions / 3)
-        assert row["positions_mean"] == pytest.approx(pairs / 3)
-        assert row["outlier"] == (layers / 3 >= 0.25 and positions / 3 >= 0.06)
-    largest = max(x.abs().max().item() for found in states.values() for x in found)
-    assert table["max"].max() == pytest.approx(largest)
+        assert row["layers"] == pytest.approx(layers / 6)
+        assert row["positions"] == pytest.approx(positions / 6)
+        assert row["positions_mean"] == pytest.approx(pairs / (6 * 4 * 24))
+        assert row["hits"] == pairs
+        assert row["one_sided"] == (min(values) > 0 or max(values) < 0)
+        for name, q in (("q1", 0.25), ("median", 0.5), ("q3", 0.75)):
+            assert row[name] == pytest.approx(np.quantile(values, q, method="lower"), rel=0.0101)
+    largest = torch.stack(list(states.values())).abs().amax((0, 1, 2))
+    assert np.allclose(table["max"].sort_index(), largest, rtol=1e-4)
 
 
-def test_every_architecture_is_traced_and_left_alone(model, blocks):
+def test_criterion_and_order(gpt2):
+    model, blocks, _, found = gpt2
+    table = found.features()
+    outlier = (table["layers"] >= 0.9) & (table["positions"] >= 0.3)
+    assert 0 < outlier.sum() < 32
+    assert found.outlier_features(layers=0.9, positions=0.3)["feature"].tolist() == table[outlier]["feature"].tolist()
+    assert table["positions"].is_monotonic_decreasing
+    by_layer = found.outlier_features(layers=0.9, positions=0.3, by="layer")
+    assert len(by_layer) == outlier.sum() * 2 * 2
+    assert by_layer["hits"].sum() == table[outlier]["hits"].sum()
+    by_role = found.features(by="role")
+    for role in ("attn_in", "ffn_in"):
+        alone = found.features(role)
+        assert by_role[by_role["role"] == role]["hits"].sum() == alone["hits"].sum()
+    assert trace(model, blocks, "ffn_in", alpha=ALPHA).features().equals(found.features("ffn_in"))
+
+
+def test_every_architecture_against_transformers(model, blocks):
+    """Residual stream and attention against what the model itself returns; and it is left as it was."""
     before = model(blocks).logits
-    table = outlier_features(model, blocks, alpha=0.5)
-    assert sorted(table["feature"]) == list(range(32))
-    assert not any(p.module._forward_pre_hooks for p in projections(model))
+    implementation = model.config._attn_implementation
+    found = trace(model, blocks, alpha=0.5)
+    assert hooks(model) == 0
+    assert model.config._attn_implementation == implementation
+    assert torch.equal(model(blocks).logits, before)
+    assert sorted(found.features()["feature"]) == list(range(32))
+    assert len(found.hidden_states()) == 3 * found.layers
+
+    if implementation != "eager":
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(blocks, output_hidden_states=True, output_attentions=True, use_cache=False)
+    first = out.hidden_states[1].abs()  # after the first layer; the last one is after the final norm
+    massive = found.massive_activations().loc[0]
+    assert massive["max"] == pytest.approx(first.amax((1, 2)).mean().item(), rel=1e-4)
+    medians = first.flatten(1).median(1).values
+    assert massive["ratio"] == pytest.approx((first.amax((1, 2)) / medians).mean().item(), rel=1e-3)
+    where = (massive["position"], massive["feature"])
+    assert first[:, *map(int, where)].max() == pytest.approx(first.max().item(), rel=1e-4)
+
+    received = torch.stack(out.attentions).sum(3) / torch.arange(24, 0, -1)  # layers, sequences, heads, keys
+    shares = (received > 0.3).float().mean((0, 1, 2))
+    assert np.allclose(found.attention_sinks()["share"], shares)
+    at = [int(i) for _, s, _, k in (received > 0.3).nonzero() for i in [blocks[s, k]]]
+    tokens = found.sink_tokens().set_index("token")["share"]
+    assert tokens.to_dict() == pytest.approx({token: at.count(token) / len(at) for token in set(at)})
+
+
+def test_massive_activations():
+    model = make_model("gpt2")
+    blocks = torch.arange(24)[None]
+    with torch.no_grad():
+        model.transformer.wte.weight[5, 3] = 4000  # token 5, at position 5, and with it the median stays small
+    found = trace(model, blocks)
+    massive = found.massive_activations()
+    assert massive["massive"].tolist() == [1, 1]
+    assert massive[["feature", "position", "token"]].to_numpy().tolist() == [[3, 5, 5]] * 2
+    assert massive["value"][0] == pytest.approx(4000, rel=0.01)
+    assert found.statistics["residual.massive_positions"].nonzero().tolist() == [[5]]
+    assert found.statistics["residual.massive_tokens"].nonzero().tolist() == [[5]]
+    assert found.statistics["residual.massive"].nonzero().tolist() == [[0, 3], [1, 3]]
+
+
+def test_kurtosis_and_norms_against_scipy(gpt2):
+    model, blocks, *_ = gpt2
+    states = norms_outputs(model, blocks)
+    table = trace(model, blocks).hidden_states().set_index(["role", "layer"])
+    for role, norm in (("attn_in", "ln_1"), ("ffn_in", "ln_2")):
+        for layer in range(2):
+            row = table.loc[role, layer]
+            for rest, x in (("", states[layer, norm]), ("_rest", states[layer, norm][:, 1:])):
+                x = x.double().numpy()
+                assert row[f"infinity_norm{rest}"] == pytest.approx(np.abs(x).max(), rel=1e-4)
+                want = np.mean([scipy.stats.kurtosis(s, axis=None, fisher=False) for s in x])
+                assert row[f"kurtosis_tensor{rest}"] == pytest.approx(want, rel=1e-4)
+                want = scipy.stats.kurtosis(x, axis=2, fisher=False).mean()
+                assert row[f"kurtosis_token{rest}"] == pytest.approx(want, rel=1e-4)
+                square = (x**2).mean((0, 1))
+                want = (square**2).mean() / square.mean() ** 2
+                assert row[f"kurtosis_feature{rest}"] == pytest.approx(want, rel=1e-4)
+
+
+def test_kurtosis_far_from_zero_and_of_a_constant():
+    x = torch.randn(4000, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    shifted = x + 100
+    means = torch.stack([(shifted**n).mean() for n in (1, 2, 3, 4)])
+    assert state.kurtosis(means).item() == pytest.approx(scipy.stats.kurtosis(x, axis=None, fisher=False), rel=1e-6)
+    found = state.moments(torch.full((5, 8), 3.7))
+    assert found["kurtosis_tensor"].tolist() == [1, 1]
+    assert found["kurtosis_token"].tolist() == [5, 4]
+
+
+@given(st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=200))
+def test_median_of_anything(values):
+    x = torch.tensor(values)
+    assert state.median(x) == x.median()
+
+
+def test_median_of_large_and_uneven_states():
+    x = torch.randn(300, 128, generator=torch.Generator().manual_seed(0)).abs()
+    x[:, 5] *= 1e4
+    for changed in (x, x.sort(0).values, torch.where(x > 0.5, 1.0, 0.0), x.T):
+        assert state.median(changed) == changed.median()
+
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(FINITE.filter(lambda x: x != 0), min_size=1, max_size=60), st.floats(0, 1))
+def test_sketch_is_within_one_per_cent(values, fraction):
+    import pandas as pd
+
+    counts = pd.DataFrame({"group": 0, "bucket": sketch.buckets(torch.tensor(values)).numpy(), "count": 1})
+    assert counts["bucket"].abs().between(1, sketch.BUCKETS - 1).all()
+    (estimate,) = sketch.quantiles(counts, ["group"], {"q": fraction})["q"]
+    rank = int(np.floor(fraction * (len(values) - 1)))
+    want = sorted(values)[rank]
+    assert abs(estimate - want) <= 0.010001 * abs(want)
+
+
+@given(st.permutations(range(6)), st.sets(st.integers(1, 5)))
+def test_merge_of_parts_is_the_trace_of_the_whole(gpt2, order, cuts):
+    """Any split of the sequences into parts, joined in any order."""
+    _, _, parts, whole = gpt2
+    merged = None
+    bounds = [0, *sorted(cuts), 6]
+    for first, last in itertools.pairwise(bounds):
+        part = parts[order[first]]
+        for number in order[first + 1 : last]:
+            part = part.merge(parts[number])
+        merged = part if merged is None else merged.merge(part)
+    assert merged.sequences == whole.sequences == 6
+    assert merged.sketch == whole.sketch
+    assert merged.statistics.keys() == whole.statistics.keys()
+    for name, value in whole.statistics.items():
+        if value.dtype == torch.int64 or name.endswith(("min", "max", "largest")):
+            assert torch.equal(merged.statistics[name], value), name
+        else:
+            assert value.dtype == torch.float64
+            # features whose values cancel are compared with the size of what was added
+            assert torch.allclose(merged.statistics[name], value, rtol=1e-12, atol=1e-12 * value.abs().max()), name
+
+
+def test_size_does_not_depend_on_the_text(gpt2):
+    _, _, (one, *_), six = gpt2
+    assert {k: v.shape for k, v in one.statistics.items()} == {k: v.shape for k, v in six.statistics.items()}
+    twice = six.merge(six)
+    assert twice.sketch.keys() == six.sketch.keys()
+    grows = ["hits", "q1", "median", "q3"]  # a quartile is the value of a rank, which may be the next one
+    assert twice.features().drop(columns=grows).equals(six.features().drop(columns=grows))
+
+
+def test_what_does_not_belong_together_is_not_merged(gpt2):
+    model, blocks, (one, *_), _ = gpt2
+    other = make_model("opt")
+    for different, message in [
+        (trace(model, blocks, alpha=2), "alpha are 1.5 and 2"),
+        (trace(model, blocks[:, :12], alpha=ALPHA), "block are 24 and 12"),
+        (trace(model, blocks, "attn_in", alpha=ALPHA), "roles are"),
+        (trace(model, blocks, alpha=ALPHA, attention=False), "heads are 4 and 0"),
+        (trace(plant_layer(other), blocks, alpha=ALPHA), "different shapes"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            one.merge(different)
+
+
+def plant_layer(model):
+    """The model with its first decoder layer alone."""
+    model.model.decoder.layers = model.model.decoder.layers[:1]
+    return model
+
+
+def test_save_and_load(gpt2, tmp_path):
+    found = trace(*gpt2[:2], alpha=ALPHA)
+    found.about["model"] = "small"
+    found.save(tmp_path / "found")
+    assert {path.name for path in tmp_path.iterdir()} == {"found.safetensors", "found.parquet"}
+    loaded = Trace.load(tmp_path / "found")
+    assert loaded.statistics.keys() == found.statistics.keys()
+    assert all(torch.equal(loaded.statistics[name], value) for name, value in found.statistics.items())
+    assert {**vars(loaded), "statistics": 0} == {**vars(found), "statistics": 0}
+    assert loaded.outlier_features().equals(found.outlier_features())
+
+    found.merge(found).save(tmp_path / "other")
+    (tmp_path / "other.parquet").rename(tmp_path / "found.parquet")
+    with pytest.raises(UserError, match="of different traces"):
+        Trace.load(tmp_path / "found")
+    (tmp_path / "found.safetensors").write_bytes(b"no")
+    with pytest.raises(UserError, match="cannot read a trace"):
+        Trace.load(tmp_path / "found")
+    with pytest.raises(UserError, match="cannot read a trace"):
+        Trace.load(tmp_path / "nothing")
+    with pytest.raises(UserError, match="cannot write to"):
+        found.save(tmp_path / "no" / "folder")
+
+
+def test_hooks_come_off_after_an_error():
+    model, blocks = make_model("opt"), torch.randint(100, (1, 24))
+    before = model(blocks).logits
+    weight = model.model.decoder.layers[1].fc2.weight
+
+    def fail(*_):
+        raise RuntimeError("in the forward pass")
+
+    for module in (model.model.decoder.layers[0].fc1, model.model.decoder.layers[1].self_attn.k_proj):
+        handle = module.register_forward_hook(fail)
+        with pytest.raises(RuntimeError, match="in the forward pass"):
+            trace(model, blocks)
+        handle.remove()
+        assert hooks(model) == 0
+    assert weight is model.model.decoder.layers[1].fc2.weight
+    assert model.config._attn_implementation == "sdpa"
     assert torch.equal(model(blocks).logits, before)
 
 
-def test_hooks_come_off_after_an_error(blocks):
-    model = make_model("gpt2")
-    with pytest.raises(IndexError):
-        outlier_features(model, blocks + 100)
-    assert not any(p.module._forward_pre_hooks for p in projections(model))
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ln_1.bias", "layer 1, role attn_in, feature 9"),
+        ("ln_2.bias", "layer 1, role ffn_in, feature 9"),
+        ("mlp.c_proj.bias", "layer 1, role residual, feature 9"),
+    ],
+)
+def test_not_finite(name, message, bad):
+    model, blocks = make_model("gpt2"), torch.randint(100, (2, 24))
+    with torch.no_grad():
+        model.transformer.h[1].get_parameter(name)[9] = bad
+    with pytest.raises(UserError, match=f"NaN or inf in the hidden states of {message}; expected finite numbers"):
+        trace(model, blocks)
+    assert hooks(model) == 0
+
+
+def test_mistakes(gpt2):
+    model, blocks, (one, *_), _ = gpt2
+    for message, arguments in {
+        "unknown role 'ffn_out'": {"roles": ["ffn_out"]},
+        "no roles to trace": {"roles": []},
+        "alpha is 0": {"alpha": 0},
+        "no blocks to trace": {"blocks": blocks[:0]},
+        "blocks of 70 tokens are longer": {"blocks": torch.zeros(1, 70, dtype=torch.int64)},
+        "token id .* is outside": {"blocks": blocks + 100},
+        "cannot merge traces whose block": {"blocks": [blocks[0], blocks[1, :8]]},
+    }.items():
+        with pytest.raises(UserError, match=message):
+            trace(model, **{"blocks": blocks, **arguments})
+    with pytest.raises(UserError, match="roles attn_in, attn_out together; this trace has attn_in, attn_out, ffn_in, "):
+        one.features(["attn_in", "attn_out"])
+    with pytest.raises(UserError, match="this trace has attn_out"):
+        trace(model, blocks, "attn_out").features()
+    with pytest.raises(UserError, match="by 'head'"):
+        one.features(by="head")
+    with pytest.raises(UserError, match="attention=True"):
+        trace(model, blocks, attention=False).attention_sinks()
+    model = torch.nn.Linear(2, 2)
+    model.config = type("Config", (), {"model_type": "bert"})()
+    with pytest.raises(UserError, match="unknown architecture 'bert'"):
+        list(projections(model))
+
+
+PLANTABLE = sorted(set(CONFIGS) - {"opt-350m"})
+
+
+@pytest.mark.parametrize("planted_case", PLANTABLE)
+@pytest.mark.parametrize("features", [[5], [0, 13, 31], [1, 2, 3, 20, 21, 30]])
+@pytest.mark.parametrize("factor", [8, 30.5, 1000])
+def test_finds_what_was_planted(planted_case, features, factor, blocks):
+    model = plant(make_model(planted_case), features, factor)
+    found = trace(model, blocks, attention=False).outlier_features()
+    assert sorted(found["feature"]) == features
+    assert (found["layers"] == 1).all()
+
+
+@pytest.mark.parametrize("planted_case", PLANTABLE)
+def test_misses_what_is_below_the_threshold(planted_case, blocks):
+    model = plant(make_model(planted_case), [5, 20], 1.4)
+    assert trace(model, blocks, attention=False).outlier_features().empty
+    assert set(trace(model, blocks, alpha=0.7, attention=False).outlier_features()["feature"]) >= {5, 20}
 
 
 @needs_shared
 def test_trained_model_on_c4():
     blocks = load_text(str(C4), load_tokenizer(str(STORIES)), 256, 32)
-    table = outlier_features(load_model(str(STORIES)), blocks)
-    found = table[table["outlier"]].set_index("feature")
+    found = trace(load_model(str(STORIES)), blocks).outlier_features().set_index("feature")
     assert set(found.index) == {18, 20}
-    assert found.loc[18, ["layers", "positions"]].tolist() == pytest.approx([0.63, 0.114], abs=0.01)
-    assert found.loc[20, ["layers", "positions"]].tolist() == pytest.approx([0.69, 0.172], abs=0.01)
+    assert found.loc[18, ["layers", "positions"]].tolist() == pytest.approx([0.63, 0.114], abs=0.006)
+    assert found.loc[20, ["layers", "positions"]].tolist() == pytest.approx([0.69, 0.172], abs=0.006)

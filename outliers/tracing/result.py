@@ -1,0 +1,320 @@
+"""What a trace holds: statistics of fixed size that add up, and the tables made of them."""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import torch
+from pyarrow import parquet
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from outliers.criterion import LAYERS, POSITIONS
+from outliers.errors import UserError
+from outliers.files import write_whole
+from outliers.tracing.sketch import BUCKETS, quantiles
+
+STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
+TRACKED = ("attn_in", "attn_out", "ffn_in")
+QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
+
+
+def views(roles: Iterable[str]) -> list[tuple[str, ...]]:
+    """The sets of roles over which hits are united: each role, and those that share the residual stream's features."""
+    together = tuple(role for role in STREAM if role in roles)
+    return [(role,) for role in roles] + ([together] if len(together) > 1 else [])
+
+
+def _larger_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Row by row the larger one, compared from the first column on, so that the order of merging does not matter."""
+    return torch.tensor(
+        [max(pair) for pair in zip(a.tolist(), b.tolist(), strict=True)], dtype=a.dtype, device=a.device
+    )
+
+
+COMBINE = {"min": torch.minimum, "max": torch.maximum, "largest": _larger_rows}  # all others add up
+
+
+@dataclass
+class Trace:
+    """Statistics of the hidden states of a model over sequences of one length; traces of parts of a text add up.
+
+    alpha: magnitude of a hit. roles: those that were traced. block: tokens a sequence (T). sequences: how many.
+    heads: attention heads a layer; 0 if the attention was not looked at. about: what was traced, free to use.
+
+    statistics, by name (L layers, h features of the role, V token ids):
+
+    | name | shape | |
+    |---|---|---|
+    | ROLE.min, ROLE.max | (L, h) float32 | extremes |
+    | ROLE.rest.max | (L,) float32 | largest absolute value without position 0 |
+    | ROLE.hits, ROLE.sequences_hit | (L, h) int64 | entries, and sequences with an entry, of at least alpha |
+    | ROLE.sum, ROLE.squares, ROLE.squares_rest | (L, h) float64 | power sums; rest: without position 0 |
+    | ROLE.kurtosis_tensor, ROLE.kurtosis_token | (L, 2) float64 | sums over sequences, tokens; without position 0 |
+    | ROLE.magnitude | (T, h) float64 | largest absolute value over the layers, summed over sequences |
+    | VIEW.layers_hit, VIEW.positions_hit | (h,) int64 | for roles together ("attn_in+ffn_in"), summed over sequences |
+    | residual.largest | (L, 5) float64 | absolute value, value, feature, position, token id of the largest entry |
+    | residual.sum_of_max, residual.sum_of_ratios | (L,) float64 | of max |x| and max |x| / median |x| |
+    | residual.massive | (L, h) int64 | massive activations; residual.massive_positions (T,), _tokens (V,) |
+    | attention.sinks | (L, T) int64 | heads for which a position is a sink; attention.sinks_tokens (V,) |
+
+    sketch: counts of hit values by (layer, role, feature, bucket), packed into one integer.
+    """
+
+    alpha: float
+    roles: tuple[str, ...]
+    block: int
+    sequences: int
+    heads: int
+    statistics: dict[str, torch.Tensor]
+    sketch: Counter
+    about: dict = field(default_factory=dict)
+
+    @property
+    def layers(self) -> int:
+        """How many decoder layers the model has."""
+        return len(self.statistics["residual.largest"])
+
+    def cpu(self) -> "Trace":
+        """The trace with its statistics in host memory."""
+        return replace(self, statistics={name: value.cpu() for name, value in self.statistics.items()})
+
+    def merge(self, other: "Trace") -> "Trace":
+        """The trace of both texts: counts, extremes and sketches exactly, float64 sums up to their rounding.
+
+        Raises:
+            UserError: the traces are of different models, block lengths, roles or alphas.
+        """
+        for what in ("alpha", "roles", "block", "heads"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs:
+                raise UserError(f"cannot merge traces whose {what} are {mine} and {theirs}; trace both alike")
+        if {k: v.shape for k, v in self.statistics.items()} != {k: v.shape for k, v in other.statistics.items()}:
+            raise UserError("cannot merge traces of models of different shapes")
+        merged = {
+            name: COMBINE.get(name.rpartition(".")[2], torch.add)(value, other.statistics[name])
+            for name, value in self.statistics.items()
+        }
+        both = {"statistics": merged, "sketch": self.sketch + other.sketch}
+        return replace(self, sequences=self.sequences + other.sequences, **both)
+
+    def save(self, stem: str | Path) -> None:
+        """Write `stem`.safetensors, the statistics, and `stem`.parquet, the sketch.
+
+        Raises:
+            UserError: they cannot be written.
+        """
+        stem, header, buffer = Path(stem), {"trace": json.dumps(self._header())}, io.BytesIO()
+        counts = pyarrow.Table.from_pandas(self._hit_values(), preserve_index=False)
+        parquet.write_table(counts.replace_schema_metadata(header), buffer)
+        write_whole(stem.with_name(f"{stem.name}.parquet"), buffer.getvalue())
+        write_whole(stem.with_name(f"{stem.name}.safetensors"), save(self.statistics, header))
+
+    def _header(self) -> dict:
+        return {name: getattr(self, name) for name in ("alpha", "roles", "block", "sequences", "heads", "about")}
+
+    @classmethod
+    def load(cls, stem: str | Path) -> "Trace":
+        """Read what `save` wrote.
+
+        Raises:
+            UserError: the pair is missing, damaged, or its two files are of different traces.
+        """
+        try:
+            with safe_open(f"{stem}.safetensors", "pt") as file:
+                header = file.metadata()["trace"]
+                statistics = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            table = parquet.read_table(f"{stem}.parquet")
+            same = table.schema.metadata[b"trace"].decode() == header
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise UserError(f"cannot read a trace from '{stem}.safetensors' and .parquet ({error})") from None
+        if not same:
+            raise UserError(f"'{stem}.safetensors' and '{stem}.parquet' are of different traces; trace again")
+        fields = json.loads(header)
+        fields["roles"] = tuple(fields["roles"])
+        columns = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("layer", "role", "feature", "bucket"))
+        keys = pack_keys(*columns).tolist()
+        sketch = Counter(dict(zip(keys, table["count"].to_pylist(), strict=True)))
+        return cls(**fields, statistics=statistics, sketch=sketch)
+
+    def _hit_values(self) -> pd.DataFrame:
+        """The sketch as a table: layer, role (its place in `TRACKED`), feature, bucket, count."""
+        keys = np.fromiter(self.sketch.keys(), np.int64, len(self.sketch))
+        counts = np.fromiter(self.sketch.values(), np.int64, len(self.sketch))
+        return pd.DataFrame({**_unpack_keys(keys), "count": counts}).sort_values(
+            ["layer", "role", "feature", "bucket"], ignore_index=True
+        )
+
+    def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> pd.DataFrame:
+        """What was found of every feature, the most affected first (DEFINITIONS: outlier features).
+
+        Args:
+            roles: whose hits are united: ("attn_in", "ffn_in"), which share the residual stream's features, or one.
+            by: None for one row a feature; "role" for one row a role and feature; "layer" for one row a layer, role
+                and feature.
+
+        Returns:
+            `layers`, fraction of layers with a hit (by layer: 1 or 0 averaged over sequences), and `positions`,
+            fraction of positions with one, both in a sequence, averaged over sequences; `positions_mean`, fraction of
+            all pairs of hidden state and position; `hits`, their number; `one_sided`, whether hits are of one sign;
+            `q1`, `median`, `q3` of the hit values, within 1 %; `max`, the largest absolute value.
+
+        Raises:
+            UserError: the roles were not traced, or not together.
+        """
+        view = self._check_view(roles)
+        if by is None:
+            table = self._features_of(view)
+        elif by == "role":
+            table = pd.concat([self._features_of((role,)).assign(role=role) for role in view])
+        elif by == "layer":
+            table = pd.concat([self._features_in_layers(role) for role in view])
+        else:
+            raise UserError(f"features by '{by}'; expected by None, 'role' or 'layer'")
+        places = [column for column in ("feature", "layer", "role") if column in table]
+        rest = [column for column in table if column not in places]
+        return table[places + rest].sort_values(["positions", "max"], ascending=False, ignore_index=True)
+
+    def outlier_features(
+        self,
+        layers: float = LAYERS,
+        positions: float = POSITIONS,
+        roles: Iterable[str] = STREAM,
+        by: str | None = None,
+    ) -> pd.DataFrame:
+        """The features that reach both fractions (LLM.int8(), section 4.1), in the columns of `features`.
+
+        Whether a feature is an outlier is decided over all layers and the given roles together, also where the table
+        is `by` role or layer.
+        """
+        together = self.features(roles)
+        found = together[(together["layers"] >= layers) & (together["positions"] >= positions)]
+        if by is None:
+            return found.reset_index(drop=True)
+        table = self.features(roles, by)
+        return table[table["feature"].isin(found["feature"])].reset_index(drop=True)
+
+    def _check_view(self, roles: Iterable[str]) -> tuple[str, ...]:
+        asked = {roles} if isinstance(roles, str) else set(roles)
+        view = tuple(role for role in TRACKED if role in asked)
+        if asked == set(STREAM) and len(asked & set(self.roles)) == 1:  # the default of a trace of one of them
+            view = tuple(asked & set(self.roles))
+        if view not in views(self.roles) or not asked <= set(TRACKED):
+            known = ", ".join("+".join(view) for view in views(self.roles))
+            raise UserError(f"no statistics of the roles {', '.join(sorted(asked))} together; this trace has {known}")
+        return view
+
+    def _features_of(self, view: tuple[str, ...]) -> pd.DataFrame:
+        of_view, hits = "+".join(view), sum(self.statistics[f"{role}.hits"].sum(0) for role in view)
+        columns = {
+            "layers": self.statistics[f"{of_view}.layers_hit"] / (self.layers * self.sequences),
+            "positions": self.statistics[f"{of_view}.positions_hit"] / (self.block * self.sequences),
+            "positions_mean": hits.double() / (len(view) * self.layers * self.block * self.sequences),
+            "hits": hits,
+        }
+        largest = torch.stack([self._largest(role).amax(0) for role in view]).amax(0)
+        table = pd.DataFrame({name: value.numpy() for name, value in columns.items()})
+        values = self._hit_values()
+        values = values[values["role"].isin([TRACKED.index(role) for role in view])]
+        table = _with_hit_values(table.rename_axis("feature"), values).assign(max=largest.numpy())
+        return table.reset_index()
+
+    def _features_in_layers(self, role: str) -> pd.DataFrame:
+        hits = self.statistics[f"{role}.hits"]
+        positions = hits.double() / (self.block * self.sequences)
+        columns = {
+            "layers": self.statistics[f"{role}.sequences_hit"] / self.sequences,
+            "positions": positions,
+            "positions_mean": positions,
+            "hits": hits,
+        }
+        index = pd.MultiIndex.from_product([range(size) for size in hits.shape], names=["layer", "feature"])
+        table = pd.DataFrame({name: value.flatten().numpy() for name, value in columns.items()}, index)
+        values = self._hit_values()
+        table = _with_hit_values(table, values[values["role"] == TRACKED.index(role)])
+        return table.assign(max=self._largest(role).flatten().numpy(), role=role).reset_index()
+
+    def _largest(self, role: str) -> torch.Tensor:
+        """The largest absolute value of each feature, (L, h)."""
+        return torch.maximum(-self.statistics[f"{role}.min"], self.statistics[f"{role}.max"])
+
+    def hidden_states(self) -> pd.DataFrame:
+        """One row a layer and role: infinity norm and the three kurtoses; `_rest`: without position 0."""
+        rows = []
+        for role in self.roles:
+            norms = {"": self._largest(role).amax(1), "_rest": self.statistics[f"{role}.rest.max"]}
+            table = {"layer": range(self.layers), "role": role}
+            table |= {f"infinity_norm{rest}": norm.numpy() for rest, norm in norms.items()}
+            for kind, count in (("tensor", (1, 1)), ("token", (self.block, self.block - 1))):
+                means = self.statistics[f"{role}.kurtosis_{kind}"] / self.sequences
+                for column, rest in enumerate(("", "_rest")):
+                    table[f"kurtosis_{kind}{rest}"] = means[:, column].numpy() / count[column]
+            for rest in ("", "_rest"):
+                squares = self.statistics[f"{role}.squares{rest}"]
+                table[f"kurtosis_feature{rest}"] = (squares.square().mean(1) / squares.mean(1) ** 2).numpy()
+            rows.append(pd.DataFrame(table))
+        return pd.concat(rows, ignore_index=True)
+
+    def massive_activations(self) -> pd.DataFrame:
+        """One row a layer: what is largest in the residual stream (DEFINITIONS: massive activations).
+
+        Returns:
+            `massive`, entries of a sequence that are massive activations; `max` and `ratio`, max |x| and max |x| /
+            median |x| of a sequence, averaged over sequences; the largest `value` of all, with its `feature`,
+            `position` and `token` id.
+        """
+        largest = self.statistics["residual.largest"]
+        places = {name: largest[:, n].long().numpy() for n, name in ((2, "feature"), (3, "position"), (4, "token"))}
+        means = {
+            "massive": self.statistics["residual.massive"].sum(1),
+            "max": self.statistics["residual.sum_of_max"],
+            "ratio": self.statistics["residual.sum_of_ratios"],
+        }
+        means = {name: (value / self.sequences).numpy() for name, value in means.items()}
+        return pd.DataFrame({"layer": range(self.layers), **means, "value": largest[:, 1].numpy(), **places})
+
+    def attention_sinks(self) -> pd.DataFrame:
+        """One row a position: `share` of the (layer, head) pairs for which it is a sink, averaged over sequences.
+
+        Raises:
+            UserError: the attention was not looked at.
+        """
+        share = self._sinks("sinks").sum(0) / (self.layers * self.heads * self.sequences)
+        return pd.DataFrame({"position": range(self.block), "share": share.numpy()})
+
+    def sink_tokens(self) -> pd.DataFrame:
+        """One row a token id that was at a sink, the most common first: `share` of all (layer, head, sink) found."""
+        counts = pd.Series(self._sinks("sinks_tokens").numpy()).sort_values(ascending=False, kind="stable")
+        counts = counts[counts > 0]
+        return pd.DataFrame({"token": counts.index, "share": (counts / counts.sum()).to_numpy()})
+
+    def _sinks(self, name: str) -> torch.Tensor:
+        if not self.heads:
+            raise UserError("attention sinks were not looked for; trace with attention=True")
+        return self.statistics[f"attention.{name}"]
+
+
+def _with_hit_values(table: pd.DataFrame, values: pd.DataFrame) -> pd.DataFrame:
+    """Add `one_sided` and the quartiles of the hit values to a table indexed by feature, or by layer and feature."""
+    by = list(table.index.names)
+    signs = values.groupby(by)["bucket"].agg(["min", "max"])
+    one_sided = (signs["min"] > 0) | (signs["max"] < 0)
+    table["one_sided"] = one_sided.reindex(table.index, fill_value=False)
+    return table.join(quantiles(values, by, QUARTILES))
+
+
+def pack_keys(layer, role, feature: torch.Tensor, bucket: torch.Tensor) -> torch.Tensor:
+    """One int64 of the layer, the place of the role in `TRACKED`, the feature and the bucket of each hit."""
+    return ((layer * len(TRACKED) + role << 24) + feature) * (2 * BUCKETS) + bucket + BUCKETS
+
+
+def _unpack_keys(keys: np.ndarray) -> dict[str, np.ndarray]:
+    place, bucket = np.divmod(keys, 2 * BUCKETS)
+    layer, role = np.divmod(place >> 24, len(TRACKED))
+    return {"layer": layer, "role": role, "feature": place & (1 << 24) - 1, "bucket": bucket - BUCKETS}

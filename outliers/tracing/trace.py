@@ -1,0 +1,162 @@
+"""Trace a model: hooks, and what they keep of each block."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK
+from outliers.errors import UserError, unknown_name
+from outliers.models.anatomy import check_block, projections
+from outliers.models.hooks import attention_hooks, input_hooks, residual_hooks
+from outliers.tracing.result import TRACKED, Trace, pack_keys, views
+from outliers.tracing.sketch import buckets
+from outliers.tracing.state import check_finite, largest_entry, median, moments
+
+
+@torch.inference_mode()
+def trace(
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    roles: Iterable[str] = TRACKED,
+    alpha: float = ALPHA,
+    attention: bool = True,
+) -> Trace:
+    """Run blocks through a model and keep statistics of fixed size of its hidden states.
+
+    Blocks go through the decoder one at a time, each one a sequence; the head is not applied. No hidden state is kept.
+
+    Args:
+        model: a causal language model, quantized or not; it is left as it was.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them.
+        roles: the hidden states to trace: "attn_in", "attn_out" and "ffn_in", the inputs of the q/k/v, the attention
+            output and the first feed-forward projections. The residual stream is always looked at.
+        alpha: magnitude from which an entry is a hit.
+        attention: whether to find attention sinks; the model then attends eagerly, with memory for one layer's
+            attention matrix (heads, T, T). Without it long contexts take less.
+
+    Raises:
+        UserError: a role is unknown; alpha is not positive; there is no block, one is longer than the model's context,
+            of another length than the first, or holds ids outside the vocabulary; a hidden state holds NaN or inf.
+    """
+    roles = _check_roles(roles)
+    if not alpha > 0:
+        raise UserError(f"alpha is {alpha}; expected a positive magnitude")
+    total = None
+    for block in blocks:
+        check_block(model.config, len(block), int(block.max()))
+        one = _trace_block(model, block.to(model.device), roles, alpha, attention)
+        total = one if total is None else total.merge(one)
+    if total is None:
+        raise UserError("no blocks to trace; expected at least one")
+    return total.cpu()
+
+
+def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
+    """The roles in the order of `TRACKED`."""
+    roles = [roles] if isinstance(roles, str) else list(roles)
+    for role in roles:
+        if role not in TRACKED:
+            raise unknown_name("role", role, TRACKED)
+    if not roles:
+        raise UserError(f"no roles to trace; expected some of {', '.join(TRACKED)}")
+    return tuple(role for role in TRACKED if role in roles)
+
+
+def _trace_block(
+    model: PreTrainedModel, ids: torch.Tensor, roles: tuple[str, ...], alpha: float, attention: bool
+) -> Trace:
+    """The trace of one sequence (T,)."""
+    observer = _Observer(ids, roles, alpha, model.config.vocab_size)
+    tracked = (projection for projection in projections(model) if projection.role in roles)
+    with input_hooks(tracked, observer.see_hidden_state), residual_hooks(model, observer.see_residual):
+        if attention:
+            with attention_hooks(model, observer.see_attention):
+                model.base_model(ids[None], use_cache=False)
+        else:
+            model.base_model(ids[None], use_cache=False)
+    return observer.result()
+
+
+class _Observer:
+    """Reduces what the hooks see of one sequence (T,) to the statistics of a `Trace`."""
+
+    def __init__(self, ids: torch.Tensor, roles: tuple[str, ...], alpha: float, vocabulary: int):
+        self.ids, self.roles, self.alpha, self.vocabulary = ids, roles, alpha, vocabulary
+        self.by_layer: dict[str, list[torch.Tensor]] = defaultdict(list)
+        self.hit: dict[str, torch.Tensor] = {}  # view: (T, features), hit in any of its hidden states so far
+        self.magnitude: dict[str, torch.Tensor] = {}  # role: (T, features), the largest |x| so far
+        self.sketch: list[torch.Tensor] = []
+        self.massive_positions: list[torch.Tensor] = []
+        self.sinks: list[torch.Tensor] = []
+        self.heads = 0
+
+    def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
+        x = x.float()
+        low, high = x.amin(0), x.amax(0)
+        by_feature = torch.maximum(-low, high)
+        check_finite(by_feature, layer, role)
+        columns = (by_feature >= self.alpha).nonzero()[:, 0]
+        candidates = x[:, columns]
+        hit = candidates.abs() >= self.alpha
+        hits = torch.zeros_like(low, dtype=torch.int64).index_copy_(0, columns, hit.sum(0))
+        statistics = {"min": low, "max": high, "hits": hits, "sequences_hit": hits.clamp(max=1), **moments(x)}
+        for name, value in statistics.items():
+            self.by_layer[f"{role}.{name}"].append(value)
+        for view in views(self.roles):
+            if role in view:
+                self.hit.setdefault(view, torch.zeros_like(x, dtype=torch.bool))[:, columns] |= hit
+        magnitude = x.abs()
+        self.by_layer[f"{role}.rest.max"].append(magnitude[1:].amax())
+        self.magnitude[role] = torch.maximum(self.magnitude.get(role, magnitude), magnitude)
+        features = columns.expand_as(hit)[hit]
+        self.sketch.append(pack_keys(layer, TRACKED.index(role), features, buckets(candidates[hit])))
+
+    def see_residual(self, layer: int, x: torch.Tensor) -> None:
+        x = x.float()
+        magnitude = x.abs()
+        by_feature = magnitude.amax(0)
+        check_finite(by_feature, layer, "residual")
+        middle = median(magnitude)
+        largest = largest_entry(x, by_feature, self.ids)
+        massive = (magnitude > MASSIVE) & (magnitude >= MASSIVE_RATIO * middle)
+        positions, features = massive.nonzero(as_tuple=True)
+        self.massive_positions.append(positions)
+        statistics = {
+            "largest": largest,
+            "sum_of_max": largest[0],
+            "sum_of_ratios": largest[0] / middle,
+            "massive": features.bincount(minlength=x.shape[1]),
+        }
+        for name, value in statistics.items():
+            self.by_layer[f"residual.{name}"].append(value)
+
+    def see_attention(self, _layer: int, probabilities: torch.Tensor, _recompute) -> None:
+        received = probabilities[0].float().sum(1)  # (heads, keys), over the queries at and after each key
+        sinks = received > SINK * torch.arange(received.shape[1], 0, -1, device=received.device)
+        self.heads = len(sinks)
+        self.sinks.append(sinks.sum(0))
+
+    def result(self) -> Trace:
+        """The trace of the sequence; call it after the forward pass."""
+        statistics = {name: torch.stack(rows) for name, rows in self.by_layer.items()}
+        for view, hit in self.hit.items():
+            in_layer = torch.stack([statistics[f"{role}.sequences_hit"] for role in view]).amax(0)
+            statistics[f"{'+'.join(view)}.layers_hit"] = in_layer.sum(0)
+            statistics[f"{'+'.join(view)}.positions_hit"] = hit.sum(0)
+        for role, magnitude in self.magnitude.items():
+            statistics[f"{role}.magnitude"] = magnitude.double()
+        massive = torch.cat(self.massive_positions).bincount(minlength=len(self.ids))
+        statistics |= {"residual.massive_positions": massive, "residual.massive_tokens": self._by_token(massive)}
+        if self.sinks:
+            sinks = torch.stack(self.sinks)
+            statistics |= {"attention.sinks": sinks, "attention.sinks_tokens": self._by_token(sinks.sum(0))}
+        keys, counts = torch.cat(self.sketch).unique(return_counts=True)
+        sketch = Counter(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
+        return Trace(self.alpha, self.roles, len(self.ids), 1, self.heads, statistics, sketch)
+
+    def _by_token(self, by_position: torch.Tensor) -> torch.Tensor:
+        """Counts by token id (V,) of counts by position (T,)."""
+        by_token = torch.zeros(self.vocabulary, dtype=torch.int64, device=self.ids.device)
+        return by_token.index_add_(0, self.ids, by_position)
