@@ -1,0 +1,1 @@
+"""Features taken out of a model, and what it loses."""

@@ -1,0 +1,183 @@
+"""What a model loses without some features, beside what it loses without random ones."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import bootstrap
+from transformers import PreTrainedModel
+
+from outliers.ablation.attention import top1_softmax
+from outliers.ablation.interventions import METHODS, Intervention, Means
+from outliers.errors import UserError, unknown_name
+from outliers.evaluation.perplexity import perplexity
+from outliers.models.anatomy import check_features, projections
+from outliers.tracing.result import STREAM
+from outliers.tracing.trace import trace
+
+LEAST_CONTROLS = 10
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to measure: which features are taken out, and how.
+
+    subject: "none" (the model as it is), "outliers" (all given features), "control" (as many random others), or
+    "single" (one of several given features). draw: number of the control.
+    """
+
+    subject: str
+    method: str | None = None
+    features: tuple[int, ...] = ()
+    draw: int | None = None
+
+
+def plan(
+    features: Iterable[int],
+    width: int,
+    methods: Iterable[str] = ("zero",),
+    controls: int = LEAST_CONTROLS,
+    seed: int = 0,
+    where: Iterable[str] = ("attn_in",),
+) -> list[Cell]:
+    """What `ablate` measures; the controls of all methods are the same draws.
+
+    Raises:
+        UserError: as `ablate`.
+    """
+    features, methods = check_features(features, width), list(methods)
+    for method in methods:
+        if method not in METHODS:
+            raise unknown_name("method", method, METHODS)
+    for role in where:
+        if role not in STREAM:
+            raise unknown_name("place", role, STREAM)
+    if controls < LEAST_CONTROLS:
+        raise UserError(f"{controls} controls; expected at least {LEAST_CONTROLS} random draws for an interval")
+    others = np.setdiff1d(np.arange(width), features)
+    if len(others) < len(features):
+        raise UserError(
+            f"{len(features)} of {width} features leave {len(others)} others to draw {len(features)} random ones from; "
+            f"ablate at most {width // 2}"
+        )
+    generator = np.random.default_rng(seed)
+    draws = [tuple(map(int, np.sort(generator.choice(others, len(features), replace=False)))) for _ in range(controls)]
+    cells = [Cell("none")]
+    for method in methods:
+        cells.append(Cell("outliers", method, tuple(features)))
+        cells += [Cell("control", method, draw, number) for number, draw in enumerate(draws)]
+        if len(features) > 1:
+            cells += [Cell("single", method, (feature,)) for feature in features]
+    return cells
+
+
+def measure(
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    cells: Iterable[Cell],
+    metric: str,
+    where: Iterable[str] = ("attn_in",),
+    seed: int = 0,
+) -> Iterator[tuple[Cell, float]]:
+    """Measure "top1_softmax" or "perplexity" of cells, each as soon as it is known.
+
+    All cells of "top1_softmax" come from one pass over the text; "perplexity" takes one for each.
+    """
+    cells = list(cells)
+    means = _means(model, blocks) if any(cell.method == "mean" for cell in cells) else {}
+    interventions = [Intervention(cell.features, cell.method or "zero", seed, means) for cell in cells]
+    if metric == "top1_softmax":
+        yield from zip(cells, top1_softmax(model, blocks, interventions), strict=True)
+        return
+    inputs = [projection for projection in projections(model) if projection.role in where]
+    for cell, intervention in zip(cells, interventions, strict=True):
+        with intervention.on(inputs):
+            value = perplexity(model, blocks)
+        yield cell, value
+
+
+def ablate(
+    model: PreTrainedModel,
+    blocks: torch.Tensor,
+    features: Iterable[int],
+    controls: int = LEAST_CONTROLS,
+    seed: int = 0,
+    methods: Iterable[str] = ("zero",),
+    where: Iterable[str] = ("attn_in",),
+) -> pd.DataFrame:
+    """Take features out of a model and measure attention and perplexity (LLM.int8(), section 4.2).
+
+    Top-1 softmax probability: the features are changed in the input of the q/k/v projection of one layer at a time.
+    Perplexity: in the inputs of all layers at once, and the altered states propagate. The model is left as it was.
+
+    Args:
+        model: a causal language model, quantized or not.
+        blocks: token ids, int64 (blocks, T).
+        features: dimensions of the residual stream, for example those of `trace(...).outlier_features()`.
+        controls: how many times as many random other features are drawn, at least 10.
+        seed: of the draws, and of what "shuffle" does.
+        methods: "zero" (the paper's), "mean" (over the text) and "shuffle" (over the positions of a sequence).
+        where: for perplexity, the inputs that are changed: "attn_in" (the paper's) and "ffn_in".
+
+    Returns:
+        One row a measurement: `subject` ("none", "outliers", "control", "single"), `method`, `features`, `draw`,
+        `top1_softmax`, `perplexity`, and `damage`, the relative increase of perplexity. `summary` condenses it.
+
+    Raises:
+        UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
+            method or a place is unknown; there are too few controls; blocks do not fit the model.
+    """
+    cells = plan(features, model.config.hidden_size, methods, controls, seed, where)
+    values = {
+        metric: dict(measure(model, blocks, cells, metric, where, seed)) for metric in ("top1_softmax", "perplexity")
+    }
+    return damages([{**vars(cell), **{metric: of[cell] for metric, of in values.items()}} for cell in cells])
+
+
+def damages(measurements: list[dict]) -> pd.DataFrame:
+    """Measurements, one of them of subject "none", as a table with the column `damage`."""
+    table = pd.DataFrame(measurements)
+    table["damage"] = table["perplexity"] / table.loc[table["subject"] == "none", "perplexity"].item() - 1
+    return table
+
+
+def summary(measurements: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """Condense what `ablate` returns: the controls of a method to one row, single features by their damage.
+
+    Returns:
+        Columns `subject`, `method`, `features`, `draws`, and `top1_softmax`, `perplexity` and `damage`: the value, or
+        the mean of the controls; for these, `_low` and `_high` bound its 95 % bootstrap interval (percentiles of the
+        means of 10,000 resamples).
+    """
+    order = ["none", "outliers", "control", "single"]
+    groups = measurements.assign(method=measurements["method"].fillna(""))
+    groups = groups.assign(alone=groups["features"].where(groups["subject"] == "single", ()))
+    rows = []
+    for (method, subject, alone), group in groups.groupby(["method", "subject", "alone"], sort=False):
+        row = {"subject": subject, "method": method, "features": alone or group["features"].iloc[0]}
+        if subject == "control":
+            row |= {"features": (), "draws": len(group)}
+        for metric in ("top1_softmax", "perplexity", "damage"):
+            row[metric] = group[metric].mean()
+            if subject == "control":
+                row[f"{metric}_low"], row[f"{metric}_high"] = interval_of_mean(group[metric], seed)
+        rows.append((order.index(subject), -row["damage"], row))
+    methods = list(dict.fromkeys(row["method"] for *_, row in rows))
+    rows.sort(key=lambda row: (methods.index(row[2]["method"]), *row[:2]))
+    return pd.DataFrame([row for *_, row in rows])
+
+
+def interval_of_mean(values: Iterable[float], seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean: percentiles of the means of 10,000 resamples."""
+    found = bootstrap((list(values),), np.mean, n_resamples=RESAMPLES, method="percentile", rng=seed)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def _means(model: PreTrainedModel, blocks: torch.Tensor) -> Means:
+    """Mean of every feature over the text, by layer and role."""
+    found = trace(model, blocks, STREAM, attention=False)
+    means = {role: found.statistics[f"{role}.sum"] / (found.block * found.sequences) for role in STREAM}
+    return {(layer, role): mean for role, of_role in means.items() for layer, mean in enumerate(of_role)}

@@ -1,0 +1,54 @@
+"""How sure attention is of its first choice, with and without features."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.ablation.interventions import Intervention
+from outliers.models.anatomy import check_block, projections
+from outliers.models.hooks import attention_hooks
+
+
+@torch.inference_mode()
+def top1_softmax(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], interventions: Iterable[Intervention] = (Intervention(()),)
+) -> list[float]:
+    """Mean top-1 softmax probability of the attention (LLM.int8(), section 4.2).
+
+    The mean over layers, heads, query positions and sequences of the largest probability that a query gives to a key.
+    An intervention changes the input of the q/k/v projection in one layer at a time; what goes on through the model is
+    the layer's unchanged output. Probabilities of one layer at a time are held.
+
+    Args:
+        model: a causal language model, quantized or not.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,).
+        interventions: what to change; one without features stands for the model as it is.
+
+    Raises:
+        UserError: a block does not fit the model, or the model's attention gives no probabilities.
+
+    Returns:
+        The probability under each intervention.
+    """
+    interventions = list(interventions)
+    attn_in = defaultdict(list)
+    for projection in projections(model):
+        if projection.role == "attn_in":
+            attn_in[projection.layer].append(projection)
+    found = []
+
+    def visit(layer, probabilities, recompute):
+        of_layer = []
+        for intervention in interventions:
+            with intervention.on(attn_in[layer]):
+                changed = recompute() if intervention.features else probabilities
+            of_layer.append(changed.amax(-1).double().mean())
+        found.append(torch.stack(of_layer))
+
+    with attention_hooks(model, visit):
+        for block in blocks:
+            check_block(model.config, len(block), int(block.max()))
+            model.base_model(block[None].to(model.device), use_cache=False)
+    return torch.stack(found).mean(0).tolist()

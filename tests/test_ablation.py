@@ -1,0 +1,206 @@
+"""Ablations against second computations, and what they must leave alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from outliers.ablation.ablate import ablate, interval_of_mean, plan, summary
+from outliers.ablation.attention import top1_softmax
+from outliers.ablation.interventions import METHODS, Intervention
+from outliers.errors import UserError
+from outliers.evaluation.perplexity import perplexity
+from outliers.models.anatomy import anatomy_of, decoder_layers, projections
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.plant import plant
+from outliers.text.blocks import load_text
+from outliers.tracing.trace import trace
+from tests.conftest import make_model
+from tests.test_tracing import hooks
+
+
+def without_weights(model, features, layers, roles=("attn_in",)):
+    """A second way to zero features at the input of projections: zero the weights that read them."""
+    with torch.no_grad():
+        for projection in projections(model):
+            if projection.role in roles and projection.layer in layers:
+                weight = projection.module.weight
+                weight = weight if type(projection.module).__name__ == "Conv1D" else weight.T
+                weight[list(features)] = 0
+    return model
+
+
+def attentions(model, blocks):
+    """Probabilities as transformers returns them, (layers, sequences, heads, T, T)."""
+    if model.config._attn_implementation != "eager":
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        return torch.stack(model(blocks, output_attentions=True, use_cache=False).attentions)
+
+
+def test_top1_of_every_architecture(case, blocks):
+    """Layer by layer: zeroed weights in one layer give its probabilities, from the unchanged input."""
+    model, features = make_model(case), (3, 17)
+    before = model(blocks).logits
+    as_it_is, without = top1_softmax(model, blocks, [Intervention(()), Intervention(features)])
+    assert hooks(model) == 0
+    assert torch.equal(model(blocks).logits, before)
+    want = attentions(make_model(case), blocks)
+    assert as_it_is == pytest.approx(want.amax(-1).double().mean().item(), rel=1e-5)
+    layers = len(decoder_layers(model))
+    changed = [attentions(without_weights(make_model(case), features, [n]), blocks)[n] for n in range(layers)]
+    assert without == pytest.approx(torch.stack(changed).amax(-1).double().mean().item(), rel=1e-5)
+    assert abs(without - as_it_is) > 1e-4
+
+
+@pytest.mark.parametrize("where", [("attn_in",), ("attn_in", "ffn_in")])
+def test_perplexity_of_every_architecture(case, blocks, where):
+    table = ablate(make_model(case), blocks, [3, 17], where=where).set_index(["subject", "draw"])["perplexity"]
+    assert table["none"].item() == pytest.approx(perplexity(make_model(case), blocks), rel=1e-6)
+    layers = range(len(decoder_layers(make_model(case))))
+    zeroed = without_weights(make_model(case), (3, 17), layers, where)
+    assert table["outliers"].item() == pytest.approx(perplexity(zeroed, blocks), rel=1e-5)
+    assert table["outliers"].item() != pytest.approx(table["none"].item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods(method):
+    """What q, k and v of each layer see: the method's values in the features, and all else as it was."""
+    model, blocks = make_model("llama"), torch.randint(100, (1, 24))
+    inputs, changed = {}, {}
+
+    def keep(into):
+        def hook(module, args):
+            into[module] = args[0][0].clone()
+
+        return [p.module.register_forward_pre_hook(hook) for p in projections(model) if p.role == "attn_in"]
+
+    handles = keep(inputs)
+    model(blocks)
+    first = [p for p in projections(model) if p.role == "attn_in" and p.layer == 0]
+    means = {(0, "attn_in"): inputs[first[0].module].mean(0)}
+    for handle in handles:
+        handle.remove()
+    with Intervention((2, 9), method, seed=1, means=means).on(first):
+        handles = keep(changed)
+        model(blocks)
+    for handle in handles:
+        handle.remove()
+    q, k, v = (changed[p.module] for p in first)
+    assert torch.equal(q, k)
+    assert torch.equal(q, v)
+    before, others = inputs[first[0].module], [n for n in range(32) if n not in (2, 9)]
+    assert torch.equal(q[:, others], before[:, others])
+    if method == "zero":
+        assert (q[:, [2, 9]] == 0).all()
+    if method == "mean":
+        assert torch.allclose(q[:, [2, 9]], before[:, [2, 9]].mean(0).expand(24, 2), rtol=1e-5)
+    if method == "shuffle":
+        assert torch.equal(q[:, [2, 9]].sort(0).values, before[:, [2, 9]].sort(0).values)
+        assert not torch.equal(q[:, 2], before[:, 2])
+        order = [q[:, n].argsort().tolist() for n in (2, 9)]
+        assert order[0] != order[1]
+
+
+def test_mean_is_over_the_text():
+    """With a feature that is constant, its mean changes nothing and zero does."""
+    model, blocks = make_model("gpt2"), torch.randint(100, (3, 24))
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.ln_1.weight[4], layer.ln_1.bias[4] = 0, 20
+    table = ablate(model, blocks, [4], methods=["zero", "mean"]).set_index(["subject", "method"])
+    assert table.loc[("outliers", "mean"), "damage"] == pytest.approx(0, abs=1e-6)
+    assert abs(table.loc[("outliers", "zero"), "damage"]) > 1e-3
+
+
+def test_table_and_draws(blocks):
+    model = make_model("gpt2")
+    table = ablate(model, blocks, [3, 17], methods=["zero", "shuffle"], seed=5)
+    assert table.equals(ablate(model, blocks, [17, 3], methods=["zero", "shuffle"], seed=5))
+    assert len(table) == 1 + 2 * (1 + 10 + 2)
+    assert table["subject"].value_counts().to_dict() == {"none": 1, "outliers": 2, "control": 20, "single": 4}
+    draws = table[table["subject"] == "control"]
+    by_method = [group["features"].tolist() for _, group in draws.groupby("method")]
+    assert by_method[0] == by_method[1], "all methods are compared on the same draws"
+    assert len(set(by_method[0])) > 5
+    for features in by_method[0]:
+        assert len(set(features)) == 2
+        assert not set(features) & {3, 17}
+    other = ablate(model, blocks, [3, 17], seed=6)
+    assert other[other["subject"] == "control"]["features"].tolist() != by_method[0]
+
+
+def test_summary(blocks):
+    table = ablate(make_model("gpt2"), blocks, [3, 17, 20], controls=12)
+    found = summary(table)
+    assert found["subject"].tolist() == ["none", "outliers", "control", "single", "single", "single"]
+    singles = found[found["subject"] == "single"]
+    assert singles["damage"].is_monotonic_decreasing
+    assert set(singles["features"]) == {(3,), (17,), (20,)}
+    control = found[found["subject"] == "control"].iloc[0]
+    values = table[table["subject"] == "control"]["damage"]
+    assert control["draws"] == 12
+    assert control["damage"] == pytest.approx(values.mean())
+    assert values.min() < control["damage_low"] < control["damage"] < control["damage_high"] < values.max()
+
+
+def test_interval_against_the_normal_one():
+    values = np.random.default_rng(0).normal(5, 2, 400)
+    low, high = interval_of_mean(values)
+    assert (low, high) == pytest.approx((values.mean() - 0.196, values.mean() + 0.196), abs=0.03)
+
+
+def test_mistakes(blocks):
+    model = make_model("gpt2")
+    for message, arguments in {
+        "list of features is empty; expected some of 0 to 31": {"features": []},
+        "feature 32 is out of range; .* features 0 to 31": {"features": [3, 32]},
+        "feature -1 is out of range": {"features": [-1]},
+        "17 of 32 features leave 15 others": {"features": range(17)},
+        "9 controls; expected at least 10": {"controls": 9},
+        "unknown method 'men'; did you mean mean": {"methods": ["men"]},
+        "unknown place 'attn_out'": {"where": ["attn_out"]},
+        "blocks of 70 tokens are longer": {"blocks": torch.zeros(1, 70, dtype=torch.int64)},
+    }.items():
+        with pytest.raises(UserError, match=message):
+            ablate(model, **{"blocks": blocks, "features": [3], **arguments})
+    assert hooks(model) == 0
+    with pytest.raises(UserError, match="out of range"):
+        plan([99], 32)
+
+
+def test_hooks_come_off_after_an_error(blocks):
+    model = make_model("gptj")
+    before = model(blocks).logits
+    handle = model.transformer.h[1].mlp.fc_in.register_forward_hook(lambda *_: 1 / 0)
+    for call in (lambda: top1_softmax(model, blocks, [Intervention((1,))]), lambda: ablate(model, blocks, [1])):
+        with pytest.raises(ZeroDivisionError):
+            call()
+    handle.remove()
+    assert hooks(model) == 0
+    assert torch.equal(model(blocks).logits, before)
+
+
+def test_attention_that_gives_no_probabilities(blocks, monkeypatch):
+    model = make_model("gpt_neox")
+    monkeypatch.setattr(model, "set_attn_implementation", lambda _name: None)
+    with pytest.raises(UserError, match="gives no probabilities"):
+        top1_softmax(model, blocks)
+
+
+def test_planted_features_carry_no_more_than_before(blocks):
+    """Planting does not change the function, so it must not change what an ablation finds."""
+    model = make_model("gpt2")
+    planted = plant(model, [3, 17], 64)
+    a, b = (ablate(m, blocks, [3, 17]) for m in (model, planted))
+    assert np.allclose(a["perplexity"], b["perplexity"], rtol=1e-5)
+    assert np.allclose(a["top1_softmax"], b["top1_softmax"], rtol=1e-5)
+
+
+def test_outliers_of_a_trained_model_matter():
+    model, tokenizer = load_model("pocket/gpt2-1.7m"), load_tokenizer("pocket/gpt2-1.7m")
+    blocks = load_text("sample", tokenizer, 256, 4)
+    found = trace(model, blocks, attention=False).outlier_features()["feature"]
+    table = summary(ablate(model, blocks, found)).set_index("subject")
+    assert table.loc["outliers", "damage"] > 5 * table.loc["control", "damage_high"]
+    assert table.loc["outliers", "top1_softmax"] < table.loc["control", "top1_softmax_low"]
+    assert anatomy_of(model.config).attention == "attn"
