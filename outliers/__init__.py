@@ -16,10 +16,11 @@ _HOME = {
     "perplexity": "outliers.evaluation.perplexity",
     "trace": "outliers.tracing.trace",
     "Trace": "outliers.tracing.result",
+    "table4_row": "outliers.tracing.table4",
     "ablate": "outliers.ablation.ablate",
     "plant": "outliers.models.plant",
     "Experiment": "outliers.experiment.spec",
-    "sweep": "outliers.experiment.run",
+    "sweep": "outliers.experiment.sweep",
 }
 __all__ = list(_HOME)
 

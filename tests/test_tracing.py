@@ -16,6 +16,7 @@ from outliers.models.plant import plant
 from outliers.text.blocks import load_text
 from outliers.tracing import sketch, state
 from outliers.tracing.result import Trace
+from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from tests.conftest import C4, CONFIGS, STORIES, make_model, needs_shared
 
@@ -358,6 +359,23 @@ def test_misses_what_is_below_the_threshold(planted_case, blocks):
     model = plant(make_model(planted_case), [5, 20], 1.4)
     assert trace(model, blocks, attention=False).outlier_features().empty
     assert set(trace(model, blocks, alpha=0.7, attention=False).outlier_features()["feature"]) >= {5, 20}
+
+
+def test_row_of_table4(blocks):
+    model = plant(make_model("gpt2"), [5, 20], 30)
+    found = trace(model, blocks)
+    row = table4_row(found, 12.5, [0.4, 0.2])
+    assert (row["perplexity"], row["top1_softmax"], row["top1_softmax_without"]) == (12.5, 0.4, 0.2)
+    assert row["count"] == 2
+    outliers = found.outlier_features()
+    assert row["most_common"] == outliers["feature"][0]
+    assert row["median"] == outliers["median"][0]
+    assert row["one_sided"] == outliers["one_sided"].sum()
+    everything = sum(found.features(view)["hits"].sum() for view in ("attn_in", "attn_out", "ffn_in"))
+    assert row["outliers_per_sequence"] == everything / 3
+    nothing = table4_row(trace(make_model("gpt2"), blocks, alpha=1000), 12.5)
+    assert nothing["count"] == nothing["layers"] == 0
+    assert not {"median", "top1_softmax"} & set(nothing)
 
 
 @needs_shared

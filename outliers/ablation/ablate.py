@@ -87,6 +87,8 @@ def measure(
     All cells of "top1_softmax" come from one pass over the text; "perplexity" takes one for each.
     """
     cells = list(cells)
+    if not cells:
+        return
     means = _means(model, blocks) if any(cell.method == "mean" for cell in cells) else {}
     interventions = [Intervention(cell.features, cell.method or "zero", seed, means) for cell in cells]
     if metric == "top1_softmax":

@@ -213,23 +213,23 @@ class Trace:
     def _features_of(self, view: tuple[str, ...]) -> pd.DataFrame:
         of_view, hits = "+".join(view), sum(self.statistics[f"{role}.hits"].sum(0) for role in view)
         columns = {
-            "layers": self.statistics[f"{of_view}.layers_hit"] / (self.layers * self.sequences),
-            "positions": self.statistics[f"{of_view}.positions_hit"] / (self.block * self.sequences),
+            "layers": self.statistics[f"{of_view}.layers_hit"].double() / (self.layers * self.sequences),
+            "positions": self.statistics[f"{of_view}.positions_hit"].double() / (self.block * self.sequences),
             "positions_mean": hits.double() / (len(view) * self.layers * self.block * self.sequences),
             "hits": hits,
         }
-        largest = torch.stack([self._largest(role).amax(0) for role in view]).amax(0)
+        largest = torch.stack([self.largest(role).amax(0) for role in view]).amax(0)
         table = pd.DataFrame({name: value.numpy() for name, value in columns.items()})
         values = self._hit_values()
         values = values[values["role"].isin([TRACKED.index(role) for role in view])]
-        table = _with_hit_values(table.rename_axis("feature"), values).assign(max=largest.numpy())
+        table = self._with_hit_values(table.rename_axis("feature"), values).assign(max=largest.numpy())
         return table.reset_index()
 
     def _features_in_layers(self, role: str) -> pd.DataFrame:
         hits = self.statistics[f"{role}.hits"]
         positions = hits.double() / (self.block * self.sequences)
         columns = {
-            "layers": self.statistics[f"{role}.sequences_hit"] / self.sequences,
+            "layers": self.statistics[f"{role}.sequences_hit"].double() / self.sequences,
             "positions": positions,
             "positions_mean": positions,
             "hits": hits,
@@ -237,10 +237,20 @@ class Trace:
         index = pd.MultiIndex.from_product([range(size) for size in hits.shape], names=["layer", "feature"])
         table = pd.DataFrame({name: value.flatten().numpy() for name, value in columns.items()}, index)
         values = self._hit_values()
-        table = _with_hit_values(table, values[values["role"] == TRACKED.index(role)])
-        return table.assign(max=self._largest(role).flatten().numpy(), role=role).reset_index()
+        table = self._with_hit_values(table, values[values["role"] == TRACKED.index(role)])
+        return table.assign(max=self.largest(role).flatten().numpy(), role=role).reset_index()
 
-    def _largest(self, role: str) -> torch.Tensor:
+    def _with_hit_values(self, table: pd.DataFrame, values: pd.DataFrame) -> pd.DataFrame:
+        """Add `one_sided` and the quartiles of the hit values to a table whose index says where they are."""
+        by = list(table.index.names)
+        signs = values.groupby(by)["bucket"].agg(["min", "max"])
+        one_sided = (signs["min"] > 0) | (signs["max"] < 0)
+        table["one_sided"] = one_sided.reindex(table.index, fill_value=False)
+        quartiles = quantiles(values, by, QUARTILES)
+        # a bucket's estimate may lie below alpha by 1 %, a hit does not
+        return table.join(np.sign(quartiles) * quartiles.abs().clip(lower=self.alpha))
+
+    def largest(self, role: str) -> torch.Tensor:
         """The largest absolute value of each feature, (L, h)."""
         return torch.maximum(-self.statistics[f"{role}.min"], self.statistics[f"{role}.max"])
 
@@ -248,7 +258,7 @@ class Trace:
         """One row a layer and role: infinity norm and the three kurtoses; `_rest`: without position 0."""
         rows = []
         for role in self.roles:
-            norms = {"": self._largest(role).amax(1), "_rest": self.statistics[f"{role}.rest.max"]}
+            norms = {"": self.largest(role).amax(1), "_rest": self.statistics[f"{role}.rest.max"]}
             table = {"layer": range(self.layers), "role": role}
             table |= {f"infinity_norm{rest}": norm.numpy() for rest, norm in norms.items()}
             for kind, count in (("tensor", (1, 1)), ("token", (self.block, self.block - 1))):
@@ -276,7 +286,7 @@ class Trace:
             "max": self.statistics["residual.sum_of_max"],
             "ratio": self.statistics["residual.sum_of_ratios"],
         }
-        means = {name: (value / self.sequences).numpy() for name, value in means.items()}
+        means = {name: (value.double() / self.sequences).numpy() for name, value in means.items()}
         return pd.DataFrame({"layer": range(self.layers), **means, "value": largest[:, 1].numpy(), **places})
 
     def attention_sinks(self) -> pd.DataFrame:
@@ -285,7 +295,7 @@ class Trace:
         Raises:
             UserError: the attention was not looked at.
         """
-        share = self._sinks("sinks").sum(0) / (self.layers * self.heads * self.sequences)
+        share = self._sinks("sinks").sum(0).double() / (self.layers * self.heads * self.sequences)
         return pd.DataFrame({"position": range(self.block), "share": share.numpy()})
 
     def sink_tokens(self) -> pd.DataFrame:
@@ -298,15 +308,6 @@ class Trace:
         if not self.heads:
             raise UserError("attention sinks were not looked for; trace with attention=True")
         return self.statistics[f"attention.{name}"]
-
-
-def _with_hit_values(table: pd.DataFrame, values: pd.DataFrame) -> pd.DataFrame:
-    """Add `one_sided` and the quartiles of the hit values to a table indexed by feature, or by layer and feature."""
-    by = list(table.index.names)
-    signs = values.groupby(by)["bucket"].agg(["min", "max"])
-    one_sided = (signs["min"] > 0) | (signs["max"] < 0)
-    table["one_sided"] = one_sided.reindex(table.index, fill_value=False)
-    return table.join(quantiles(values, by, QUARTILES))
 
 
 def pack_keys(layer, role, feature: torch.Tensor, bucket: torch.Tensor) -> torch.Tensor:
