@@ -45,6 +45,8 @@ def pocket_models() -> list[str]:
 def find_model(name: str, revision: str | None = None) -> Source:
     """Decide where `name` is: a pocket model, an existing folder, or a repository on the hub.
 
+    A revision of a folder is a model folder in it, such as a training checkpoint.
+
     The hub is asked once, with a time limit, so that a machine without network falls back to its cache at once
     instead of retrying for half a minute.
 
@@ -58,9 +60,12 @@ def find_model(name: str, revision: str | None = None) -> Source:
     else:
         folder = Path(name)
     if folder.is_dir():
-        if revision is not None:
-            raise UserError(f"'{name}' is a local model and has no revision '{revision}'; leave the revision out")
-        return Source(str(folder), None, True)
+        if revision is not None and not (folder / revision / "config.json").exists():
+            checkpoints = sorted(file.parent.name for file in folder.glob("*/config.json"))
+            if not checkpoints:
+                raise UserError(f"'{name}' is a local model and has no revision '{revision}'; leave the revision out")
+            raise unknown_name(f"revision (a folder in '{name}')", revision, checkpoints)
+        return Source(str(folder / (revision or "")), None, True)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"model folder '{name}' does not exist; expected a folder with config.json and safetensors")
     try:
@@ -136,7 +141,7 @@ def load_model(
         name: a hub id ("gpt2", "facebook/opt-125m"), a local folder, or a pocket model ("pocket/gpt2-1.7m").
         dtype: "float32", "float16" or "bfloat16".
         device: where to put it, such as "cpu" or "cuda".
-        revision: branch, tag or commit on the hub.
+        revision: branch, tag or commit on the hub; or a checkpoint's folder in a local folder.
 
     Raises:
         UserError: the model is unknown, unreachable, of an unknown architecture or incomplete; its weights are
