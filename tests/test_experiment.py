@@ -2,22 +2,41 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file, save_file
 
+from outliers.ablation.ablate import ablate, measure
+from outliers.ablation.attention import top1_softmax
+from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity
+from outliers.experiment.ablation import ablate_model
+from outliers.experiment.emergence import emergence
 from outliers.experiment.rows import RowFile
-from outliers.experiment.run import sweep
-from outliers.experiment.spec import Experiment, experiment_files, make_experiment, read_experiment
-from outliers.models.load import load_model, load_tokenizer, pocket_models
+from outliers.experiment.spec import (
+    Ablation,
+    Emergence,
+    Experiment,
+    OneModel,
+    experiment_files,
+    make_experiment,
+    read_experiment,
+)
+from outliers.experiment.sweep import sweep
+from outliers.experiment.tracing import trace_model
+from outliers.models.load import POCKET, load_model, load_tokenizer, pocket_models
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES
 from outliers.text.blocks import load_text
+from outliers.tracing.result import Trace
+from outliers.tracing.table4 import table4_row
+from outliers.tracing.trace import trace
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
 TIMES = ("wall_seconds", "peak_memory_bytes")
@@ -100,7 +119,7 @@ def test_finished_rows_are_used_again(tmp_path, monkeypatch):
     first = sweep(Experiment(**SMALL), tmp_path)
     measured = []
     monkeypatch.setattr(
-        "outliers.experiment.run.perplexity", lambda model, blocks: measured.append(list(blocks)) or 1.5
+        "outliers.experiment.sweep.perplexity", lambda model, blocks: measured.append(list(blocks)) or 1.5
     )
     assert sweep(Experiment(**SMALL), tmp_path) == first
     assert not measured
@@ -139,7 +158,7 @@ def test_unwritable_and_damaged_folders(tmp_path):
 # Forks a run that is killed after so many seconds; torch is imported once, before the forks.
 KILLER = """
 import json, os, signal, sys, time
-from outliers.experiment.run import sweep
+from outliers.experiment.sweep import sweep
 from outliers.experiment.spec import Experiment
 fields, out, seconds = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 for number, after in enumerate(seconds):
@@ -172,3 +191,123 @@ def test_killed_at_any_moment(tmp_path):
         assert lasting(read_rows(folder)) == want
         assert [path.name for path in folder.iterdir()] == ["rows.jsonl"]
     assert pd.Series(survived).nunique() > 1, "the kills came at different moments"
+
+
+TRACED = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 6, "alpha": 3}
+
+
+def metrics(rows: list[dict]) -> dict:
+    """Values of rows that name no place."""
+    return {row["metric"]: row["value"] for row in rows if not {"feature", "layer", "position"} & set(row)}
+
+
+def test_trace_rows_are_what_the_api_measures(tmp_path):
+    found, rows = trace_model(OneModel(**TRACED), tmp_path)
+    assert read_rows(tmp_path) == rows
+    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
+    blocks = load_text("sample", tokenizer, 64, 6)
+    want = trace(model, blocks, alpha=3)
+    assert found.sketch == want.sketch
+    assert Trace.load(tmp_path / "trace").outlier_features().equals(want.outlier_features())
+    features = tuple(want.outlier_features()["feature"])
+    assert features
+    top1 = top1_softmax(model, blocks, [Intervention(()), Intervention(features)])
+    assert metrics(rows) == pytest.approx(table4_row(want, perplexity(model, blocks), top1))
+    row = next(row for row in rows if row["metric"] == "outlier_feature.positions" and row["feature"] == features[0])
+    assert row["value"] == want.outlier_features()["positions"][0]
+    assert {"hidden_state.kurtosis_token", "residual.max", "hidden_state.infinity_norm_rest"} <= {
+        row["metric"] for row in rows
+    }
+    assert {"weights_hash", "tokens_hash", "alpha", "block", "version", *TIMES} <= set(row)
+
+
+def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    want = lasting(trace_model(OneModel(**TRACED), tmp_path / "whole")[1])
+    monkeypatch.setattr("outliers.experiment.tracing.SECONDS_BETWEEN_SAVES", 0)
+    read = []
+
+    def count(model, blocks, **keywords):
+        if len(read) == 4:
+            raise KeyboardInterrupt
+        read.append(blocks)
+        return trace(model, blocks, **keywords)
+
+    monkeypatch.setattr("outliers.experiment.tracing.trace", count)
+    with pytest.raises(KeyboardInterrupt):
+        trace_model(OneModel(**TRACED), tmp_path / "cut")
+    assert Trace.load(tmp_path / "cut" / "trace").sequences == 4
+    assert not (tmp_path / "cut" / "rows.jsonl").exists()
+    read[:] = [None] * 2  # two more blocks may be read, and two are missing
+    assert lasting(trace_model(OneModel(**TRACED), tmp_path / "cut")[1]) == want
+    read[:] = [None] * 4  # none may be read
+    assert lasting(trace_model(OneModel(**TRACED), tmp_path / "cut")[1]) == want
+    with pytest.raises(KeyboardInterrupt):
+        trace_model(OneModel(**TRACED), tmp_path / "cut", force=True)
+    with pytest.raises(KeyboardInterrupt):
+        trace_model(OneModel(**{**TRACED, "alpha": 2}), tmp_path / "cut")
+
+
+def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    spec = Ablation(**{**TRACED, "features": [3, 7], "methods": ["zero", "shuffle"]})
+    want = ablate_model(spec, tmp_path / "whole")
+    assert read_rows(tmp_path / "whole") == want
+    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
+    table = ablate(model, load_text("sample", tokenizer, 64, 6), [3, 7], methods=["zero", "shuffle"])
+    for metric in ("top1_softmax", "perplexity"):
+        values = [row["value"] for row in want if row["metric"] == metric]
+        assert values == pytest.approx(table[metric].tolist(), rel=1e-6)
+
+    def stop_after_five(*arguments):
+        for number, measured in enumerate(measure(*arguments)):
+            if number == 5:
+                raise KeyboardInterrupt
+            yield measured
+
+    with monkeypatch.context() as patch:
+        patch.setattr("outliers.experiment.ablation.measure", stop_after_five)
+        for finished in (5, 10, 15):
+            with pytest.raises(KeyboardInterrupt):
+                ablate_model(spec, tmp_path / "cut")
+            assert len(read_rows(tmp_path / "cut")) == finished
+    assert lasting(ablate_model(spec, tmp_path / "cut")) == lasting(want)
+    monkeypatch.setattr("outliers.ablation.ablate.perplexity", lambda *_: pytest.fail("all rows are finished"))
+    assert lasting(ablate_model(spec, tmp_path / "cut")) == lasting(want)
+
+
+def test_ablation_finds_its_features(tmp_path):
+    rows = ablate_model(Ablation(**TRACED), tmp_path)
+    found, _ = trace_model(OneModel(**TRACED), tmp_path)
+    outliers = next(row for row in rows if row["subject"] == "outliers")
+    assert outliers["features"] == sorted(found.outlier_features()["feature"])
+    with pytest.raises(UserError, match=r"has no outlier feature on this text .* --features or lower --alpha"):
+        ablate_model(Ablation(**{**TRACED, "alpha": 6}), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_emergence_over_checkpoints_of_a_folder(tmp_path):
+    """Three checkpoints, the last two with the same weights; the second run measures nothing."""
+    run = tmp_path / "run"
+    for step in ("step-1", "step-2", "step-3"):
+        shutil.copytree(POCKET / "gpt2-0.1m", run / step)
+    tensors = load_file(run / "step-1" / "model.safetensors")
+    tensors["transformer.wte.weight"] *= 1.5
+    save_file(tensors, run / "step-1" / "model.safetensors", {"format": "pt"})
+    fields = {"block": 64, "blocks": 2, "alpha": 3}
+    spec = Emergence(models=[str(run)], revisions=["step-1", "step-2", "step-3"], **fields)
+    rows = emergence(spec, tmp_path / "out")
+    by_step = {step: [row for row in rows if row["checkpoint"] == step] for step in ("step-1", "step-2", "step-3")}
+    values = {step: {row["metric"]: row["value"] for row in of_step} for step, of_step in by_step.items()}
+    assert values["step-2"] == values["step-3"] != values["step-1"]
+    assert {row.get("same_weights_as") for row in by_step["step-3"]} == {"run@step-2"}
+    assert not any("same_weights_as" in row for row in by_step["step-1"] + by_step["step-2"])
+    alone = emergence(Emergence(models=["pocket/gpt2-0.1m"], **fields), tmp_path / "alone")
+    assert {row["metric"]: row["value"] for row in alone} == values["step-2"]
+    written = (tmp_path / "out" / "rows.jsonl").read_bytes()
+    assert emergence(spec, tmp_path / "out") == rows
+    assert (tmp_path / "out" / "rows.jsonl").read_bytes() == written
+
+    with pytest.raises(UserError, match=r"unknown revision .* 'step-4'; did you mean step-"):
+        emergence(Emergence(models=[str(run)], revisions=["step-4"]), tmp_path / "no")
+    with pytest.raises(UserError, match="revisions of 2 models; expected one"):
+        emergence(Emergence(models=["a", "b"], revisions=["c"]), tmp_path / "no")
+    assert not (tmp_path / "no").exists()

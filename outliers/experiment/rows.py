@@ -11,6 +11,7 @@ from outliers.files import write_whole, writing
 # A finished row is used again if it agrees with the cell in these; the rest of its provenance is what came of it.
 IDENTITY = (
     "model",
+    "checkpoint",
     "weights_hash",
     "scheme",
     "metric",
@@ -23,6 +24,16 @@ IDENTITY = (
     "device",
     "dtype",
     "version",
+    "subject",
+    "method",
+    "where",
+    "features",
+    "draw",
+    "seed",
+    "feature",
+    "layer",
+    "role",
+    "position",
 )
 
 
@@ -56,9 +67,15 @@ class RowFile:
         """The finished row that is the same measurement as `row`, if there is one."""
         return next((old for old in self.rows if identity(old) == identity(row)), None)
 
-    def add(self, row: dict) -> None:
-        """Write one more row in the place of any that is the same measurement."""
-        self.rows = [old for old in self.rows if identity(old) != identity(row)] + [row]
+    def find_all(self, cell: dict) -> list[dict]:
+        """The finished rows that agree with `cell` in all that it says of their identity."""
+        said = [field for field in IDENTITY if field in cell]
+        return [row for row in self.rows if all(row.get(field) == cell[field] for field in said)]
+
+    def add(self, *rows: dict) -> None:
+        """Write more rows, all or none, each in the place of any that is the same measurement."""
+        new = [identity(row) for row in rows]
+        self.rows = [old for old in self.rows if identity(old) not in new] + list(rows)
         write_whole(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
 
 

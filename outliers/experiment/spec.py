@@ -1,7 +1,7 @@
 """What an experiment file holds."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
@@ -13,29 +13,89 @@ from outliers.quantization.schemes import SCHEMES
 Names = Annotated[list[str], Field(min_length=1), AfterValidator(lambda names: list(dict.fromkeys(names)))]
 
 
-class Experiment(BaseModel):
-    """A sweep: every model under every scheme on one text.
+class Settings(BaseModel):
+    """What every measurement needs to know beside its model.
 
-    block: tokens a block (T). blocks: how many (N). alpha: outlier threshold of the decomposing schemes.
+    block: tokens a block (T). blocks: how many (N). alpha: from which magnitude on a value is an outlier.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "sweep"
-    models: Names
-    schemes: Names = list(SCHEMES)
     text: str = "sample"
     block: Annotated[int, Field(ge=2)] = 256
     blocks: PositiveInt = 32
     alpha: PositiveFloat = ALPHA
     device: str = "cpu"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+
+
+class Experiment(Settings):
+    """A sweep: every model under every scheme on one text."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "sweep"
+    models: Names
+    schemes: Names = list(SCHEMES)
     revision: str | None = None
 
     @property
     def folder(self) -> Path:
         """Where its results go unless the user says otherwise."""
         return Path("results") / self.name
+
+
+Kind = TypeVar("Kind", bound=Settings)
+
+
+class OneModel(Settings):
+    """A trace of one model."""
+
+    model: str
+    revision: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where its results go unless the user says otherwise."""
+        return Path("results") / "trace" / full_name(self.model, self.revision)
+
+
+class Ablation(OneModel):
+    """An ablation of one model; features: None for the outlier features that a trace finds.
+
+    methods, where, controls and seed are the arguments of `outliers.ablate`.
+    """
+
+    features: Annotated[list[int], Field(min_length=1)] | None = None
+    methods: Names = ["zero"]
+    where: Names = ["attn_in"]
+    controls: int = 10
+    seed: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Where its results go unless the user says otherwise."""
+        return Path("results") / "ablate" / full_name(self.model, self.revision)
+
+
+class Emergence(Settings):
+    """Outlier features along a family of models, or along revisions of one."""
+
+    models: Names
+    revisions: Names | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where its results go unless the user says otherwise."""
+        return Path("results") / "emergence"
+
+
+def short_name(model: str) -> str:
+    """A model's name without where it comes from."""
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def full_name(model: str, revision: str | None) -> str:
+    """The short name of a model with its revision, if it has one."""
+    return short_name(model) if revision is None else f"{short_name(model)}@{revision}"
 
 
 def experiment_files() -> dict[str, Path]:
@@ -68,17 +128,17 @@ def read_experiment(name: str) -> dict:
     return {"name": path.stem, **fields}
 
 
-def make_experiment(fields: dict) -> Experiment:
-    """Validate the fields of an experiment.
+def make_experiment(fields: dict, kind: type[Kind] = Experiment) -> Kind:
+    """Validate the fields of an experiment, by default a sweep.
 
     Raises:
         UserError: a field is unknown, missing or out of range.
     """
     try:
-        return Experiment(**fields)
+        return kind(**fields)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise unknown_name("field", field, Experiment.model_fields) from None
+            raise unknown_name("field", field, kind.model_fields) from None
         raise UserError(f"field '{field}': {first['msg']}, got {first['input']!r}") from None

@@ -3,6 +3,7 @@
 import pandas as pd
 from tabulate import tabulate
 
+from outliers.experiment.spec import short_name
 from outliers.quantization.schemes import SCHEMES
 
 
@@ -11,11 +12,6 @@ def table1(rows: list[dict]) -> pd.DataFrame:
     frame = pd.DataFrame([row for row in rows if row["metric"] == "perplexity"])
     table = frame.pivot(index="scheme", columns="model", values="value")
     return table.loc[[name for name in SCHEMES if name in table.index], frame["model"].unique()]
-
-
-def short_name(model: str) -> str:
-    """A model's name without where it comes from."""
-    return model.rstrip("/").rpartition("/")[2]
 
 
 def terminal(table: pd.DataFrame) -> str:

@@ -1,0 +1,76 @@
+"""One model with its text: checked, loaded, and described for its rows."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from outliers.experiment.provenance import environment
+from outliers.experiment.spec import Settings
+from outliers.models.anatomy import check_block
+from outliers.models.load import find_device, load_config, load_model, load_tokenizer, weights_hash
+from outliers.text.blocks import find_text, load_text, tokens_hash
+
+
+class Job(NamedTuple):
+    """A model of an experiment with its token blocks, int64 (blocks, T)."""
+
+    model: str
+    revision: str | None
+    blocks: torch.Tensor
+
+
+def prepare(name: str, revision: str | None, settings: Settings) -> Job:
+    """Load what is light of a model, so that a mistake shows before anything is measured.
+
+    Raises:
+        UserError: the model, its revision, the text or the device is unknown, or they do not fit together.
+    """
+    find_device(settings.device)
+    config = load_config(name, revision)
+    check_block(config, settings.block)
+    tokenizer = load_tokenizer(name, revision)
+    blocks = load_text(settings.text, tokenizer, settings.block, settings.blocks)
+    check_block(config, settings.block, int(blocks.max()))
+    return Job(name, revision, blocks)
+
+
+def load(job: Job, settings: Settings) -> tuple[PreTrainedModel, dict]:
+    """Load the model of a job; return it with the fields that all its rows have in common."""
+    device = find_device(settings.device)
+    model = load_model(job.model, settings.dtype, device, job.revision)
+    fields = {
+        "model": job.model,
+        "checkpoint": job.revision,
+        "revision": getattr(model.config, "_commit_hash", None),
+        "weights_hash": weights_hash(model),
+        "architecture": model.config.model_type,
+        "parameters": model.num_parameters(),
+        "text": settings.text,
+        "tokens_hash": tokens_hash(job.blocks),
+        "protocol": find_text(settings.text).protocol,
+        "block": settings.block,
+        "blocks": settings.blocks,
+        "dtype": settings.dtype,
+        **environment(device),
+    }
+    return model, {name: value for name, value in fields.items() if value is not None}
+
+
+def progress(total: int) -> tqdm:
+    """A bar over so many blocks, on a terminal only."""
+    return tqdm(total=total, unit="block", disable=None, dynamic_ncols=True)
+
+
+class Counted:
+    """Blocks that move a bar as they are read, each time that they are read."""
+
+    def __init__(self, blocks: torch.Tensor, bar: tqdm):
+        self.blocks, self.bar = blocks, bar
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for block in self.blocks:
+            yield block
+            self.bar.update()
