@@ -1,11 +1,27 @@
 """Tables and figures from rows."""
 
-import pytest
+import json
+from dataclasses import replace
 
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from outliers.ablation.ablate import plan
+from outliers.models.plant import plant
 from outliers.quantization.schemes import SCHEMES
-from outliers.report.figures import STYLES, perplexity_by_size
+from outliers.report.ablation_figures import ablation_bars
+from outliers.report.emergence import exponential_fit
+from outliers.report.emergence_figures import figure3, figure4
+from outliers.report.sweep_figures import STYLES, perplexity_by_size
 from outliers.report.table1 import published_form, table1, terminal
-from outliers.report.write import write_sweep
+from outliers.report.table4 import by_model, table4
+from outliers.report.table4 import published_form as table4_form
+from outliers.report.trace_figures import _pooled, heat_map, magnitude_by_position, sorted_profile
+from outliers.report.write import ablation_summary, write_ablation, write_emergence, write_sweep, write_trace
+from outliers.tracing.trace import trace
+from tests.conftest import SHARED, make_model
 
 
 @pytest.fixture
@@ -39,8 +55,6 @@ def test_table_has_the_papers_order_and_labels(rows):
 
 def test_labels_are_the_papers():
     import csv
-
-    from tests.conftest import SHARED
 
     published = SHARED / "paper" / "table1_perplexity.csv"
     if not published.exists():
@@ -96,3 +110,188 @@ def test_files(rows, tmp_path):
     assert (tmp_path / "table1.csv").read_text().splitlines()[1] == "fp32,100,10"
     assert r"\toprule" in (tmp_path / "table1.tex").read_text()
     assert (tmp_path / "perplexity.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def family():
+    """Rows of `table4_row` of three models; the first has no outlier feature."""
+    rows = []
+    for n, (count, layers) in enumerate([(0, 0.02), (1, 0.4), (2, 1.0)]):
+        values = {"perplexity": 30.0 - 8 * n, "count": count, "one_sided": min(count, 1), "layers": layers}
+        values |= {"positions": layers / 2, "q1": -8.04, "median": -7.0, "q3": -6.5, "top1_softmax": 0.4}
+        values |= {"top1_softmax_without": 0.2} if count else {}
+        about = {"model": f"made/gpt2-{n}", "architecture": "gpt2", "parameters": 10 ** (6 + n)}
+        rows += [{**about, "metric": metric, "value": value} for metric, value in values.items()]
+    return rows
+
+
+def test_table4_has_the_papers_form(family):
+    lines = table4_form(table4(family), "github").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
+    assert cells[0][:8] == ["Model", "PPL", "Params", "Count", "1-sided", "Layers", "SDims", "Quartiles"]
+    assert cells[1] == ["gpt2-0", "30.0", "1M", "0", "0", "-", "-", "-", "40.0%", "-"]
+    assert cells[2] == ["gpt2-1", "22.0", "10M", "1", "1", "40%", "20.0%", "(-8.0, -7.0, -6.5)", "40.0%", "20.0%"]
+
+
+def test_fit_recovers_an_exponential():
+    perplexity = np.linspace(12, 35, 12)
+    exact = np.exp((11 - perplexity) / 9)
+    found = exponential_fit(perplexity, exact)
+    assert (found.full, found.scale) == pytest.approx((11, 9))
+    noise = np.random.default_rng(0)
+    inside = 0
+    for _ in range(200):
+        found = exponential_fit(perplexity, exact + noise.normal(0, 0.02, 12))
+        inside += found.scale_interval[0] < 9 < found.scale_interval[1]
+    assert 0.88 <= inside / 200 <= 0.99, "95 % of the intervals hold the truth"
+    assert found.at(5) == 1
+    assert found.at(40) < 0.1
+
+
+def test_nothing_to_fit():
+    for perplexity, fraction in [
+        ([10, 20], [1, 0.5]),
+        ([10, 20, 30], [0, 0, 0]),
+        ([10, 20, 30], [0.5, 0, 0]),
+        ([10, 20, 30], [0.1, 0.5, 0.9]),
+        ([10, 10, 10], [0.1, 0.5, 0.9]),
+    ]:
+        assert exponential_fit(perplexity, fraction) is None
+
+
+def test_fit_of_the_papers_own_table():
+    """The paper's claim, on its published rows: both fractions grow e-fold over about ten units of perplexity."""
+    published = SHARED / "paper" / "table4_outlier_features.csv"
+    if not published.exists():
+        pytest.skip("needs the paper's tables beside the clone")
+    table = pd.read_csv(published)
+    layers, positions = (exponential_fit(table["ppl"], table[name] / 100) for name in ("layers_pct", "sdims_pct"))
+    assert layers.points == 10
+    assert layers.scale == pytest.approx(positions.scale, rel=0.1)
+    assert layers.scale_interval[0] > 0
+    assert layers.full > positions.full
+
+
+def test_figure3_shows_the_rows_and_the_fit(family):
+    models = by_model(family)
+    fits = {name: exponential_fit(models["perplexity"], models[name]) for name in ("layers", "positions")}
+    by_size, by_perplexity = figure3(models, fits).axes
+    points = [line.get_xydata().tolist() for line in by_size.lines if len(line.get_xdata())]
+    assert points[0] == [[1e6, 2], [1e7, 40], [1e8, 100]]
+    assert points[1] == [[1e6, 1], [1e7, 20], [1e8, 50]]
+    curves = [line for line in by_perplexity.lines if len(line.get_xdata()) > 3]
+    assert len(curves) == 2
+    assert curves[0].get_ydata().max() == pytest.approx(100 * fits["layers"].at(14))
+    assert by_perplexity.get_xlim()[0] > by_perplexity.get_xlim()[1], "better models are to the right"
+    checkpoints = models.assign(parameters=1, checkpoint=["step100", "step300", "step200"])
+    by_step = figure3(checkpoints, dict.fromkeys(fits)).axes[0]
+    assert by_step.get_xlabel() == "training step"
+    assert by_step.lines[0].get_xdata().tolist() == [100, 200, 300]
+
+
+def test_figure4_shows_the_rows(family):
+    magnitude, number = figure4(by_model(family)).axes
+    outliers, none = magnitude.lines[0], magnitude.lines[1]
+    assert sorted(outliers.get_xydata().tolist()) == [[14, 7], [22, 7]]
+    assert none.get_xydata().tolist() == [[30, 7]]
+    assert none.get_fillstyle() == "none"
+    assert number.lines[0].get_ydata().tolist() == [2, 1, 0]
+
+
+def test_emergence_files(family, tmp_path):
+    twin = [{**row, "model": "made/gpt2-copy", "same_weights_as": "gpt2-2"} for row in family[-9:]]
+    printed = write_emergence(family + twin, tmp_path)
+    names = {"rows.parquet", "table4.md", "table4.tex", "table4.csv", "fits.csv"}
+    names |= {f"figure{n}.{kind}" for n in (3, 4) for kind in ("png", "svg")}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert "gpt2-copy holds the same weights as gpt2-2" in printed
+    assert "3 models)" in printed, "a copy is no further point of the fit"
+    assert pd.read_csv(tmp_path / "fits.csv")["fraction"].tolist() == ["layers", "positions"]
+
+
+@pytest.fixture
+def ablation():
+    """Rows of an ablation of two features, two methods."""
+    rows = []
+    for cell in plan([3, 7], 32, ["zero", "mean"]):
+        worse = {"none": 0, "outliers": 5, "control": 1 + (cell.draw or 0) / 10, "single": cell.features[-1:] == (7,)}
+        values = {"perplexity": 10.0 + worse[cell.subject], "top1_softmax": 0.5 - worse[cell.subject] / 50}
+        about = {**vars(cell), "features": list(cell.features), "seed": 0}
+        rows += [{**about, "metric": metric, "value": value} for metric, value in values.items()]
+    return rows
+
+
+def test_ablation_files(ablation, tmp_path):
+    printed = write_ablation(ablation, tmp_path)
+    names = {"rows.parquet", "ablation.md", "ablation.tex", "ablation.csv", "ablation.png", "ablation.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["outliers", "3,", "7", "zero", "40.00", "15.00", "50.00"] in lines
+    assert ["feature", "7", "mean", "48.00", "11.00", "10.00"] in lines
+    control = next(line for line in lines if line[:2] == ["random", "features,"])
+    assert control[2:6] == ["10", "draws", "zero", "47.10"]
+    low, high = (float(bound.strip("[],")) for bound in control[6:8])
+    assert low < 47.10 < high
+    assert (low + high) / 2 == pytest.approx(47.10, abs=0.03)
+    read_back = json.loads(json.dumps(ablation))
+    assert ablation_summary(read_back).equals(ablation_summary(ablation))
+
+
+def test_ablation_bars_show_the_summary(ablation):
+    found = ablation_summary(ablation)
+    top1, damage = ablation_bars(found).axes
+    heights = [[bar.get_height() for bar in bars] for bars in damage.containers if hasattr(bars, "patches")]
+    assert heights == [pytest.approx([50, 50]), pytest.approx([14.5, 14.5])]
+    assert [label.get_text() for label in damage.get_xticklabels()] == ["zero", "mean"]
+    (as_it_is,) = (line for line in top1.lines if line.get_label() == "model as it is")
+    assert list(as_it_is.get_ydata()) == [0.5, 0.5]
+    segment = damage.collections[0].get_segments()[0][:, 1]
+    control = found[found["subject"] == "control"].iloc[0]
+    assert segment.tolist() == pytest.approx([100 * control["damage_low"], 100 * control["damage_high"]])
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The trace of a small model with planted outliers."""
+    blocks = torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
+    return trace(plant(make_model("llama"), [5, 20], 30), blocks)
+
+
+def test_heat_map_shows_the_maxima(found):
+    panels = heat_map(found).axes
+    images = [axes.get_images()[0] for axes in panels if axes.get_images()]
+    assert len(images) == 3
+    assert np.array_equal(images[0].get_array(), found.largest("attn_in"))
+    names = [[label.get_text() for label in child.get_xticklabels()] for child in panels[0].child_axes]
+    assert [sorted(labels) for labels in names] == [["20", "5"]]
+    wide = replace(found, roles=("attn_in",), statistics={**found.statistics})
+    for end in ("min", "max"):
+        wide.statistics[f"attn_in.{end}"] = torch.nn.functional.pad(found.statistics[f"attn_in.{end}"], (2500, 3))
+    pooled = heat_map(replace(wide, roles=("attn_out",))).axes[0].get_images()[0].get_array()
+    assert pooled.shape == (2, 32)
+    assert _pooled(wide.largest("attn_in")).shape[1] <= 1024
+    assert _pooled(wide.largest("attn_in")).max() == found.largest("attn_in").max()
+
+
+def test_lines_of_a_trace(found):
+    (axes,) = magnitude_by_position(found).axes
+    labels = [line.get_label() for line in axes.lines]
+    assert {*labels[:2]} == {"feature 5", "feature 20"}
+    assert labels[2] == "median feature"
+    left, right, _ = sorted_profile(found).axes
+    for panel, role in ((left, "attn_in"), (right, "ffn_in")):
+        profile = panel.lines[0].get_ydata()
+        assert np.array_equal(profile, found.largest(role)[0].sort(descending=True).values)
+
+
+def test_trace_files(found, tmp_path, family):
+    printed = write_trace(found, family[:8], tmp_path)
+    names = {"rows.parquet", "table4.md", "table4.tex"}
+    names |= {f"{t}.csv" for t in ("features", "features_by_layer", "hidden_states", "massive_activations")}
+    names |= {"attention_sinks.csv"}
+    names |= {f"{f}.{k}" for f in ("heat_map", "magnitude_by_position", "sorted_profile") for k in ("png", "svg")}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert "2 outlier features (|x| ≥ 6" in printed
+    assert len(pd.read_csv(tmp_path / "features.csv")) == 32
+    none = trace(make_model("gpt2"), torch.randint(100, (1, 24)), alpha=1000)
+    assert "No outlier feature; the nearest ones" in write_trace(none, family[:8], tmp_path)
