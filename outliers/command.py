@@ -1,10 +1,27 @@
-"""What every command has in common: one line for a user's mistake, and exit code 2."""
+"""What every command has in common: options, one line for a user's mistake, and exit code 2."""
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from outliers.errors import UserError
+
+Model = Annotated[str, Argument(help="Hub id, local folder or pocket/NAME.", show_default=False)]
+Models = Annotated[list[str] | None, Option("--model", help="Hub id, local folder or pocket/NAME; repeatable.")]
+Text = Annotated[str | None, Option(help="sample (the default), c4, wikitext2, or a .txt, .txt.gz or .jsonl file.")]
+Block = Annotated[int | None, Option(help="Tokens a block; by default 256.")]
+Blocks = Annotated[int | None, Option(help="How many blocks, from the start of the text; by default 32.")]
+Alpha = Annotated[float | None, Option(help="From which magnitude on a value is an outlier; by default 6.")]
+Device = Annotated[str | None, Option(help="cpu (the default), cuda or cuda:N.")]
+Dtype = Annotated[str | None, Option(help="Of weights and activations: float32 (the default), float16 or bfloat16.")]
+Revision = Annotated[
+    str | None, Option(help="Branch, tag or commit on the hub, or a checkpoint's folder in a local folder.")
+]
+Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
+Force = Annotated[bool, Option("--force", help="Measure again what is finished.")]
 
 
 def run(command) -> None:
@@ -16,3 +33,23 @@ def run(command) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def given(**fields) -> dict:
+    """The options that the user gave."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def numbers(text: str | None) -> list[int] | None:
+    """The integers of a list such as "3,17"."""
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UserError(f"'{text}' is no list of features; expected numbers such as 3,17") from None
+
+
+def names(text: str | None) -> list[str] | None:
+    """The names of a list such as "zero,mean"."""
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]

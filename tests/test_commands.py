@@ -16,12 +16,12 @@ from outliers.models.load import POCKET
 SMALL = ["--model", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--scheme", "fp32", "--scheme", "absmax"]
 
 
-def call(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
-    """Exit code, output and errors of `python -m outliers.sweep …`, run in this process."""
-    monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
+def call(monkeypatch, capsys, *arguments, command="sweep") -> tuple[int, str, str]:
+    """Exit code, output and errors of `python -m outliers.sweep …`, or another command, run in this process."""
+    monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
     code = 0
     try:
-        runpy.run_module("outliers.sweep", run_name="__main__")
+        runpy.run_module(f"outliers.{command}", run_name="__main__")
     except SystemExit as stop:
         code = stop.code or 0
     return code, *capsys.readouterr()
@@ -101,16 +101,82 @@ def test_unknown_option(monkeypatch, capsys):
     assert "--model" in err
 
 
-def test_help_does_not_import_torch():
+TRACE = ["pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--alpha", "3"]
+EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRACE[1:]]
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "folder", "printed", "written"),
+    [
+        ("trace", TRACE, "trace/gpt2-0.1m", "outlier features (|x| ≥ 3", "heat_map.png"),
+        (
+            "ablate",
+            [*TRACE, "--method", "zero,mean"],
+            "ablate/gpt2-0.1m",
+            "random features, 10 draws  mean",
+            "ablation.md",
+        ),
+        ("ablate", [*TRACE, "--features", "3,17"], "ablate/gpt2-0.1m", "outliers 3, 17", "ablation.md"),
+        ("emergence", EMERGENCE, "emergence", "layers", "figure3.png"),
+    ],
+)
+def test_other_commands(monkeypatch, capsys, tmp_path, command, arguments, folder, printed, written):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, *arguments, command=command)
+    assert (code, err) == (0, "")
+    assert printed in out
+    assert {"rows.jsonl", "rows.parquet", written} <= {path.name for path in (tmp_path / "results" / folder).iterdir()}
+    again = call(monkeypatch, capsys, *arguments, command=command)
+    assert again == (0, out, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("trace", ["pocket/gpt2-01m"], "unknown model 'pocket/gpt2-01m'; did you mean pocket/gpt2-0.1m"),
+        ("trace", ["pocket/gpt2-0.1m", "--block", "512"], "blocks of 512 tokens are longer"),
+        ("trace", ["pocket/gpt2-0.1m", "--alpha", "-1"], "field 'alpha'"),
+        (
+            "trace",
+            ["pocket/gpt2-0.1m", "--revision", "step1"],
+            "'pocket/gpt2-0.1m' is a local model and has no revision",
+        ),
+        (
+            "ablate",
+            ["pocket/gpt2-0.1m", "--features", "3,x"],
+            "'3,x' is no list of features; expected numbers such as 3,17",
+        ),
+        ("ablate", ["pocket/gpt2-0.1m", "--features", "24"], "feature 24 is out of range"),
+        ("ablate", ["pocket/gpt2-0.1m", "--features", ","], "field 'features'"),
+        ("ablate", ["pocket/gpt2-0.1m", "--method", "men"], "unknown method 'men'; did you mean mean"),
+        ("ablate", ["pocket/gpt2-0.1m", "--where", "ffn_out"], "unknown place 'ffn_out'; did you mean ffn_in"),
+        ("ablate", ["pocket/gpt2-0.1m", "--controls", "3"], "3 controls; expected at least 10"),
+        ("ablate", ["pocket/gpt2-0.1m", "--blocks", "1"], "'gpt2-0.1m' has no outlier feature on this text"),
+        ("emergence", ["--model", "pocket/nothing"], "unknown model 'pocket/nothing'"),
+        ("emergence", ["--revisions", "a,b"], "revisions of 7 models; expected one model"),
+        ("emergence", ["--text", "nowhere.txt"], "text file 'nowhere.txt' does not exist"),
+    ],
+)
+def test_mistakes_with_other_commands(monkeypatch, capsys, tmp_path, command, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, *arguments, command=command)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.rglob("*.*")), "nothing half-written"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_does_not_import_torch(command):
     program = (
-        "import sys, runpy; sys.argv = ['sweep', '--help']\n"
-        "try: runpy.run_module('outliers.sweep', run_name='__main__')\n"
+        f"import sys, runpy; sys.argv = ['{command}', '--help']\n"
+        f"try: runpy.run_module('outliers.{command}', run_name='__main__')\n"
         "except SystemExit: pass\n"
         "assert not {'torch', 'transformers', 'pandas', 'matplotlib'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for option in ("--model", "--scheme", "--text", "--blocks", "--alpha", "--device", "--out", "--force", "Examples"):
+    for option in ("--text", "--blocks", "--alpha", "--device", "--out", "--force", "Examples"):
         assert option in done.stdout
 
 

@@ -1,0 +1,85 @@
+"""`python -m outliers.ablate`: what a model loses without its outlier features."""
+
+from typing import Annotated
+
+from typer import Option
+
+from outliers.command import (
+    Alpha,
+    Block,
+    Blocks,
+    Device,
+    Dtype,
+    Force,
+    Model,
+    Out,
+    Revision,
+    Text,
+    given,
+    names,
+    numbers,
+    run,
+)
+
+
+def ablate(
+    model: Model,
+    features: Annotated[
+        str | None, Option(help="Such as 3,17; by default the outlier features that a trace finds.")
+    ] = None,
+    method: Annotated[str | None, Option(help="zero (the default), mean, shuffle, or several: zero,mean.")] = None,
+    where: Annotated[
+        str | None, Option(help="Inputs that are changed for perplexity: attn_in (the default) or attn_in,ffn_in.")
+    ] = None,
+    controls: Annotated[int | None, Option(help="Draws of random features to compare with; by default 10.")] = None,
+    seed: Annotated[int | None, Option(help="Of the draws and of shuffling; by default 0.")] = None,
+    text: Text = None,
+    block: Block = None,
+    blocks: Blocks = None,
+    alpha: Alpha = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Take outlier features out of a model; measure attention and perplexity beside random features.
+
+    Prints the table and writes rows, tables and a figure to results/ablate/NAME. Run again, it goes on where it
+    stopped.
+
+    Examples:
+
+    `python -m outliers.ablate pocket/opt-1.7m --method zero,mean,shuffle`
+
+    `python -m outliers.ablate gpt2 --features 138,378,447 --text c4 --block 1024`
+    """
+    fields = given(
+        model=model,
+        features=numbers(features),
+        methods=names(method),
+        where=names(where),
+        controls=controls,
+        seed=seed,
+        text=text,
+        block=block,
+        blocks=blocks,
+        alpha=alpha,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+    )
+
+    from outliers.experiment.spec import Ablation, make_experiment
+
+    specified = make_experiment(fields, Ablation)
+
+    from outliers.experiment.ablation import ablate_model
+    from outliers.report.write import write_ablation
+
+    rows = ablate_model(specified, out, force)
+    print(write_ablation(rows, out or specified.folder))
+
+
+if __name__ == "__main__":
+    run(ablate)

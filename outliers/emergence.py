@@ -1,0 +1,59 @@
+"""`python -m outliers.emergence`: outlier features along a family of models or along training, Figures 3 and 4."""
+
+from typing import Annotated
+
+from typer import Option
+
+from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Models, Out, Text, given, names, run
+
+
+def emergence(
+    model: Models = None,
+    revisions: Annotated[
+        str | None, Option(help="Of one model, such as step1000,step8000; for a local folder its checkpoints' folders.")
+    ] = None,
+    text: Text = None,
+    block: Block = None,
+    blocks: Blocks = None,
+    alpha: Alpha = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Measure how outlier features emerge with size, with perplexity, or along training.
+
+    Prints the paper's Table 4 with the exponential fits of Figure 3b, and writes rows, tables, and Figures 3 and 4. By
+    default all pocket models. Run again, it goes on where it stopped.
+
+    Examples:
+
+    `python -m outliers.emergence`
+
+    `python -m outliers.emergence --model gpt2 --model gpt2-medium --model gpt2-large --text c4 --block 1024`
+
+    `python -m outliers.emergence --model EleutherAI/pythia-160m --revisions step1000,step8000,step64000,step143000`
+    """
+    from outliers.experiment.spec import Emergence, make_experiment, read_experiment
+
+    fields = given(
+        models=model or read_experiment("pocket")["models"],
+        revisions=names(revisions),
+        text=text,
+        block=block,
+        blocks=blocks,
+        alpha=alpha,
+        device=device,
+        dtype=dtype,
+    )
+    specified = make_experiment(fields, Emergence)
+
+    from outliers.experiment.emergence import emergence as measure
+    from outliers.report.write import write_emergence
+
+    rows = measure(specified, out, force)
+    print(write_emergence(rows, out or specified.folder))
+
+
+if __name__ == "__main__":
+    run(emergence)

@@ -1,0 +1,52 @@
+"""`python -m outliers.trace`: which features are outliers, where, and how large."""
+
+from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Model, Out, Revision, Text, given, run
+
+
+def trace(
+    model: Model,
+    text: Text = None,
+    block: Block = None,
+    blocks: Blocks = None,
+    alpha: Alpha = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Trace a model's hidden states: its outlier features and its row in the paper's Table 4.
+
+    Prints the features and writes the trace, rows, tables and figures to results/trace/NAME. Run again, it goes on
+    where it stopped.
+
+    Examples:
+
+    `python -m outliers.trace pocket/gpt2-1.7m`
+
+    `python -m outliers.trace facebook/opt-1.3b --text c4 --block 2048 --device cuda --dtype float16`
+    """
+    fields = given(
+        model=model,
+        text=text,
+        block=block,
+        blocks=blocks,
+        alpha=alpha,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+    )
+
+    from outliers.experiment.spec import OneModel, make_experiment
+
+    specified = make_experiment(fields, OneModel)
+
+    from outliers.experiment.tracing import trace_model
+    from outliers.report.write import write_trace
+
+    found, rows = trace_model(specified, out, force)
+    print(write_trace(found, rows, out or specified.folder))
+
+
+if __name__ == "__main__":
+    run(trace)
