@@ -16,8 +16,6 @@ from outliers.command import (
     Revision,
     Text,
     given,
-    names,
-    numbers,
     run,
 )
 
@@ -27,7 +25,9 @@ def ablate(
     features: Annotated[
         str | None, Option(help="Such as 3,17; by default the outlier features that a trace finds.")
     ] = None,
-    method: Annotated[str | None, Option(help="zero (the default), mean, shuffle, or several: zero,mean.")] = None,
+    methods: Annotated[
+        str | None, Option("--method", help="zero (the default), mean, shuffle, or several: zero,mean.")
+    ] = None,
     where: Annotated[
         str | None, Option(help="Inputs that are changed for perplexity: attn_in (the default) or attn_in,ffn_in.")
     ] = None,
@@ -54,21 +54,7 @@ def ablate(
 
     `python -m outliers.ablate gpt2 --features 138,378,447 --text c4 --block 1024`
     """
-    fields = given(
-        model=model,
-        features=numbers(features),
-        methods=names(method),
-        where=names(where),
-        controls=controls,
-        seed=seed,
-        text=text,
-        block=block,
-        blocks=blocks,
-        alpha=alpha,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-    )
+    fields = given(locals())
 
     from outliers.experiment.spec import Ablation, make_experiment
 

@@ -35,21 +35,7 @@ def run(command) -> None:
         sys.exit(2)
 
 
-def given(**fields) -> dict:
-    """The options that the user gave."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def numbers(text: str | None) -> list[int] | None:
-    """The integers of a list such as "3,17"."""
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise UserError(f"'{text}' is no list of features; expected numbers such as 3,17") from None
-
-
-def names(text: str | None) -> list[str] | None:
-    """The names of a list such as "zero,mean"."""
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+def given(arguments: dict) -> dict:
+    """Of a command's arguments those that the user gave and that are fields of its experiment."""
+    others = ("experiment", "out", "force")
+    return {name: value for name, value in arguments.items() if value is not None and name not in others}

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from typer import Option
 
-from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Models, Out, Text, given, names, run
+from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Models, Out, Text, given, run
 
 
 def emergence(
-    model: Models = None,
+    models: Models = None,
     revisions: Annotated[
         str | None, Option(help="Of one model, such as step1000,step8000; for a local folder its checkpoints' folders.")
     ] = None,
@@ -34,19 +34,11 @@ def emergence(
 
     `python -m outliers.emergence --model EleutherAI/pythia-160m --revisions step1000,step8000,step64000,step143000`
     """
+    fields = given(locals())
+
     from outliers.experiment.spec import Emergence, make_experiment, read_experiment
 
-    fields = given(
-        models=model or read_experiment("pocket")["models"],
-        revisions=names(revisions),
-        text=text,
-        block=block,
-        blocks=blocks,
-        alpha=alpha,
-        device=device,
-        dtype=dtype,
-    )
-    specified = make_experiment(fields, Emergence)
+    specified = make_experiment({"models": read_experiment("pocket")["models"]} | fields, Emergence)
 
     from outliers.experiment.emergence import emergence as measure
     from outliers.report.write import write_emergence

@@ -10,8 +10,10 @@ from outliers.quantization.schemes import SCHEMES
 
 def sweep(
     experiment: Annotated[str | None, Argument(help="An experiment file, or the name of one that comes along.")] = None,
-    model: Models = None,
-    scheme: Annotated[list[str] | None, Option(help=f"Repeatable; by default all: {', '.join(SCHEMES)}.")] = None,
+    models: Models = None,
+    schemes: Annotated[
+        list[str] | None, Option("--scheme", help=f"Repeatable; by default all: {', '.join(SCHEMES)}.")
+    ] = None,
     text: Text = None,
     block: Block = None,
     blocks: Blocks = None,
@@ -35,21 +37,11 @@ def sweep(
 
     `python -m outliers.sweep pocket --scheme fp32 --scheme llm.int8 --alpha 4`
     """
-    fields = given(
-        models=model,
-        schemes=scheme,
-        text=text,
-        block=block,
-        blocks=blocks,
-        alpha=alpha,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-    )
+    fields = given(locals())
 
     from outliers.experiment.spec import make_experiment, read_experiment
 
-    of_file = {} if model and experiment is None else read_experiment(experiment or "pocket")
+    of_file = {} if models and experiment is None else read_experiment(experiment or "pocket")
     specified = make_experiment(of_file | fields)
 
     from outliers.experiment.sweep import sweep as measure

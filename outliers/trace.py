@@ -26,16 +26,7 @@ def trace(
 
     `python -m outliers.trace facebook/opt-1.3b --text c4 --block 2048 --device cuda --dtype float16`
     """
-    fields = given(
-        model=model,
-        text=text,
-        block=block,
-        blocks=blocks,
-        alpha=alpha,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-    )
+    fields = given(locals())
 
     from outliers.experiment.spec import OneModel, make_experiment
 

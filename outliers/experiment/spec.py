@@ -4,13 +4,26 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
 
 from outliers.criterion import ALPHA
 from outliers.errors import UserError, unknown_name
 from outliers.quantization.schemes import SCHEMES
 
-Names = Annotated[list[str], Field(min_length=1), AfterValidator(lambda names: list(dict.fromkeys(names)))]
+# A list may be given as "a,b", as on the command line; repeated entries count once.
+Split = BeforeValidator(lambda value: [part for part in value.split(",") if part] if isinstance(value, str) else value)
+Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
+Names = Annotated[list[str], Split, Field(min_length=1), Once]
+Numbers = Annotated[list[int], Split, Field(min_length=1), Once]
 
 
 class Settings(BaseModel):
@@ -64,7 +77,7 @@ class Ablation(OneModel):
     methods, where, controls and seed are the arguments of `outliers.ablate`.
     """
 
-    features: Annotated[list[int], Field(min_length=1)] | None = None
+    features: Numbers | None = None
     methods: Names = ["zero"]
     where: Names = ["attn_in"]
     controls: int = 10

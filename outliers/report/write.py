@@ -46,7 +46,7 @@ def write_trace(trace: Trace, rows: list[dict], folder: str | Path) -> str:
     contents |= {f"{name}.csv": of_trace.to_csv(index=False, float_format="%.6g") for name, of_trace in tables.items()}
     figures = {draw.__name__: draw(trace) for draw in (heat_map, magnitude_by_position, sorted_profile)}
     _write(Path(folder), rows, contents, figures)
-    heading = f"{len(found)} outlier features" if len(found) else "No outlier feature; the nearest ones"
+    heading = f"Outlier features: {len(found)}" if len(found) else "No outlier feature; the nearest ones"
     shown = _features_form(found if len(found) else features.head(3))
     return (
         f"\n{heading} (|x| ≥ {trace.alpha:g} in ≥ 25 % of layers and ≥ 6 % of positions)\n\n{shown}\n\n"
@@ -74,10 +74,10 @@ def _features_form(features: pd.DataFrame) -> str:
 def write_ablation(rows: list[dict], folder: str | Path) -> str:
     """Write the rows as Parquet, the summary as Markdown, CSV and LaTeX, and the figure; return what to print."""
     found = ablation_summary(rows)
-    contents = {f"ablation.{ending}": _ablation_form(found, form) for ending, form in FORMATS.items()}
+    contents = {f"ablation.{ending}": ablation_form(found, form) for ending, form in FORMATS.items()}
     contents["ablation.csv"] = found.to_csv(index=False, float_format="%.6g")
     _write(Path(folder), rows, contents, {"ablation": ablation_bars(found)})
-    return f"\n{_ablation_form(found, 'simple')}\nRows, tables and figure: {folder}/"
+    return f"\n{ablation_form(found, 'simple')}\nRows, tables and figure: {folder}/"
 
 
 def ablation_summary(rows: list[dict]) -> pd.DataFrame:
@@ -89,7 +89,7 @@ def ablation_summary(rows: list[dict]) -> pd.DataFrame:
     return summary(damages(list(cells.values())), rows[0]["seed"])
 
 
-def _ablation_form(found: pd.DataFrame, tablefmt: str) -> str:
+def ablation_form(found: pd.DataFrame, tablefmt: str) -> str:
     cells = [
         [
             _what(row),
