@@ -5,7 +5,7 @@
 A GPT-2-small-shaped random model (12 layers, d = 768) reads 8 blocks of 512 tokens, one at a time: the plain forward
 pass, its decoder alone (tracing does not need the head), the trace, the trace without attention sinks, and the forward
 pass that stores what `output_hidden_states=True` returns. All are timed in turn, several rounds; medians are printed.
-Then each of them reads 2 and 8 blocks in a process of its own; printed is how far its resident memory rises at most
+Then each of them reads 4 and 16 blocks in a process of its own; printed is how far its resident memory rises at most
 above that of the loaded model.
 """
 
@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from outliers import trace
 
-TOKENS, BLOCKS, ROUNDS, MEMORY_BLOCKS = 512, 8, 3, (2, 8)
+TOKENS, BLOCKS, ROUNDS, MEMORY_BLOCKS = 512, 8, 3, (4, 16)
 
 
 def store(model, blocks: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:

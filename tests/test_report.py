@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,14 @@ from outliers.report.table1 import published_form, table1, terminal
 from outliers.report.table4 import by_model, table4
 from outliers.report.table4 import published_form as table4_form
 from outliers.report.trace_figures import _pooled, heat_map, magnitude_by_position, sorted_profile
-from outliers.report.write import ablation_summary, write_ablation, write_emergence, write_sweep, write_trace
+from outliers.report.write import (
+    ablation_form,
+    ablation_summary,
+    write_ablation,
+    write_emergence,
+    write_sweep,
+    write_trace,
+)
 from outliers.tracing.trace import trace
 from tests.conftest import SHARED, make_model
 
@@ -291,7 +299,32 @@ def test_trace_files(found, tmp_path, family):
     names |= {"attention_sinks.csv"}
     names |= {f"{f}.{k}" for f in ("heat_map", "magnitude_by_position", "sorted_profile") for k in ("png", "svg")}
     assert {path.name for path in tmp_path.iterdir()} == names
-    assert "2 outlier features (|x| ≥ 6" in printed
+    assert "Outlier features: 2 (|x| ≥ 6" in printed
     assert len(pd.read_csv(tmp_path / "features.csv")) == 32
     none = trace(make_model("gpt2"), torch.randint(100, (1, 24)), alpha=1000)
     assert "No outlier feature; the nearest ones" in write_trace(none, family[:8], tmp_path)
+
+
+KEPT = Path(__file__).parent.parent / "results" / "kept"
+
+
+@pytest.mark.parametrize(
+    ("table", "draw"),
+    [
+        ("pocket/table1.md", lambda rows: published_form(table1(rows), "float32", "github")),
+        ("emergence/table4.md", lambda rows: table4_form(table4(rows), "github")),
+        ("training/table4.md", lambda rows: table4_form(table4(rows), "github")),
+        *(
+            (f"ablation/{name}/ablation.md", lambda rows: ablation_form(ablation_summary(rows), "github"))
+            for name in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")
+        ),
+    ],
+)
+def test_kept_tables_are_what_their_rows_say(table, draw):
+    rows = (KEPT / table).with_name("rows.jsonl").read_text().splitlines()
+    assert draw([json.loads(row) for row in rows]) == (KEPT / table).read_text()
+
+
+def test_the_outliers_of_the_largest_pocket_model_carry_more_than_random_features():
+    found = pd.read_csv(KEPT / "ablation" / "gpt2-5.9m" / "ablation.csv").set_index(["subject", "method"])["damage"]
+    assert found["outliers", "zero"] > 5 * found["control", "zero"]
