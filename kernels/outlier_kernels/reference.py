@@ -113,3 +113,73 @@ def _add_zero_point_terms(sums: torch.Tensor, a: Quantized, b: Quantized) -> tor
 def outlier_columns(hidden_states: torch.Tensor, threshold: float) -> torch.Tensor:
     """Which features of (tokens, features) have a token with |x| ≥ threshold: bool (features,) (section 3.2)."""
     return (hidden_states.amax(0) >= threshold) | (hidden_states.amin(0) <= -threshold)
+
+
+def linear(
+    hidden_states: torch.Tensor,
+    weight: Quantized,
+    bias: torch.Tensor | None = None,
+    symmetric: bool = True,
+    per_row: bool = True,
+    threshold: float | None = None,
+) -> torch.Tensor:
+    """A linear layer that has only its int8 weights (LLM.int8(), equation 8, with the weights rebuilt from codes).
+
+    Features with an input of at least `threshold` in some token are multiplied in the precision of the input with the
+    dequantized weights; the others in int8, with scales taken over them alone. The weights' scales are over all
+    features, for they are fixed before the outliers are known.
+
+    Args:
+        hidden_states: float (tokens, features).
+        weight: of (outputs, features), quantized like the activations: zeropoint unless `symmetric`.
+        bias: (outputs,).
+        symmetric, per_row: how the activations are quantized, see `quantize`.
+        threshold: magnitude of an outlier; None for no decomposition.
+
+    Returns:
+        (tokens, outputs) in the dtype of `hidden_states`.
+    """
+    dtype = hidden_states.dtype
+    x = hidden_states if dtype == torch.float64 else hidden_states.float()
+    outliers = torch.zeros(x.shape[1], dtype=torch.bool) if threshold is None else outlier_columns(x, threshold)
+    product = x.new_zeros(len(x), len(weight.codes))
+    if not outliers.all():
+        product = matmul(quantize(x[:, ~outliers], symmetric, per_row), _columns(weight, ~outliers))
+    if outliers.any():
+        product = product + x[:, outliers] @ _columns(weight, outliers).dequantize().T
+    return (product if bias is None else product + bias).to(dtype)
+
+
+def quantize_bitsandbytes(matrix: torch.Tensor, threshold: float | None = None) -> tuple[Quantized, torch.Tensor]:
+    """Absmax rows as bitsandbytes 0.50 quantizes them, and which features are outliers, bool (features,).
+
+    The matrix is cast to float16 before it is compared with the threshold and quantized. The scale of a row is over
+    all its entries below the threshold, also those in outlier columns, whose codes are then zeroed.
+    """
+    matrix = matrix.half().float()
+    hits = torch.zeros_like(matrix, dtype=torch.bool) if threshold is None else matrix.abs() >= threshold
+    outliers = hits.any(0)
+    absmax = matrix.masked_fill(hits, 0).abs().amax(1, keepdim=True)
+    absmax = absmax.masked_fill(absmax == 0, CODE_MAX)
+    codes = (matrix.masked_fill(outliers, 0) * (CODE_MAX / absmax)).round_()
+    return Quantized(codes.to(torch.int8), absmax / CODE_MAX), outliers
+
+
+def linear_bitsandbytes(
+    hidden_states: torch.Tensor, weight: Quantized, bias: torch.Tensor | None = None, threshold: float | None = None
+) -> torch.Tensor:
+    """LLM.int8() as bitsandbytes 0.50 computes it, in the arguments of `linear`; weight: by `quantize_bitsandbytes`."""
+    quantized, outliers = quantize_bitsandbytes(hidden_states, threshold)
+    product = matmul(quantized, weight)
+    if bias is not None:
+        product += bias
+    if outliers.any():
+        product += hidden_states[:, outliers].float() @ _columns(weight, outliers).dequantize().T
+    return product.to(hidden_states.dtype)
+
+
+def _columns(matrix: Quantized, features: torch.Tensor) -> Quantized:
+    """Some features of a quantized matrix, with its scales."""
+    codes = matrix.codes[:, features]
+    sums = None if matrix.zero_point is None else codes.sum(1, keepdim=True, dtype=matrix.scale.dtype)
+    return matrix._replace(codes=codes, code_sums=sums)
