@@ -1,12 +1,14 @@
 """The reference kernels against the equations, written once more in numpy float64."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from outlier_kernels import reference
+from outlier_kernels import cpu, dispatch, reference
 
 matrices = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.floats(-1e6, 1e6))
 
@@ -120,3 +122,151 @@ def test_outlier_columns_include_the_threshold():
     x = torch.zeros(3, 5)
     x[0, 1], x[2, 2], x[1, 4] = 6.0, -6.0, 5.9999
     assert reference.outlier_columns(x, 6.0).tolist() == [False, True, True, False, False]
+
+
+needs_vnni = pytest.mark.skipif(not cpu.is_supported(), reason="needs a CPU with int8 units (AVX-512 VNNI)")
+
+# One rounding of the output type, relative to the largest output.
+ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+HOSTILE = {
+    "plain": lambda x: x,
+    "exactly at the threshold": lambda x: x.index_fill(1, torch.tensor([0]), -6.0),
+    "outliers": lambda x: x.index_fill(1, torch.tensor([0, x.shape[1] // 2]), 50.0),
+    "many outliers": lambda x: torch.cat([x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :] * 100], 1),
+    "all outliers": lambda x: x.sign() * 7,
+    "zero rows": lambda x: x.index_fill(0, torch.tensor([0]), 0.0),
+    "negative zeros": lambda x: -torch.zeros_like(x),
+    "subnormal": lambda x: x * 1e-40,
+}
+
+
+def small_layer(m: int, k: int, n: int):
+    """Hidden states, a weight and a bias."""
+    generator = torch.Generator().manual_seed(m * k + n)
+    return (torch.randn(size, generator=generator) for size in ((m, k), (n, k), (n,)))
+
+
+@needs_vnni
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (17, 64, 33), (2, 1030, 16), (130, 513, 100)])
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("threshold", [None, 6.0])
+def test_cpu_path_equals_the_reference(shape, dtype, hostile, threshold):
+    x, weight, bias = small_layer(*shape)
+    x = HOSTILE[hostile](x).to(dtype)
+    for per_row in (True, False):
+        quantized = reference.quantize(weight, True, per_row)
+        want = reference.linear(x, quantized, bias, True, per_row, threshold)
+        got = cpu.linear(x, cpu.pack(quantized), bias, per_row, threshold)
+        assert got.dtype == dtype
+        assert (got.double() - want.double()).abs().max() <= ROUNDING[dtype] * want.double().abs().max()
+    quantized, _ = reference.quantize_bitsandbytes(weight)
+    want = reference.linear_bitsandbytes(x, quantized, bias, threshold)
+    got = cpu.linear_bitsandbytes(x, cpu.pack(quantized), bias, threshold)
+    assert (got.double() - want.double()).abs().max() <= ROUNDING[dtype] * want.double().abs().max()
+
+
+@needs_vnni
+@pytest.mark.parametrize("k", [1, 77, 4096, 66_000])
+def test_cpu_sums_are_exact(k):
+    """With scales of 1 the outputs are the int32 sums, here even those of extreme codes."""
+    codes = torch.randint(-127, 128, (3, k), generator=torch.Generator().manual_seed(k)).to(torch.int8)
+    codes[0] = 127
+    weight = reference.Quantized(codes.flip(0).contiguous(), torch.ones(3, 1))
+    got = cpu._product((codes.to(torch.int16) + 128).to(torch.uint8), cpu.pack(weight))
+    assert torch.equal(got, (codes.double() @ weight.codes.double().T).float())
+
+
+@needs_vnni
+def test_packing_and_back():
+    for shape in ((1, 1), (33, 700), (100, 64)):
+        codes = torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(0)).to(torch.int8)
+        weight = reference.Quantized(codes, torch.rand(shape[0], 1))
+        assert torch.equal(cpu.unpack(cpu.pack(weight)).codes, codes)
+        transposed = reference.Quantized(codes.T.contiguous().T, weight.scale)
+        assert torch.equal(cpu.unpack(cpu.pack(transposed)).codes, codes), "a weight may be stored transposed"
+
+
+@needs_vnni
+def test_nan_and_inf_stay_in_their_rows():
+    x, weight, bias = small_layer(4, 40, 9)
+    quantized = reference.quantize(weight, True, True)
+    clean = cpu.linear(x, cpu.pack(quantized), bias)
+    for bad in (torch.nan, torch.inf):
+        x[1, 3] = bad
+        got = cpu.linear(x, cpu.pack(quantized), bias)
+        assert not torch.isfinite(got[1]).any()
+        assert torch.equal(got[[0, 2, 3]], clean[[0, 2, 3]])
+
+
+def test_dispatch(monkeypatch):
+    x, weight, bias = small_layer(5, 24, 8)
+    device = x.device
+    fastest = "cpu" if cpu.is_supported() else "reference"
+    monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
+    assert dispatch.path(device) == fastest
+    symmetric, zeropoint = (reference.quantize(weight, s, True) for s in (True, False))
+    prepared = dispatch.prepare(symmetric)
+    assert isinstance(prepared, cpu.Packed) == (fastest == "cpu")
+    assert torch.equal(dispatch.restore(prepared).codes, symmetric.codes)
+    assert dispatch.prepare(zeropoint) is zeropoint, "zero points take the plain path"
+    want = dispatch.linear(x, prepared, bias, threshold=1.0)
+    monkeypatch.setenv("OUTLIERS_KERNELS", "reference")
+    assert dispatch.path(device) == "reference"
+    assert dispatch.prepare(symmetric) is symmetric
+    assert torch.allclose(dispatch.linear(x, symmetric, bias, threshold=1.0), want, atol=1e-5)
+    monkeypatch.setenv("OUTLIERS_KERNELS", "triton")
+    with pytest.raises(ValueError, match="'triton', which does not run on 'cpu' here"):
+        dispatch.path(device)
+    monkeypatch.setenv("OUTLIERS_KERNELS", "cuda")
+    with pytest.raises(ValueError, match="expected one of reference, cpu, triton"):
+        dispatch.path(device)
+
+
+def test_without_int8_units_the_reference_runs_and_says_so_once(monkeypatch):
+    monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
+    monkeypatch.setattr(cpu, "is_supported", lambda: False)
+    dispatch._fastest.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="no fast int8 product for 'cpu' here"):
+            assert dispatch.path(torch.device("cpu")) == "reference"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert dispatch.path(torch.device("cpu")) == "reference"
+    finally:
+        dispatch._fastest.cache_clear()
+
+
+@pytest.mark.parametrize("x", [torch.ones(2, 5), torch.ones(2, 4, dtype=torch.int32), torch.ones(1, 2, 4)])
+def test_dispatch_refuses(x):
+    weight = reference.quantize(torch.ones(3, 4), True, True)
+    for prepared in (weight, dispatch.prepare(weight)):
+        with pytest.raises(ValueError, match=r"linear takes floating-point \(tokens, 4\), got"):
+            dispatch.linear(x, prepared)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 6.0])
+@pytest.mark.parametrize("outliers", [{}, {(0, 3): 6.0, (1, 5): -6.0}, {(2, 7): 40.0, (4, 7): 9.0, (1, 0): -300.0}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_against_bitsandbytes(threshold, outliers, dtype):
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="compares with bitsandbytes, which is not installed")
+    x, weight, bias = small_layer(19, 128, 40)
+    for place, value in outliers.items():
+        x[place] = value
+    x = x.to(dtype)
+    peer = bitsandbytes.nn.Linear8bitLt(128, 40, has_fp16_weights=False, threshold=threshold)
+    peer.load_state_dict({"weight": weight, "bias": bias})
+    peer = peer.to("cpu").eval()
+    with torch.no_grad():
+        want = peer(x.clone()).float()
+    threshold = threshold or None
+    codes, _, columns = bitsandbytes.functional.int8_vectorwise_quant(x.half(), threshold=threshold or 0.0)
+    quantized, found = reference.quantize_bitsandbytes(x, threshold)
+    assert (quantized.codes.int() - codes.int()).abs().max() <= 1
+    assert found.nonzero()[:, 0].tolist() == ([] if columns is None else columns.tolist())
+    quantized, _ = reference.quantize_bitsandbytes(weight)
+    assert torch.equal(quantized.codes, peer.state.CB)
+    got = dispatch.linear(x, dispatch.prepare(quantized), bias, threshold=threshold, bitsandbytes=True).float()
+    # in 16 bits bitsandbytes rounds the int8 part before it adds the outliers' part
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
+    assert (got - want).abs().max() <= tolerance * want.abs().max()

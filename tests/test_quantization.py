@@ -1,19 +1,30 @@
 """Schemes, the quantized layer against equation 8 in float64, whole models."""
 
+import copy
+
 import pytest
 import torch
+from outlier_kernels import reference
+from outlier_kernels.cpu import Packed
+from safetensors.torch import save_file
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
+from outliers.evaluation.perplexity import perplexity
 from outliers.models.anatomy import projections
+from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
-from outliers.quantization.linear import QuantizedLinear
-from outliers.quantization.schemes import SCHEMES, get_scheme
+from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.linear import QuantizedLinear, quantize_weight, stored_weight
+from outliers.quantization.schemes import SCHEMES, TABLE1, get_scheme
+from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.text.blocks import load_text
 from tests.conftest import make_model
 from tests.test_kernels import numpy_quantize_matrix
 
-EIGHT_BIT = [name for name, scheme in SCHEMES.items() if scheme.bits == 8]
+EIGHT_BIT = TABLE1[1:]
 
 # Outlier columns of 20 features.
 OUTLIERS = {"none": [], "some": [3, 11], "all": list(range(20))}
@@ -44,7 +55,9 @@ def test_the_nine_schemes():
         "absmax-row-decomp",
         "llm.int8",
         "llm.int8-zeropoint",
+        "llm.int8-bnb",
     ]
+    assert list(SCHEMES)[:-1] == TABLE1
     assert get_scheme("llm.int8", alpha=4).outlier_threshold == 4
     assert get_scheme("absmax", alpha=4).outlier_threshold is None
 
@@ -163,8 +176,139 @@ def test_rescheming_equals_quantizing_afresh(name, blocks):
 def test_codes_are_shared_between_schemes_that_agree_on_them(blocks):
     first = quantize(make_model("gpt2"), "absmax-vector")
     first(blocks)
-    codes = first.transformer.h[1].attn.c_attn.quantized_weight.codes
+    codes = first.transformer.h[1].attn.c_attn.quantized_weight
     shared = quantize(first, "llm.int8").transformer.h[1].attn.c_attn
-    assert shared.quantized_weight.codes is codes
+    assert shared.quantized_weight is codes
     other = quantize(first, "zeropoint-vector").transformer.h[1].attn.c_attn
     assert "quantized_weight" not in vars(other)
+
+
+@pytest.mark.parametrize("name", [*EIGHT_BIT, "llm.int8-bnb"])
+def test_int8_layer_is_the_reference(name):
+    """A layer that has only codes, against the kernels' reference on the same weight."""
+    torch.manual_seed(0)
+    scheme = get_scheme(name)
+    for projection in (nn.Linear(16, 24), Conv1D(24, 16)):
+        nn.init.normal_(projection.bias)
+        x = torch.randn(2, 7, 16)
+        x[..., 2] *= 9
+        layer = Int8Linear(projection, scheme)
+        weight = quantize_weight(stored_weight(projection), scheme)
+        arguments = dict(scheme.kernel_arguments)
+        if arguments.pop("bitsandbytes"):
+            want = reference.linear_bitsandbytes(x.flatten(0, 1), weight, projection.bias, scheme.outlier_threshold)
+        else:
+            want = reference.linear(x.flatten(0, 1), weight, projection.bias, **arguments)
+        assert torch.allclose(layer(x), want.view(2, 7, 24), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb"])
+def test_int8_model(case, name, blocks, tmp_path):
+    """Close to the exact one, untouched original, and the same bits after copying, saving and reading."""
+    model = make_model(case)
+    before = model(blocks).logits
+    small = quantize(model, name, keep="int8")
+    assert {type(p.module) for p in projections(small)} == {Int8Linear}
+    got = small(blocks).logits
+    assert (got - before).norm() < 0.2 * before.norm()
+    assert torch.equal(model(blocks).logits, before)
+    assert torch.equal(copy.deepcopy(small)(blocks).logits, got)
+    save_quantized(small, tmp_path / "small")
+    assert torch.equal(small(blocks).logits, got), "saving brings the plain codes back and forward prepares them again"
+    loaded = load_quantized(tmp_path / "small")
+    assert torch.equal(loaded(blocks).logits, got)
+    model.save_pretrained(tmp_path / "exact")
+    assert torch.equal(load_int8(str(tmp_path / "exact"), name)(blocks).logits, got)
+
+
+def test_int8_model_holds_one_byte_a_weight(blocks):
+    config = AutoConfig.for_model("gpt2", vocab_size=100, n_embd=768, n_layer=1, n_head=4, n_positions=64)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    weights = sum(p.module.weight.numel() for p in projections(model))
+    for name in ("absmax", "llm.int8", "llm.int8-zeropoint"):
+        small = quantize(model, name, keep="int8")
+        for prepared in (False, True):
+            if prepared:
+                small(blocks)
+            held = sum(bytes_of(p.module) for p in projections(small))
+            assert weights <= held <= 1.05 * weights
+
+
+def bytes_of(layer: Int8Linear) -> int:
+    """Bytes of everything that a layer holds but its bias."""
+    tensors = [buffer for buffer in layer.buffers() if buffer is not None]
+    if isinstance(layer.prepared, Packed):
+        tensors += [layer.prepared.scale]
+        assert layer.codes is None
+        return layer.prepared.shape[0] * layer.prepared.shape[1] + sum(t.nbytes for t in tensors)
+    return sum(t.nbytes for t in {t.data_ptr(): t for t in tensors}.values())
+
+
+def test_int8_model_in_16_bits_and_elsewhere(blocks):
+    small = quantize(make_model("llama"), "llm.int8", keep="int8")
+    small(blocks)
+    layer = small.model.layers[0].mlp.up_proj
+    scale = quantize(make_model("llama"), "llm.int8", keep="int8").model.layers[0].mlp.up_proj.scale
+    half = small.bfloat16()
+    assert torch.equal(layer.scale, scale), "scales stay as they are in another dtype"
+    assert half(blocks).logits.dtype == torch.bfloat16
+    on_meta = quantize(make_model("gpt2").to("meta"), "llm.int8", keep="int8")
+    assert all(p.module.codes.is_meta and p.module.codes.dtype == torch.int8 for p in projections(on_meta))
+
+
+def test_generation_of_an_int8_model_with_a_cache():
+    for case in ("gpt2", "llama", "bloom"):
+        small = quantize(make_model(case), "llm.int8", keep="int8")
+        prompt = torch.arange(5)[None]
+        cached, plain = (
+            small.generate(prompt, max_new_tokens=8, do_sample=False, use_cache=c, pad_token_id=0)
+            for c in (True, False)
+        )
+        assert torch.equal(cached, plain)
+
+
+def test_int8_mistakes(tmp_path, blocks):
+    model = make_model("gpt2")
+    small = quantize(model, "llm.int8", keep="int8")
+    for message, call in {
+        "only int8 codes are left": lambda: quantize(small, "absmax"),
+        "unknown way to keep weights 'int4'": lambda: quantize(model, "absmax", keep="int4"),
+        "does not keep int8 codes alone": lambda: save_quantized(quantize(model, "absmax"), tmp_path),
+        "cannot read an int8 model from": lambda: load_quantized(tmp_path / "nothing"),
+        "quantizes nothing; use load_model": lambda: load_int8("pocket/gpt2-0.1m", "fp32"),
+        "unknown dtype 'int4'": lambda: load_int8("pocket/gpt2-0.1m", dtype="int4"),
+    }.items():
+        with pytest.raises(UserError, match=message):
+            call()
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="cannot write to"):
+        save_quantized(small, tmp_path / "file" / "folder")
+    save_quantized(small, tmp_path / "small")
+    file = tmp_path / "small" / "int8.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(UserError, match="cannot read an int8 model"):
+        load_quantized(tmp_path / "small")
+    tensors = {k: v for k, v in model.state_dict().items() if "mlp.c_fc" not in k and k != "lm_head.weight"}
+    model.save_pretrained(tmp_path / "exact")
+    save_file(tensors, tmp_path / "exact" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks 6 tensors \(transformer.h.0.mlp.c_fc"):
+        load_int8(str(tmp_path / "exact"))
+    tensors = {**make_model("gpt2").state_dict()}
+    tensors.pop("lm_head.weight")
+    tensors["transformer.h.1.attn.c_attn.weight"][0, 0] = torch.nan
+    save_file(tensors, tmp_path / "exact" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"NaN or inf in 'transformer.h.1.attn.c_attn.weight'"):
+        load_int8(str(tmp_path / "exact"))
+
+
+def test_perplexity_does_not_depend_on_the_path(monkeypatch):
+    tokenizer = load_tokenizer("pocket/gpt2-1.7m")
+    blocks = load_text("sample", tokenizer, 256, 2)
+    model = load_model("pocket/gpt2-1.7m")
+    for keep in ("exact", "int8"):
+        for name in ("absmax-vector", "llm.int8", "llm.int8-bnb"):
+            values = {}
+            for path in ("reference", ""):
+                monkeypatch.setenv("OUTLIERS_KERNELS", path)
+                values[path] = perplexity(quantize(model, name, keep), blocks)
+            assert values["reference"] == pytest.approx(values[""], rel=1e-3)

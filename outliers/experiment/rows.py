@@ -23,6 +23,7 @@ IDENTITY = (
     "alpha",
     "device",
     "dtype",
+    "kernels",
     "version",
     "subject",
     "method",

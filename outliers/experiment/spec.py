@@ -17,7 +17,7 @@ from pydantic import (
 
 from outliers.criterion import ALPHA
 from outliers.errors import UserError, unknown_name
-from outliers.quantization.schemes import SCHEMES
+from outliers.quantization.schemes import TABLE1
 
 # A list may be given as "a,b", as on the command line; repeated entries count once.
 Split = BeforeValidator(lambda value: [part for part in value.split(",") if part] if isinstance(value, str) else value)
@@ -47,7 +47,7 @@ class Experiment(Settings):
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "sweep"
     models: Names
-    schemes: Names = list(SCHEMES)
+    schemes: Names = TABLE1
     revision: str | None = None
 
     @property

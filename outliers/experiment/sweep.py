@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from outlier_kernels.dispatch import path
 from tqdm import tqdm
 
 from outliers.evaluation.perplexity import perplexity
@@ -51,7 +52,7 @@ def _measure(job: Job, experiment: Experiment, row_file: RowFile, force: bool, b
     model, common = load(job, experiment)
     for scheme in _schemes(experiment):
         cell = {"experiment": experiment.name, "model": job.model, "scheme": scheme.name, "metric": "perplexity"}
-        cell |= common | _scheme_fields(scheme)
+        cell |= common | {"kernels": path(model.device)} | _scheme_fields(scheme)
         row = None if force else row_file.find(cell)
         if row is None:
             bar.set_description(f"{job.model} {scheme.name}")
@@ -70,4 +71,4 @@ def _scheme_fields(scheme: Scheme) -> dict:
     """The settings of a scheme that are not in its name."""
     if scheme.outlier_threshold is None:
         return {}
-    return {"alpha": scheme.outlier_threshold, "outlier_weights": "exact"}
+    return {"alpha": scheme.outlier_threshold, "outlier_weights": "dequantized" if scheme.bitsandbytes else "exact"}

@@ -1,39 +1,54 @@
 """A whole model in, a whole model out."""
 
 import copy
+from typing import Literal
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import projections
+from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import Scheme, get_scheme
 
+KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
 
-def quantize(model: PreTrainedModel, scheme: str | Scheme) -> PreTrainedModel:
+
+def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact", "int8"] = "exact") -> PreTrainedModel:
     """Return `model` with every linear projection of its decoder layers under an 8-bit scheme.
 
-    The given model is not changed; the new one shares its weights and adds 8-bit codes. Embeddings, norms, the head
-    and the attention function stay as they are. `fp32` quantizes nothing. A model that is quantized already keeps
-    its exact weights and can be put under another scheme; codes that both schemes have in common are shared.
+    The given model is not changed; the new one shares all that is not quantized. Embeddings, norms, the head and the
+    attention function stay as they are. `fp32` quantizes nothing.
+
+    Args:
+        model: a causal language model, on any device, also "meta".
+        scheme: name, or a scheme with a threshold of its own.
+        keep: "exact" shares the exact weights and adds codes: the paper's equation, in which outlier features meet
+            exact weights; such a model can be put under another scheme, and codes that both have in common are shared.
+            "int8" keeps nothing but the codes, a byte a weight; outlier features meet weights rebuilt from them.
 
     Raises:
-        UserError: no scheme has this name, or the architecture is unknown.
+        UserError: no scheme has this name, the architecture is unknown, or only codes are left of the weights.
     """
     scheme = get_scheme(scheme) if isinstance(scheme, str) else scheme
+    if keep not in KINDS:
+        raise unknown_name("way to keep weights", keep, KINDS)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
     # and in the place of each projection the one under the new scheme.
     memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
-    memo |= {id(module): _under(scheme, module, memo) for _, _, _, module in projections(model)}
+    memo |= {id(module): _under(scheme, module, memo, KINDS[keep]) for _, _, _, module in projections(model)}
     return copy.deepcopy(model, memo)
 
 
-def _under(scheme: Scheme, module: nn.Module, memo: dict) -> nn.Module:
+def _under(scheme: Scheme, module: nn.Module, memo: dict, kind: type) -> nn.Module:
     """A projection, quantized or not, under a scheme."""
+    if isinstance(module, Int8Linear):
+        raise UserError("only int8 codes are left of this model's weights; quantize the model that they were made of")
     exact = copy.deepcopy(module.projection if isinstance(module, QuantizedLinear) else module, memo)
     if scheme.bits != 8:
         return exact
-    quantized = QuantizedLinear(exact, scheme)
-    if isinstance(module, QuantizedLinear):
+    quantized = kind(exact, scheme)
+    if isinstance(module, QuantizedLinear) and kind is QuantizedLinear:
         quantized.share_codes(module)
     return quantized

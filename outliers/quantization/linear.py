@@ -3,11 +3,11 @@
 from functools import cached_property
 
 import torch
-from outlier_kernels import reference
+from outlier_kernels import dispatch, reference
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from outliers.quantization.schemes import Scheme
+from outliers.quantization.schemes import Scheme, weight_order
 
 
 class QuantizedLinear(nn.Module):
@@ -26,58 +26,63 @@ class QuantizedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The unquantized weight (outputs, features)."""
-        return self.projection.weight.T if isinstance(self.projection, Conv1D) else self.projection.weight
+        return stored_weight(self.projection)
 
     @cached_property
-    def quantized_weight(self) -> reference.Quantized:
-        """The whole weight, quantized by the scheme."""
+    def quantized_weight(self) -> reference.Quantized | dispatch.Packed:
+        """The whole weight, quantized by the scheme, as this device multiplies it fastest."""
         # Made as ordinary tensors also in inference mode: they are kept, and autograd refuses inference tensors.
         with torch.inference_mode(False), torch.no_grad():
-            return self._quantize_weight(self.weight)
+            return dispatch.prepare(quantize_weight(self.weight, self.scheme))
 
     def share_codes(self, other: "QuantizedLinear") -> None:
         """Take the codes of another layer over the same weight, if it has any and they would come out alike."""
-        alike = (self.scheme.symmetric, self.scheme.weight_granularity) == (
-            other.scheme.symmetric,
-            other.scheme.weight_granularity,
-        )
-        if alike and "quantized_weight" in vars(other):
+        if weight_order(self.scheme) == weight_order(other.scheme) and "quantized_weight" in vars(other):
             self.quantized_weight = other.quantized_weight
 
     def _apply(self, fn, recurse=True):
         self.__dict__.pop("quantized_weight", None)  # the codes are no buffer: quantize again where the model moves to
         return super()._apply(fn, recurse)
 
-    def _quantize_weight(self, weight: torch.Tensor) -> reference.Quantized:
-        return reference.quantize(weight, self.scheme.symmetric, self.scheme.weight_granularity == "column")
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "quantized_weight"}
 
-    def _int8_product(self, hidden_states: torch.Tensor, weight: reference.Quantized) -> torch.Tensor:
-        per_row = self.scheme.activation_granularity == "row"
-        return reference.matmul(reference.quantize(hidden_states, self.scheme.symmetric, per_row), weight)
-
-    def _product(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if self.scheme.outlier_threshold is None:
-            return self._int8_product(hidden_states, self.quantized_weight)
-        outliers = reference.outlier_columns(hidden_states, self.scheme.outlier_threshold)
+    def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        scheme, bias = self.scheme, self.projection.bias
+        if scheme.outlier_threshold is None or scheme.bitsandbytes:
+            return dispatch.linear(hidden_states, self.quantized_weight, bias, **scheme.kernel_arguments)
+        arguments = {**scheme.kernel_arguments, "threshold": None}
+        outliers = reference.outlier_columns(hidden_states, scheme.outlier_threshold)
         if not outliers.any():
-            return self._int8_product(hidden_states, self.quantized_weight)
+            return dispatch.linear(hidden_states, self.quantized_weight, bias, **arguments)
         product = _product_in_16_bits(hidden_states[:, outliers], self.weight[:, outliers])
         if outliers.all():
-            return product
-        weight = self._quantize_weight(self.weight[:, ~outliers])
-        return self._int8_product(hidden_states[:, ~outliers], weight).add_(product)
+            return product if bias is None else product + bias
+        weight = quantize_weight(self.weight[:, ~outliers], scheme)
+        return product.add_(dispatch.linear(hidden_states[:, ~outliers], weight, bias, **arguments))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Project (..., features) to (..., outputs) in the dtype of the input."""
-        product = self._product(hidden_states.reshape(-1, hidden_states.shape[-1]))
-        if self.projection.bias is not None:
-            product += self.projection.bias
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        # Parts of a product are added in float32 at least, and rounded once.
+        product = self._project(rows.to(torch.promote_types(rows.dtype, torch.float32)))
         return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
 
 
 def _product_in_16_bits(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(m, k) with (n, k) to (m, n): float16 on a GPU, the dtype at hand on a CPU, whose 16-bit units are too coarse
-    (bfloat16) or missing (float16)."""
-    if hidden_states.is_cuda and hidden_states.dtype == torch.float32:
-        hidden_states, weight = hidden_states.half(), weight.half()
-    return (hidden_states @ weight.T).to(torch.promote_types(hidden_states.dtype, torch.float32))
+    """(m, k) with (n, k) to (m, n): float16 on a GPU, float32 on a CPU, whose 16-bit units are too coarse (bfloat16) or
+    missing (float16)."""
+    dtype = torch.float16 if hidden_states.is_cuda and hidden_states.dtype == torch.float32 else hidden_states.dtype
+    return (hidden_states.to(dtype) @ weight.to(dtype).T).to(hidden_states.dtype)
+
+
+def stored_weight(projection: nn.Linear | Conv1D) -> torch.Tensor:
+    """The weight as (outputs, features), sharing memory."""
+    return projection.weight.T if isinstance(projection, Conv1D) else projection.weight
+
+
+def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> reference.Quantized:
+    """A weight (outputs, features) in the codes of a scheme."""
+    if scheme.bitsandbytes:
+        return reference.quantize_bitsandbytes(weight)[0]
+    return reference.quantize(weight, scheme.symmetric, scheme.weight_granularity == "column")

@@ -14,6 +14,7 @@ class Scheme:
     symmetric: absmax if true, zeropoint if false. Granularity: one scale for the whole tensor, for each row of the
     activations (a token), or for each column of the weights (an output). outlier_threshold: features with an input
     of at least this magnitude are multiplied in 16 bits (section 3.2); None does without the decomposition.
+    bitsandbytes: whether LLM.int8() is computed as bitsandbytes does, which differs from the paper's equation.
     """
 
     name: str
@@ -23,6 +24,17 @@ class Scheme:
     weight_granularity: Literal["tensor", "column"]
     outlier_threshold: float | None
     label: str  # the row of the paper's Table 1
+    bitsandbytes: bool = False
+
+    @property
+    def kernel_arguments(self) -> dict:
+        """What `outlier_kernels.dispatch.linear` has to know of the scheme."""
+        return {
+            "symmetric": self.symmetric,
+            "per_row": self.activation_granularity == "row",
+            "threshold": self.outlier_threshold,
+            "bitsandbytes": self.bitsandbytes,
+        }
 
 
 SCHEMES = {
@@ -37,8 +49,10 @@ SCHEMES = {
         Scheme("absmax-row-decomp", 8, True, "row", "tensor", ALPHA, "Int8 absmax row-wise + decomposition"),
         Scheme("llm.int8", 8, True, "row", "column", ALPHA, "Absmax LLM.int8() (vector-wise + decomp)"),
         Scheme("llm.int8-zeropoint", 8, False, "row", "column", ALPHA, "Zeropoint LLM.int8() (vector-wise + decomp)"),
+        Scheme("llm.int8-bnb", 8, True, "row", "column", ALPHA, "LLM.int8() as in bitsandbytes", bitsandbytes=True),
     )
 }
+TABLE1 = [name for name, scheme in SCHEMES.items() if not scheme.bitsandbytes]  # the paper's rows
 
 
 def get_scheme(name: str, alpha: float = ALPHA) -> Scheme:
@@ -57,4 +71,4 @@ def get_scheme(name: str, alpha: float = ALPHA) -> Scheme:
 
 def weight_order(scheme: Scheme) -> tuple:
     """Sort key that puts schemes with the same weight codes side by side, unquantized first."""
-    return -scheme.bits, scheme.weight_granularity == "column", not scheme.symmetric
+    return -scheme.bits, scheme.weight_granularity == "column", not scheme.symmetric, scheme.bitsandbytes

@@ -17,6 +17,7 @@ STYLES = {
     "absmax-row-decomp": (ORANGE, "^", ":"),
     "llm.int8": (GREEN, "X", "--"),
     "llm.int8-zeropoint": (BLUE, "P", ":"),
+    "llm.int8-bnb": (GREEN, "*", ":"),
 }
 
 

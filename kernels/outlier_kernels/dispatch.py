@@ -1,0 +1,104 @@
+"""One linear layer for every device and scheme: which path runs, and what it needs of a weight."""
+
+import os
+import warnings
+from functools import cache
+
+import torch
+
+from outlier_kernels import cpu, reference
+from outlier_kernels.cpu import Packed
+from outlier_kernels.reference import Quantized
+
+PATHS = ("reference", "cpu", "triton")
+
+
+def path(device: torch.device) -> str:
+    """Which path runs on a device: that of the variable OUTLIERS_KERNELS, or the fastest that is there.
+
+    Raises:
+        ValueError: the variable names no path, or one that does not run on this device.
+    """
+    forced = os.environ.get("OUTLIERS_KERNELS")
+    if not forced:
+        return _fastest(device.type)
+    if forced not in PATHS:
+        raise ValueError(f"OUTLIERS_KERNELS is '{forced}'; expected one of {', '.join(PATHS)}")
+    if forced != "reference" and forced != _fastest(device.type):
+        raise ValueError(f"OUTLIERS_KERNELS is '{forced}', which does not run on '{device}' here; leave it unset")
+    return forced
+
+
+@cache
+def _fastest(device: str) -> str:
+    if device == "cuda" and _has_triton():
+        return "triton"
+    if device == "cpu" and cpu.is_supported():
+        return "cpu"
+    warnings.warn(f"no fast int8 product for '{device}' here; the reference in plain torch runs", stacklevel=3)
+    return "reference"
+
+
+def _has_triton() -> bool:
+    try:
+        import outlier_kernels.triton  # noqa: F401, a GPU machine without Triton takes the reference
+    except ImportError:
+        return False
+    return True
+
+
+def prepare(weight: Quantized) -> Quantized | Packed:
+    """A weight as the path of its device multiplies it fastest; the weight itself where there is nothing to gain."""
+    if path(weight.codes.device) == "cpu" and cpu.serves(weight):
+        return cpu.pack(weight)
+    return weight
+
+
+def restore(weight: Quantized | Packed) -> Quantized:
+    """The weight that was prepared, exactly."""
+    return cpu.unpack(weight) if isinstance(weight, Packed) else weight
+
+
+@torch.no_grad()
+def linear(
+    hidden_states: torch.Tensor,
+    weight: Quantized | Packed,
+    bias: torch.Tensor | None = None,
+    symmetric: bool = True,
+    per_row: bool = True,
+    threshold: float | None = None,
+    bitsandbytes: bool = False,
+) -> torch.Tensor:
+    """A linear layer with int8 weights; `reference.linear`, or with `bitsandbytes`, `reference.linear_bitsandbytes`.
+
+    Rounding has no gradient: none flows through it.
+
+    Args:
+        hidden_states: float16, bfloat16, float32 or float64 (tokens, features).
+        weight: of (outputs, features), quantized like the activations; prepared by `prepare` or not.
+        bias: (outputs,).
+        symmetric, per_row: how the activations are quantized, see `reference.quantize`.
+        threshold: magnitude from which a feature is an outlier; None for no decomposition.
+        bitsandbytes: whether to compute LLM.int8() as bitsandbytes does.
+
+    Returns:
+        (tokens, outputs) in the dtype of `hidden_states`.
+
+    Raises:
+        ValueError: the hidden states are no floating-point matrix, or their features are not those of the weight.
+    """
+    features = weight.shape[1] if isinstance(weight, Packed) else weight.codes.shape[1]
+    if hidden_states.ndim != 2 or not hidden_states.is_floating_point() or hidden_states.shape[1] != features:
+        found = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
+        raise ValueError(f"linear takes floating-point (tokens, {features}), got {found}")
+    if isinstance(weight, Packed):
+        if bitsandbytes:
+            return cpu.linear_bitsandbytes(hidden_states, weight, bias, threshold)
+        return cpu.linear(hidden_states, weight, bias, per_row, threshold)
+    if bitsandbytes:
+        return reference.linear_bitsandbytes(hidden_states, weight, bias, threshold)
+    if path(hidden_states.device) == "triton":
+        from outlier_kernels import triton
+
+        return triton.linear(hidden_states, weight, bias, symmetric, per_row, threshold)
+    return reference.linear(hidden_states, weight, bias, symmetric, per_row, threshold)

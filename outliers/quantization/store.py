@@ -1,0 +1,175 @@
+"""Int8 models on disk, and checkpoints that are quantized while they are read."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+from outliers.errors import UserError, unknown_name
+from outliers.files import writing
+from outliers.models.anatomy import projections
+from outliers.models.load import DTYPES, find_device, find_model, load_config
+from outliers.quantization.convert import quantize
+from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.schemes import Scheme, get_scheme
+
+FILE = "int8.safetensors"
+
+
+def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
+    """Write an int8 model to a folder: codes, scales and all other weights with the scheme as safetensors, and its
+    configuration.
+
+    Raises:
+        UserError: the model's weights are not kept as int8 codes, or the folder cannot be written.
+    """
+    schemes = {module.scheme for *_, module in projections(model) if isinstance(module, Int8Linear)}
+    if len(schemes) != 1:
+        raise UserError("this model does not keep int8 codes alone; make one with quantize(model, scheme, keep='int8')")
+    folder, tensors, seen = Path(folder), {}, set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:  # the head is often tied to the embeddings
+            tensors[name] = tensor.contiguous()
+        seen.add(tensor.data_ptr())
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        model.config.save_pretrained(folder)
+        save_file(tensors, folder / FILE, {"scheme": json.dumps(asdict(schemes.pop()))})
+
+
+def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> PreTrainedModel:
+    """Read what `save_quantized` wrote: the same outputs, bit for bit.
+
+    Raises:
+        UserError: the folder holds no int8 model, or a damaged one; the device does not exist.
+    """
+    path = Path(folder) / FILE
+    try:
+        with safe_open(path, "pt") as file:
+            scheme = Scheme(**json.loads(file.metadata()["scheme"]))
+        tensors = load_file(path, str(find_device(device)))
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise UserError(f"cannot read an int8 model from '{folder}' ({' '.join(str(error).split())[:200]})") from None
+    model = _skeleton(config, scheme, config.dtype)
+    _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
+    if unexpected:
+        raise UserError(f"'{folder}' holds tensors that its architecture does not have ({unexpected[0]}, …)")
+    return _finished(model, str(folder), device)
+
+
+def load_int8(
+    name: str,
+    scheme: str | Scheme = "llm.int8",
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+    revision: str | None = None,
+) -> PreTrainedModel:
+    """Load a causal language model from safetensors and quantize each weight as it is read.
+
+    The memory that it takes at most is the int8 model, and one tensor in the precision of the checkpoint.
+
+    Args:
+        name: a hub id, a local folder, or a pocket model, as for `load_model`.
+        scheme: an 8-bit scheme.
+        dtype: of what is not quantized, and of the hidden states: "float32", "float16" or "bfloat16".
+        device: where to put it.
+        revision: branch, tag or commit on the hub; or a checkpoint's folder in a local folder.
+
+    Raises:
+        UserError: as `load_model`; the scheme is unknown or quantizes nothing.
+    """
+    scheme = get_scheme(scheme) if isinstance(scheme, str) else scheme
+    if scheme.bits != 8:
+        raise UserError(f"scheme '{scheme.name}' quantizes nothing; use load_model")
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    device, config = find_device(device), load_config(name, revision)
+    model = _skeleton(config, scheme, DTYPES[dtype])
+    names = dict.fromkeys([*model.state_dict(), *(f"{projection.path}.weight" for projection in projections(model))], 0)
+    renamings = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)]
+    for file in _safetensors(name, revision):
+        for key, tensor in _tensors(file, name, device):
+            own, _ = rename_source_key(key, renamings, [], model.base_model_prefix, names)
+            if own in names:  # others are buffers that older checkpoints carry, such as causal masks
+                _assign(model, own, tensor, DTYPES[dtype])
+    return _finished(model, name, device)
+
+
+def _skeleton(config: PretrainedConfig, scheme: Scheme, dtype: torch.dtype) -> PreTrainedModel:
+    """An int8 model without memory for its weights; its other buffers are made as the architecture makes them."""
+    with _parameters_on_meta():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return quantize(model.eval(), scheme, keep="int8")
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Let modules register their parameters without memory, but buffers, such as rotary frequencies, as they are."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module, name, parameter):
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+
+
+def _safetensors(name: str, revision: str | None) -> list[Path]:
+    source = find_model(name, revision)
+    folder = Path(source.path)
+    if not folder.is_dir():
+        patterns = ["*.safetensors", "*.safetensors.index.json"]
+        folder = Path(snapshot_download(source.path, revision=source.revision, allow_patterns=patterns))
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"'{name}' has no safetensors weights, and pickled ones are not read because they can run code")
+    return files
+
+
+def _tensors(file: Path, name: str, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a file, one at a time."""
+    try:
+        with safe_open(file, "pt", str(device)) as opened:
+            for key in opened.keys():  # noqa: SIM118, it is no mapping
+                yield key, opened.get_tensor(key)
+    except SafetensorError as error:
+        raise UserError(f"the weights of '{name}' are corrupt ({error}); download or copy them again") from None
+
+
+def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Put a tensor of a checkpoint in its place, quantized where it is a projection's weight."""
+    if not torch.isfinite(tensor).all():
+        raise UserError(f"the weights hold NaN or inf in '{name}'; expected finite weights")
+    path, _, part = name.rpartition(".")
+    module = model.get_submodule(path)
+    if isinstance(module, Int8Linear) and part == "weight":
+        module.set_weight(tensor.to(dtype))
+    elif part in module._parameters:
+        module._parameters[part] = nn.Parameter(tensor.to(dtype), requires_grad=False)
+    else:
+        module._buffers[part] = tensor
+
+
+def _finished(model: PreTrainedModel, name: str, device: str | torch.device) -> PreTrainedModel:
+    """Tie what is tied, and see that nothing is missing."""
+    model.tie_weights()
+    missing = [key for key, tensor in model.state_dict().items() if tensor.is_meta]
+    if missing:
+        raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({', '.join(missing[:3])}, …)")
+    return model.to(device)
