@@ -77,7 +77,7 @@ def load_int8(
 ) -> PreTrainedModel:
     """Load a causal language model from safetensors and quantize each weight as it is read.
 
-    The memory that it takes at most is the int8 model, and one tensor in the precision of the checkpoint.
+    The memory that it takes at most is the int8 model and one file of the checkpoint.
 
     Args:
         name: a hub id, a local folder, or a pocket model, as for `load_model`.
@@ -161,9 +161,10 @@ def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torc
     if isinstance(module, Int8Linear) and part == "weight":
         module.set_weight(tensor.to(dtype))
     elif part in module._parameters:
-        module._parameters[part] = nn.Parameter(tensor.to(dtype), requires_grad=False)
+        # copied, for a tensor that shares the memory of the file would keep all of it in memory
+        module._parameters[part] = nn.Parameter(tensor.to(dtype, copy=True), requires_grad=False)
     else:
-        module._buffers[part] = tensor
+        module._buffers[part] = tensor.clone()
 
 
 def _finished(model: PreTrainedModel, name: str, device: str | torch.device) -> PreTrainedModel:
