@@ -47,6 +47,13 @@ def _has_triton() -> bool:
     return True
 
 
+def path_of(weight: Quantized | Packed) -> str:
+    """Which path multiplies a weight, prepared or not."""
+    if isinstance(weight, Packed):
+        return "cpu"
+    return "triton" if path(weight.codes.device) == "triton" else "reference"
+
+
 def prepare(weight: Quantized) -> Quantized | Packed:
     """A weight as the path of its device multiplies it fastest; the weight itself where there is nothing to gain."""
     if path(weight.codes.device) == "cpu" and cpu.serves(weight):
@@ -97,7 +104,7 @@ def linear(
         return cpu.linear(hidden_states, weight, bias, per_row, threshold)
     if bitsandbytes:
         return reference.linear_bitsandbytes(hidden_states, weight, bias, threshold)
-    if path(hidden_states.device) == "triton":
+    if path_of(weight) == "triton":
         from outlier_kernels import triton
 
         return triton.linear(hidden_states, weight, bias, symmetric, per_row, threshold)

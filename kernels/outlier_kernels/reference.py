@@ -141,13 +141,16 @@ def linear(
     """
     dtype = hidden_states.dtype
     x = hidden_states if dtype == torch.float64 else hidden_states.float()
-    outliers = torch.zeros(x.shape[1], dtype=torch.bool) if threshold is None else outlier_columns(x, threshold)
-    product = x.new_zeros(len(x), len(weight.codes))
-    if not outliers.all():
-        product = matmul(quantize(x[:, ~outliers], symmetric, per_row), _columns(weight, ~outliers))
-    if outliers.any():
-        product = product + x[:, outliers] @ _columns(weight, outliers).dequantize().T
-    return (product if bias is None else product + bias).to(dtype)
+    outliers = None if threshold is None else outlier_columns(x, threshold)
+    if outliers is None or not outliers.any():
+        product = matmul(quantize(x, symmetric, per_row), weight)
+    else:
+        product = x[:, outliers] @ _columns(weight, outliers).dequantize().T
+        if not outliers.all():
+            product += matmul(quantize(x[:, ~outliers], symmetric, per_row), _columns(weight, ~outliers))
+    if bias is not None:
+        product += bias
+    return product.to(dtype)
 
 
 def quantize_bitsandbytes(matrix: torch.Tensor, threshold: float | None = None) -> tuple[Quantized, torch.Tensor]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from outlier_kernels.dispatch import path
 from tqdm import tqdm
 
@@ -52,7 +53,7 @@ def _measure(job: Job, experiment: Experiment, row_file: RowFile, force: bool, b
     model, common = load(job, experiment)
     for scheme in _schemes(experiment):
         cell = {"experiment": experiment.name, "model": job.model, "scheme": scheme.name, "metric": "perplexity"}
-        cell |= common | {"kernels": path(model.device)} | _scheme_fields(scheme)
+        cell |= common | _scheme_fields(scheme, model.device)
         row = None if force else row_file.find(cell)
         if row is None:
             bar.set_description(f"{job.model} {scheme.name}")
@@ -67,8 +68,15 @@ def _measure(job: Job, experiment: Experiment, row_file: RowFile, force: bool, b
         yield row
 
 
-def _scheme_fields(scheme: Scheme) -> dict:
-    """The settings of a scheme that are not in its name."""
-    if scheme.outlier_threshold is None:
+def _scheme_fields(scheme: Scheme, device: torch.device) -> dict:
+    """The settings of a scheme that are not in its name, and which kernels run it."""
+    if scheme.bits != 8:
         return {}
-    return {"alpha": scheme.outlier_threshold, "outlier_weights": "dequantized" if scheme.bitsandbytes else "exact"}
+    # Plain codes, as a sweep keeps them, have a path of their own on GPUs only.
+    kernels = {"kernels": "triton" if path(device) == "triton" else "reference"}
+    if scheme.outlier_threshold is None:
+        return kernels
+    return kernels | {
+        "alpha": scheme.outlier_threshold,
+        "outlier_weights": "dequantized" if scheme.bitsandbytes else "exact",
+    }

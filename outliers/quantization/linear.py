@@ -29,11 +29,14 @@ class QuantizedLinear(nn.Module):
         return stored_weight(self.projection)
 
     @cached_property
-    def quantized_weight(self) -> reference.Quantized | dispatch.Packed:
-        """The whole weight, quantized by the scheme, as this device multiplies it fastest."""
+    def quantized_weight(self) -> reference.Quantized:
+        """The whole weight, quantized by the scheme.
+
+        Not prepared for a faster product: a sweep changes its schemes more often than that would pay.
+        """
         # Made as ordinary tensors also in inference mode: they are kept, and autograd refuses inference tensors.
         with torch.inference_mode(False), torch.no_grad():
-            return dispatch.prepare(quantize_weight(self.weight, self.scheme))
+            return quantize_weight(self.weight, self.scheme)
 
     def share_codes(self, other: "QuantizedLinear") -> None:
         """Take the codes of another layer over the same weight, if it has any and they would come out alike."""
@@ -43,9 +46,6 @@ class QuantizedLinear(nn.Module):
     def _apply(self, fn, recurse=True):
         self.__dict__.pop("quantized_weight", None)  # the codes are no buffer: quantize again where the model moves to
         return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name != "quantized_weight"}
 
     def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         scheme, bias = self.scheme, self.projection.bias
