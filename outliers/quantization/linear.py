@@ -47,25 +47,27 @@ class QuantizedLinear(nn.Module):
         self.__dict__.pop("quantized_weight", None)  # the codes are no buffer: quantize again where the model moves to
         return super()._apply(fn, recurse)
 
-    def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        scheme, bias = self.scheme, self.projection.bias
+    def _product(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        scheme = self.scheme
         if scheme.outlier_threshold is None or scheme.bitsandbytes:
-            return dispatch.linear(hidden_states, self.quantized_weight, bias, **scheme.kernel_arguments)
+            return dispatch.linear(hidden_states, self.quantized_weight, **scheme.kernel_arguments)
         arguments = {**scheme.kernel_arguments, "threshold": None}
         outliers = reference.outlier_columns(hidden_states, scheme.outlier_threshold)
         if not outliers.any():
-            return dispatch.linear(hidden_states, self.quantized_weight, bias, **arguments)
+            return dispatch.linear(hidden_states, self.quantized_weight, **arguments)
         product = _product_in_16_bits(hidden_states[:, outliers], self.weight[:, outliers])
         if outliers.all():
-            return product if bias is None else product + bias
+            return product
         weight = quantize_weight(self.weight[:, ~outliers], scheme)
-        return product.add_(dispatch.linear(hidden_states[:, ~outliers], weight, bias, **arguments))
+        return dispatch.linear(hidden_states[:, ~outliers], weight, **arguments).add_(product)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Project (..., features) to (..., outputs) in the dtype of the input."""
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         # Parts of a product are added in float32 at least, and rounded once.
-        product = self._project(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+        product = self._product(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+        if self.projection.bias is not None:
+            product += self.projection.bias
         return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
 
 
