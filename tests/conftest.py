@@ -7,6 +7,10 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # Triton, which transformers may import, decides then whether to interpret
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from transformers import AutoConfig, AutoModelForCausalLM
 
 SHARED = Path(__file__).parent.parent.parent / "shared"

@@ -31,7 +31,7 @@ def path(device: torch.device) -> str:
 
 @cache
 def _fastest(device: str) -> str:
-    if device == "cuda" and _has_triton():
+    if device == "cuda" and _has_triton() and _has_int8_tensor_cores():
         return "triton"
     if device == "cpu" and cpu.is_supported():
         return "cpu"
@@ -45,6 +45,12 @@ def _has_triton() -> bool:
     except ImportError:
         return False
     return True
+
+
+def _has_int8_tensor_cores() -> bool:
+    """From compute capability 8.0 on, except 10.x, which has none."""
+    major, _ = torch.cuda.get_device_capability()
+    return major >= 8 and major != 10
 
 
 def path_of(weight: Quantized | Packed) -> str:

@@ -1,0 +1,389 @@
+"""The Triton kernels against the reference: interpreted where there is no GPU, and compiled for GPUs that are not here.
+
+Compilation needs Triton without its interpreter, so this file is also a program, which compiles every kernel that a
+layer launches and prints what came out.
+"""
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from hypothesis.extra.numpy import arrays  # noqa: E402
+from outlier_kernels import reference  # noqa: E402
+from outlier_kernels import triton as kernels  # noqa: E402
+from outlier_kernels.reference import Quantized  # noqa: E402
+from outlier_kernels.triton import outlier_features, product, quantization, tiles  # noqa: E402
+from outlier_kernels.triton.outlier_features import find_outliers  # noqa: E402
+from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+# numpy, which interprets the kernels, warns of divisions by zero and casts of NaN whose results are not used.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+SHAPES = [(1, 1, 1), (1, 48, 3), (5, 33, 7), (18, 530, 37)]  # tokens, features, outputs
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+# Shared memory that one program may use, bytes. 8.6 and 8.9 have less than 8.0, and run its tiles.
+SHARED_MEMORY = {(8, 0): 101_376, (9, 0): 232_448}
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def to_device(quantized: Quantized) -> Quantized:
+    return Quantized(*(None if part is None else part.to(DEVICE) for part in quantized))
+
+
+def run(x, weight, bias=None, **scheme) -> torch.Tensor:
+    return kernels.linear(x.to(DEVICE), to_device(weight), None if bias is None else bias.to(DEVICE), **scheme).cpu()
+
+
+def assert_same_output(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal but for one rounding of the output, and for the order of float32 sums."""
+    assert got.dtype == want.dtype
+    # The interpreter cuts to bfloat16 where a GPU rounds.
+    rounding = torch.finfo(want.dtype).eps if want.dtype != torch.float32 else 0
+    largest = want[want.isfinite()].abs().max().item()
+    torch.testing.assert_close(got, want, rtol=rounding, atol=1e-5 * largest)
+
+
+def assert_same_codes(got: Quantized, want: Quantized) -> None:
+    """Bit for bit; NaN has no code."""
+    for part, wanted in zip(got[1:], want[1:], strict=True):
+        assert (part is None) == (wanted is None)
+    group = want.scale if want.zero_point is None else want.zero_point
+    usable = group.isfinite().expand(len(want.codes), 1)[:, 0]
+    assert torch.equal(got.codes.cpu()[usable], want.codes[usable])
+    for part, wanted in zip(got[1:], want[1:], strict=True):
+        if wanted is not None:
+            rows = usable[: len(wanted)]
+            torch.testing.assert_close(part.cpu()[rows], wanted[rows], rtol=0, atol=0)
+    torch.testing.assert_close(got.scale.cpu(), want.scale, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreter():
+    """Interpret the kernels where there is no GPU.
+
+    TRITON_INTERPRET=1 does so only if it was set before Triton was imported, which other tests may have done.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not HAS_GPU:
+            modules = (triton.language.standard, quantization, outlier_features, product)
+            functions = [value for module in modules for value in vars(module).values()]
+            known = {each.fn: InterpretedFunction(each.fn) for each in functions if isinstance(each, JITFunction)}
+            for function in known.values():
+                function.rewrite()  # while a kernel runs it is too late: Triton's language is replaced then
+            patch.setattr(JITFunction, "run", lambda self, *args, **options: known[self.fn].run(*args, **options))
+            patch.setattr(JITFunction, "__call__", lambda self, *args, **options: known[self.fn](*args, **options))
+        yield
+
+
+MATRICES = {
+    "odd": random(5, 33),
+    "transposed": random(20, 3).T,
+    "every other feature": random(4, 30)[:, ::2],
+    "more than a block": random(2, 4100),
+    "ties to even": torch.tensor([[0.5, 1.5, 2.5, -126.5, 127.0], [-0.5, -1.5, -2.5, 126.5, -127.0]]),
+    "zeros": torch.tensor([[0.0, -0.0], [-0.0, -0.0]]),
+    "constant": torch.full((2, 3), 7.3),
+    "subnormal": torch.tensor([[1e-40, -3e-41, 0.0], [1e-45, 0.0, 0.0], [1e-36, -1e-37, 3e-38]]),
+    "far from 0": 1000 + random(3, 40),
+    "farther": 1000 + 0.001 * random(3, 40),  # numbers to be rounded beyond 2^23
+    "huge": 1e38 * random(3, 7).clamp(-1, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("per_row", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", MATRICES)
+def test_quantize_is_the_reference_bit_for_bit(name, symmetric, per_row, dtype):
+    if name == "subnormal" and dtype == torch.bfloat16 and not HAS_GPU:
+        pytest.skip("the interpreter reads subnormal bfloat16 numbers as zeros")
+    matrix = MATRICES[name].to(dtype)
+    want = reference.quantize(matrix, symmetric, per_row)
+    assert_same_codes(kernels.quantize(matrix.to(DEVICE), symmetric, per_row), want)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@given(numbers=arrays("float32", (2, 5), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+@settings(deadline=None, max_examples=50)
+def test_quantize_is_the_reference_for_all_floats(symmetric, numbers):
+    matrix = torch.from_numpy(numbers)
+    assert_same_codes(kernels.quantize(matrix.to(DEVICE), symmetric), reference.quantize(matrix, symmetric, True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threshold", [None, 2.0, 6.0])
+@pytest.mark.parametrize("per_row", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear_is_the_reference(shape, symmetric, per_row, threshold, dtype):
+    tokens, features, outputs = shape
+    x, bias = random(tokens, features).to(dtype), random(outputs).to(dtype)
+    x[:, features // 2] *= 20
+    weight = reference.quantize(random(outputs, features), symmetric, per_row)
+    scheme = {"symmetric": symmetric, "per_row": per_row, "threshold": threshold}
+    got, want = run(x, weight, bias, **scheme), reference.linear(x, weight, bias, **scheme)
+    assert_same_output(got, want)
+    if dtype == torch.float32 and threshold is None:
+        assert torch.equal(got, want)  # all is exact up to the scales
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("tokens", [40, 140, 520])
+def test_every_size_of_tile(tokens, symmetric):
+    x = random(tokens, 20)
+    weight = reference.quantize(random(70, 20), symmetric, True)
+    want = reference.linear(x, weight, symmetric=symmetric, threshold=3.0)
+    assert_same_output(run(x, weight, symmetric=symmetric, threshold=3.0), want)
+
+
+def test_no_tokens():
+    weight = reference.quantize(random(3, 8), True, True)
+    assert run(torch.empty(0, 8), weight, threshold=6.0).shape == (0, 3)
+
+
+def test_the_largest_sum_is_exact():
+    codes = torch.full((1, reference.LARGEST_K), 127, dtype=torch.int8)
+    weight = Quantized(codes, torch.ones(1, 1))
+    got = run(torch.full(codes.shape, 127.0), weight)
+    assert got.item() == float(torch.tensor(reference.LARGEST_K * 127**2, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_outliers_are_a_16_bit_product(dtype, symmetric):
+    x = (random(5, 40) + 100).to(dtype)
+    weight = reference.quantize(random(9, 40), symmetric, True)
+    want = (x.float() @ weight.dequantize().T).to(dtype)
+    assert_same_output(run(x, weight, symmetric=symmetric, threshold=6.0), want)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_without_outliers_the_threshold_changes_nothing(symmetric):
+    x = random(5, 40).clamp(-5.9, 5.9)
+    weight = reference.quantize(random(9, 40), symmetric, True)
+    with_threshold = run(x, weight, symmetric=symmetric, threshold=6.0)
+    assert torch.equal(with_threshold, run(x, weight, symmetric=symmetric))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_outliers_are_listed_in_order_and_include_the_threshold(dtype):
+    x = torch.zeros(40, 300, dtype=dtype)
+    x[0, 1], x[39, 2], x[1, 4], x[33, 299] = 6.0, -6.0, 5.9, -torch.inf
+    for matrix in (x, x.T.contiguous().T):
+        outliers = find_outliers(matrix.to(DEVICE), 6.0)
+        assert outliers.indices[: outliers.count.item()].tolist() == [1, 2, 299]
+        assert torch.equal(outliers.flags.bool().cpu(), reference.outlier_columns(x, 6.0))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_zero_rows(symmetric):
+    x = random(4, 24)
+    x[1], x[2] = 0.0, -0.0
+    weight = reference.quantize(random(3, 24), symmetric, True)
+    got = run(x, weight, symmetric=symmetric)
+    assert_same_output(got, reference.linear(x, weight, symmetric=symmetric))
+    assert not got[1:3].any()
+
+
+@pytest.mark.parametrize("threshold", [None, 6.0])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_nan_and_inf_stay_in_their_row(poison, symmetric, threshold):
+    x = random(4, 40)
+    x[2, 5], x[0, 9] = poison, 30.0
+    weight = reference.quantize(random(3, 40), symmetric, True)
+    got = run(x, weight, symmetric=symmetric, threshold=threshold)
+    want = reference.linear(x, weight, symmetric=symmetric, threshold=threshold)
+    assert not torch.isfinite(got[2]).any()
+    assert_same_output(got[[0, 1, 3]], want[[0, 1, 3]])
+
+
+def test_nan_does_not_hide_an_outlier():
+    x = random(4, 40)
+    x[2, 5], x[0, 5] = torch.nan, 60.0
+    assert find_outliers(x.to(DEVICE), 6.0).indices[0] == 5
+
+
+@pytest.mark.parametrize("threshold", [None, 1001.0])
+def test_zero_points_that_outgrow_int32(threshold):
+    x, weights = 1000 + random(5, 64), 1000 + random(7, 64)
+    weight = reference.quantize(weights, False, True)
+    assert weight.zero_point.abs().max() ** 2 > 2**31
+    want = reference.linear(x, weight, symmetric=False, threshold=threshold)
+    assert_same_output(run(x, weight, symmetric=False, threshold=threshold), want)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("features", [48, 33])
+def test_strides_do_not_matter(features, symmetric):
+    x, weight = random(features, 5).T, reference.quantize(random(7, features), symmetric, True)
+    want = reference.linear(x, weight, symmetric=symmetric, threshold=2.0)
+    made_here = kernels.quantize(random(7, features).to(DEVICE), symmetric)
+    transposed = to_device(weight)._replace(codes=weight.codes.T.contiguous().to(DEVICE).T)
+    cut = torch.cat([weight.codes, weight.codes], 1).to(DEVICE)[:, features:]
+    for same in (made_here, transposed, transposed._replace(codes=cut)):
+        got = kernels.linear(x.to(DEVICE), same, symmetric=symmetric, threshold=2.0)
+        assert_same_output(got.cpu(), want)
+
+
+def test_what_the_kernels_refuse():
+    x, weight = random(2, 8), reference.quantize(random(3, 8), True, True)
+    wide = torch.zeros(1, reference.LARGEST_K + 1, dtype=torch.int8)
+    for message, arguments in [
+        ("float16, bfloat16 or float32", (x.int(), weight)),
+        ("float16, bfloat16 or float32", (x.double(), weight)),
+        ("int8", (x, weight._replace(codes=weight.codes.float()))),
+        (r"\(tokens, 8\)", (x[:, :7], weight)),
+        (r"\(tokens, 8\)", (x[0], weight)),
+        ("overflow", (wide.float(), weight._replace(codes=wide))),
+        ("symmetric=False", (x, weight, None, False)),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            kernels.linear(*arguments)
+    with pytest.raises(ValueError, match="float16, bfloat16 or float32"):
+        kernels.quantize(x.double(), True)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: the interpreter is too slow for layers of this size")
+@pytest.mark.parametrize("threshold", [None, 6.0])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("shape", [(1, 4096, 4096), (100, 768, 3072), (300, 5140, 1000), (2048, 4096, 11008)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_real_layers_on_a_gpu(dtype, shape, symmetric, threshold):
+    tokens, features, outputs = shape
+    x, bias = random(tokens, features).to(dtype), random(outputs)
+    x[:, ::500] *= 10
+    weight = reference.quantize(random(outputs, features) * 0.02, symmetric, True)
+    want = reference.linear(x, weight, bias, symmetric=symmetric, threshold=threshold)
+    assert_same_output(run(x, weight, bias, symmetric=symmetric, threshold=threshold), want)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> list[dict]:
+    """What became of every kernel in every tile, from a process that has Triton's compiler and not its interpreter."""
+    if not (TOOLS / "ptxas").exists():
+        pytest.skip("this Triton has no compiler for NVIDIA GPUs")
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_products_compile_to_int8_tensor_core_instructions(compiled):
+    products = [kernel for kernel in compiled if kernel["name"] == "product"]
+    assert len(products) >= 2 * sum(map(len, tiles.TILES.values()))
+    assert not [kernel for kernel in products if not kernel["int8"]]
+
+
+def test_kernels_fit_into_shared_memory(compiled):
+    assert not [kernel for kernel in compiled if kernel["shared"] > SHARED_MEMORY[tuple(kernel["capability"])]]
+
+
+def test_kernels_spill_no_registers(compiled):
+    if not (TOOLS / "cuobjdump").exists():
+        pytest.skip("this Triton came without cuobjdump")
+    assert not [kernel for kernel in compiled if kernel["stack"]]
+
+
+# Input, whether absmax, features and threshold of the layers that are compiled for the tiles of light and heavy ones.
+LIGHT_LAYERS = [
+    (torch.float16, True, 5140, 6.0),
+    (torch.bfloat16, True, 4096, 6.0),
+    (torch.float16, True, 4096, None),
+]
+HEAVY_LAYERS = [
+    (torch.bfloat16, False, 5140, 6.0),
+    (torch.float16, False, 4096, None),
+    (torch.float32, False, 4096, 6.0),
+    (torch.float32, True, 5140, 6.0),
+]
+TYPES = {
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+}
+
+
+def compile_launch(kernel: JITFunction, arguments: dict, options: dict, capability: tuple[int, int]) -> dict:
+    """Compile as a launch would: None and 1 are constants, and multiples of 16 are known to be."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, multiples = {}, {}, {}
+    for index, (name, value) in enumerate(arguments.items()):
+        if isinstance(value, torch.Tensor):
+            signature[name] = TYPES[value.dtype]
+        elif value is None or value == 1 or name.isupper():
+            signature[name], constants[(index,)] = "constexpr", value
+        else:
+            signature[name] = "i32" if isinstance(value, int) else "fp32"
+        if signature[name].startswith("*") or (signature[name] == "i32" and value % 16 == 0):
+            multiples[(index,)] = [["tt.divisibility", 16]]
+    target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    binary = triton.compile(ASTSource(kernel, signature, constants, multiples), target=target, options=options)
+    return {
+        "name": kernel.__name__,
+        "capability": capability,
+        "int8": bool(re.search(r"(wgmma\.mma_async|mma\.sync)\S*\.s8\.s8", binary.asm["ptx"])),
+        "shared": binary.metadata.shared,
+        "stack": stack(binary.asm["cubin"]),
+    }
+
+
+def stack(cubin: bytes) -> int | None:
+    """Bytes of local memory a thread, which is where registers are spilled to."""
+    if not (TOOLS / "cuobjdump").exists():
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
+    return int(re.search(r"STACK:(\d+)", usage).group(1))
+
+
+def compile_layers() -> None:
+    """Compile all that layers launch, for every tile: in each dtype and scheme, and in odd sizes too."""
+    launches, seen = [], set()
+    JITFunction.run = lambda kernel, *args, grid, warmup, **kwargs: launches.append((kernel, args, kwargs))
+    for (capability, light), by_tokens in tiles.TILES.items():
+        for tokens, tile in by_tokens.items():
+            tiles.choose = lambda *_, tile=tile: tile
+            for dtype, symmetric, features, threshold in LIGHT_LAYERS if light else HEAVY_LAYERS:
+                x = torch.empty(1 if tokens == 32 else 4096, features, dtype=dtype, device="meta")
+                weight = kernels.quantize(torch.empty(4096, features, device="meta"), symmetric)
+                bias = torch.empty(4096, dtype=dtype, device="meta")
+                kernels.linear(x, weight, bias, symmetric, True, threshold)
+            while launches:
+                kernel, args, options = launches.pop()
+                named = {name: options.pop(name) for name in kernel.arg_names if name in options}
+                arguments = inspect.signature(kernel.fn).bind(*args, **named).arguments
+                types = [getattr(value, "dtype", value) for value in arguments.values()]
+                launch = str((kernel.__name__, capability, *types, options))
+                if launch not in seen:
+                    seen.add(launch)
+                    print(json.dumps(compile_launch(kernel, arguments, options, capability) | {"launch": launch}))
+
+
+if __name__ == "__main__":
+    compile_layers()
