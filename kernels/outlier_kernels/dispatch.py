@@ -62,8 +62,12 @@ def path_of(weight: Quantized | Packed) -> str:
 
 def prepare(weight: Quantized) -> Quantized | Packed:
     """A weight as the path of its device multiplies it fastest; the weight itself where there is nothing to gain."""
-    if path(weight.codes.device) == "cpu" and cpu.serves(weight):
+    runs = path(weight.codes.device)
+    if runs == "cpu" and cpu.serves(weight):
         return cpu.pack(weight)
+    if runs == "triton":  # whose loads are widest where rows begin at multiples of 16 bytes
+        features = weight.codes.shape[1]
+        return weight._replace(codes=torch.nn.functional.pad(weight.codes, (0, -features % 16))[:, :features])
     return weight
 
 
@@ -110,7 +114,7 @@ def linear(
         return cpu.linear(hidden_states, weight, bias, per_row, threshold)
     if bitsandbytes:
         return reference.linear_bitsandbytes(hidden_states, weight, bias, threshold)
-    if path_of(weight) == "triton":
+    if path_of(weight) == "triton" and hidden_states.dtype != torch.float64:
         from outlier_kernels import triton
 
         return triton.linear(hidden_states, weight, bias, symmetric, per_row, threshold)
