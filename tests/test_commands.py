@@ -95,6 +95,15 @@ def test_unusable_weights(monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_kernels_that_do_not_exist(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OUTLIERS_KERNELS", "cuda")
+    code, out, err = call(monkeypatch, capsys, *SMALL)
+    assert (code, out) == (2, "")
+    assert err == "error: OUTLIERS_KERNELS is 'cuda'; expected one of reference, cpu, triton\n"
+    assert not any(tmp_path.iterdir())
+
+
 def test_unknown_option(monkeypatch, capsys):
     code, _, err = call(monkeypatch, capsys, "--modle", "gpt2")
     assert code == 2

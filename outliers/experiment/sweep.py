@@ -8,9 +8,10 @@ import torch
 from outlier_kernels.dispatch import path
 from tqdm import tqdm
 
+from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity
 from outliers.experiment.job import Counted, Job, load, prepare, progress
-from outliers.experiment.provenance import peak_memory
+from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Experiment
 from outliers.models.load import find_device
@@ -35,7 +36,10 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
     Raises:
         UserError: something in the experiment is unknown, unreachable or does not fit together.
     """
-    find_device(experiment.device)
+    try:
+        path(find_device(experiment.device))
+    except ValueError as error:  # the kernels stand alone and do not know this project's errors
+        raise UserError(str(error)) from None
     total = len(experiment.models) * len(_schemes(experiment)) * experiment.blocks
     jobs = [prepare(name, experiment.revision, experiment) for name in experiment.models]
     row_file = RowFile(Path(out or experiment.folder))
@@ -60,8 +64,7 @@ def _measure(job: Job, experiment: Experiment, row_file: RowFile, force: bool, b
             start = time.perf_counter()
             model = quantize(model, scheme)
             value = perplexity(model, Counted(job.blocks, bar))
-            row = cell | {"value": value, "unit": "1", "wall_seconds": round(time.perf_counter() - start, 3)}
-            row["peak_memory_bytes"] = peak_memory(model.device)
+            row = cell | {"value": value, "unit": "1"} | cost(start, model.device)
             row_file.add(row)
         else:
             bar.update(len(job.blocks))
