@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from outlier_kernels.reference import CODE_MAX, Quantized
+from outlier_kernels.reference import CODE_MAX, Quantized, outlier_columns
 
 LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 32385 < 2^31
 # Adding 1.5 · 2^23 rounds a small float to a whole number, ties to even, that its lowest bits then hold.
@@ -89,7 +89,7 @@ def _outliers(x: torch.Tensor, threshold: float | None) -> torch.Tensor:
     """Indices of the features with |x| ≥ threshold in some token."""
     if threshold is None:
         return torch.empty(0, dtype=torch.int64)
-    return ((x.amax(0) >= threshold) | (x.amin(0) <= -threshold)).nonzero()[:, 0]
+    return outlier_columns(x, threshold).nonzero()[:, 0]
 
 
 def _absmax(x: torch.Tensor, per_row: bool) -> torch.Tensor:

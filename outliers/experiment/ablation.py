@@ -6,11 +6,10 @@ from pathlib import Path
 from outliers.ablation.ablate import Cell, measure, plan
 from outliers.errors import UserError
 from outliers.experiment.job import Counted, Job, load, prepare, progress
-from outliers.experiment.provenance import peak_memory
+from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Ablation, short_name
 from outliers.models.anatomy import check_features
-from outliers.models.load import load_config
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 
@@ -34,7 +33,7 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
         UserError: as `outliers.ablate`; or there is no outlier feature.
     """
     job = prepare(spec.model, spec.revision, spec)
-    width = load_config(spec.model, spec.revision).hidden_size
+    width = job.config.hidden_size
     plan(spec.features or [0], width, spec.methods, spec.controls, spec.seed, spec.where)
     with RowFile(Path(out or spec.folder)) as row_file, progress(spec.blocks) as bar:
         bar.set_description(spec.model)
@@ -51,9 +50,7 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
             bar.total += len(job.blocks) * (len(missing) if metric == "perplexity" else bool(missing))
             start = time.perf_counter()
             for cell, value in measure(model, Counted(job.blocks, bar), missing, metric, spec.where, spec.seed):
-                row = of_cell[cell, metric] | {"value": value, "unit": "1"}
-                row["wall_seconds"] = round(time.perf_counter() - start, 3)
-                row["peak_memory_bytes"] = peak_memory(model.device)
+                row = of_cell[cell, metric] | {"value": value, "unit": "1"} | cost(start, model.device)
                 row_file.add(row)
                 finished[cell, metric] = row
     return [finished[key] for key in of_cell]

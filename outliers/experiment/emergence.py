@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from outliers.errors import UserError
 from outliers.experiment.job import Counted, Job, load, prepare, progress
-from outliers.experiment.provenance import peak_memory
+from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Emergence, full_name
 from outliers.experiment.tracing import PASSES, measure_table4, tidy
@@ -60,8 +60,8 @@ def _measure(
     elif not rows:
         found = trace(model, Counted(job.blocks, bar), alpha=spec.alpha, attention=False)
         values = measure_table4(model, job.blocks, found, bar)
-        cost = {"wall_seconds": round(time.perf_counter() - start, 3), "peak_memory_bytes": peak_memory(model.device)}
-        rows = [cell | row | cost for row in tidy([values])]
+        spent = cost(start, model.device)
+        rows = [cell | row | spent for row in tidy([values])]
         row_file.add(*rows)
     measured.setdefault(hashes, rows)
     return rows

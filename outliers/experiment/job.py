@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.experiment.provenance import environment
 from outliers.experiment.spec import Settings
@@ -15,10 +15,11 @@ from outliers.text.blocks import find_text, load_text, tokens_hash
 
 
 class Job(NamedTuple):
-    """A model of an experiment with its token blocks, int64 (blocks, T)."""
+    """A model of an experiment with its configuration and its token blocks, int64 (blocks, T)."""
 
     model: str
     revision: str | None
+    config: PretrainedConfig
     blocks: torch.Tensor
 
 
@@ -34,7 +35,7 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
     tokenizer = load_tokenizer(name, revision)
     blocks = load_text(settings.text, tokenizer, settings.block, settings.blocks)
     check_block(config, settings.block, int(blocks.max()))
-    return Job(name, revision, blocks)
+    return Job(name, revision, config, blocks)
 
 
 def load(job: Job, settings: Settings) -> tuple[PreTrainedModel, dict]:

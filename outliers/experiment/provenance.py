@@ -6,6 +6,7 @@ import platform
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -24,6 +25,11 @@ def environment(device: torch.device) -> dict:
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
     }
+
+
+def cost(start: float, device: torch.device) -> dict:
+    """What a measurement since `start`, by `time.perf_counter`, has cost, as fields of a row."""
+    return {"wall_seconds": round(time.perf_counter() - start, 3), "peak_memory_bytes": peak_memory(device)}
 
 
 def peak_memory(device: torch.device) -> int:

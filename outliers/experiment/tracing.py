@@ -13,7 +13,7 @@ from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity
 from outliers.experiment.job import Counted, load, prepare, progress
-from outliers.experiment.provenance import peak_memory
+from outliers.experiment.provenance import cost
 from outliers.experiment.rows import IDENTITY, RowFile
 from outliers.experiment.spec import OneModel
 from outliers.tracing.result import Trace
@@ -54,11 +54,8 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
         rows = [] if force else row_file.find_all(cell)
         if not rows:
             values = measure_table4(model, job.blocks, found, bar)
-            cost = {
-                "wall_seconds": round(time.perf_counter() - start, 3),
-                "peak_memory_bytes": peak_memory(model.device),
-            }
-            rows = [cell | row | cost for row in [*tidy([values]), *details(found)]]
+            spent = cost(start, model.device)
+            rows = [cell | row | spent for row in [*tidy([values]), *details(found)]]
             row_file.add(*rows)
     return found, rows
 

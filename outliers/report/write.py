@@ -145,12 +145,9 @@ def _fit_line(name: str, fit: Fit | None) -> str:
         return (
             f"{name}: no exponential fits (it takes three models, two with hits at different perplexities, and growth)"
         )
-    full, scale = ("{:.3g} [{:.3g}, {:.3g}]".format(*pair) for pair in _pairs(fit))
+    pairs = ((fit.full, *fit.full_interval), (fit.scale, *fit.scale_interval))
+    full, scale = ("{:.3g} [{:.3g}, {:.3g}]".format(*pair) for pair in pairs)
     return f"{name} = exp((a − perplexity) / b): a = {full}, b = {scale} (95 % intervals, {fit.points} models)"
-
-
-def _pairs(fit: Fit) -> list[tuple[float, float, float]]:
-    return [(fit.full, *fit.full_interval), (fit.scale, *fit.scale_interval)]
 
 
 def _write(folder: Path, rows: list[dict], contents: dict[str, str], figures: dict[str, Figure]) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import torch
 from transformers import PreTrainedModel
@@ -70,12 +71,13 @@ def _trace_block(
     """The trace of one sequence (T,)."""
     observer = _Observer(ids, roles, alpha, model.config.vocab_size)
     tracked = (projection for projection in projections(model) if projection.role in roles)
-    with input_hooks(tracked, observer.see_hidden_state), residual_hooks(model, observer.see_residual):
-        if attention:
-            with attention_hooks(model, observer.see_attention):
-                model.base_model(ids[None], use_cache=False)
-        else:
-            model.base_model(ids[None], use_cache=False)
+    attention_seen = attention_hooks(model, observer.see_attention) if attention else nullcontext()
+    with (
+        input_hooks(tracked, observer.see_hidden_state),
+        residual_hooks(model, observer.see_residual),
+        attention_seen,
+    ):
+        model.base_model(ids[None], use_cache=False)
     return observer.result()
 
 
