@@ -1,7 +1,7 @@
 """What all figures share: readable in grey and by the colour-blind, sized for a column of a paper."""
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
 # Okabe and Ito's palette, which stays apart in the common forms of colour blindness; markers keep it apart in grey.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = (
@@ -30,7 +30,8 @@ def count_label(value: float, _position=None) -> str:
 def parameters_axis(axes: Axes) -> None:
     """Parameters along x."""
     axes.set(xscale="log", xlabel="parameters")
-    _ticks(axes, (1, 3), FuncFormatter(count_label))
+    low, high = axes.get_xlim()
+    _ticks(axes, (1, 3) if high > 10 * low else (1, 2, 5), FuncFormatter(count_label))
 
 
 def perplexity_axis(axes: Axes) -> None:
@@ -42,7 +43,8 @@ def perplexity_axis(axes: Axes) -> None:
 
 
 def _ticks(axes: Axes, subs: tuple[int, ...], label) -> None:
-    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    # Fixed, for LogLocator falls back to crowded linear ticks where it finds less than two.
+    axes.xaxis.set_major_locator(FixedLocator([sub * 10**power for power in range(16) for sub in subs]))
     axes.xaxis.set_major_formatter(label)
     axes.xaxis.set_minor_formatter(NullFormatter())
 
