@@ -1,14 +1,20 @@
-# Two commands do everything: `make sweep` and `make test`. Another interpreter or environment: PYTHON=…, VENV=….
+# Three commands do everything: `make sweep`, `make paper` and `make test`. Another interpreter or environment: PYTHON=…, VENV=….
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 INSTALL = test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: sweep test lint clean
+.PHONY: sweep paper notebooks test lint clean
 
 sweep: $(VENV)/installed
 	$(RUN) -m outliers.sweep
+
+paper: $(VENV)/installed-paper
+	$(RUN) -m outliers.report
+
+notebooks: $(VENV)/installed-dev
+	cd notebooks && ../$(VENV)/bin/jupyter execute --inplace --NotebookClient.record_timing=False *.ipynb
 
 test: $(VENV)/installed-dev
 	$(RUN) -m pytest
@@ -22,6 +28,9 @@ clean:
 # The stamps make an install happen again only when what it needs has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(INSTALL) . && touch $@
+
+$(VENV)/installed-paper: pyproject.toml constraints.txt
+	@$(INSTALL) '.[zeroshot]' && touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt
 	@$(INSTALL) '.[dev]' && touch $@

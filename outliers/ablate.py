@@ -17,6 +17,7 @@ from outliers.command import (
     Text,
     given,
     run,
+    typed,
 )
 
 
@@ -56,15 +57,17 @@ def ablate(
     """
     fields = given(locals())
 
-    from outliers.experiment.spec import Ablation, make_experiment
+    from outliers.experiment.files import make_experiment
+    from outliers.experiment.spec import Ablation
 
     specified = make_experiment(fields, Ablation)
 
     from outliers.experiment.ablation import ablate_model
-    from outliers.report.write import write_ablation
+    from outliers.report.ablation_section import ablation_section
+    from outliers.report.write import write
 
     rows = ablate_model(specified, out, force)
-    print(write_ablation(rows, out or specified.folder))
+    print(write(ablation_section(rows), out or specified.folder, typed("ablate")))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What every command has in common: options, one line for a user's mistake, and exit code 2."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +34,11 @@ def run(command) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def typed(command: str) -> str:
+    """What the user typed to run a command of this name."""
+    return shlex.join(["python", "-m", f"outliers.{command}", *sys.argv[1:]])
 
 
 def given(arguments: dict) -> dict:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Option
 
-from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Models, Out, Text, given, run
+from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Models, Out, Text, given, run, typed
 
 
 def emergence(
@@ -36,15 +36,17 @@ def emergence(
     """
     fields = given(locals())
 
-    from outliers.experiment.spec import Emergence, make_experiment, read_experiment
+    from outliers.experiment.files import make_experiment, read_experiment
+    from outliers.experiment.spec import Emergence
 
-    specified = make_experiment({"models": read_experiment("pocket")["models"]} | fields, Emergence)
+    specified = make_experiment({"models": read_experiment("pocket/table4").values["models"]} | fields, Emergence)
 
     from outliers.experiment.emergence import emergence as measure
-    from outliers.report.write import write_emergence
+    from outliers.report.emergence_section import emergence_section
+    from outliers.report.write import write
 
     rows = measure(specified, out, force)
-    print(write_emergence(rows, out or specified.folder))
+    print(write(emergence_section(rows), out or specified.folder, typed("emergence")))
 
 
 if __name__ == "__main__":

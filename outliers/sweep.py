@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Models, Out, Revision, Text, given, run
+from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Models, Out, Revision, Text, given, run, typed
 from outliers.quantization.schemes import SCHEMES
 
 
@@ -35,20 +35,22 @@ def sweep(
 
     `python -m outliers.sweep --model gpt2 --model facebook/opt-125m --text c4 --block 1024 --device cuda`
 
-    `python -m outliers.sweep pocket --scheme fp32 --scheme llm.int8 --alpha 4`
+    `python -m outliers.sweep pocket/table1 --scheme fp32 --scheme llm.int8 --alpha 4`
     """
     fields = given(locals())
 
-    from outliers.experiment.spec import make_experiment, read_experiment
+    from outliers.experiment.files import make_experiment, read_experiment
+    from outliers.experiment.spec import Experiment
 
-    of_file = {} if models and experiment is None else read_experiment(experiment or "pocket")
-    specified = make_experiment(of_file | fields)
+    of_file = None if models and experiment is None else read_experiment(experiment or "pocket/table1")
+    specified = make_experiment(of_file.replaced(fields) if of_file else fields, Experiment)
 
     from outliers.experiment.sweep import sweep as measure
-    from outliers.report.write import write_sweep
+    from outliers.report.table1 import sweep_section
+    from outliers.report.write import write
 
     rows = measure(specified, out, force)
-    print(write_sweep(rows, out or specified.folder))
+    print(write(sweep_section(rows), out or specified.folder, typed("sweep")))
 
 
 if __name__ == "__main__":

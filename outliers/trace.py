@@ -1,6 +1,6 @@
 """`python -m outliers.trace`: which features are outliers, where, and how large."""
 
-from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Model, Out, Revision, Text, given, run
+from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Model, Out, Revision, Text, given, run, typed
 
 
 def trace(
@@ -28,15 +28,17 @@ def trace(
     """
     fields = given(locals())
 
-    from outliers.experiment.spec import OneModel, make_experiment
+    from outliers.experiment.files import make_experiment
+    from outliers.experiment.spec import OneModel
 
     specified = make_experiment(fields, OneModel)
 
     from outliers.experiment.tracing import trace_model
-    from outliers.report.write import write_trace
+    from outliers.report.trace_section import trace_section
+    from outliers.report.write import write
 
     found, rows = trace_model(specified, out, force)
-    print(write_trace(found, rows, out or specified.folder))
+    print(write(trace_section(found, rows), out or specified.folder, typed("trace")))
 
 
 if __name__ == "__main__":

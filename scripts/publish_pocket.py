@@ -18,7 +18,7 @@ from outliers.evaluation.perplexity import perplexity
 from outliers.models.load import POCKET, load_model, load_tokenizer
 from outliers.models.pocket.train import C4_TRAINING_ROWS, CONTEXT, LADDER, STEPS, Rung
 from outliers.report.emergence_figures import emergence_along_training
-from outliers.report.write import write_figure
+from outliers.report.figures import write_figure
 from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace

@@ -19,15 +19,8 @@ from outliers.evaluation.perplexity import perplexity
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.emergence import emergence
 from outliers.experiment.rows import RowFile
-from outliers.experiment.spec import (
-    Ablation,
-    Emergence,
-    Experiment,
-    OneModel,
-    experiment_files,
-    make_experiment,
-    read_experiment,
-)
+from outliers.experiment.files import experiment_files, make_experiment, read_experiment
+from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
 from outliers.models.load import POCKET, load_model, load_tokenizer, pocket_models
@@ -52,13 +45,11 @@ def read_rows(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
-def test_shipped_experiments_are_valid():
-    assert "pocket" in experiment_files()
-    for name in experiment_files():
-        experiment = make_experiment(read_experiment(name))
-        assert experiment.name == name
-        assert experiment.schemes == TABLE1
-    assert set(make_experiment(read_experiment("pocket")).models) == set(pocket_models())
+def test_the_default_sweep_is_table_1_of_all_pocket_models():
+    experiment = make_experiment(read_experiment("pocket/table1"), Experiment)
+    assert experiment.name == "pocket/table1"
+    assert experiment.schemes == TABLE1
+    assert set(experiment.models) == set(pocket_models())
 
 
 @pytest.mark.parametrize(
@@ -74,13 +65,46 @@ def test_shipped_experiments_are_valid():
 )
 def test_bad_fields(fields, message):
     with pytest.raises(UserError, match=message):
-        make_experiment({**SMALL, **fields})
+        make_experiment({**SMALL, **fields}, Experiment)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "models: [a]\nblock: 1\n",
+            r"a.yaml, line 2, field 'block': Input should be greater than or equal to 2, got 1",
+        ),
+        ("models:\n  - a\n  - [b]\n", "a.yaml, line 3, field 'models.1': Input should be a valid string"),
+        ("# one\n\nmodel: [a]\nmodels: [a]\n", "a.yaml, line 3, unknown field 'model'; did you mean models"),
+        ("text: c4\nblock: 8\n", "a.yaml, line 1, field 'models': Field required"),
+        ("extends: b.yaml\nblocks: 0\n", "a.yaml, line 2, field 'blocks'"),
+        ("extends: b.yaml\nblocks: 3\n", "b.yaml, line 2, field 'alpha'"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named_by_file_line_and_field(tmp_path, content, message):
+    (tmp_path / "a.yaml").write_text(content)
+    (tmp_path / "b.yaml").write_text("models: [a]\nalpha: -1\n")
+    with pytest.raises(UserError, match=message):
+        make_experiment(read_experiment(str(tmp_path / "a.yaml")), Experiment)
+
+
+def test_a_field_from_the_command_line_stands_in_no_file(tmp_path):
+    (tmp_path / "a.yaml").write_text("models: [a]\nblock: 8\n")
+    fields = read_experiment(str(tmp_path / "a.yaml")).replaced({"block": 0})
+    with pytest.raises(UserError, match="^field 'block'"):
+        make_experiment(fields, Experiment)
+
+
+def test_a_file_that_extends_another_is_the_same_measurement():
+    table, figure = (read_experiment(f"pocket/{name}").values for name in ("table4", "figure3b"))
+    assert figure == table | {"shows": "figure3b"}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("pockte", None, "unknown experiment 'pockte'; did you mean pocket"),
+        ("pocket/tabel1", None, "unknown experiment 'pocket/tabel1'; did you mean pocket/table"),
         ("no.yaml", None, "experiment file .*no.yaml' does not exist"),
         ("a.yaml", "- 1\n- 2\n", "expected a mapping"),
         ("a.yaml", "models: [a\n", "cannot be read"),

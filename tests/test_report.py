@@ -13,21 +13,17 @@ from outliers.ablation.ablate import plan
 from outliers.models.plant import plant
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.ablation_figures import ablation_bars
+from outliers.report.ablation_section import ablation_section, ablation_summary, ablation_table
 from outliers.report.emergence import exponential_fit
 from outliers.report.emergence_figures import figure3, figure4
+from outliers.report.emergence_section import emergence_section
 from outliers.report.sweep_figures import STYLES, perplexity_by_size
-from outliers.report.table1 import published_form, table1, terminal
-from outliers.report.table4 import by_model, table4
-from outliers.report.table4 import published_form as table4_form
+from outliers.report.table1 import published_table, sweep_section, table1, terminal
+from outliers.report.table4 import by_model
+from outliers.report.table4 import published_table as table4_table
 from outliers.report.trace_figures import _pooled, heat_map, magnitude_by_position, sorted_profile
-from outliers.report.write import (
-    ablation_form,
-    ablation_summary,
-    write_ablation,
-    write_emergence,
-    write_sweep,
-    write_trace,
-)
+from outliers.report.trace_section import trace_section
+from outliers.report.write import write
 from outliers.tracing.trace import trace
 from tests.conftest import SHARED, make_model
 
@@ -52,12 +48,12 @@ def rows():
 
 
 def test_table_has_the_papers_order_and_labels(rows):
-    assert published_form(table1(rows), "float32", "github") == (
+    assert published_table(rows).form("github") == (
         "| Perplexity                               |   gpt2-1m |   opt-2m |\n"
         "|------------------------------------------|-----------|----------|\n"
         "| 32-bit Float                             |    100.00 |    10.00 |\n"
         "| Int8 absmax                              |    110.00 |    11.25 |\n"
-        "| Absmax LLM.int8() (vector-wise + decomp) |    100.12 |    10.50 |\n"
+        "| Absmax LLM.int8() (vector-wise + decomp) |    100.12 |    10.50 |"
     )
 
 
@@ -72,7 +68,8 @@ def test_labels_are_the_papers():
 
 
 def test_a_baseline_in_16_bits_is_not_called_32_bit(rows):
-    assert "float16, not quantized" in published_form(table1(rows), "float16", "github")
+    half = [{**row, "dtype": "float16"} for row in rows]
+    assert "float16, not quantized" in published_table(half).form("github")
 
 
 def test_terminal_table_is_narrow(rows):
@@ -83,7 +80,7 @@ def test_terminal_table_is_narrow(rows):
 
 
 def test_a_missing_cell_is_a_dash(rows):
-    baseline = published_form(table1(rows[:-1]), "float32", "github").splitlines()[2]
+    baseline = published_table(rows[:-1]).form("github").splitlines()[2]
     assert baseline.split()[-2] == "-"
 
 
@@ -111,8 +108,8 @@ def test_lines_join_models_of_one_architecture(rows):
 
 
 def test_files(rows, tmp_path):
-    printed = write_sweep(rows, tmp_path)
-    names = {"rows.parquet", "table1.md", "table1.tex", "table1.csv", "perplexity.png", "perplexity.svg"}
+    printed = write(sweep_section(rows), tmp_path, "python -m outliers.sweep")
+    names = {"report.html", "rows.parquet", "table1.md", "table1.tex", "table1.csv", "perplexity.png", "perplexity.svg"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert str(tmp_path) in printed
     assert (tmp_path / "table1.csv").read_text().splitlines()[1] == "fp32,100,10"
@@ -134,7 +131,7 @@ def family():
 
 
 def test_table4_has_the_papers_form(family):
-    lines = table4_form(table4(family), "github").splitlines()
+    lines = table4_table(family).form("github").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
     assert cells[0][:8] == ["Model", "PPL", "Params", "Count", "1-sided", "Layers", "SDims", "Quartiles"]
     assert cells[1] == ["gpt2-0", "30.0", "1M", "0", "0", "-", "-", "-", "40.0%", "-"]
@@ -208,8 +205,8 @@ def test_figure4_shows_the_rows(family):
 
 def test_emergence_files(family, tmp_path):
     twin = [{**row, "model": "made/gpt2-copy", "same_weights_as": "gpt2-2"} for row in family[-9:]]
-    printed = write_emergence(family + twin, tmp_path)
-    names = {"rows.parquet", "table4.md", "table4.tex", "table4.csv", "fits.csv"}
+    printed = write(emergence_section(family + twin), tmp_path, "")
+    names = {"report.html", "rows.parquet", "table4.md", "table4.tex", "table4.csv", "fits.csv"}
     names |= {f"figure{n}.{kind}" for n in (3, 4) for kind in ("png", "svg")}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert "gpt2-copy holds the same weights as gpt2-2" in printed
@@ -224,14 +221,22 @@ def ablation():
     for cell in plan([3, 7], 32, ["zero", "mean"]):
         worse = {"none": 0, "outliers": 5, "control": 1 + (cell.draw or 0) / 10, "single": cell.features[-1:] == (7,)}
         values = {"perplexity": 10.0 + worse[cell.subject], "top1_softmax": 0.5 - worse[cell.subject] / 50}
-        about = {**vars(cell), "features": list(cell.features), "seed": 0}
+        about = {**vars(cell), "features": list(cell.features), "seed": 0, "model": "made/gpt2"}
         rows += [{**about, "metric": metric, "value": value} for metric, value in values.items()]
     return rows
 
 
 def test_ablation_files(ablation, tmp_path):
-    printed = write_ablation(ablation, tmp_path)
-    names = {"rows.parquet", "ablation.md", "ablation.tex", "ablation.csv", "ablation.png", "ablation.svg"}
+    printed = write(ablation_section(ablation), tmp_path, "")
+    names = {
+        "report.html",
+        "rows.parquet",
+        "ablation.md",
+        "ablation.tex",
+        "ablation.csv",
+        "ablation.png",
+        "ablation.svg",
+    }
     assert {path.name for path in tmp_path.iterdir()} == names
     lines = [line.split() for line in printed.splitlines()]
     assert ["outliers", "3,", "7", "zero", "40.00", "15.00", "50.00"] in lines
@@ -293,16 +298,17 @@ def test_lines_of_a_trace(found):
 
 
 def test_trace_files(found, tmp_path, family):
-    printed = write_trace(found, family[:8], tmp_path)
-    names = {"rows.parquet", "table4.md", "table4.tex"}
-    names |= {f"{t}.csv" for t in ("features", "features_by_layer", "hidden_states", "massive_activations")}
+    printed = write(trace_section(found, family[:8]), tmp_path, "")
+    names = {"report.html", "rows.parquet"}
+    names |= {f"{table}.{kind}" for table in ("table4", "features") for kind in ("md", "tex", "csv")}
+    names |= {f"{t}.csv" for t in ("features_by_layer", "hidden_states", "massive_activations")}
     names |= {"attention_sinks.csv"}
     names |= {f"{f}.{k}" for f in ("heat_map", "magnitude_by_position", "sorted_profile") for k in ("png", "svg")}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert "Outlier features: 2 (|x| ≥ 6" in printed
     assert len(pd.read_csv(tmp_path / "features.csv")) == 32
     none = trace(make_model("gpt2"), torch.randint(100, (1, 24)), alpha=1000)
-    assert "No outlier feature; the nearest ones" in write_trace(none, family[:8], tmp_path)
+    assert "No outlier feature; the nearest ones" in trace_section(none, family[:8]).printed
 
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
@@ -311,18 +317,17 @@ KEPT = Path(__file__).parent.parent / "results" / "kept"
 @pytest.mark.parametrize(
     ("table", "draw"),
     [
-        ("pocket/table1.md", lambda rows: published_form(table1(rows), "float32", "github")),
-        ("emergence/table4.md", lambda rows: table4_form(table4(rows), "github")),
-        ("training/table4.md", lambda rows: table4_form(table4(rows), "github")),
+        ("emergence/table4.md", table4_table),
+        ("training/table4.md", table4_table),
         *(
-            (f"ablation/{name}/ablation.md", lambda rows: ablation_form(ablation_summary(rows), "github"))
+            (f"ablation/{name}/ablation.md", lambda rows: ablation_table(ablation_summary(rows)))
             for name in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")
         ),
     ],
 )
 def test_kept_tables_are_what_their_rows_say(table, draw):
     rows = (KEPT / table).with_name("rows.jsonl").read_text().splitlines()
-    assert draw([json.loads(row) for row in rows]) == (KEPT / table).read_text()
+    assert draw([json.loads(row) for row in rows]).form("github") + "\n" == (KEPT / table).read_text()
 
 
 def test_the_outliers_of_the_largest_pocket_model_carry_more_than_random_features():

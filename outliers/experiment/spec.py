@@ -1,22 +1,20 @@
-"""What an experiment file holds."""
+"""What an experiment needs to know, validated."""
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
 )
 
 from outliers.criterion import ALPHA
-from outliers.errors import UserError, unknown_name
 from outliers.quantization.schemes import TABLE1
 
 # A list may be given as "a,b", as on the command line; repeated entries count once.
@@ -24,31 +22,17 @@ Split = BeforeValidator(lambda value: [part for part in value.split(",") if part
 Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Names = Annotated[list[str], Split, Field(min_length=1), Once]
 Numbers = Annotated[list[int], Split, Field(min_length=1), Once]
+Counts = Annotated[list[PositiveInt], Split, Field(min_length=1), Once]
+Name = Annotated[str, Field(pattern=r"^\w[\w.@-]*(/\w[\w.@-]*)*$")]
 
 
-class Settings(BaseModel):
-    """What every measurement needs to know beside its model.
-
-    block: tokens a block (T). blocks: how many (N). alpha: from which magnitude on a value is an outlier.
-    """
+class Named(BaseModel):
+    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for."""
 
     model_config = ConfigDict(extra="forbid")
 
-    text: str = "sample"
-    block: Annotated[int, Field(ge=2)] = 256
-    blocks: PositiveInt = 32
-    alpha: PositiveFloat = ALPHA
-    device: str = "cpu"
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-
-
-class Experiment(Settings):
-    """A sweep: every model under every scheme on one text."""
-
-    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "sweep"
-    models: Names
-    schemes: Names = TABLE1
-    revision: str | None = None
+    name: Name
+    shows: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -56,19 +40,45 @@ class Experiment(Settings):
         return Path("results") / self.name
 
 
-Kind = TypeVar("Kind", bound=Settings)
+class Machine(Named):
+    """Where something runs."""
+
+    device: str = "cpu"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+
+
+class Settings(Machine):
+    """What a measurement over a text needs to know beside its model.
+
+    block: tokens a block (T). blocks: how many (N). alpha: from which magnitude on a value is an outlier.
+    """
+
+    text: str = "sample"
+    block: Annotated[int, Field(ge=2)] = 256
+    blocks: PositiveInt = 32
+    alpha: PositiveFloat = ALPHA
+
+
+class Experiment(Settings):
+    """A sweep: every model under every scheme on one text."""
+
+    name: Name = "sweep"
+    models: Names
+    schemes: Names = TABLE1
+    revision: str | None = None
 
 
 class OneModel(Settings):
     """A trace of one model."""
 
+    name: Name = "trace"
     model: str
     revision: str | None = None
 
     @property
     def folder(self) -> Path:
         """Where its results go unless the user says otherwise."""
-        return Path("results") / "trace" / full_name(self.model, self.revision)
+        return super().folder / full_name(self.model, self.revision)
 
 
 class Ablation(OneModel):
@@ -77,28 +87,98 @@ class Ablation(OneModel):
     methods, where, controls and seed are the arguments of `outliers.ablate`.
     """
 
+    name: Name = "ablate"
     features: Numbers | None = None
     methods: Names = ["zero"]
     where: Names = ["attn_in"]
     controls: int = 10
     seed: int = 0
 
-    @property
-    def folder(self) -> Path:
-        """Where its results go unless the user says otherwise."""
-        return Path("results") / "ablate" / full_name(self.model, self.revision)
-
 
 class Emergence(Settings):
     """Outlier features along a family of models, or along revisions of one."""
 
+    name: Name = "emergence"
     models: Names
     revisions: Names | None = None
 
-    @property
-    def folder(self) -> Path:
-        """Where its results go unless the user says otherwise."""
-        return Path("results") / "emergence"
+
+class Hardware(BaseModel):
+    """Some equal GPUs; gigabytes: of one of them, GiB. owner: who has such hardware."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    hardware: str
+    owner: str | None = None
+    gpus: PositiveInt = 1
+    gigabytes: PositiveFloat
+
+
+class Memory(Named):
+    """What models need at inference, from their configurations, and the largest that some hardware holds.
+
+    candidates: of the models those that the largest is one of, None for all; the largest of all is named beside it.
+    context: tokens a sequence, at most the model's own. batch: sequences. headroom: GiB that each GPU keeps free. With
+    these defaults the paper's Table 3 comes out as published; so it does with a headroom of 0.65 to 1.08 GiB at a
+    context of 128, 0.57 to 0.92 at 256, 0.49 to 0.76 at 384, 0.41 to 0.56 at 512, 0.32 to 0.34 at 640; never at 768.
+    """
+
+    name: Name = "memory"
+    models: Names
+    candidates: Names | None = None
+    hardware: list[Hardware] = []
+    context: Annotated[int, Field(ge=2)] = 256
+    batch: PositiveInt = 1
+    headroom: NonNegativeFloat = 0.75
+
+
+class LinearLayers(Machine):
+    """The first feed-forward layer of models of some dimensions: d features, 4 d outputs (Table 5).
+
+    tokens: rows of the input. seconds: how long a layer is timed at least. dtype: what 16 bits are.
+    """
+
+    name: Name = "linear-layers"
+    dtype: Literal["float16", "bfloat16"] = "bfloat16"
+    dimensions: Counts
+    tokens: PositiveInt = 512
+    seconds: PositiveFloat = 3.0
+
+
+class Latency(Machine):
+    """Time a generated token with a KV cache; prompts are the first tokens of a text.
+
+    batches: sequences at once. prompt: tokens a sequence. tokens: how many are generated after the first. repeats: of
+    the whole generation.
+    """
+
+    name: Name = "latency"
+    models: Names
+    schemes: Names = ["fp32", "llm.int8"]
+    revision: str | None = None
+    text: str = "sample"
+    alpha: PositiveFloat = ALPHA
+    batches: Counts = [1, 8, 32]
+    prompt: Annotated[int, Field(ge=2)] = 128
+    tokens: PositiveInt = 32
+    repeats: Annotated[int, Field(ge=2)] = 3
+
+
+class ZeroShot(Machine):
+    """Zero-shot accuracy by the language model evaluation harness (Figure 1).
+
+    tasks: of the harness, or of this project (`lambada-local`, `piqa-local`), which read the files in `data`. limit: so
+    many examples of each task; None for all.
+    """
+
+    name: Name = "zeroshot"
+    models: Names
+    schemes: Names = ["fp32", "absmax-vector", "llm.int8"]
+    revision: str | None = None
+    tasks: Names = ["hellaswag", "piqa", "winogrande", "lambada_openai"]
+    data: str | None = None
+    limit: PositiveInt | None = None
+    alpha: PositiveFloat = ALPHA
 
 
 def short_name(model: str) -> str:
@@ -109,49 +189,3 @@ def short_name(model: str) -> str:
 def full_name(model: str, revision: str | None) -> str:
     """The short name of a model with its revision, if it has one."""
     return short_name(model) if revision is None else f"{short_name(model)}@{revision}"
-
-
-def experiment_files() -> dict[str, Path]:
-    """Name to file of the experiments that come with the project: inside the package when it was installed from a
-    wheel, beside it in a clone."""
-    package = Path(__file__).parent.parent
-    folders = (package / "experiments", package.parent / "experiments")
-    return {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
-
-
-def read_experiment(name: str) -> dict:
-    """Read an experiment file, by path or by the name of one that comes with the project, as a mapping.
-
-    Raises:
-        UserError: there is no such file, or it is not a YAML mapping.
-    """
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        if name not in experiment_files():
-            raise unknown_name("experiment", name, experiment_files(), "or the path of a .yaml file")
-        path = experiment_files()[name]
-    try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"experiment file '{path}' does not exist; known: {', '.join(experiment_files())}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"experiment file '{path}' cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(fields, dict):
-        raise UserError(f"experiment file '{path}' holds no fields; expected a mapping with 'models', 'text', …")
-    return {"name": path.stem, **fields}
-
-
-def make_experiment(fields: dict, kind: type[Kind] = Experiment) -> Kind:
-    """Validate the fields of an experiment, by default a sweep.
-
-    Raises:
-        UserError: a field is unknown, missing or out of range.
-    """
-    try:
-        return kind(**fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise unknown_name("field", field, kind.model_fields) from None
-        raise UserError(f"field '{field}': {first['msg']}, got {first['input']!r}") from None

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.optimize import curve_fit
 from scipy.stats import t
 
@@ -51,3 +52,8 @@ def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> F
         return None
     (full, scale), (of_full, of_scale) = found.tolist(), reach.tolist()
     return Fit(full, (full - of_full, full + of_full), scale, (scale - of_scale, scale + of_scale), len(x))
+
+
+def fits_of(models: pd.DataFrame) -> dict[str, Fit | None]:
+    """The exponential for layers and for positions; models: as `outliers.report.table4.by_model` makes them."""
+    return {name: exponential_fit(models["perplexity"], models[name]) for name in ("layers", "positions")}

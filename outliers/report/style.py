@@ -31,7 +31,8 @@ def parameters_axis(axes: Axes) -> None:
     """Parameters along x."""
     axes.set(xscale="log", xlabel="parameters")
     low, high = axes.get_xlim()
-    _ticks(axes, (1, 3) if high > 10 * low else (1, 2, 5), FuncFormatter(count_label))
+    subs = (1,) if high > 3000 * low else (1, 3) if high > 10 * low else (1, 2, 5)
+    _ticks(axes, subs, FuncFormatter(count_label))
 
 
 def perplexity_axis(axes: Axes) -> None:

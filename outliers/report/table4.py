@@ -1,9 +1,10 @@
 """Table 4 of the paper from rows: one row a model."""
 
 import pandas as pd
-from tabulate import tabulate
 
 from outliers.experiment.spec import full_name
+from outliers.report.paper import Key, key_of
+from outliers.report.section import Table
 from outliers.report.style import count_label
 
 OF_THE_MOST_COMMON = ["layers", "positions", "q1", "median", "q3"]
@@ -28,6 +29,12 @@ HEADERS = [
     "Top-1 p",
     "w/o outliers",
 ]
+
+
+def measured(rows: list[dict]) -> dict[Key, float]:
+    """The numbers of Table 4 by the keys of the published ones."""
+    table = table4(rows).stack().dropna()
+    return {(key_of(model), metric): value for (model, metric), value in table.items()}
 
 
 def by_model(rows: list[dict]) -> pd.DataFrame:
@@ -58,10 +65,14 @@ def table4(rows: list[dict]) -> pd.DataFrame:
     return table
 
 
-def published_form(table: pd.DataFrame, tablefmt: str) -> str:
-    """The table with the paper's headers and roundings, in a format of the tabulate library."""
-    cells = [[model, *_cells(row)] for model, row in table.iterrows()]
-    return tabulate(cells, HEADERS, tablefmt=tablefmt, disable_numparse=True, colalign=["left"] + ["right"] * 9) + "\n"
+def published_table(rows: list[dict]) -> Table:
+    """The table with the paper's headers and roundings."""
+    cells = [[model, *_cells(row)] for model, row in table4(rows).iterrows()]
+    caption = (
+        "Outlier features (count; of one sign), layers and sequence positions (SDims) that the most common one affects "
+        "and quartiles of its values, mean top-1 softmax probability with and without outlier features."
+    )
+    return Table("table4", caption, HEADERS, cells, by_model(rows).reset_index())
 
 
 def _cells(row: pd.Series) -> list[str]:

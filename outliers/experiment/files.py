@@ -1,0 +1,108 @@
+"""Experiment files: YAML mappings that become specifications, with file, line and field of a mistake."""
+
+import posixpath
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from outliers.errors import UserError, unknown_name
+from outliers.experiment.spec import Named
+
+Kind = TypeVar("Kind", bound=Named)
+
+
+class Fields(NamedTuple):
+    """The fields of an experiment, and of each where it stands, such as "my.yaml, line 3"."""
+
+    values: dict
+    places: dict[tuple, str]
+
+    def replaced(self, fields: dict) -> "Fields":
+        """With other values in the place of some, such as from the command line."""
+        places = {path: place for path, place in self.places.items() if not path or path[0] not in fields}
+        return Fields(self.values | fields, places)
+
+
+def experiment_files() -> dict[str, Path]:
+    """Name to file of the experiments that come with the project: inside the package when it was installed from a
+    wheel, beside it in a clone."""
+    package = Path(__file__).parent.parent
+    folders = (package / "experiments", package.parent / "experiments")
+    return {
+        file.relative_to(folder).with_suffix("").as_posix(): file
+        for folder in folders
+        for file in sorted(folder.rglob("*.yaml"))
+    }
+
+
+def read_experiment(name: str) -> Fields:
+    """Read an experiment file, by path or by the name of one that comes with the project.
+
+    A file that says `extends: other.yaml` has the fields of that file, its name included, and its own in their place.
+
+    Raises:
+        UserError: there is no such file, or it is not a YAML mapping.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        return _read(path, path.stem)
+    if name not in experiment_files():
+        raise unknown_name("experiment", name, experiment_files(), "or the path of a .yaml file")
+    return _read(experiment_files()[name], name)
+
+
+def _read(path: Path, name: str) -> Fields:
+    try:
+        text = path.read_text(encoding="utf-8")
+        values, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+    except FileNotFoundError:
+        raise UserError(f"experiment file '{path}' does not exist; known: {', '.join(experiment_files())}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"experiment file '{path}' cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"experiment file '{path}' holds no fields; expected a mapping with 'models', 'text', …")
+    fields = Fields({"name": name} | values, {place: f"{path}, line {line}" for place, line in _lines(node).items()})
+    if "extends" not in values:
+        return fields
+    base = PurePosixPath(fields.values.pop("extends"))
+    base_name = posixpath.normpath(PurePosixPath(name).parent / base.with_suffix(""))
+    inherited = _read(path.parent / base, base_name.removeprefix("../"))
+    own = {field: value for field, value in fields.values.items() if field in values}
+    return Fields(inherited.values | own, inherited.places | fields.places)
+
+
+def _lines(node: yaml.Node, path: tuple = ()) -> dict[tuple, int]:
+    """Path of every value in a document to its line, from 1."""
+    lines = {path: node.start_mark.line + 1}
+    children = []
+    if isinstance(node, yaml.MappingNode):
+        children = [(key.value, key.start_mark.line + 1, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(number, value.start_mark.line + 1, value) for number, value in enumerate(node.value)]
+    for key, line, value in children:
+        lines |= _lines(value, (*path, key)) | {(*path, key): line}
+    return lines
+
+
+def make_experiment(fields: dict | Fields, kind: type[Kind]) -> Kind:
+    """Validate the fields of an experiment.
+
+    Raises:
+        UserError: a field is unknown, missing or out of range; it names the file and the line of a field from a file.
+    """
+    values, places = fields if isinstance(fields, Fields) else (fields, {})
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path, field = first["loc"], ".".join(map(str, first["loc"]))
+        # A missing field stands nowhere: then the mapping that lacks it is named.
+        shortest = 0 if first["type"] == "missing" else 1
+        parts = [path[:end] for end in range(len(path), shortest - 1, -1)]
+        place = next((places[part] for part in parts if part in places), None)
+        where = f"{place}, " if place else ""
+        if first["type"] == "extra_forbidden":
+            raise UserError(f"{where}{unknown_name('field', field, kind.model_fields)}") from None
+        raise UserError(f"{where}field '{field}': {first['msg']}, got {first['input']!r}") from None

@@ -1,0 +1,125 @@
+"""One self-contained page of a run: what was run, tables, figures, provenance, and the command that repeats it."""
+
+import base64
+from pathlib import Path
+
+import pandas as pd
+from jinja2 import Environment
+from markupsafe import Markup
+
+from outliers.experiment.spec import full_name
+from outliers.report.figures import drawn
+from outliers.report.section import Drawing, Section, Table
+from outliers.report.style import count_label
+
+TEMPLATE = Path(__file__).with_name("page.html")
+ABOUT = {  # what a section says of its rows: field and form, in this order
+    "text": "text {}",
+    "protocol": "cut by {}",
+    "blocks": "{} blocks",
+    "block": "{} tokens a block",
+    "limit": "{} examples a task",
+    "prompt": "prompts of {} tokens",
+    "tokens": "{} tokens",
+    "context": "context {}",
+    "headroom": "{} GiB of headroom a GPU",
+    "alpha": "α = {}",
+    "dtype": "{}",
+    "device": "on {}",
+}
+PROVENANCE = {  # label: field
+    "outliers": "version",
+    "commit": "commit",
+    "Python": "python",
+    "torch": "torch",
+    "transformers": "transformers",
+    "triton": "triton",
+    "lm-eval": "lm_eval",
+    "device": "device_name",
+    "threads": "threads",
+    "seed": "seed",
+}
+MODEL = ["model", "revision", "parameters", "weights", "tokens"]
+
+
+def page(title: str, sections: list[Section], command: str) -> str:
+    """The page as HTML, with every style and image in it: nothing is fetched.
+
+    command: what a person types to repeat the run.
+    """
+    rows = [row for section in sections for row in section.rows]
+    template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        title=title,
+        summary=_summary(rows),
+        sections=[_shown(section) for section in sections],
+        command=command,
+        provenance=[_html(table) for table in (provenance(rows), models(rows)) if table],
+    )
+
+
+def _shown(section: Section) -> dict:
+    return {
+        **section._asdict(),
+        "about": about(section.rows),
+        "tables": [_html(table) for table in section.tables],
+        "drawings": [{"caption": drawing.caption, "source": _source(drawing)} for drawing in section.drawings],
+    }
+
+
+def _html(table: Table) -> dict:
+    caption = Markup("" if table.folded else "<caption>{}</caption>").format(table.caption)
+    html = table.form("html").replace("<table>", f"<table>\n{caption}", 1)
+    return {**table._asdict(), "html": Markup(html)}  # tabulate has escaped what is in the cells
+
+
+def _source(drawing: Drawing) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(drawn(drawing.figure, "svg")).decode()
+
+
+def _summary(rows: list[dict]) -> str:
+    names = dict.fromkeys(full_name(row["model"], row.get("checkpoint")) for row in rows if "model" in row)
+    if not names:
+        return "Nothing was measured."
+    return f"{len(rows):,} measurements of {', '.join(names)}."
+
+
+def about(rows: list[dict]) -> str:
+    """The settings of some rows in one line."""
+    said = [form.format(", ".join(found)) for field, form in ABOUT.items() if (found := _distinct(rows, field))]
+    return ", ".join(said)
+
+
+def provenance(rows: list[dict]) -> Table | None:
+    """Versions, device, and the most memory of some rows; None without any."""
+    records = [[label, ", ".join(found)] for label, field in PROVENANCE.items() if (found := _distinct(rows, field))]
+    memory = [row["peak_memory_bytes"] for row in rows if "peak_memory_bytes" in row]
+    if memory:
+        records.append(["most memory", f"{max(memory) / 2**20:,.0f} MiB"])
+    times = [row["wall_seconds"] for row in rows if "wall_seconds" in row]
+    if times:
+        records.append(["longest measurement", f"{max(times):.1f} s"])
+    if not records:
+        return None
+    headers = ["made with", ""]
+    return Table("provenance", "Provenance.", headers, records, pd.DataFrame(records, columns=headers), names=2)
+
+
+def models(rows: list[dict]) -> Table | None:
+    """Every model with the hashes of its weights and of the tokens it read; None without hashes."""
+    records: dict[tuple, list] = {}
+    for row in rows:
+        if "weights_hash" in row:
+            name = full_name(row["model"], row.get("checkpoint"))
+            of_row = [name, row.get("revision", "-"), count_label(row["parameters"]), row["weights_hash"]]
+            records.setdefault((name, row["weights_hash"]), [*of_row, {}])[-1][row.get("tokens_hash", "-")] = None
+    if not records:
+        return None
+    cells = [[*record[:-1], " ".join(record[-1])] for record in records.values()]
+    caption = "Models: revision, parameters, hashes of weights and tokens."
+    return Table("models", caption, MODEL, cells, pd.DataFrame(cells, columns=MODEL), names=5)
+
+
+def _distinct(rows: list[dict], field: str) -> list[str]:
+    found = dict.fromkeys(row[field] for row in rows if row.get(field) is not None)
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in found]

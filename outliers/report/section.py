@@ -1,0 +1,51 @@
+"""What a run shows: tables and figures with their words, before they become files, a page or lines on a terminal."""
+
+from typing import NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+from tabulate import tabulate
+
+
+class Table(NamedTuple):
+    """A table as people read it.
+
+    name: of its files. cells: row by row, as printed. data: the same unrounded, as its CSV file has it. names: so many
+    columns from the left are text. folded: whether a page shows it only when asked to.
+    """
+
+    name: str
+    caption: str
+    headers: list[str]
+    cells: list[list[str]]
+    data: pd.DataFrame
+    names: int = 1
+    folded: bool = False
+
+    def form(self, tablefmt: str) -> str:
+        """The table in a format of the tabulate library: github, latex_booktabs, simple, html."""
+        align = ["left"] * self.names + ["right"] * (len(self.headers) - self.names)
+        return tabulate(self.cells, self.headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
+
+
+class Drawing(NamedTuple):
+    """A figure with the name of its files and its caption."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+class Section(NamedTuple):
+    """What one measurement shows.
+
+    printed: on a terminal. notes: paragraphs of the page. further: tables for files alone, by name.
+    """
+
+    title: str
+    printed: str
+    tables: list[Table]
+    drawings: list[Drawing]
+    notes: list[str]
+    further: dict[str, pd.DataFrame]
+    rows: list[dict]

@@ -1,0 +1,133 @@
+"""The page of a run, in a real browser."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from outliers.report.page import about, models, page, provenance
+from outliers.report.paper import comparison
+from outliers.report.table1 import sweep_section
+
+KEPT = Path(__file__).parent.parent / "results" / "kept"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such as Debian's package chromium")
+PAGES = sorted(KEPT.rglob("report.html"))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict]:
+    """The kept sweep of the pocket models."""
+    return [json.loads(row) for row in (KEPT / "pocket" / "table1" / "rows.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def section(rows):
+    """Its section, with the published numbers and with text that HTML must not take as its own."""
+    found = sweep_section(rows)
+    return found._replace(
+        tables=[*found.tables, comparison("table1", {})], notes=["<script>alert('a')</script> & α ≥ 6"]
+    )
+
+
+def test_nothing_is_fetched(section):
+    html = page("A sweep", [section], "python -m outliers.sweep")
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", html)
+    assert "@import" not in html
+    assert "url(" not in html
+
+
+def test_text_is_escaped(section):
+    html = page("<b>", [section], "a && b <c>")
+    assert "<script>" not in html
+    assert "&lt;script&gt;alert" in html
+    assert "<b>" not in html
+    assert "a &amp;&amp; b &lt;c&gt;" in html
+
+
+def test_the_page_says_what_was_run(section, rows):
+    html = page("A sweep", [section], "python -m outliers.sweep")
+    assert about(rows) == "text sample, cut by first-blocks, 64 blocks, 256 tokens a block, α = 6, float32, on cpu"
+    for said in (about(rows), "python -m outliers.sweep", rows[0]["commit"], rows[0]["weights_hash"], "not run"):
+        assert said in html
+    assert dict(provenance(rows).cells)["torch"] == rows[0]["torch"]
+    assert [row[0] for row in models(rows).cells] == list(dict.fromkeys(row["model"].split("/")[1] for row in rows))
+
+
+def test_the_same_rows_make_the_same_page(rows):
+    assert len({page("A sweep", [sweep_section(rows)], "") for _ in range(2)}) == 1
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def looked_at(browser, path: Path, width: int) -> dict:
+    """What a browser window of some width sees of a page."""
+    opened = browser.new_page(viewport={"width": width, "height": 900})
+    said, asked = [], []
+    opened.on("console", lambda message: said.append(message.text))
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.goto(path.as_uri())
+    seen = opened.evaluate(
+        """() => {
+            const inside = node => node.closest('.scroll') !== null;
+            const beyond = node => node.getBoundingClientRect().right > innerWidth + 0.5;
+            return {
+                images: [...document.images].map(image => image.complete && image.naturalWidth > 0),
+                width: document.documentElement.scrollWidth,
+                beyond: [...document.body.querySelectorAll('*')].filter(n => beyond(n) && !inside(n)).map(n => n.tagName),
+                heading: document.querySelector('h1').innerText,
+                tables: document.querySelectorAll('table').length,
+            };
+        }"""
+    )
+    opened.close()
+    return seen | {"said": said, "asked": [url for url in asked if not url.startswith(("data:", path.as_uri()))]}
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1400])
+def test_in_a_browser(browser, section, tmp_path, width):
+    path = tmp_path / "report.html"
+    path.write_text(page("A sweep", [section, section], "python -m outliers.sweep " + "x" * 300))
+    seen = looked_at(browser, path, width)
+    assert seen["heading"] == "A sweep"
+    assert seen["said"] == []
+    assert seen["asked"] == []
+    assert seen["images"] == [True, True]
+    assert seen["tables"] == 6
+    assert (seen["width"], seen["beyond"]) == (width, [])
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.parent.relative_to(KEPT)))
+def test_kept_pages_in_a_browser(browser, path, width):
+    seen = looked_at(browser, path, width)
+    assert (seen["said"], seen["asked"]) == ([], [])
+    assert all(seen["images"])
+    assert (seen["width"], seen["beyond"]) == (width, [])
+
+
+@needs_chromium
+def test_printed(browser, section, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page("A sweep", [section], "python -m outliers.sweep"))
+    opened = browser.new_page()
+    opened.goto(path.as_uri())
+    opened.emulate_media(media="print")
+    folded = opened.locator("details table").first
+    assert folded.is_visible(), "what is folded on a screen is printed"
+    assert opened.pdf().startswith(b"%PDF")
+    opened.close()
