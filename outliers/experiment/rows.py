@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from outliers.errors import UserError
+from outliers.experiment.spec import Named
 from outliers.files import write_whole, writing
 
 # A finished row is used again if it agrees with the cell in these; the rest of its provenance is what came of it.
@@ -35,6 +36,21 @@ IDENTITY = (
     "layer",
     "role",
     "position",
+    "batch",
+    "prompt",
+    "tokens",
+    "repeats",
+    "way",
+    "dimension",
+    "task",
+    "task_version",
+    "documents_hash",
+    "limit",
+    "bits",
+    "gpus",
+    "gigabytes",
+    "context",
+    "headroom",
 )
 
 
@@ -87,3 +103,33 @@ def _read(path: Path) -> list[dict]:
         return [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     except (ValueError, TypeError):
         raise UserError(f"'{path}' is damaged; move it away or choose another folder with --out") from None
+
+
+# Fields of a specification that list what a row has one of.
+LISTS = {
+    "models": "model",
+    "revisions": "checkpoint",
+    "schemes": "scheme",
+    "tasks": "task",
+    "batches": "batch",
+    "dimensions": "dimension",
+}
+
+
+def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
+    """Of finished rows those that an experiment would measure, without asking its models; in the experiment's order.
+
+    Of rows that differ in nothing but weights, versions or device the last one counts.
+    """
+    asked = {field: getattr(spec, field) for field in type(spec).model_fields}
+    found = [row for row in rows if all(_agrees(row, field, value) for field, value in asked.items())]
+    lasting = [field for field in IDENTITY if field not in ("weights_hash", "version", "kernels")]
+    last = {tuple(str(row.get(field)) for field in lasting): row for row in found}
+    models = asked.get("models") or []
+    return sorted(last.values(), key=lambda row: models.index(row["model"]) if row.get("model") in models else 0)
+
+
+def _agrees(row: dict, field: str, value) -> bool:
+    if field in LISTS:
+        return LISTS[field] not in row or value is None or row[LISTS[field]] in value
+    return field not in IDENTITY or field not in row or row[field] == value

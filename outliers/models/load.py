@@ -108,15 +108,24 @@ def _refusals(name: str, source: Source):
         logging.enable_progress_bar()
 
 
+def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
+    """Load a model's configuration alone, of any architecture.
+
+    Raises:
+        UserError: the model is unknown or unreachable.
+    """
+    source = find_model(name, revision)
+    with _refusals(name, source):
+        return AutoConfig.from_pretrained(source.path, **_keywords(source))
+
+
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """Load a model's configuration alone.
 
     Raises:
         UserError: the model is unknown or unreachable, or its architecture is in no row of the anatomy table.
     """
-    source = find_model(name, revision)
-    with _refusals(name, source):
-        config = AutoConfig.from_pretrained(source.path, **_keywords(source))
+    config = read_config(name, revision)
     anatomy_of(config)
     return config
 

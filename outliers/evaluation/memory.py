@@ -1,0 +1,230 @@
+"""What a model needs of GPUs at inference, from its configuration on torch's meta device (Table 3)."""
+
+import inspect
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.pytorch_utils import Conv1D
+
+from outliers.errors import UserError
+from outliers.models.anatomy import context_length
+
+GIB = 2**30
+BITS = (16, 8)
+
+
+class Footprint(NamedTuple):
+    """What a model needs at inference: bytes, but for `parameters`, `decoder_layers` and `context`.
+
+    embeddings, rest: weights outside of the layers, which have 16 bits in any case: all embeddings (with them the head,
+    where it is tied), and what else there is. layers: by bits, the weights of each layer, an encoder's first. cache: of
+    keys and values, which the last `decoder_layers` of the layers share evenly. activations: the most that is alive at
+    once beside weights and cache. context: tokens a sequence.
+    """
+
+    parameters: int
+    embeddings: int
+    layers: dict[int, list[int]]
+    rest: int
+    cache: int
+    decoder_layers: int
+    activations: int
+    context: int
+
+    def weights(self, bits: int) -> int:
+        """All weights, with the projections of the layers in 16 or 8 bits."""
+        return self.embeddings + sum(self.layers[bits]) + self.rest
+
+
+def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) -> Footprint:
+    """Build a model on the meta device, where tensors have a shape but no values, and pass a prompt through it.
+
+    In 16 bits all weights are bfloat16. In 8 bits a projection of a layer has a byte a weight and a float32 scale an
+    output, as `quantize(model, "llm.int8", keep="int8")` has it, and the rest stays as it is. Weights that are tied
+    count once; tables that a model makes of its configuration, such as GPT-J's of sines, count too.
+
+    Activations are those of the 16-bit model, with the attention function that transformers chooses for it, in the pass
+    over a prompt of the whole context that ends in the logits of the last token: no later pass of a generation needs
+    more. An encoder-decoder makes the logits of its whole target.
+
+    Args:
+        config: of a causal language model, or of one with an encoder and a decoder, such as T5.
+        context: tokens a sequence; at most the model's own count. Where there is an encoder, half of them are the
+            source and half the target.
+        batch: sequences.
+
+    Raises:
+        UserError: transformers has no such language model, or cannot run it on the meta device.
+    """
+    context = min(context, context_length(config) or context)
+    try:
+        model = meta_model(config)
+        cache, activations = measure_pass(model, context, batch)
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"cannot run a model of type '{config.model_type}' without its weights: {reason}") from None
+    lists = _lists_of_layers(model)
+    embeddings, layers_16, rest = _weights(model, lists, 16)
+    _, layers_8, _ = _weights(model, lists, 8)
+    layers = {16: layers_16, 8: layers_8}
+    return Footprint(model.num_parameters(), embeddings, layers, rest, cache, len(lists[-1]), activations, context)
+
+
+def meta_model(config: PretrainedConfig) -> PreTrainedModel:
+    """A language model of that configuration in bfloat16, without values."""
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        return kind.from_config(config, dtype=torch.bfloat16).eval()
+
+
+@torch.inference_mode()
+def measure_pass(model: PreTrainedModel, context: int, batch: int) -> tuple[int, int]:
+    """Bytes of the cache, and of the most that is alive beside it and the weights, in the pass over a prompt."""
+    inputs = prompt(model, context, batch)
+    with Storages() as storages:
+        output = model(**inputs)
+    cache = list(_cached(output.past_key_values))
+    return storages.size(cache), storages.peak(without=cache)
+
+
+def prompt(model: PreTrainedModel, context: int, batch: int) -> dict:
+    """The arguments with which a generation first calls a model, for ids (batch, context) without padding."""
+    ids = torch.zeros(batch, context, dtype=torch.int64, device=model.device)
+    if model.config.is_encoder_decoder:
+        return {"input_ids": ids[:, context // 2 :], "decoder_input_ids": ids[:, : context // 2], "use_cache": True}
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    return {"input_ids": ids, "use_cache": True, **last}
+
+
+def _cached(part) -> Iterator[torch.Tensor]:
+    """The tensors of a cache, whatever its layers call them."""
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, (list, tuple)):
+        for item in part:
+            yield from _cached(item)
+    elif isinstance(part, (Cache, CacheLayerMixin)):
+        yield from _cached(list(vars(part).values()))
+
+
+class Storages(TorchDispatchMode):
+    """While it is entered, notes which storages operators make, on any device, and when they go.
+
+    An operator counts by its outputs: fused attention makes no matrix of scores. Views, and what was there before,
+    count nothing.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.changes: list[tuple[int, int]] = []  # number of a storage, bytes that came (or went, negative)
+        self.numbers: dict[int, int] = {}  # id of a living storage to its number
+        self.count = itertools.count()
+
+    def __torch_dispatch__(self, operator, _types, arguments=(), keywords=None):
+        keywords = keywords or {}
+        self._note((arguments, keywords), made=False)
+        result = operator(*arguments, **keywords)
+        self._note(result, made=True)
+        return result
+
+    def _note(self, tree, made: bool) -> None:
+        for storage in _storages(tree_leaves(tree)):
+            if id(storage) not in self.numbers:
+                number, size = next(self.count), storage.nbytes() if made else 0
+                self.numbers[id(storage)] = number
+                self.changes.append((number, size))
+                weakref.finalize(storage, self._gone, id(storage), number, size).atexit = False
+
+    def _gone(self, identity: int, number: int, size: int) -> None:
+        del self.numbers[identity]
+        self.changes.append((number, -size))
+
+    def size(self, tensors: Iterable) -> int:
+        """Bytes of the storages of tensors that were made here and are alive."""
+        numbers = self._numbers_of(tensors)
+        return sum(size for number, size in self.changes if number in numbers)
+
+    def peak(self, without: Iterable = ()) -> int:
+        """The largest number of bytes alive at once, not counting the storages of some tensors."""
+        ignored = self._numbers_of(without)
+        sizes = (size for number, size in self.changes if number not in ignored)
+        return max(itertools.accumulate(sizes, initial=0))
+
+    def _numbers_of(self, tensors: Iterable) -> set[int]:
+        return {self.numbers[id(storage)] for storage in _storages(tensors)}
+
+
+def _storages(leaves: Iterable) -> Iterator[torch.UntypedStorage]:
+    return (leaf.untyped_storage() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _lists_of_layers(model: PreTrainedModel) -> list[nn.ModuleList]:
+    """The lists that are in no other list: a decoder's layers, or an encoder's and a decoder's."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    inner = {id(module) for outer in lists for module in outer.modules() if module is not outer}
+    return [module for module in lists if id(module) not in inner]
+
+
+def _weights(model: PreTrainedModel, lists: list[nn.ModuleList], bits: int) -> tuple[int, list[int], int]:
+    """Bytes of the embeddings, of each layer, and of the rest."""
+    inside = {id(module) for layers in lists for module in layers.modules()}
+    outside = [module for module in model.modules() if id(module) not in inside]
+    counted: set[int] = set()
+    embeddings = _size((module for module in outside if isinstance(module, nn.Embedding)), 16, counted)
+    layers = [_size(layer.modules(), bits, counted) for layers in lists for layer in layers]
+    return embeddings, layers, _size(outside, 16, counted)
+
+
+def _size(modules: Iterable[nn.Module], bits: int, counted: set[int]) -> int:
+    """Bytes of what modules hold themselves and was not `counted` before."""
+    size = 0
+    for module in modules:
+        for name, tensor in itertools.chain(
+            module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+        ):
+            if id(tensor) not in counted:
+                counted.add(id(tensor))
+                in_8_bits = bits == 8 and name == "weight" and isinstance(module, (nn.Linear, Conv1D))
+                size += tensor.numel() + 4 * _outputs(module) if in_8_bits else tensor.nbytes
+    return size
+
+
+def _outputs(module: nn.Linear | Conv1D) -> int:
+    return module.nf if isinstance(module, Conv1D) else module.out_features
+
+
+def fits(footprint: Footprint, bits: int, gpus: int, gigabytes: float, headroom: float) -> bool:
+    """Whether equal GPUs hold a model, which goes to them as accelerate's `device_map="auto"` places it.
+
+    Embeddings, every layer and the rest go to the GPUs in this order, each as a whole: onto the current GPU where there
+    is room for it and its share of the cache, else onto the next. So embeddings are on the first GPU, and what follows
+    the last layer is on the last.
+
+    Args:
+        footprint: of the model.
+        bits: 16 or 8.
+        gpus: how many.
+        gigabytes: memory of one of them, GiB.
+        headroom: GiB that are kept free on each, beside activations, for what is not counted: the driver's context,
+            workspaces of kernels, fragmentation.
+    """
+    room = (gigabytes - headroom) * GIB - footprint.activations
+    without_cache = len(footprint.layers[bits]) - footprint.decoder_layers
+    share = footprint.cache / footprint.decoder_layers
+    layers = [size + share * (number >= without_cache) for number, size in enumerate(footprint.layers[bits])]
+    used, free = 1, room
+    for piece in (footprint.embeddings, *layers, footprint.rest):
+        if piece > free:
+            used, free = used + 1, room
+        free -= piece
+        if free < 0 or used > gpus:
+            return False
+    return True

@@ -1,0 +1,31 @@
+"""Configurations of models whose weights nobody needs to download: those of the paper, and their families."""
+
+from functools import cache
+from pathlib import Path
+
+import yaml
+from transformers import AutoConfig, PretrainedConfig
+
+from outliers.models.load import read_config
+
+FILE = Path(__file__).with_suffix(".yaml")
+
+
+@cache
+def known_configs() -> dict[str, dict]:
+    """Hub id to the fields of `configs.yaml`, family by family."""
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+
+
+def find_config(name: str) -> PretrainedConfig:
+    """The configuration of a known model, without network; else that of a hub id, a local folder or a pocket model.
+
+    Of any architecture, also one that is in no row of the anatomy table.
+
+    Raises:
+        UserError: the model is unknown or unreachable.
+    """
+    if name not in known_configs():
+        return read_config(name)
+    fields = {field: value for field, value in known_configs()[name].items() if field != "shown"}
+    return AutoConfig.for_model(**fields)

@@ -1,0 +1,139 @@
+"""Table 3 of the paper from rows: the largest model that some hardware holds, and what models need."""
+
+import pandas as pd
+
+from outliers.evaluation.memory import BITS, GIB
+from outliers.experiment.spec import short_name
+from outliers.models.configs import known_configs
+from outliers.report.paper import Key
+from outliers.report.section import Section, Table
+from outliers.report.style import count_label
+
+ABOUT_THE_SAME = 0.95  # models of so much of the largest one's parameters stand beside it, as OPT-175B and BLOOM do
+HARDWARE = ["owner", "hardware", "gpus", "gigabytes"]
+NEEDS = {"weights 16": "16-bit weights", "weights 8": "8-bit weights", "cache": "cache", "activations": "activations"}
+TOTALS = {"total 16": "16-bit total", "total 8": "8-bit total"}
+
+
+def memory_section(rows: list[dict]) -> Section:
+    """What footprints, and the hardware that they fit, show."""
+    tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
+    printed = "\n\n".join(f"{table.form('simple')}\n\n{table.caption}" for table in tables)
+    return Section("Memory at inference", printed, tables, [], [], {}, rows)
+
+
+def measured(rows: list[dict]) -> dict[Key, str]:
+    """The largest candidates by the keys of the published ones."""
+    return {
+        (f"{row['hardware']} {row['gigabytes']:g} GB", str(bits)): row[f"{bits}-bit"]
+        for row in largest(rows).to_dict("records")
+        for bits in BITS
+    }
+
+
+def largest(rows: list[dict]) -> pd.DataFrame:
+    """The largest model that fits, one row a hardware in the order of the rows.
+
+    Columns: owner, hardware, gpus, gigabytes; "8-bit" and "16-bit", the largest candidate by parameters, joined by
+    " / " with others of about the same size; "8-bit, any" and "16-bit, any", the largest of all models where that is
+    larger than any candidate, else None.
+    """
+    places: dict[tuple, list[dict]] = {}
+    for row in rows:
+        if row["metric"] == "fits":
+            places.setdefault(tuple(row.get(field) for field in HARDWARE), []).append(row)
+    table = [dict(zip(HARDWARE, place, strict=True)) | _largest_of_all(fit) for place, fit in places.items()]
+    columns = [*HARDWARE, *(f"{bits}-bit{any_}" for any_ in ("", ", any") for bits in sorted(BITS))]
+    return pd.DataFrame(table, columns=columns)
+
+
+def _largest_of_all(rows: list[dict]) -> dict[str, str | None]:
+    """The columns of one hardware."""
+    cells: dict[str, str | None] = {}
+    for bits in BITS:
+        fitting = [row for row in rows if row["bits"] == bits and row["value"]]
+        candidates = [row for row in fitting if row["candidate"]]
+        size, of_candidates = _most(fitting), _most(candidates)
+        cells[f"{bits}-bit"] = _names(candidates, of_candidates)
+        cells[f"{bits}-bit, any"] = _names(fitting, size) if size > of_candidates else None
+    return cells
+
+
+def _most(rows: list[dict]) -> int:
+    return max((row["parameters"] for row in rows), default=0)
+
+
+def _names(rows: list[dict], size: int) -> str:
+    """The models of about that size."""
+    same = dict.fromkeys(row["model"] for row in rows if row["parameters"] >= ABOUT_THE_SAME * size)
+    return " / ".join(map(_shown, same)) or "none"
+
+
+def _shown(model: str) -> str:
+    """A known model as papers call it, another by its short name."""
+    return known_configs().get(model, {}).get("shown", short_name(model))
+
+
+def largest_table(rows: list[dict]) -> Table | None:
+    """The table as in the paper; where all models have a larger one than the candidates, it is in brackets.
+
+    None where no hardware was asked for.
+    """
+    table = largest(rows)
+    if table.empty:
+        return None
+    one = next(row for row in rows if row["metric"] == "fits")
+    caption = (
+        f"Largest model that fits, at batch {one['batch']} with {one['context']} tokens of context (half in, half out "
+        f"of an encoder-decoder) and {one['headroom']:g} GiB of each GPU left free; whole layers go to the GPUs in "
+        "order; a GPU's GB are GiB."
+    )
+    if table[["8-bit, any", "16-bit, any"]].notna().any(axis=None):
+        caption += (
+            " In brackets: the largest of all known models, where the list that is chosen from has none as large."
+        )
+    shown = [field for field in ("owner", "hardware") if table[field].notna().any()]
+    cells = [[*(row[field] or "" for field in shown), *_cells(row)] for row in table.to_dict("records")]
+    headers = [{"owner": "class"}.get(field, field) for field in shown] + ["GPU memory", "8-bit", "16-bit"]
+    return Table("table3", caption, headers, cells, table, names=len(headers))
+
+
+def _cells(row: dict) -> list[str]:
+    names = [row[f"{bits}-bit"] for bits in sorted(BITS)]
+    larger = [row[f"{bits}-bit, any"] for bits in sorted(BITS)]
+    shown = [name if pd.isna(other) else f"{name} ({other})" for name, other in zip(names, larger, strict=True)]
+    return [f"{row['gigabytes']:g} GB", *shown]
+
+
+def footprints(rows: list[dict]) -> pd.DataFrame:
+    """Bytes that models need, one row a model (index) in the order of the rows.
+
+    Columns: parameters, context, "weights 16", "weights 8", cache, activations; "total 16" and "total 8" of all.
+    """
+    wide: dict[str, dict] = {}
+    for row in rows:
+        if row["metric"] != "fits":
+            name = f"{row['metric']} {row['bits']}" if "bits" in row else row["metric"]
+            wide.setdefault(row["model"], {"context": row["context_used"]})[name] = row["value"]
+    table = pd.DataFrame.from_dict(wide, orient="index")
+    for bits in BITS:
+        table[f"total {bits}"] = table[f"weights {bits}"] + table["cache"] + table["activations"]
+    return table[["parameters", "context", *NEEDS, *TOTALS]].rename_axis("model")
+
+
+def footprints_table(rows: list[dict]) -> Table:
+    """What models need in GiB, on as few GPUs as hold it."""
+    table = footprints(rows)
+    cells = [
+        [_shown(model), count_label(row["parameters"]), *(f"{row[name] / GIB:.2f}" for name in NEEDS | TOTALS)]
+        for model, row in table.iterrows()
+    ]
+    one = rows[0]
+    caption = f"What models need, GiB: batch {one['batch']}, {_contexts(table, one['context'])} tokens of context."
+    return Table("footprints", caption, ["model", "parameters", *(NEEDS | TOTALS).values()], cells, table.reset_index())
+
+
+def _contexts(table: pd.DataFrame, asked: int) -> str:
+    """How many tokens, and which models take less."""
+    less = [f"{_shown(model)} {context}" for model, context in table["context"].items() if context < asked]
+    return f"{asked} ({', '.join(less)})" if less else str(asked)

@@ -1,0 +1,350 @@
+"""Memory from configurations: against published sizes, real models, torch's own profiler, and the paper's Table 3."""
+
+import itertools
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from outliers.errors import UserError
+from outliers.evaluation.memory import (
+    GIB,
+    Footprint,
+    Storages,
+    fits,
+    measure_footprint,
+    measure_pass,
+    meta_model,
+    prompt,
+)
+from outliers.experiment import memory as experiment
+from outliers.experiment.files import make_experiment, read_experiment
+from outliers.experiment.memory import measure_memory
+from outliers.experiment.spec import Memory
+from outliers.models.configs import find_config, known_configs
+from outliers.models.load import load_config
+from outliers.quantization.convert import quantize
+from outliers.report.paper import PUBLISHED
+from outliers.report.table3 import footprints, largest, measured, memory_section
+from tests.conftest import CONFIGS
+from tests.test_commands import call
+
+PARAMETERS = {  # by the model cards, but for OPT's and GPT-2's: as their published weights count
+    "facebook/opt-125m": 125_239_296,
+    "facebook/opt-350m": 331_196_416,
+    "facebook/opt-1.3b": 1_315_758_080,
+    "facebook/opt-2.7b": 2_651_596_800,
+    "facebook/opt-6.7b": 6_658_473_984,
+    "facebook/opt-13b": 12_853_473_280,
+    "facebook/opt-30b": 29_974_540_288,
+    "bigscience/bloom-560m": 559_214_592,
+    "bigscience/bloom-1b1": 1_065_314_304,
+    "bigscience/bloom-1b7": 1_722_408_960,
+    "bigscience/bloom-3b": 3_002_557_440,
+    "bigscience/bloom-7b1": 7_069_016_064,
+    "bigscience/bloom": 176_247_271_424,
+    "EleutherAI/gpt-j-6b": 6_050_882_784,
+    "openai-community/gpt2": 124_439_808,
+    "openai-community/gpt2-medium": 354_823_168,
+    "openai-community/gpt2-large": 774_030_080,
+    "openai-community/gpt2-xl": 1_557_611_200,
+    "google-t5/t5-small": 60_506_624,
+    "google-t5/t5-base": 222_903_552,
+    "google-t5/t5-large": 737_668_096,
+    "google-t5/t5-3b": 2_851_598_336,
+    "google-t5/t5-11b": 11_307_321_344,
+}
+ABOUT = {  # by their names
+    "facebook/opt-66b": 66e9,
+    "facebook/opt-175b": 175e9,
+    "KoboldAI/fairseq-dense-125M": 125e6,
+    "KoboldAI/fairseq-dense-355M": 355e6,
+    "KoboldAI/fairseq-dense-1.3B": 1.3e9,
+    "KoboldAI/fairseq-dense-2.7B": 2.7e9,
+    "KoboldAI/fairseq-dense-6.7B": 6.7e9,
+    "KoboldAI/fairseq-dense-13B": 13e9,
+}
+T5 = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": 100}
+SMALL = {**CONFIGS, "t5": ("t5", T5)}
+
+
+def small_config(case: str):
+    """One of the small architectures of all tests, or a small T5."""
+    model_type, fields = SMALL[case]
+    return AutoConfig.for_model(model_type, **{"vocab_size": 100, **fields})
+
+
+def small_model(case: str, dtype: torch.dtype):
+    """A real model on the CPU."""
+    config = small_config(case)
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return kind.from_config(config, dtype=dtype).eval()
+
+
+def nbytes(model) -> int:
+    """Bytes of all tensors that a real model holds."""
+    return sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", known_configs())
+def test_known_configurations_have_the_published_parameters(name):
+    count = meta_model(find_config(name)).num_parameters()
+    if name in PARAMETERS:
+        assert count == PARAMETERS[name]
+    else:
+        assert count == pytest.approx(ABOUT[name], rel=0.022)
+
+
+def test_configurations_from_elsewhere(tmp_path):
+    assert find_config("pocket/gpt2-0.1m").model_type == "gpt2"
+    small_config("t5").save_pretrained(tmp_path)
+    assert find_config(str(tmp_path)).d_ff == 64
+    with pytest.raises(UserError, match="unknown architecture 't5'"):
+        load_config(str(tmp_path))
+    with pytest.raises(UserError, match="unknown model 'pocket/nothing'"):
+        find_config("pocket/nothing")
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_weights_are_the_bytes_of_real_models(case):
+    model = small_model(case, torch.bfloat16)
+    found = measure_footprint(model.config, 16)
+    assert found.weights(16) == nbytes(model)
+    assert found.weights(8) == nbytes(quantize(model, "llm.int8", keep="int8"))
+    assert found.parameters == model.num_parameters()
+
+
+def test_weights_of_an_encoder_and_a_decoder():
+    found = measure_footprint(small_config("t5"), 16)
+    assert found.weights(16) == nbytes(small_model("t5", torch.bfloat16))
+    # Self-attention in 4 layers and cross-attention in 2, four projections 32 × 32 each; two feed-forward ones.
+    weights, outputs = 6 * 4 * 32 * 32 + 4 * 2 * 32 * 64, 6 * 4 * 32 + 4 * (32 + 64)
+    assert found.weights(16) - found.weights(8) == weights - 4 * outputs
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_cache_follows_the_formula(case):
+    config = small_config(case)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = 2 * 2 * heads * 8 * 24 * 3 * 2  # keys and values, layers, heads, features of a head, context, batch, bytes
+    assert measure_footprint(config, 24, batch=3).cache == size
+
+
+def test_context_is_at_most_the_models_own():
+    longest, longer = (measure_footprint(small_config("gpt2"), context) for context in (64, 10**6))
+    assert longer == longest
+    assert longer.context == 64
+    assert measure_footprint(small_config("bloom"), 65).context == 65
+
+
+def test_peak_of_a_toy():
+    def toy(x):
+        a = torch.mm(x, weight)  # 256 bytes come
+        b = a.relu()  # 256: 512
+        del a  # 256
+        c = torch.mm(b, weight.T)  # 128: 384
+        d = torch.cat([b, b.view(16, 4).reshape(4, 16)], 1)  # 512, and no copy: 896
+        del b, d  # 128
+        return c.add_(1), torch.empty(100, dtype=torch.uint8, device=c.device)  # 228
+
+    for device in ("meta", "cpu"):
+        x, weight = torch.zeros(4, 8, device=device), torch.zeros(8, 16, device=device)
+        with torch.inference_mode(), Storages() as storages:
+            c, e = toy(x)
+        assert storages.peak() == 896
+        assert storages.peak(without=[c.T]) == 896 - 128
+        assert storages.size([c, c[:1], e]) == 128 + 100
+        del e
+        assert sum(size for _, size in storages.changes) == 128
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_peak_is_what_the_profiler_sees_of_a_real_model(case):
+    """In float32, which CPU kernels take as it is; within 1 %, because they also make a few scalars."""
+    model = small_model(case, torch.float32)
+    with torch.device("meta"):
+        shapes = type(model)(model.config).eval()
+    cache, activations = measure_pass(shapes, 64, 4)
+    inputs = prompt(shapes, 64, 4)
+    with torch.inference_mode(), Storages() as storages:
+        output = shapes(**inputs)
+    assert output.logits.shape[1] == (32 if case == "t5" else 1)
+    assert storages.peak() == pytest.approx(profiled_peak(model), rel=0.01)
+    assert max(activations, cache) < storages.peak() <= activations + cache
+
+
+@torch.inference_mode()
+def profiled_peak(model) -> int:
+    """The most bytes alive at once in a pass by torch's profiler, which watches the allocator."""
+    inputs = prompt(model, 64, 4)
+    model(**inputs)  # what only a first call sets up
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        output = model(**inputs)
+    assert output.past_key_values is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(changes))
+
+
+def test_fused_attention_makes_no_scores():
+    config = AutoConfig.for_model("opt", **{**CONFIGS["opt"][1], "max_position_embeddings": 4096})
+    scores = 4 * 4096 * 4096 * 2
+    assert measure_footprint(config, 4096).activations < scores / 4
+    bloom = measure_footprint(small_config("bloom"), 4096)  # transformers has no fused attention for its ALiBi
+    assert bloom.activations > scores
+
+
+def test_what_is_no_language_model():
+    with pytest.raises(UserError, match="cannot run a model of type 'vit' without its weights: Unrecognized") as error:
+        measure_footprint(AutoConfig.for_model("vit"), 16)
+    assert "\n" not in str(error.value)
+
+
+def of_gib(embeddings, layers, rest, cache=0, decoder_layers=None, activations=0) -> Footprint:
+    """A footprint from GiB."""
+    sizes = [int(size * GIB) for size in layers]
+    return Footprint(
+        1,
+        int(embeddings * GIB),
+        {16: sizes, 8: [size // 2 for size in sizes]},
+        int(rest * GIB),
+        int(cache * GIB),
+        decoder_layers or len(layers),
+        int(activations * GIB),
+        16,
+    )
+
+
+@pytest.mark.parametrize(
+    ("footprint", "gpus", "gigabytes", "headroom", "expected"),
+    [
+        (of_gib(1, [6, 6], 1), 1, 14, 0, True),
+        (of_gib(1, [6, 6], 1), 1, 14, 0.1, False),
+        (of_gib(1, [6, 6], 1, activations=0.1), 1, 14, 0, False),
+        (of_gib(1, [6, 6], 1, cache=0.1), 1, 14, 0, False),
+        (of_gib(1, [6, 6, 6], 1), 2, 10, 0, False),  # a layer is not divided, though 20 GiB are 20 GiB
+        (of_gib(1, [6, 6, 6], 1), 3, 10, 0, True),
+        (of_gib(3, [6, 6], 3), 2, 9, 0, True),  # embeddings on the first GPU, the rest on the last
+        (of_gib(3, [6, 6], 3), 2, 8.9, 0, False),
+        (of_gib(0, [4, 4, 4, 4], 0, cache=4, decoder_layers=2), 2, 12, 0, True),
+        (of_gib(0, [4, 4, 4, 4], 0, cache=4.1, decoder_layers=2), 2, 12, 0, False),  # all of it on the second GPU
+        (of_gib(0, [4, 4, 4, 4], 0, cache=4, decoder_layers=4), 2, 10, 0, True),
+        (of_gib(5, [1], 0), 9, 4, 0, False),
+        (of_gib(1, [1], 1), 4, 1, 2, False),
+    ],
+)
+def test_layers_go_to_gpus_in_order(footprint, gpus, gigabytes, headroom, expected):
+    assert fits(footprint, 16, gpus, gigabytes, headroom) is expected
+
+
+def test_8_bits_take_half_the_room():
+    assert fits(of_gib(0, [8, 8], 0), 8, 1, 8, 0)
+    assert not fits(of_gib(0, [8, 8], 0), 16, 1, 8, 0)
+
+
+@pytest.fixture(scope="module")
+def table3_rows(tmp_path_factory) -> list[dict]:
+    """The rows of the paper's Table 3 over its own models, and over two that are not in its list."""
+    more = ["facebook/opt-2.7b", "bigscience/bloom-3b"]
+    fields = read_experiment("paper/table3")
+    spec = make_experiment(fields.replaced({"models": fields.values["candidates"] + more}), Memory)
+    return measure_memory(spec, tmp_path_factory.mktemp("table3"))
+
+
+def test_table_3_comes_out_as_published(table3_rows):
+    ours = measured(table3_rows)
+    published = {
+        key: "GPT-2 XL 1.5B" if name == "GPT-2 1.3B" else name for key, name in PUBLISHED["table3"].values.items()
+    }
+    assert ours == published
+
+
+def test_largest_of_all_is_named_beside_the_papers(table3_rows):
+    table = largest(table3_rows).set_index("gigabytes")
+    assert table.loc[12, "16-bit, any"] == "BLOOM-3B"
+    assert table[["16-bit, any", "8-bit, any"]].count().sum() == 1
+    assert table.loc[80, "owner"] == "Enterprise"
+    assert "GPT-2 XL 1.5B (BLOOM-3B)" in memory_section(table3_rows).printed
+
+
+def test_footprints_are_the_rows(table3_rows):
+    table = footprints(table3_rows)
+    assert list(table.index[:2]) == ["facebook/opt-175b", "bigscience/bloom"]
+    opt = measure_footprint(find_config("facebook/opt-2.7b"), 256)
+    row = table.loc["facebook/opt-2.7b"]
+    assert row["total 8"] == opt.weights(8) + opt.cache + opt.activations
+    assert (row["weights 16"], row["parameters"]) == (opt.weights(16), opt.parameters)
+
+
+def test_window_of_headroom():
+    """At a context of 256 tokens, the edges that `Memory` names: GPT-J in 16 bits on 12 GB, BLOOM on 8 × 24 GB."""
+    gptj, bloom = (measure_footprint(find_config(name), 256) for name in ("EleutherAI/gpt-j-6b", "bigscience/bloom"))
+    assert fits(gptj, 16, 1, 12, headroom=0.56)
+    assert not fits(gptj, 16, 1, 12, headroom=0.57)
+    assert fits(bloom, 8, 8, 24, headroom=0.92)
+    assert not fits(bloom, 8, 8, 24, headroom=0.93)
+
+
+def test_experiment_of_all_known_models():
+    spec = make_experiment(read_experiment("paper/table3"), Memory)
+    assert spec.models == list(known_configs())
+    assert read_experiment("pocket/table3").values == read_experiment("paper/table3").values
+
+
+def test_finished_rows_are_used_again(tmp_path, monkeypatch):
+    spec = Memory(models=["pocket/gpt2-0.1m"], hardware=[{"hardware": "one", "gigabytes": 1}], context=64)
+    rows = measure_memory(spec, tmp_path)
+    assert [row["metric"] for row in rows] == [
+        "parameters",
+        "weights",
+        "weights",
+        "cache",
+        "activations",
+        "fits",
+        "fits",
+    ]
+    monkeypatch.setattr(experiment, "measure_footprint", None)
+    assert measure_memory(spec, tmp_path) == rows
+    more = spec.model_copy(update={"context": 65})
+    with pytest.raises(TypeError):
+        measure_memory(more, tmp_path)
+    with pytest.raises(TypeError):
+        measure_memory(spec, tmp_path, force=True)
+
+
+def test_candidates_are_among_the_models(tmp_path):
+    with pytest.raises(UserError, match=r"unknown candidate 'pocket/gpt2-1m'; did you mean pocket/gpt2-0.1m"):
+        measure_memory(Memory(models=["pocket/gpt2-0.1m"], candidates=["pocket/gpt2-1m"]), tmp_path)
+
+
+def test_command(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["openai-community/gpt2", "facebook/opt-125m", "--gpu", "0.78", "--gpu", "2x0.7", "--gpu", "0.6"]
+    code, out, err = call(monkeypatch, capsys, *arguments, "--context", "2048", "--headroom", "0.5", command="memory")
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "1x GPU 0.78 GB GPT-2 124M / OPT-125M none" in lines
+    assert "2x GPU 0.7 GB GPT-2 124M / OPT-125M GPT-2 124M / OPT-125M" in lines
+    assert "1x GPU 0.6 GB none none" in lines
+    assert "2048 (GPT-2 124M 1024) tokens of context" in out
+    assert (tmp_path / "results" / "memory" / "rows.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "8*24"], "hardware '8*24'; expected a number of GPUs and the GiB of each, such as --gpu 8x24"),
+        (["--gpu", "0x24"], "field 'hardware.0.gpus': Input should be greater than 0, got 0"),
+        (["--context", "1"], "field 'context': Input should be greater than or equal to 2"),
+        (["pocket/nothing"], "unknown model 'pocket/nothing'"),
+        (["./nowhere"], "model folder './nowhere' does not exist"),
+    ],
+)
+def test_mistakes(monkeypatch, capsys, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, *arguments, command="memory")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}"), err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.rglob("*"))
