@@ -8,7 +8,7 @@ from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.experiment.provenance import environment
-from outliers.experiment.spec import Settings
+from outliers.experiment.spec import Machine, Settings
 from outliers.models.anatomy import check_block
 from outliers.models.load import find_device, load_config, load_model, load_tokenizer, weights_hash
 from outliers.text.blocks import find_text, load_text, tokens_hash
@@ -40,29 +40,39 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
 
 def load(job: Job, settings: Settings) -> tuple[PreTrainedModel, dict]:
     """Load the model of a job; return it with the fields that all its rows have in common."""
-    device = find_device(settings.device)
-    model = load_model(job.model, settings.dtype, device, job.revision)
-    fields = {
-        "model": job.model,
-        "checkpoint": job.revision,
-        "revision": getattr(model.config, "_commit_hash", None),
-        "weights_hash": weights_hash(model),
-        "architecture": model.config.model_type,
-        "parameters": model.num_parameters(),
+    model = load_model(job.model, settings.dtype, find_device(settings.device), job.revision)
+    return model, describe(job, model, settings)
+
+
+def describe(job: Job, model: PreTrainedModel, settings: Settings) -> dict:
+    """The fields that all rows of a job's loaded model have in common."""
+    return describe_model(job.model, job.revision, model, settings) | {
         "text": settings.text,
         "tokens_hash": tokens_hash(job.blocks),
         "protocol": find_text(settings.text).protocol,
         "block": settings.block,
         "blocks": settings.blocks,
-        "dtype": settings.dtype,
-        **environment(device),
     }
-    return model, {name: value for name, value in fields.items() if value is not None}
 
 
-def progress(total: int) -> tqdm:
-    """A bar over so many blocks, on a terminal only."""
-    return tqdm(total=total, unit="block", disable=None, dynamic_ncols=True)
+def describe_model(name: str, revision: str | None, model: PreTrainedModel, machine: Machine) -> dict:
+    """The fields that all rows of a loaded model have in common, whatever it reads."""
+    fields = {
+        "model": name,
+        "checkpoint": revision,
+        "revision": getattr(model.config, "_commit_hash", None),
+        "weights_hash": weights_hash(model),
+        "architecture": model.config.model_type,
+        "parameters": model.num_parameters(),
+        "dtype": machine.dtype,
+        **environment(find_device(machine.device)),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def progress(total: int, unit: str = "block") -> tqdm:
+    """A bar over so many blocks, or other units, on a terminal only."""
+    return tqdm(total=total, unit=unit, disable=None, dynamic_ncols=True)
 
 
 class Counted:

@@ -13,7 +13,7 @@ from outliers.evaluation.perplexity import perplexity
 from outliers.experiment.job import Counted, Job, load, prepare, progress
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
-from outliers.experiment.spec import Experiment
+from outliers.experiment.spec import Experiment, Machine, ZeroShot
 from outliers.models.load import find_device
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme, get_scheme, weight_order
@@ -36,18 +36,24 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
     Raises:
         UserError: something in the experiment is unknown, unreachable or does not fit together.
     """
-    try:
-        path(find_device(experiment.device))
-    except ValueError as error:  # the kernels stand alone and do not know this project's errors
-        raise UserError(str(error)) from None
-    total = len(experiment.models) * len(_schemes(experiment)) * experiment.blocks
+    check_kernels(experiment)
+    total = len(experiment.models) * len(schemes_of(experiment)) * experiment.blocks
     jobs = [prepare(name, experiment.revision, experiment) for name in experiment.models]
     row_file = RowFile(Path(out or experiment.folder))
     with row_file, progress(total) as bar:
         return [row for job in jobs for row in _measure(job, experiment, row_file, force, bar)]
 
 
-def _schemes(experiment: Experiment) -> list[Scheme]:
+def check_kernels(machine: Machine) -> None:
+    """Refuse a device, or a forced kernel path, that is not there."""
+    try:
+        path(find_device(machine.device))
+    except ValueError as error:  # the kernels stand alone and do not know this project's errors
+        raise UserError(str(error)) from None
+
+
+def schemes_of(experiment: Experiment | ZeroShot) -> list[Scheme]:
+    """The schemes of an experiment; those that share weight codes are side by side."""
     return sorted((get_scheme(name, experiment.alpha) for name in experiment.schemes), key=weight_order)
 
 
@@ -55,9 +61,9 @@ def _measure(job: Job, experiment: Experiment, row_file: RowFile, force: bool, b
     """One load of the model serves all its schemes, and one quantization of its weights all schemes that share it."""
     bar.set_description(job.model)
     model, common = load(job, experiment)
-    for scheme in _schemes(experiment):
+    for scheme in schemes_of(experiment):
         cell = {"experiment": experiment.name, "model": job.model, "scheme": scheme.name, "metric": "perplexity"}
-        cell |= common | _scheme_fields(scheme, model.device)
+        cell |= common | scheme_fields(scheme, model.device)
         row = None if force else row_file.find(cell)
         if row is None:
             bar.set_description(f"{job.model} {scheme.name}")
@@ -71,7 +77,7 @@ def _measure(job: Job, experiment: Experiment, row_file: RowFile, force: bool, b
         yield row
 
 
-def _scheme_fields(scheme: Scheme, device: torch.device) -> dict:
+def scheme_fields(scheme: Scheme, device: torch.device) -> dict:
     """The settings of a scheme that are not in its name, and which kernels run it."""
     if scheme.bits != 8:
         return {}

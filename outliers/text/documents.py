@@ -8,6 +8,8 @@ from pathlib import Path
 
 from outliers.errors import UserError
 
+SECONDS_FOR_THE_HUB = 5
+
 
 def read_file(path: str | Path) -> list[str]:
     """Read the documents of a local file.
@@ -58,15 +60,23 @@ def wikitext2() -> list[str]:
     return ["\n\n".join(_from_hub("Salesforce/wikitext", "wikitext-2-raw-v1", "test", streaming=False)["text"])]
 
 
-def _from_hub(repository: str, subset: str, split: str, streaming: bool):
-    import datasets
+def ask_hub(repository: str) -> None:
+    """Raise whatever the hub's client raises if a data set cannot be reached, unless the user asks for the cache.
+
+    Without network, `datasets` retries for half a minute; one question with a time limit finds out at once.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import OfflineModeIsEnabled
 
+    with contextlib.suppress(OfflineModeIsEnabled):
+        HfApi().dataset_info(repository, timeout=SECONDS_FOR_THE_HUB)
+
+
+def _from_hub(repository: str, subset: str, split: str, streaming: bool):
+    import datasets
+
     try:
-        # Without network, `datasets` retries for half a minute; one question with a time limit finds out at once.
-        with contextlib.suppress(OfflineModeIsEnabled):  # the user asks for the cache
-            HfApi().dataset_info(repository, timeout=5)
+        ask_hub(repository)
         return datasets.load_dataset(repository, subset, split=split, streaming=streaming)
     except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
         raise UserError(

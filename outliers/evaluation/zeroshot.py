@@ -1,0 +1,203 @@
+"""Zero-shot accuracy by EleutherAI's language model evaluation harness (lm-eval), as in the paper's Figure 1."""
+
+import contextlib
+import copy
+import difflib
+import functools
+import hashlib
+import io
+import itertools
+import json
+import logging
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from outliers.errors import UserError, unknown_name
+from outliers.text.documents import ask_hub
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+    from lm_eval.tasks import TaskManager
+
+FOLDER = Path(__file__).parent / "tasks"
+LOCAL_TASKS = tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
+FIGURE1_TASKS = ("hellaswag", "piqa", "winogrande", "lambada_openai")
+
+
+def _error_of_mean(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _error_of_perplexity(log_likelihoods: Sequence[float]) -> float:
+    """By the delta method: the derivative of exp(−mean) times the error of the mean."""
+    return math.exp(-statistics.fmean(log_likelihoods)) * _error_of_mean(log_likelihoods)
+
+
+# The metrics that are reported, each with the standard error that follows from its values of the examples.
+STANDARD_ERRORS = {"acc": _error_of_mean, "acc_norm": _error_of_mean, "perplexity": _error_of_perplexity}
+
+
+def zeroshot(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[str],
+    data: str | Path | None = None,
+    limit: int | None = None,
+) -> list[dict]:
+    """Measure a model, quantized or not, on tasks of the harness without examples in the prompt.
+
+    Args:
+        model: a causal language model, on its device and in its dtype.
+        tokenizer: of that model.
+        tasks: names of the harness, or `lambada-local` and `piqa-local`, which read local files.
+        data: the folder of those files.
+        limit: so many examples from the start of each task; None for all.
+
+    Returns:
+        One result a task and metric (`acc`, `acc_norm`, `perplexity`): task, task_version, metric, value,
+        standard_error (None where there is one example) and examples.
+
+    Raises:
+        UserError: the harness is not installed; a task is unknown, has none of these metrics, or its data cannot be
+            reached; log-likelihoods are NaN or inf.
+    """
+    return evaluate(model, tokenizer, load_tasks(tasks, data), limit)
+
+
+def load_tasks(names: Sequence[str], data: str | Path | None = None) -> "list[Task]":
+    """Load tasks of the harness with their documents; they can be evaluated any number of times.
+
+    Raises:
+        UserError: as for `zeroshot`.
+    """
+    _need_harness()
+    from lm_eval.tasks import TaskManager
+
+    metadata = {} if data is None else {"data": str(data)}
+    with _quiet():
+        local = TaskManager(include_path=FOLDER, include_defaults=False, metadata=metadata)
+        return [_load_task(name, local if name in LOCAL_TASKS else _tasks_of_the_harness()) for name in names]
+
+
+@functools.cache
+def _tasks_of_the_harness() -> "TaskManager":
+    """Its index takes seconds to build: it reads some 15 000 files."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
+def _need_harness() -> None:
+    try:
+        import lm_eval.models.huggingface  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"zero-shot tasks need '{error.name}'; pip install 'outliers[zeroshot]'") from None
+
+
+def _load_task(name: str, manager: "TaskManager") -> "Task":
+    if name not in manager.all_subtasks:
+        known = [*LOCAL_TASKS, *manager.all_subtasks]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        raise unknown_name("task", name, near or (*FIGURE1_TASKS, *LOCAL_TASKS), "(or another task of lm-eval)")
+    source = (manager.task_index[name].cfg or {}).get("dataset_path")
+    try:
+        if source and "/" in source and not Path(source).exists():
+            ask_hub(source)
+        task = manager.load(name)["tasks"][name]
+    except UserError:
+        raise
+    except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
+        raise UserError(
+            f"cannot load the data of task '{name}', '{source}' on the hub ({type(error).__name__}); check the "
+            f"network, set HF_HUB_OFFLINE=1 to use the local cache, or use {' and '.join(LOCAL_TASKS)} with local files"
+        ) from None
+    if not set(task.aggregation()) & set(STANDARD_ERRORS):
+        raise UserError(
+            f"task '{name}' reports {', '.join(task.aggregation())}; expected a task with {', '.join(STANDARD_ERRORS)}"
+        )
+    task.set_config(key="num_fewshot", value=0)
+    return task
+
+
+def documents_hash(task: "Task", limit: int | None = None) -> str:
+    """SHA-256 over the documents of a task that are evaluated: 16 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for document in itertools.islice(task.eval_docs, limit):
+        digest.update(json.dumps(document, sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]
+
+
+def evaluate(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: "Sequence[Task]", limit: int | None = None
+) -> list[dict]:
+    """Measure a model on loaded tasks.
+
+    Sequences go through the model one at a time: schemes with one scale or one outlier set for a whole batch would
+    otherwise depend on the batch size, and on the padding. Logits of 16-bit models are normalized in float32, as for
+    `perplexity`: bfloat16 could not tell apart choices of nearly the same likelihood.
+
+    Returns:
+        As `zeroshot`.
+
+    Raises:
+        UserError: log-likelihoods are NaN or inf, or what has to be predicted is longer than the model's context.
+    """
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    with _quiet():
+        # A copy, because the harness gives a tokenizer without a padding token one.
+        harness_model = HFLM(
+            pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=1, softmax_dtype="float32"
+        )
+        by_name = {task.task_name: task for task in tasks}
+        try:
+            found = lm_eval.evaluate(harness_model, {"tasks": by_name}, limit=limit, bootstrap_iters=0)
+        except AssertionError:  # how the harness refuses an example; its context alone it would shorten
+            raise UserError(
+                f"what an example of {' or '.join(by_name)} asks to predict is empty or longer than the model's "
+                f"context of {harness_model.max_length} tokens; use another model, or fewer examples (--limit)"
+            ) from None
+    return [result for task in tasks for result in _results(task, found)]
+
+
+def _results(task: "Task", found: dict) -> Iterator[dict]:
+    """The results of a task; standard errors are this project's, as those of the harness draw random samples."""
+    name = task.task_name
+    samples = found["samples"][name]
+    for sample in samples:
+        for response, *_ in sample["filtered_resps"]:
+            if not math.isfinite(response):
+                raise UserError(
+                    f"NaN or inf in the log-likelihoods of task '{name}', example {sample['doc_id']}; expected finite "
+                    "numbers: try another dtype (float32, bfloat16) or check the weights"
+                )
+    for metric, error in STANDARD_ERRORS.items():
+        if metric in task.aggregation():
+            yield {
+                "task": name,
+                "task_version": task.VERSION,
+                "metric": metric,
+                "value": found["results"][name][f"{metric},none"],
+                "standard_error": error([sample[metric] for sample in samples]) if len(samples) > 1 else None,
+                "examples": len(samples),
+            }
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep away the harness's log and, where standard error is no terminal, its progress bars."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)

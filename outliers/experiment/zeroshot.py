@@ -1,0 +1,97 @@
+"""Zero-shot accuracy: models × schemes × tasks to rows, going on where an earlier run stopped."""
+
+import importlib.metadata
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from outliers.evaluation.zeroshot import documents_hash, evaluate, load_tasks
+from outliers.experiment.job import describe_model, progress
+from outliers.experiment.provenance import cost
+from outliers.experiment.rows import RowFile
+from outliers.experiment.spec import ZeroShot
+from outliers.experiment.sweep import check_kernels, scheme_fields, schemes_of
+from outliers.models.load import load_config, load_model, load_tokenizer
+from outliers.quantization.convert import quantize
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+
+
+def measure_zeroshot(spec: ZeroShot, out: str | Path | None = None, force: bool = False) -> list[dict]:
+    """Measure every model under every scheme on every task (Figure 1).
+
+    The rows of a task are on disk before the next one starts; rows found there are used again. Names, tokenizers and
+    tasks are checked for all models before the first one is measured.
+
+    Args:
+        spec: what to run.
+        out: folder for `rows.jsonl`; by default `results/<name>`.
+        force: measure again what is finished.
+
+    Returns:
+        One row a model, scheme, task and metric, model by model.
+
+    Raises:
+        UserError: something is unknown, unreachable or does not fit together.
+    """
+    check_kernels(spec)
+    schemes_of(spec)
+    for name in spec.models:
+        load_config(name, spec.revision)
+    tokenizers = {name: load_tokenizer(name, spec.revision) for name in spec.models}
+    tasks = load_tasks(spec.tasks, spec.data)
+    total = len(tokenizers) * len(spec.schemes) * len(tasks)
+    with RowFile(Path(out or spec.folder)) as row_file, progress(total, "task") as bar:
+        return [
+            row
+            for name, tokenizer in tokenizers.items()
+            for row in _measure(name, tokenizer, tasks, spec, row_file, force, bar)
+        ]
+
+
+def _measure(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: "list[Task]",
+    spec: ZeroShot,
+    row_file: RowFile,
+    force: bool,
+    bar: tqdm,
+) -> Iterator[dict]:
+    """One load of the model serves all its schemes, and one quantization of its weights all schemes that share it."""
+    bar.set_description(name)
+    model = load_model(name, spec.dtype, spec.device, spec.revision)
+    common = {"experiment": spec.name, **describe_model(name, spec.revision, model, spec)}
+    common["lm_eval"] = importlib.metadata.version("lm_eval")
+    for scheme in schemes_of(spec):
+        for task in tasks:
+            bar.set_description(f"{name} {scheme.name} {task.task_name}")
+            cell = {**common, "scheme": scheme.name, **scheme_fields(scheme, model.device), **_task_fields(task, spec)}
+            rows = [] if force else row_file.find_all(cell)
+            if not rows:
+                start = time.perf_counter()
+                model = quantize(model, scheme)  # shares all codes if the task before was under this scheme
+                results = evaluate(model, tokenizer, [task], spec.limit)
+                spent = cost(start, model.device)
+                rows = [
+                    cell | result | {"metric": f"zeroshot.{result['metric']}", "unit": "1"} | spent
+                    for result in results
+                ]
+                row_file.add(*rows)
+            bar.update()
+            yield from rows
+
+
+def _task_fields(task: "Task", spec: ZeroShot) -> dict:
+    """What makes a task the same measurement; the limit is there also where it is none, to tell it from one."""
+    return {
+        "task": task.task_name,
+        "task_version": task.VERSION,
+        "documents_hash": documents_hash(task, spec.limit),
+        "limit": spec.limit,
+    }

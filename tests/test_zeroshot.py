@@ -1,0 +1,408 @@
+"""Zero-shot accuracy against likelihoods computed without the harness; the local tasks against the harness's own."""
+
+import importlib.util
+import json
+import math
+import runpy
+import statistics
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+import yaml
+
+from outliers.errors import UserError
+from outliers.evaluation import zeroshot as module
+from outliers.evaluation.zeroshot import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
+from outliers.experiment import zeroshot as experiment
+from outliers.experiment.spec import ZeroShot
+from outliers.models.load import load_model, load_tokenizer
+from outliers.quantization.convert import quantize
+from outliers.report.figure1 import accuracy_table, measured, published_table, zeroshot_section
+from outliers.report.zeroshot_figures import accuracy_by_size, mean_accuracy, mean_chance
+from tests.conftest import SHARED, needs_shared
+
+MISSING = [name for name in ("lm_eval", "accelerate") if importlib.util.find_spec(name) is None]
+needs_harness = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)} of outliers[zeroshot]")
+
+LOCAL = ["lambada-local", "piqa-local"]
+SENTENCES = [
+    "The river runs past the old mill and under the stone",
+    "She closed the door, looked at the letter again and put it in her\n\n",
+    "In the morning the children walked to school, and in the evening they walked",
+    "Most of the people in the village had never seen the",
+    "He said that he would not go to the",
+    "If you want to learn more about this, you can read the",
+]
+QUESTIONS = [
+    ("How do I keep bread fresh?", "Put it in a paper bag.", "Put it in a bucket of water and leave it in the sun."),
+    ("open a jar", "Turn the lid.", "Turn the jar over and hit the floor with it until the lid, or the floor, breaks."),
+    ("dry shoes", "Fill them with newspaper, and wait.", "Fill them with soup."),
+    ("clean a window", "Wipe it with a wet cloth – then with a dry one.", "Wipe it with butter."),
+    ("boil an egg", "Heat it in water for eight minutes.", "Heat it."),
+    ("sharpen a pencil", "Use a spoon.", "Use a knife, and cut away from your hand."),
+]
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A trained model with its tokenizer."""
+    return load_model("pocket/gpt2-1.7m"), load_tokenizer("pocket/gpt2-1.7m")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, small) -> Path:
+    """Made-up files; every other last word is the one that the model expects, so that some are right."""
+    folder = tmp_path_factory.mktemp("data")
+    texts = [
+        context + (expected_word(*small, context) if number % 2 else " umbrellas")
+        for number, context in enumerate(SENTENCES)
+    ]
+    write_data(folder, texts, QUESTIONS, [0, 1, 0, 0, 1, 1])
+    return folder
+
+
+def write_data(folder: Path, texts: list[str], questions: list[tuple], labels: list[int]) -> None:
+    rows = [dict(zip(("goal", "sol1", "sol2"), question, strict=True)) for question in questions]
+    (folder / "lambada_test.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "piqa_valid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "piqa_valid_labels.lst").write_text("".join(f"{label}\n" for label in labels))
+
+
+@torch.no_grad()
+def expected_word(model, tokenizer, context: str) -> str:
+    """The likeliest next token that is a word of its own."""
+    logits = model(torch.tensor([tokenizer(context).input_ids])).logits[0, -1]
+    return next(
+        word
+        for token in logits.argsort(descending=True)
+        if (word := tokenizer.decode(token)).startswith(" ") and word[1:].isalpha()
+    )
+
+
+@torch.no_grad()
+def likelihood(model, tokenizer, context: str, continuation: str) -> tuple[float, bool]:
+    """Log-likelihood of a continuation, and whether each of its tokens is the likeliest; spaces belong to it."""
+    stripped = context.rstrip()
+    whole, length = tokenizer(context + continuation).input_ids, len(tokenizer(stripped).input_ids)
+    predicted = len(whole) - length
+    window = torch.tensor(whole[-(model.config.n_positions + 1) :])
+    logits = model(window[None, :-1], use_cache=False).logits[0, -predicted:].float().log_softmax(-1)
+    targets = window[-predicted:]
+    return logits.gather(1, targets[:, None]).sum().item(), bool((logits.argmax(-1) == targets).all())
+
+
+def direct(model, tokenizer, folder: Path, limit: int | None = None) -> dict[tuple[str, str], float]:
+    """Accuracies and perplexity of both tasks from the files, without the harness."""
+    rows = [json.loads(line) for line in (folder / "lambada_test.jsonl").open()][:limit]
+    splits = [row["text"].rpartition(" ") for row in rows]
+    words = [likelihood(model, tokenizer, context, " " + word) for context, _, word in splits]
+    labels = [int(line) for line in (folder / "piqa_valid_labels.lst").open()]
+    right, right_normalized = [], []
+    for line, label in list(zip((folder / "piqa_valid.jsonl").open(), labels, strict=True))[:limit]:
+        row = json.loads(line)
+        solutions = [row["sol1"], row["sol2"]]
+        prompt = f"Question: {row['goal']}\nAnswer:"
+        found = [likelihood(model, tokenizer, prompt, f" {solution}")[0] for solution in solutions]
+        right.append(numpy.argmax(found) == label)
+        right_normalized.append(numpy.argmax(numpy.divide(found, [len(solution) for solution in solutions])) == label)
+    return {
+        ("lambada-local", "acc"): statistics.fmean(greedy for _, greedy in words),
+        ("lambada-local", "perplexity"): math.exp(-statistics.fmean(value for value, _ in words)),
+        ("piqa-local", "acc"): statistics.fmean(map(float, right)),
+        ("piqa-local", "acc_norm"): statistics.fmean(map(float, right_normalized)),
+    }
+
+
+def by_metric(results: list[dict]) -> dict[tuple[str, str], float]:
+    return {(result["task"], result["metric"]): result["value"] for result in results}
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for (task, metric), value in expected.items():
+        tolerance = 1e-4 if metric == "perplexity" else 1e-12
+        assert found[task, metric] == pytest.approx(value, rel=tolerance), (task, metric)
+
+
+@needs_harness
+@pytest.mark.parametrize("scheme", ["fp32", "llm.int8"])
+def test_equals_likelihoods_computed_directly(small, data, scheme):
+    model, tokenizer = small
+    model = quantize(model, scheme)
+    expected = direct(model, tokenizer, data)
+    assert 0 < expected["lambada-local", "acc"] < 1
+    assert expected["piqa-local", "acc"] != expected["piqa-local", "acc_norm"]
+    assert_same(by_metric(zeroshot(model, tokenizer, LOCAL, data)), expected)
+
+
+@needs_harness
+@needs_shared
+@pytest.mark.parametrize(("dtype", "scheme"), [("float32", "fp32"), ("float32", "llm.int8"), ("bfloat16", "fp32")])
+def test_equals_likelihoods_of_the_real_tasks(dtype, scheme):
+    model, tokenizer = load_model("pocket/gpt2-0.5m", dtype), load_tokenizer("pocket/gpt2-0.5m")
+    model = quantize(model, scheme)
+    results = zeroshot(model, tokenizer, LOCAL, SHARED / "text", limit=30)
+    assert {result["examples"] for result in results} == {30}
+    assert_same(by_metric(results), direct(model, tokenizer, SHARED / "text", limit=30))
+
+
+@needs_harness
+def test_leaves_model_and_tokenizer_as_they_are(small, data):
+    model, tokenizer = small
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    first = zeroshot(model, tokenizer, LOCAL, data)
+    assert zeroshot(model, tokenizer, LOCAL, data) == first
+    assert tokenizer.pad_token is None
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@needs_harness
+def test_is_quiet_and_takes_so_many_examples(small, data, capfd):
+    results = zeroshot(*small, ["piqa-local"], data, limit=4)
+    assert capfd.readouterr() == ("", "")
+    assert [(result["metric"], result["examples"], result["task_version"]) for result in results] == [
+        ("acc", 4, 1.0),
+        ("acc_norm", 4, 1.0),
+    ]
+    share = results[0]["value"]
+    assert results[0]["standard_error"] == pytest.approx(math.sqrt(share * (1 - share) / 3))
+    assert zeroshot(*small, ["piqa-local"], data, limit=1)[0]["standard_error"] is None
+
+
+def test_standard_error_of_perplexity_against_resampling():
+    generator = numpy.random.default_rng(0)
+    values = generator.normal(-3, 1, 400)
+    samples = numpy.exp(-generator.choice(values, (4000, 400)).mean(1))
+    assert STANDARD_ERRORS["perplexity"](values.tolist()) == pytest.approx(samples.std(), rel=0.05)
+
+
+class Loader(yaml.SafeLoader):
+    """Reads functions as their names."""
+
+
+Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+
+
+@pytest.mark.skipif("lm_eval" in MISSING, reason="needs lm_eval of outliers[zeroshot]")
+@pytest.mark.parametrize(("ours", "theirs"), [("lambada-local", "lambada/lambada_openai"), ("piqa-local", "piqa/piqa")])
+def test_local_tasks_are_those_of_the_harness(ours, theirs):
+    """In all but their name, where the data are from, and the search for texts seen in training, which is not used."""
+    package = Path(importlib.util.find_spec("lm_eval").origin).parent
+    mine, harness = (
+        yaml.load(path.read_text(), Loader) for path in (FOLDER / f"{ours}.yaml", package / "tasks" / f"{theirs}.yaml")
+    )
+    differ = {field for field in mine | harness if mine.get(field) != harness.get(field)}
+    source = {"custom_dataset", "dataset_path", "dataset_name", "training_split"}
+    assert differ - source <= {"task", "tag", "should_decontaminate", "doc_to_decontamination_query"}
+    assert differ >= {"task", "custom_dataset"}
+
+
+def remove(name: str):
+    return lambda folder: (folder / name).unlink()
+
+
+def drop_label(folder: Path) -> None:
+    (folder / "piqa_valid_labels.lst").write_text("0\n1\n")
+
+
+def spoil_row(folder: Path) -> None:
+    (folder / "piqa_valid.jsonl").write_text('{"goal": "x", "sol1": "y"}\n')
+
+
+@needs_harness
+@pytest.mark.parametrize(
+    ("task", "spoil", "message"),
+    [
+        (
+            "lambada-local",
+            remove("lambada_test.jsonl"),
+            "lambada_test.jsonl' does not exist",
+        ),
+        ("piqa-local", remove("piqa_valid.jsonl"), "piqa_valid.jsonl' does not exist"),
+        ("piqa-local", drop_label, "has to hold a line 0 or 1 for each of the 6 rows"),
+        ("piqa-local", spoil_row, "row 1 of .* is not a JSON object with strings goal, sol1, sol2"),
+    ],
+)
+def test_spoilt_data(tmp_path, task, spoil, message):
+    write_data(tmp_path, ["a b"], QUESTIONS, [0] * 6)
+    load_tasks([task], tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(UserError, match=message) as caught:
+        load_tasks([task], tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@needs_harness
+def test_local_task_without_a_folder():
+    with pytest.raises(UserError, match=r"reads the local file 'piqa_valid.jsonl'; name the folder .* \(--data\)"):
+        load_tasks(["piqa-local"])
+
+
+@needs_harness
+def test_tasks_of_the_harness(monkeypatch):
+    """An unknown one, and one whose data cannot be reached: at once, and in one line.
+
+    Of the harness's tasks one folder alone, as all take seconds to read.
+    """
+    from huggingface_hub import HfApi
+    from lm_eval.tasks import TaskManager
+
+    folder = Path(importlib.util.find_spec("lm_eval").origin).parent / "tasks" / "hellaswag"
+    manager = TaskManager(include_path=folder, include_defaults=False)
+    monkeypatch.setattr(module, "_tasks_of_the_harness", lambda: manager)
+
+    def unreachable(*_arguments, timeout, **_keywords):
+        assert timeout <= 5
+        raise ConnectionError("no network\nat all")
+
+    monkeypatch.setattr(HfApi, "dataset_info", unreachable)
+    for name, near in (("hellaswagg", "hellaswag"), ("piqa-locale", "piqa-local")):
+        with pytest.raises(UserError, match=rf"unknown task '{name}'; did you mean {near}[? ]"):
+            load_tasks([name])
+    unreachable_data = r"cannot load the data of task 'hellaswag', 'Rowan/hellaswag' on the hub \(ConnectionError\)"
+    with pytest.raises(UserError, match=unreachable_data) as caught:
+        load_tasks(["hellaswag"])
+    assert "\n" not in str(caught.value)
+
+
+def test_without_the_harness(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.models.huggingface", None)
+    with pytest.raises(UserError, match=r"zero-shot tasks need 'lm_eval.*'; pip install 'outliers\[zeroshot\]'"):
+        load_tasks(LOCAL)
+
+
+@needs_harness
+def test_nan_is_no_accuracy(small, data):
+    model = quantize(small[0], "absmax")
+    with torch.no_grad():
+        model.transformer.ln_f.bias[0] = torch.nan
+    try:
+        with pytest.raises(UserError, match="NaN or inf in the log-likelihoods of task 'piqa-local', example 0"):
+            zeroshot(model, small[1], ["piqa-local"], data)
+    finally:
+        with torch.no_grad():
+            model.transformer.ln_f.bias.copy_(load_model("pocket/gpt2-1.7m").transformer.ln_f.bias)
+
+
+@needs_harness
+def test_solution_longer_than_the_context(small, tmp_path):
+    write_data(tmp_path, ["a b"], [("count", "one, two, three " * 100, "no")], [0])
+    with pytest.raises(UserError, match="empty or longer than the model's context of 256 tokens"):
+        zeroshot(*small, ["piqa-local"], tmp_path)
+
+
+@pytest.fixture
+def spec(data) -> ZeroShot:
+    return ZeroShot(
+        models=["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"],
+        schemes=["llm.int8", "fp32"],
+        tasks=LOCAL,
+        data=str(data),
+        limit=4,
+        alpha=4,
+        dtype="bfloat16",
+    )
+
+
+@needs_harness
+def test_experiment_goes_on_where_it_stopped(spec, data, tmp_path, monkeypatch):
+    calls = []
+
+    def counted(model, tokenizer, tasks, limit):
+        calls.append(tasks[0].task_name)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return module.evaluate(model, tokenizer, tasks, limit)
+
+    monkeypatch.setattr(experiment, "evaluate", counted)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.measure_zeroshot(spec, tmp_path)
+    rows = experiment.measure_zeroshot(spec, tmp_path)
+    assert len(calls) == 4 + 5, "three of eight tasks were finished"
+    assert experiment.measure_zeroshot(spec, tmp_path) == rows
+    assert len(calls) == 9
+    assert len(rows) == len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2 * 2 * 4
+
+    row = next(row for row in rows if row["scheme"] == "llm.int8" and row["metric"] == "zeroshot.acc_norm")
+    expected = {"task": "piqa-local", "limit": 4, "examples": 4, "unit": "1", "alpha": 4, "dtype": "bfloat16"}
+    assert row.items() >= expected.items()
+    assert {"standard_error", "weights_hash", "parameters", "lm_eval", "kernels", "wall_seconds"} <= row.keys()
+    assert all("alpha" not in row for row in rows if row["scheme"] == "fp32")
+
+    fewer = experiment.measure_zeroshot(spec.model_copy(update={"limit": 2, "models": spec.models[:1]}), tmp_path)
+    assert {row["examples"] for row in fewer} == {2}
+    assert len(calls) == 9 + 4
+
+
+@needs_harness
+def test_documents_hash(data, tmp_path):
+    task = load_tasks(["lambada-local"], data)[0]
+    assert documents_hash(task) == documents_hash(task, 6) != documents_hash(task, 5)
+    write_data(tmp_path, ["other words"], QUESTIONS, [0] * 6)
+    assert documents_hash(load_tasks(["lambada-local"], tmp_path)[0]) != documents_hash(task, 1)
+
+
+@needs_harness
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 0, ""),
+        (["--data", "nowhere"], 2, "error: file 'nowhere/piqa_valid.jsonl' does not exist"),
+        (["--limit", "0"], 2, "error: field 'limit'"),
+    ],
+)
+def test_command(monkeypatch, capsys, tmp_path, data, arguments, code, message):
+    options = ["--model", "pocket/gpt2-0.1m", "--task", "piqa-local", "--data", str(data), "--limit", "3"]
+    monkeypatch.setattr(sys, "argv", ["zeroshot", *options, "--out", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module("outliers.zeroshot", run_name="__main__")
+    out, err = capsys.readouterr()
+    assert (stopped.value.code or 0) == code
+    assert err.startswith(message)
+    assert err.count("\n") == bool(message)
+    assert ("llm.int8" in out) == (not message)
+
+
+def made_up(model: str, scheme: str, accuracies: dict[str, float], error: float | None = 0.02) -> list[dict]:
+    shared = {"scheme": scheme, "architecture": "opt", "dtype": "float16", "lm_eval": "0", "examples": 100}
+    return [
+        {"model": model, "parameters": 10**8, "metric": f"zeroshot.{metric}", "task": task, **shared}
+        | {"value": value, "standard_error": error}
+        for task, value in accuracies.items()
+        for metric in ("acc", "acc_norm")
+    ]
+
+
+def test_means_and_table():
+    rows = made_up("facebook/opt-1b", "fp32", {"piqa": 0.7, "lambada_openai": 0.6})
+    rows += made_up("facebook/opt-1b", "llm.int8", {"piqa": 0.6})
+    (mean,) = mean_accuracy(rows)
+    assert (mean["model"], mean["scheme"], mean["value"]) == ("opt-1b", "fp32", pytest.approx(0.65))
+    assert mean["standard_error"] == pytest.approx(0.02 / math.sqrt(2))
+    assert mean_chance(rows) == 0.25
+    assert mean_chance(rows + made_up("facebook/opt-1b", "fp32", {"other": 1})) is None
+    table = accuracy_table(rows)
+    assert table.loc[("opt-1b", "fp32"), ("mean", "acc")] == pytest.approx(0.65)
+    assert table.loc[("opt-1b", "llm.int8"), ("piqa", "acc")] == 0.6
+    assert table.loc[("opt-1b", "llm.int8")].isna().sum() == 3
+    assert published_table(rows).cells[1] == ["opt-1b", "llm.int8", "60.0", "60.0", "-", "-", "-"]
+    assert measured(rows)["opt-1b", "piqa", "acc", "llm.int8"] == 0.6
+    assert "float16, not quantized" in zeroshot_section(rows).printed
+
+
+@pytest.mark.parametrize(("error", "bars"), [(0.02, 2), (None, 0)])
+def test_figure(error, bars):
+    rows = [
+        row
+        for scheme, value in (("fp32", 0.7), ("llm.int8", 0.6))
+        for row in made_up("facebook/opt-1b", scheme, {"piqa": value}, error)
+    ]
+    figure = accuracy_by_size(rows)
+    axes = figure.axes[0]
+    assert [line.get_ydata()[0] for line, *_ in axes.containers] == [pytest.approx(70), pytest.approx(60)]
+    assert sum(container.has_yerr for container in axes.containers) == bars
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["float16, not quantized", "llm.int8"]
+    assert axes.get_lines()[-1].get_ydata()[0] == 50
