@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from outlier_kernels.dispatch import path
 from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
+from outliers.errors import UserError
 from outliers.experiment.provenance import environment
 from outliers.experiment.spec import Machine, Settings
 from outliers.models.anatomy import check_block
@@ -68,6 +70,16 @@ def describe_model(name: str, revision: str | None, model: PreTrainedModel, mach
         **environment(find_device(machine.device)),
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def check_kernels(machine: Machine) -> torch.device:
+    """The device of an experiment; raise UserError where it, or a forced kernel path, is not there."""
+    device = find_device(machine.device)
+    try:
+        path(device)
+    except ValueError as error:  # the kernels stand alone and do not know this project's errors
+        raise UserError(str(error)) from None
+    return device
 
 
 def progress(total: int, unit: str = "block") -> tqdm:

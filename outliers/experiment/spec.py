@@ -153,6 +153,7 @@ class Latency(Machine):
     """
 
     name: Name = "latency"
+    dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
     models: Names
     schemes: Names = ["fp32", "llm.int8"]
     revision: str | None = None

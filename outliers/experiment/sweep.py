@@ -8,13 +8,11 @@ import torch
 from outlier_kernels.dispatch import path
 from tqdm import tqdm
 
-from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity
-from outliers.experiment.job import Counted, Job, load, prepare, progress
+from outliers.experiment.job import Counted, Job, check_kernels, load, prepare, progress
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
-from outliers.experiment.spec import Experiment, Machine, ZeroShot
-from outliers.models.load import find_device
+from outliers.experiment.spec import Experiment, Latency, ZeroShot
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme, get_scheme, weight_order
 
@@ -44,15 +42,7 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
         return [row for job in jobs for row in _measure(job, experiment, row_file, force, bar)]
 
 
-def check_kernels(machine: Machine) -> None:
-    """Refuse a device, or a forced kernel path, that is not there."""
-    try:
-        path(find_device(machine.device))
-    except ValueError as error:  # the kernels stand alone and do not know this project's errors
-        raise UserError(str(error)) from None
-
-
-def schemes_of(experiment: Experiment | ZeroShot) -> list[Scheme]:
+def schemes_of(experiment: Experiment | Latency | ZeroShot) -> list[Scheme]:
     """The schemes of an experiment; those that share weight codes are side by side."""
     return sorted((get_scheme(name, experiment.alpha) for name in experiment.schemes), key=weight_order)
 

@@ -10,11 +10,11 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from outliers.evaluation.zeroshot import documents_hash, evaluate, load_tasks
-from outliers.experiment.job import describe_model, progress
+from outliers.experiment.job import check_kernels, describe_model, progress
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import ZeroShot
-from outliers.experiment.sweep import check_kernels, scheme_fields, schemes_of
+from outliers.experiment.sweep import scheme_fields, schemes_of
 from outliers.models.load import load_config, load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 

@@ -1,0 +1,118 @@
+"""One linear layer with three outlier features, multiplied in many ways (Table 5)."""
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from outlier_kernels import dispatch, reference
+from torch import nn
+
+from outliers.evaluation.latency import quartiles, timed
+
+BASELINE = "16 bits"
+LEAST_ROUNDS = 5
+OUTLIERS = {3: 9.0, 5: -20.0, -1: 7.0}  # feature and its value in one token
+
+
+@torch.inference_mode()
+def ways(
+    tokens: int, features: int, outputs: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, Callable[[], torch.Tensor]]:
+    """The ways to multiply hidden states (tokens, features) with a weight (outputs, features), by name.
+
+    "int8 alone" is `torch._int_mm` of finished codes, "plain torch" the reference kernels, and what has no such
+    addition the kernels of the device. All but those with "32 bits" take `dtype`, 16 bits, in and out. bitsandbytes
+    takes part where it is installed. Weights and hidden states are the same at every call.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        x = torch.randn(tokens, features, device=device)
+        exact = nn.Linear(features, outputs, device=device)
+    for feature, value in OUTLIERS.items():
+        x[feature % tokens, feature] = value
+    half, in_half = nn.Linear(features, outputs, device=device, dtype=dtype), x.to(dtype)
+    half.load_state_dict(exact.state_dict())
+    of_row, of_tensor = (reference.quantize(exact.weight, symmetric=True, per_row=row) for row in (True, False))
+    codes, fast, bias = reference.quantize(x, True, True).codes, dispatch.prepare(of_row), exact.bias
+    peer = bitsandbytes_layer(exact)
+    named = {
+        BASELINE: lambda: half(in_half),
+        "int8 alone": lambda: reference.int8_matmul(codes, of_row.codes),
+        "absmax, plain torch": lambda: reference.linear(in_half, of_tensor, bias, per_row=False),
+        "vector-wise, plain torch": lambda: reference.linear(in_half, of_row, bias),
+        "vector-wise": lambda: dispatch.linear(in_half, fast, bias),
+        "LLM.int8()": lambda: dispatch.linear(in_half, fast, bias, threshold=6.0),
+        "bitsandbytes": lambda: peer(in_half),
+        "32 bits": lambda: exact(x),
+        "LLM.int8(), 32 bits in": lambda: dispatch.linear(x, fast, bias, threshold=6.0),
+        "bitsandbytes, 32 bits in": lambda: peer(x),
+    }
+    return {name: run for name, run in named.items() if peer or not name.startswith("bitsandbytes")}
+
+
+def bitsandbytes_layer(exact: nn.Linear) -> nn.Module | None:
+    """The same layer by bitsandbytes, in eval mode (in training mode its CPU path does not quantize activations); None
+    where it is not installed."""
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it complains of optional kernels as it is imported
+    try:
+        import bitsandbytes
+    except ImportError:
+        return None
+    layer = bitsandbytes.nn.Linear8bitLt(exact.in_features, exact.out_features, has_fp16_weights=False, threshold=6.0)
+    layer.load_state_dict(exact.state_dict())
+    return layer.to(exact.weight.device).eval()
+
+
+@torch.inference_mode()
+def milliseconds(
+    named: dict[str, Callable[[], torch.Tensor]], device: torch.device, seconds: float
+) -> dict[str, list[float]]:
+    """Wall time of each way, round by round: in a round all are timed in turn, after one that is not timed.
+
+    Args:
+        named: what to time.
+        device: where it runs; work on a GPU is waited for.
+        seconds: until no more rounds begin; there are at least `LEAST_ROUNDS`.
+    """
+    times = {name: [] for name in named}
+    for run in named.values():
+        run()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[BASELINE]) < LEAST_ROUNDS:
+        for name, run in named.items():
+            times[name].append(timed(run, device)[0])
+    return times
+
+
+def rows_of(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[dict]:
+    """One row a way.
+
+    Args:
+        shape: tokens, features, outputs.
+        times: from `milliseconds`.
+
+    Returns:
+        shape and way with the medians over rounds of milliseconds (and their quartiles `milliseconds_q1`, `…_q3`), of
+        `times_16_bits`, how many times faster than 16 bits a way is in the same round (and its quartiles), and of
+        `share_of_int8_alone`, how many times faster than the bare int8 product; and 10¹² operations a second, `TOP/s`.
+    """
+    tokens, features, outputs = shape
+    rows = []
+    for name, values in times.items():
+        row = {"tokens": tokens, "features": features, "outputs": outputs, "way": name}
+        row |= _with_quartiles("milliseconds", values)
+        row |= _with_quartiles("times_16_bits", _ratios(times[BASELINE], values))
+        row["share_of_int8_alone"] = quartiles(_ratios(times["int8 alone"], values))[1]
+        row["TOP/s"] = 2 * tokens * features * outputs / row["milliseconds"] / 1e9
+        rows.append(row)
+    return rows
+
+
+def _ratios(of: list[float], own: list[float]) -> list[float]:
+    return [one / other for one, other in zip(of, own, strict=True)]
+
+
+def _with_quartiles(name: str, values: list[float]) -> dict[str, float]:
+    low, middle, high = quartiles(values)
+    return {name: middle, f"{name}_q1": low, f"{name}_q3": high}

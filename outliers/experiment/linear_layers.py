@@ -1,0 +1,76 @@
+"""Time the linear layers of Table 5 to rows, going on where an earlier run stopped."""
+
+import time
+from pathlib import Path
+
+import torch
+from outlier_kernels.dispatch import path
+from tqdm import tqdm
+
+from outliers.evaluation.linear_layer import milliseconds, rows_of, ways
+from outliers.experiment.job import check_kernels, progress
+from outliers.experiment.provenance import cost, environment
+from outliers.experiment.rows import RowFile
+from outliers.experiment.spec import LinearLayers
+from outliers.models.load import DTYPES
+
+METRICS = {"milliseconds": "ms", "times_16_bits": "1"}  # with their units
+
+
+def measure_linear_layers(spec: LinearLayers, out: str | Path | None = None, force: bool = False) -> list[dict]:
+    """Time the first feed-forward layer of models of some dimensions in many ways (Table 5).
+
+    All ways of one dimension are timed in turn, several rounds, and are on disk before the next one starts; a
+    dimension found there is not timed again.
+
+    Args:
+        spec: what to run.
+        out: folder for `rows.jsonl`; by default `results/<name>`.
+        force: measure again what is finished.
+
+    Returns:
+        Two rows a dimension and way (see `outliers.evaluation.linear_layer.ways`): `linear_layer.milliseconds` and
+        `linear_layer.times_16_bits`, each the median over rounds with the quartiles as q1 and q3.
+
+    Raises:
+        UserError: the device does not exist.
+    """
+    device = check_kernels(spec)
+    common = {"experiment": spec.name, "tokens": spec.tokens, "dtype": spec.dtype, "kernels": path(device)}
+    common |= environment(device)
+    with RowFile(Path(out or spec.folder)) as row_file, progress(len(spec.dimensions), "layer") as bar:
+        return [
+            row
+            for dimension in spec.dimensions
+            for row in _measure(common | {"dimension": dimension, "outputs": 4 * dimension}, spec, row_file, force, bar)
+        ]
+
+
+def _measure(cell: dict, spec: LinearLayers, row_file: RowFile, force: bool, bar: tqdm) -> list[dict]:
+    """The rows of one dimension."""
+    bar.set_description(f"dimension {cell['dimension']}")
+    rows = [] if force else row_file.find_all(cell)
+    if not rows:
+        start, device = time.perf_counter(), torch.device(cell["device"])
+        shape = cell["tokens"], cell["dimension"], cell["outputs"]
+        times = milliseconds(ways(*shape, device, DTYPES[spec.dtype]), device, spec.seconds)
+        spent = cost(start, device)
+        rows = [cell | row | spent for of_way in rows_of(shape, times) for row in _tidy(of_way)]
+        row_file.add(*rows)
+    bar.update()
+    return rows
+
+
+def _tidy(of_way: dict) -> list[dict]:
+    """One row a metric of a row of `rows_of`."""
+    return [
+        {
+            "way": of_way["way"],
+            "metric": f"linear_layer.{metric}",
+            "value": of_way[metric],
+            "q1": of_way[f"{metric}_q1"],
+            "q3": of_way[f"{metric}_q3"],
+            "unit": unit,
+        }
+        for metric, unit in METRICS.items()
+    ]

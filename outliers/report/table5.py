@@ -1,0 +1,35 @@
+"""Table 5 of the paper from rows: how many times faster than 16 bits a linear layer is, in many ways."""
+
+import pandas as pd
+
+from outliers.report.paper import Key
+from outliers.report.section import Section, Table
+
+
+def speed_section(rows: list[dict]) -> Section:
+    """What the timings of linear layers show."""
+    table = published_table(rows)
+    return Section("Speed of the first feed-forward layer", table.printed, [table], [], [], {}, rows)
+
+
+def measured(rows: list[dict]) -> dict[Key, float]:
+    """Times faster than 16 bits by the keys of the published ones."""
+    speeds = (row for row in rows if row["metric"] == "linear_layer.times_16_bits")
+    return {(row["way"], str(row["dimension"])): row["value"] for row in speeds}
+
+
+def speed_table(rows: list[dict]) -> pd.DataFrame:
+    """Times faster than 16 bits by way (index, in the order of the rows) and model dimension (columns, ascending)."""
+    frame = pd.DataFrame([row for row in rows if row["metric"] == "linear_layer.times_16_bits"])
+    return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique()]
+
+
+def published_table(rows: list[dict]) -> Table:
+    """The table with its caption, dimensions across as in the paper."""
+    table, one = speed_table(rows), rows[0]
+    cells = [[way, *("-" if pd.isna(value) else f"{value:.2f}" for value in row)] for way, row in table.iterrows()]
+    caption = (
+        f"Times faster than {one['dtype']}: the first feed-forward layer (d features, 4 d outputs) at {one['tokens']} "
+        f"tokens with three outlier features, by model dimension d. {one['device_name']}, {one['threads']} threads."
+    )
+    return Table("table5", caption, ["way", *map(str, table.columns)], cells, table.reset_index())

@@ -1,0 +1,82 @@
+"""Table 6 of the paper from rows: milliseconds a generated token, one row a model and scheme."""
+
+import pandas as pd
+
+from outliers.experiment.spec import full_name
+from outliers.report.paper import Key, key_of
+from outliers.report.section import Section, Table
+
+BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
+VALUES = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", "times_faster"]
+
+
+def latency_section(rows: list[dict]) -> Section:
+    """What the timings of generation show."""
+    table = published_table(rows)
+    return Section("Milliseconds a generated token", table.printed, [table], [], [], {}, rows)
+
+
+def measured(rows: list[dict]) -> dict[Key, float]:
+    """Milliseconds a token of a decode step by the keys of the published ones."""
+    return {
+        (key_of(row["model"]), row["scheme"], row["device_name"], str(row["batch"])): row["value"]
+        for row in rows
+        if row["metric"] == "latency.decode"
+    }
+
+
+def latency_table(rows: list[dict]) -> pd.DataFrame:
+    """One row a model and scheme (index), in the order of the rows, with columns (value, batch).
+
+    decode and its quartiles: milliseconds a token of a decode step over its batch, which are the numbers of the paper.
+    prefill: milliseconds of the pass over the prompts. end_to_end: milliseconds a token, the prefill included.
+    times_faster: than the same model without quantization, by decode; empty where that was not measured.
+    """
+    wide: dict[tuple, dict] = {}
+    for row in rows:
+        values = wide.setdefault((full_name(row["model"], row.get("checkpoint")), row["scheme"]), {})
+        name = row["metric"].removeprefix("latency.")
+        values[name, row["batch"]] = row["value"]
+        if name == "decode":
+            values |= {(f"decode_{quartile}", row["batch"]): row[quartile] for quartile in ("q1", "q3")}
+    for (model, _), values in wide.items():
+        for batch in {row["batch"] for row in rows}:
+            baseline, own = (found.get(("decode", batch)) for found in (wide.get((model, BASELINE), {}), values))
+            values["times_faster", batch] = baseline / own if baseline and own else float("nan")
+    table = pd.DataFrame.from_dict(wide, orient="index")
+    table.index = pd.MultiIndex.from_tuples(wide, names=["model", "scheme"])
+    batches = sorted({row["batch"] for row in rows})
+    return table.reindex(columns=pd.MultiIndex.from_product([VALUES, batches], names=["value", "batch"]))
+
+
+def latency_headers(table: pd.DataFrame) -> list[str]:
+    """What stands above `latency_cells`."""
+    batches = table.columns.unique("batch")
+    return ["model", "weights", *(f"{value} {batch}" for value in ("batch", "prefill", "faster") for batch in batches)]
+
+
+def latency_cells(table: pd.DataFrame, dtype: str) -> list[list[str]]:
+    """The table row by row as printed: medians with quartiles, prefills, and times faster, each batch by batch."""
+    return [[model, dtype if scheme == BASELINE else scheme, *_cells(row)] for (model, scheme), row in table.iterrows()]
+
+
+def _cells(row: pd.Series) -> list[str]:
+    quartiles = zip(row["decode"], row["decode_q1"], row["decode_q3"], strict=True)
+    return [
+        *("-" if pd.isna(middle) else f"{middle:.3g} [{low:.3g}, {high:.3g}]" for middle, low, high in quartiles),
+        *("-" if pd.isna(value) else f"{value:.3g}" for value in row["prefill"]),
+        *("-" if pd.isna(value) else f"{value:.2f}" for value in row["times_faster"]),
+    ]
+
+
+def published_table(rows: list[dict]) -> Table:
+    """The table with its caption; its data are the values of `latency_table` with flat names."""
+    table, one = latency_table(rows), rows[0]
+    caption = (
+        f"Milliseconds a generated token with a KV cache, after prompts of {one['prompt']} tokens, by batch: median of "
+        f"{one['repeats']} × {one['tokens']} decode steps [quartiles]; milliseconds of a prefill; how many times "
+        f"faster than {one['dtype']} a decode step is. {one['device_name']}, {one['threads']} threads."
+    )
+    data = table.set_axis([f"{value}_batch_{batch}" for value, batch in table.columns], axis="columns").reset_index()
+    cells = latency_cells(table, one["dtype"])
+    return Table("table6", caption, latency_headers(table), cells, data, names=2)

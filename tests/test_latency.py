@@ -1,0 +1,368 @@
+"""What generating tokens and multiplying linear layers take: never how long, but that the right things are timed."""
+
+import csv
+import gc
+import json
+import weakref
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outliers.errors import UserError
+from outliers.evaluation.latency import Timings, latency, quartiles
+from outliers.evaluation.linear_layer import LEAST_ROUNDS, OUTLIERS, bitsandbytes_layer, milliseconds, rows_of, ways
+from outliers.experiment import latency as experiment
+from outliers.experiment import linear_layers
+from outliers.experiment.files import make_experiment, read_experiment
+from outliers.experiment.latency import measure_latency
+from outliers.experiment.linear_layers import measure_linear_layers
+from outliers.experiment.spec import Latency, LinearLayers
+from outliers.models.load import load_model
+from outliers.quantization.convert import quantize
+from outliers.quantization.store import load_int8, save_quantized
+from outliers.report import table5, table6
+from tests.conftest import SHARED, make_model, needs_shared
+from tests.test_commands import call
+
+CPU = torch.device("cpu")
+
+
+def generated(model, prompts, tokens: int) -> torch.Tensor:
+    """What `generate` of transformers appends greedily to the prompts."""
+    model.generation_config.eos_token_id = None
+    attention_mask = torch.ones_like(prompts)
+    out = model.generate(prompts, attention_mask=attention_mask, max_new_tokens=tokens, do_sample=False)
+    return out[:, prompts.shape[1] :]
+
+
+def test_tokens_are_those_of_generate(model, blocks):
+    timings = latency(model, blocks, 8, 2)
+    assert timings.ids.equal(generated(model, blocks, 9))
+    assert len(timings.ids.unique()) > 2, "a model that repeats one token would hide a wrong cache"
+
+
+@pytest.mark.parametrize("case", ["gpt2", "bloom", "opt", "llama"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tokens_of_int8_models_are_those_of_generate(case, batch, blocks):
+    model = quantize(make_model(case), "llm.int8", keep="int8")
+    timings = latency(model, blocks[:batch], 8, 1)
+    assert timings.ids.equal(generated(model, blocks[:batch], 9))
+
+
+def test_passes_through_the_model(blocks):
+    """The prompt once a generation, then a token at a time; one untimed generation; logits of one position."""
+    model, read, projected = make_model("opt"), [], []
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, args: read.append(tuple(args[0].shape)))
+    model.lm_head.register_forward_pre_hook(lambda _, args: projected.append(tuple(args[0].shape[:2])))
+    timings = latency(model, blocks, 4, 2)
+    assert read == 3 * [(3, 24), *4 * [(3, 1)]]
+    assert projected == 15 * [(3, 1)]
+    assert len(timings.prefills) == 2
+    assert [len(steps) for steps in timings.steps] == [4, 4]
+    assert min(timings.prefills + timings.per_token) > 0
+    assert timings.ids.shape == (3, 5)
+
+
+def test_milliseconds_a_token():
+    timings = Timings([10.0, 20.0], [[4.0, 6.0], [8.0, 2.0]], torch.zeros(2, 3, dtype=torch.int64))
+    assert timings.per_token == [2, 3, 4, 1]
+    assert timings.end_to_end == [20 / 6, 30 / 6]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10])
+def test_quartiles_are_those_of_numpy(count):
+    values = np.random.default_rng(count).exponential(size=count).tolist()
+    assert quartiles(values) == pytest.approx(np.quantile(values, [0.25, 0.5, 0.75]))
+
+
+def test_generations_that_do_not_fit(blocks):
+    model = make_model("opt")
+    assert latency(model, blocks, 40, 1).ids.shape == (3, 41), "the context of 64 tokens is full"
+    with pytest.raises(UserError, match="prompts of 24 tokens and 41 generated ones exceed the model's context of 64"):
+        latency(model, blocks, 41, 1)
+    with pytest.raises(UserError, match="token id 100 is outside the model's vocabulary of 100"):
+        latency(model, blocks + 100 - blocks.max(), 1, 1)
+    for tokens, repeats in [(0, 1), (1, 0)]:
+        with pytest.raises(UserError, match="expected at least 1 of 1"):
+            latency(model, blocks, tokens, repeats)
+
+
+SMALL = {
+    "models": ["pocket/gpt2-0.1m"],
+    "batches": [1, 3],
+    "prompt": 16,
+    "tokens": 4,
+    "repeats": 2,
+    "alpha": 3,
+    "dtype": "bfloat16",
+}
+
+
+def read_rows(folder) -> list[dict]:
+    """The rows in a results folder."""
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def timed_generations(monkeypatch) -> list[tuple]:
+    """Batch, tokens and repeats of every measurement, which takes as long as its place in the list."""
+    calls = []
+
+    def take(model, prompts, tokens, repeats):
+        calls.append((tuple(prompts.shape), tokens, repeats))
+        steps = [[len(calls) * float(1 + step) for step in range(tokens)] for _ in range(repeats)]
+        ids = torch.zeros(len(prompts), 1 + tokens, dtype=torch.int64)
+        return Timings([100.0 * len(calls) * (1 + n) for n in range(repeats)], steps, ids)
+
+    monkeypatch.setattr(experiment, "latency", take)
+    return calls
+
+
+def test_rows(tmp_path, timed_generations):
+    rows = measure_latency(Latency(**SMALL), tmp_path)
+    assert timed_generations == 2 * [((1, 16), 4, 2), ((3, 16), 4, 2)]
+    assert read_rows(tmp_path) == rows
+    keys = [(row["scheme"], row["batch"], row["metric"]) for row in rows]
+    metrics = ["latency.decode", "latency.prefill", "latency.end_to_end"]
+    assert keys == [(scheme, batch, m) for scheme in ("fp32", "llm.int8") for batch in (1, 3) for m in metrics]
+    decode, prefill, end_to_end = rows[3:6]  # the second measurement, of three sequences
+    assert (decode["value"], decode["q1"], decode["q3"]) == pytest.approx((5 / 3, 3.5 / 3, 6.5 / 3))
+    assert (prefill["value"], prefill["q1"], prefill["q3"]) == (300, 250, 350)
+    assert end_to_end["value"] == (300 + 20) / 15
+    assert [row["unit"] for row in rows[:3]] == ["ms/token", "ms", "ms/token"]
+    assert {row["experiment"] for row in rows} == {"latency"}
+    fields = {"prompt", "tokens", "repeats", "dtype", "device", "threads", "weights_hash", "tokens_hash", "text"}
+    assert all(fields | {"version", "torch", "wall_seconds", "peak_memory_bytes"} <= set(row) for row in rows)
+    assert all(("alpha" in row) == ("kernels" in row) == (row["scheme"] == "llm.int8") for row in rows)
+
+
+def test_what_is_said_of_weights(tmp_path, timed_generations):
+    rows = measure_latency(Latency(**{**SMALL, "batches": [1], "schemes": ["fp32", "llm.int8", "zeropoint"]}), tmp_path)
+    said = {row["scheme"]: row for row in rows}
+    model = load_model("pocket/gpt2-0.1m")
+    assert {row["parameters"] for row in rows} == {model.num_parameters()}
+    assert said["fp32"]["weights_bytes"] == 2 * model.num_parameters()
+    assert len({row["weights_hash"] for row in rows}) == 3
+    save_quantized(load_int8("pocket/gpt2-0.1m", "llm.int8", "bfloat16"), tmp_path / "saved")
+    on_disk = sum(tensor.nbytes for tensor in load_file(tmp_path / "saved" / "int8.safetensors").values())
+    assert said["llm.int8"]["weights_bytes"] == on_disk
+
+
+def test_finished_rows_are_used_again(tmp_path, timed_generations):
+    first = measure_latency(Latency(**SMALL), tmp_path)
+    assert measure_latency(Latency(**SMALL), tmp_path) == first
+    assert len(timed_generations) == 4
+    measure_latency(Latency(**{**SMALL, "batches": [1, 2, 3, 5]}), tmp_path)
+    assert timed_generations[4:] == 2 * [((2, 16), 4, 2), ((5, 16), 4, 2)], "whatever the largest batch is"
+    for changed in ({"prompt": 8}, {"tokens": 5}, {"repeats": 3}, {"dtype": "float32"}):
+        before = len(timed_generations)
+        measure_latency(Latency(**{**SMALL, **changed}), tmp_path)
+        assert len(timed_generations) == before + 4
+    before = len(timed_generations)
+    measure_latency(Latency(**{**SMALL, "alpha": 5}), tmp_path)
+    assert len(timed_generations) == before + 2, "only llm.int8 depends on alpha"
+    written = len(read_rows(tmp_path))
+    measure_latency(Latency(**SMALL), tmp_path, force=True)
+    assert len(timed_generations) == before + 6
+    assert len(read_rows(tmp_path)) == written
+
+
+def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
+    alive = []
+
+    def alone(load):
+        def check(*arguments):
+            assert not [model for model in alive if model() is not None]
+            model = load(*arguments)
+            alive.append(weakref.ref(model))
+            return model
+
+        return check
+
+    for load in (load_model, load_int8):
+        monkeypatch.setattr(experiment, load.__name__, alone(load))
+    gc.disable()  # nothing may wait for the garbage collector
+    try:
+        measure_latency(Latency(**{**SMALL, "models": ["pocket/gpt2-0.1m", "pocket/opt-1.7m"]}), tmp_path)
+    finally:
+        gc.enable()
+    assert len(alive) == 4
+
+
+def test_mistakes_show_before_anything_is_measured(tmp_path, timed_generations):
+    for field, value in [
+        ("models", ["pocket/gpt2-0.1m", "pocket/nothing"]),
+        ("schemes", ["fp32", "nothing"]),
+        ("text", "nothing"),
+        ("prompt", 253),
+        ("batches", [10**6]),
+        ("device", "cuda:77"),
+    ]:
+        with pytest.raises(UserError):
+            measure_latency(Latency(**{**SMALL, field: value}), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    assert not timed_generations
+
+
+def test_latency_table():
+    common = {"metric": "latency.decode", "q1": 1.0, "q3": 9.0, "prompt": 8, "tokens": 4, "repeats": 2}
+    common |= {"dtype": "bfloat16", "device_name": "one", "threads": 2}
+    decode = {("a/b", "fp32", 8): 6.0, ("a/b", "fp32", 1): 4.0, ("a/b", "llm.int8", 8): 2.0, ("c", "llm.int8", 1): 5.0}
+    keys = ("model", "scheme", "batch")
+    rows = [{**common, **dict(zip(keys, place, strict=True)), "value": value} for place, value in decode.items()]
+    rows.append({**rows[2], "metric": "latency.prefill", "value": 77.7})
+    table = table6.latency_table(rows)
+    assert table.index.tolist() == [("b", "fp32"), ("b", "llm.int8"), ("c", "llm.int8")]
+    assert table.loc[("b", "llm.int8"), ("times_faster", 8)] == 3
+    assert table.loc[("b", "llm.int8"), ("decode_q3", 8)] == 9
+    assert table["decode"].columns.tolist() == [1, 8]
+    shown = table6.published_table(rows)
+    assert shown.headers == ["model", "weights", "batch 1", "batch 8", "prefill 1", "prefill 8", "faster 1", "faster 8"]
+    assert shown.cells == [
+        ["b", "bfloat16", "4 [1, 9]", "6 [1, 9]", "-", "-", "1.00", "1.00"],
+        ["b", "llm.int8", "-", "2 [1, 9]", "-", "77.7", "-", "3.00"],
+        ["c", "llm.int8", "5 [1, 9]", "-", "-", "-", "-", "-"],
+    ]
+
+
+def test_command(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    models, options = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], ["--prompt", "8", "--tokens", "2", "--repeats", "2"]
+    code, out, err = call(monkeypatch, capsys, *models, "--batch", "1,2", *options, command="latency")
+    assert (code, err) == (0, "")
+    words = [line.split()[:2] for line in out.splitlines()]
+    assert [[name, kind] for name in ("gpt2-0.1m", "gpt2-0.5m") for kind in ("bfloat16", "llm.int8")] == [
+        line for line in words if line and line[0].startswith("gpt2")
+    ]
+    assert len(read_rows(tmp_path / "results" / "latency")) == 24
+    written = {path.name for path in (tmp_path / "results" / "latency").iterdir()}
+    assert {"rows.jsonl", "rows.parquet", "table6.csv", "report.html"} <= written
+    assert call(monkeypatch, capsys, *models, "--batch", "1,2", *options, command="latency") == (0, out, ""), (
+        "nothing is timed again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch", "1,0"], "field 'batches.1': Input should be greater than 0, got '0'"),
+        (
+            ["--prompt", "512"],
+            "prompts of 512 tokens and 32 generated ones exceed the model's context of 256; use less",
+        ),
+        (["--scheme", "fp32,int8"], "unknown scheme 'int8'; did you mean llm.int8 or llm.int8-bnb?"),
+    ],
+)
+def test_mistakes_on_the_command_line(monkeypatch, capsys, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *arguments, command="latency")
+    assert (code, out, err) == (2, "", f"error: {message}\n")
+    assert not any(tmp_path.iterdir())
+
+
+def test_ways_are_one_product():
+    """All but the bare product of codes are the exact layer up to rounding, and so are the outlier features in it."""
+    named = ways(32, 64, 48, CPU, torch.bfloat16)
+    with torch.inference_mode():
+        results = {name: run() for name, run in named.items()}
+        again = {name: run() for name, run in ways(32, 64, 48, CPU, torch.bfloat16).items()}
+    exact = results["32 bits"]
+    assert list(named)[:3] == ["16 bits", "int8 alone", "absmax, plain torch"]
+    assert ("bitsandbytes" in named) == (bitsandbytes_layer(torch.nn.Linear(8, 8)) is not None)
+    errors = {
+        name: ((result.float() - exact).norm() / exact.norm()).item()
+        for name, result in results.items()
+        if name not in ("32 bits", "int8 alone")
+    }
+    assert all(0 < error < 0.1 for error in errors.values()), errors
+    assert errors["LLM.int8()"] < 0.75 * errors["vector-wise"]
+    assert results["int8 alone"].dtype == torch.int32
+    for name, result in results.items():
+        assert name == "int8 alone" or result.dtype == (torch.float32 if "32 bits" in name else torch.bfloat16)
+        assert result.shape == (32, 48)
+        assert result.equal(again[name])
+    assert len(OUTLIERS) == 3
+
+
+def test_ways_are_timed_in_turn():
+    called = []
+    named = {name: lambda name=name: called.append(name) for name in ("16 bits", "int8 alone", "other")}
+    times = milliseconds(named, CPU, 1e-9)
+    assert called == (1 + LEAST_ROUNDS) * list(named)
+    assert {name: len(values) for name, values in times.items()} == dict.fromkeys(named, LEAST_ROUNDS)
+
+
+def test_rows_of_ways():
+    times = {"16 bits": [4.0, 8.0, 10.0], "int8 alone": [2.0, 1.0, 5.0], "other": [8.0, 2.0, 5.0]}
+    rows = {row["way"]: row for row in rows_of((10, 20, 30), times)}
+    assert [row["times_16_bits"] for row in rows.values()] == [1, 2, 2]
+    assert (rows["other"]["times_16_bits_q1"], rows["other"]["times_16_bits_q3"]) == (1.25, 3)
+    assert rows["other"]["share_of_int8_alone"] == 0.5
+    assert [rows["other"][f"milliseconds{end}"] for end in ("", "_q1", "_q3")] == [5, 3.5, 6.5]
+    assert rows["other"]["TOP/s"] == pytest.approx(2 * 10 * 20 * 30 / 5e-3 / 1e12)
+
+
+LAYERS = {"dimensions": [32, 16], "tokens": 8, "seconds": 1e-6}
+
+
+def test_linear_layers(tmp_path, monkeypatch):
+    rows = measure_linear_layers(LinearLayers(**LAYERS), tmp_path)
+    assert read_rows(tmp_path) == rows
+    names = list(ways(8, 16, 64, CPU, torch.bfloat16))
+    metrics = ["linear_layer.milliseconds", "linear_layer.times_16_bits"]
+    keys = [(row["dimension"], row["way"], row["metric"]) for row in rows]
+    assert keys == [(dimension, way, m) for dimension in (32, 16) for way in names for m in metrics]
+    assert all(row["outputs"] == 4 * row["dimension"] and row["q1"] <= row["value"] <= row["q3"] for row in rows)
+    assert {row["value"] for row in rows if row["way"] == "16 bits" and row["unit"] == "1"} == {1.0}
+    assert {"tokens", "dtype", "kernels", "device", "threads", "version", "wall_seconds"} <= set(rows[0])
+
+    timed = []
+    monkeypatch.setattr(
+        linear_layers, "milliseconds", lambda named, *_: timed.append(named) or {name: [1.0, 2.0] for name in named}
+    )
+    assert measure_linear_layers(LinearLayers(**LAYERS), tmp_path) == rows
+    assert not timed
+    assert len(measure_linear_layers(LinearLayers(**{**LAYERS, "dimensions": [16, 8, 32]}), tmp_path)) == 6 * len(names)
+    assert len(timed) == 1
+    for changed in ({"tokens": 4}, {"dtype": "float16"}):
+        measure_linear_layers(LinearLayers(**{**LAYERS, **changed}), tmp_path)
+    assert len(timed) == 5
+    measure_linear_layers(LinearLayers(**LAYERS), tmp_path, force=True)
+    assert len(timed) == 7
+
+    shown = table5.published_table(rows)
+    assert shown.headers == ["way", "16", "32"]
+    assert [cells[0] for cells in shown.cells] == names
+    assert shown.cells[0] == ["16 bits", "1.00", "1.00"]
+    assert table5.speed_table(rows).columns.tolist() == [16, 32]
+    times = {(row["way"], row["dimension"]): row["value"] for row in rows if row["metric"].endswith("times_16_bits")}
+    assert table5.speed_table(rows).loc["vector-wise", 32] == times["vector-wise", 32]
+
+
+def test_linear_layers_on_a_device_that_is_not_there(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="device 'cuda:77' is not there"):
+        measure_linear_layers(LinearLayers(**LAYERS, device="cuda:77"), tmp_path / "out")
+    monkeypatch.setenv("OUTLIERS_KERNELS", "fast")
+    with pytest.raises(UserError, match="OUTLIERS_KERNELS is 'fast'"):
+        measure_linear_layers(LinearLayers(**LAYERS), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["paper/table5", "paper/table6", "pocket/table5", "pocket/table6"])
+def test_shipped_experiments(name):
+    spec = make_experiment(read_experiment(name), LinearLayers if name.endswith("5") else Latency)
+    assert (spec.name, spec.shows) == (name, name.rpartition("/")[2])
+    assert spec.dtype in ("float16", "bfloat16"), "what is compared with is 16 bits"
+
+
+@needs_shared
+def test_the_papers_sizes():
+    with open(SHARED / "paper" / "table5_matmul_speed.csv") as file:
+        dimensions = [int(row["model_dim"]) for row in csv.DictReader(file)]
+    assert make_experiment(read_experiment("paper/table5"), LinearLayers).dimensions == dimensions
+    columns = pd.read_csv(SHARED / "paper" / "table6_latency_ms_per_token.csv").columns
+    batches = [int(name.removeprefix("batch_")) for name in columns if name.startswith("batch_")]
+    assert make_experiment(read_experiment("paper/table6"), Latency).batches == batches
