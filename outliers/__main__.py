@@ -7,6 +7,10 @@ COMMANDS = {
     "ablate": "what a model loses without its outlier features",
     "emergence": "outlier features along a family of models or along training, Figures 3 and 4",
     "sweep": "what every 8-bit scheme costs, as in Table 1 of the paper",
+    "zeroshot": "zero-shot accuracy under 8-bit schemes, as in Figure 1",
+    "memory": "bytes that models need, and the largest that some GPUs hold, as in Table 3",
+    "latency": "milliseconds a generated token, 16-bit against int8, as in Table 6",
+    "report": "every table and figure of the paper, measured beside published",
 }
 
 if __name__ == "__main__":

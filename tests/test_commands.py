@@ -127,14 +127,20 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
         ),
         ("ablate", [*TRACE, "--features", "3,17"], "ablate/gpt2-0.1m", "outliers 3, 17", "ablation.md"),
         ("emergence", EMERGENCE, "emergence", "layers", "figure3.png"),
+        ("report", ["table.yaml"], "table", "Table 1: perplexity under 8-bit schemes", "table1_published.md"),
     ],
 )
 def test_other_commands(monkeypatch, capsys, tmp_path, command, arguments, folder, printed, written):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.yaml").write_text(
+        "shows: table1\nmodels: [pocket/gpt2-0.1m]\nschemes: [fp32]\nblock: 64\nblocks: 1\n"
+    )
     code, out, err = call(monkeypatch, capsys, *arguments, command=command)
     assert (code, err) == (0, "")
     assert printed in out
-    assert {"rows.jsonl", "rows.parquet", written} <= {path.name for path in (tmp_path / "results" / folder).iterdir()}
+    assert {"rows.jsonl", "rows.parquet", "report.html", written} <= {
+        path.name for path in (tmp_path / "results" / folder).iterdir()
+    }
     again = call(monkeypatch, capsys, *arguments, command=command)
     assert again == (0, out, "")
 
@@ -164,6 +170,9 @@ def test_other_commands(monkeypatch, capsys, tmp_path, command, arguments, folde
         ("emergence", ["--model", "pocket/nothing"], "unknown model 'pocket/nothing'"),
         ("emergence", ["--revisions", "a,b"], "revisions of 7 models; expected one model"),
         ("emergence", ["--text", "nowhere.txt"], "text file 'nowhere.txt' does not exist"),
+        ("report", ["pocke"], "unknown experiment 'pocke'; did you mean pocket"),
+        ("report", ["mine.yaml"], "experiment file 'mine.yaml' does not exist"),
+        ("report", ["pocket", "--redraw"], "'results/pocket/table1' has no finished rows"),
     ],
 )
 def test_mistakes_with_other_commands(monkeypatch, capsys, tmp_path, command, arguments, message):
@@ -173,6 +182,9 @@ def test_mistakes_with_other_commands(monkeypatch, capsys, tmp_path, command, ar
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert not list(tmp_path.rglob("*.*")), "nothing half-written"
+
+
+OPTIONS = {"memory": ("--gpu", "--context"), "zeroshot": ("--task", "--limit"), "report": ("--redraw",)}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -185,7 +197,7 @@ def test_help_does_not_import_torch(command):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for option in ("--text", "--blocks", "--alpha", "--device", "--out", "--force", "Examples"):
+    for option in ("--out", "--force", "Examples", *OPTIONS.get(command, ("--text", "--alpha", "--device"))):
         assert option in done.stdout
 
 

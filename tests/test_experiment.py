@@ -18,8 +18,8 @@ from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.emergence import emergence
+from outliers.experiment.files import make_experiment, read_experiment
 from outliers.experiment.rows import RowFile
-from outliers.experiment.files import experiment_files, make_experiment, read_experiment
 from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
@@ -92,7 +92,7 @@ def test_a_mistake_in_a_file_is_named_by_file_line_and_field(tmp_path, content, 
 def test_a_field_from_the_command_line_stands_in_no_file(tmp_path):
     (tmp_path / "a.yaml").write_text("models: [a]\nblock: 8\n")
     fields = read_experiment(str(tmp_path / "a.yaml")).replaced({"block": 0})
-    with pytest.raises(UserError, match="^field 'block'"):
+    with pytest.raises(UserError, match=r"^field 'block'"):
         make_experiment(fields, Experiment)
 
 

@@ -16,8 +16,7 @@ def zeroshot_section(rows: list[dict]) -> Section:
         "Mean zero-shot accuracy by model size; bars: one standard error. Hollow markers: outlier features in 16 bits."
     )
     drawings = [Drawing("accuracy", caption, accuracy_by_size(rows))]
-    printed = f"{table.form('simple')}\n\n{table.caption}"
-    return Section("Zero-shot accuracy", printed, [table], drawings, [], {}, rows)
+    return Section("Zero-shot accuracy", table.printed, [table], drawings, [], {}, rows)
 
 
 def measured(rows: list[dict]) -> dict[Key, float]:

@@ -39,7 +39,8 @@ PROVENANCE = {  # label: field
     "threads": "threads",
     "seed": "seed",
 }
-MODEL = ["model", "revision", "parameters", "weights", "tokens"]
+MODEL = ["model", "revision", "dtype", "parameters", "weights", "tokens"]
+MANY = 12  # more models are counted, not named
 
 
 def page(title: str, sections: list[Section], command: str) -> str:
@@ -68,9 +69,7 @@ def _shown(section: Section) -> dict:
 
 
 def _html(table: Table) -> dict:
-    caption = Markup("" if table.folded else "<caption>{}</caption>").format(table.caption)
-    html = table.form("html").replace("<table>", f"<table>\n{caption}", 1)
-    return {**table._asdict(), "html": Markup(html)}  # tabulate has escaped what is in the cells
+    return {**table._asdict(), "html": Markup(table.form("html"))}  # tabulate has escaped what is in the cells
 
 
 def _source(drawing: Drawing) -> str:
@@ -81,7 +80,8 @@ def _summary(rows: list[dict]) -> str:
     names = dict.fromkeys(full_name(row["model"], row.get("checkpoint")) for row in rows if "model" in row)
     if not names:
         return "Nothing was measured."
-    return f"{len(rows):,} measurements of {', '.join(names)}."
+    said = ", ".join(names) if len(names) <= MANY else f"{len(names)} models"
+    return f"{len(rows):,} measurements of {said}."
 
 
 def about(rows: list[dict]) -> str:
@@ -111,13 +111,14 @@ def models(rows: list[dict]) -> Table | None:
     for row in rows:
         if "weights_hash" in row:
             name = full_name(row["model"], row.get("checkpoint"))
-            of_row = [name, row.get("revision", "-"), count_label(row["parameters"]), row["weights_hash"]]
-            records.setdefault((name, row["weights_hash"]), [*of_row, {}])[-1][row.get("tokens_hash", "-")] = None
+            of_row = [name, row.get("revision", "-"), row["dtype"], count_label(row["parameters"]), row["weights_hash"]]
+            record = records.setdefault((name, row["weights_hash"]), [*of_row, {}])
+            record[-1][row.get("tokens_hash", "")] = None
     if not records:
         return None
-    cells = [[*record[:-1], " ".join(record[-1])] for record in records.values()]
-    caption = "Models: revision, parameters, hashes of weights and tokens."
-    return Table("models", caption, MODEL, cells, pd.DataFrame(cells, columns=MODEL), names=5)
+    cells = [[*record[:-1], " ".join(record[-1]).strip()] for record in records.values()]
+    caption = "Models, with hashes of their weights as they were used and of the tokens that they read."
+    return Table("models", caption, MODEL, cells, pd.DataFrame(cells, columns=MODEL), names=6)
 
 
 def _distinct(rows: list[dict], field: str) -> list[str]:

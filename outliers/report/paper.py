@@ -37,6 +37,11 @@ def _grid(rows: list, columns: list, values: list[tuple]) -> dict[Key, float | s
     return dict(zip(cells, chain(*values), strict=True))
 
 
+def _columns(rows: list, columns: list, values: list[tuple]) -> dict[Key, float | str]:
+    """A printed table, row by row, as (column, row) to value."""
+    return _grid(columns, rows, list(zip(*values, strict=True)))
+
+
 def _flat(parts: tuple) -> Key:
     return tuple(str(name) for part in parts for name in (part if isinstance(part, tuple) else (part,)))
 
@@ -61,8 +66,8 @@ BLOG = "bitsandbytes integration blog"
 PUBLISHED = {
     "table1": Published(
         "LLM.int8(), Table 1",
-        ("scheme", "model"),
-        _grid(
+        ("model", "scheme"),
+        _columns(
             TABLE1,
             FAIRSEQ,
             [
@@ -286,17 +291,18 @@ def published_models() -> pd.DataFrame:
 
 
 def comparison(shown: str, measured: dict[Key, float | str]) -> Table:
-    """Measured beside published: all that was measured, then what was published and not run.
+    """Every published value with the one measured beside it, if it was run.
+
+    Measured values of a model (of a way to multiply, in Table 5) that is published for other settings stand at the end.
 
     measured: by the same keys as the published values. The difference is measured − published; of texts whether they
     are the same.
     """
     of_paper = PUBLISHED[shown]
-    not_run = {key: None for key in of_paper.values if key not in measured}
-    records = []
-    for key, ours in (measured | not_run).items():
-        theirs = of_paper.values.get(key)
-        records.append([*key, ours, theirs, _difference(ours, theirs)])
+    subjects = {key[0] for key in of_paper.values}
+    keys = [*of_paper.values, *(key for key in measured if key[0] in subjects and key not in of_paper.values)]
+    pairs = [(key, measured.get(key), of_paper.values.get(key)) for key in keys]
+    records = [[*key, ours, theirs, _difference(ours, theirs)] for key, ours, theirs in pairs]
     headers = [*of_paper.keys, "measured", "published", "difference"]
     cells = [_cells(record, len(of_paper.keys), of_paper.form) for record in records]
     return Table(
@@ -306,7 +312,7 @@ def comparison(shown: str, measured: dict[Key, float | str]) -> Table:
         cells,
         pd.DataFrame(records, columns=headers),
         names=len(of_paper.keys),
-        folded=not set(measured) & set(of_paper.values),
+        folded=not set(measured) & set(keys),
     )
 
 

@@ -1,5 +1,6 @@
 """What a run shows: tables and figures with their words, before they become files, a page or lines on a terminal."""
 
+import textwrap
 from typing import NamedTuple
 
 import pandas as pd
@@ -26,6 +27,11 @@ class Table(NamedTuple):
         """The table in a format of the tabulate library: github, latex_booktabs, simple, html."""
         align = ["left"] * self.names + ["right"] * (len(self.headers) - self.names)
         return tabulate(self.cells, self.headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
+
+    @property
+    def printed(self) -> str:
+        """The table on a terminal, with its caption below."""
+        return f"{self.form('simple')}\n\n{textwrap.fill(self.caption, 100)}"
 
 
 class Drawing(NamedTuple):

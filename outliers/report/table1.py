@@ -26,7 +26,7 @@ def sweep_section(rows: list[dict]) -> Section:
 
 def measured(rows: list[dict]) -> dict[Key, float]:
     """Perplexities by the keys of the published ones."""
-    return {(row["scheme"], key_of(row["model"])): row["value"] for row in rows}
+    return {(key_of(row["model"]), row["scheme"]): row["value"] for row in rows}
 
 
 def table1(rows: list[dict]) -> pd.DataFrame:

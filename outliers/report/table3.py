@@ -2,13 +2,14 @@
 
 import pandas as pd
 
-from outliers.evaluation.memory import BITS, GIB
 from outliers.experiment.spec import short_name
 from outliers.models.configs import known_configs
 from outliers.report.paper import Key
 from outliers.report.section import Section, Table
 from outliers.report.style import count_label
 
+GIB = 2**30
+BITS = (16, 8)
 ABOUT_THE_SAME = 0.95  # models of so much of the largest one's parameters stand beside it, as OPT-175B and BLOOM do
 HARDWARE = ["owner", "hardware", "gpus", "gigabytes"]
 NEEDS = {"weights 16": "16-bit weights", "weights 8": "8-bit weights", "cache": "cache", "activations": "activations"}
@@ -18,7 +19,7 @@ TOTALS = {"total 16": "16-bit total", "total 8": "8-bit total"}
 def memory_section(rows: list[dict]) -> Section:
     """What footprints, and the hardware that they fit, show."""
     tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
-    printed = "\n\n".join(f"{table.form('simple')}\n\n{table.caption}" for table in tables)
+    printed = "\n\n".join(table.printed for table in tables)
     return Section("Memory at inference", printed, tables, [], [], {}, rows)
 
 

@@ -24,8 +24,7 @@ def write(section: Section, folder: str | Path, command: str) -> str:
 
 def write_files(section: Section, folder: Path) -> None:
     """Write rows as Parquet, tables as Markdown, LaTeX and CSV, figures as PNG and SVG."""
-    if section.rows:
-        write_whole(folder / "rows.parquet", pd.DataFrame(section.rows).to_parquet(index=False))
+    write_whole(folder / "rows.parquet", pd.DataFrame(section.rows).to_parquet(index=False))
     for table in section.tables:
         for ending, form in FORMATS.items():
             write_whole(folder / f"{table.name}.{ending}", table.form(form) + "\n")

@@ -1,0 +1,37 @@
+"""`python -m outliers.report`: every table and figure of the paper, measured beside published."""
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from outliers.command import Force, Out, run
+
+
+def report(
+    name: Annotated[
+        str, Argument(help="A set of experiments (pocket, paper), one of them (paper/table4), or an experiment file.")
+    ] = "pocket",
+    redraw: Annotated[bool, Option("--redraw", help="Measure nothing: draw again what finished rows say.")] = False,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Make tables and figures of the LLM.int8() paper, with the published numbers beside the measured ones.
+
+    Measures what is not finished and writes rows, tables and figures, and one page with all of them, `report.html`.
+    What cannot be measured is printed as not run, with the reason.
+
+    Examples:
+
+    `python -m outliers.report`
+
+    `python -m outliers.report paper/table4`
+
+    `python -m outliers.report pocket --redraw`
+    """
+    from outliers.report.artefacts import report as make
+
+    print(make(name, out, force, redraw))
+
+
+if __name__ == "__main__":
+    run(report)

@@ -1,0 +1,160 @@
+"""The tables and figures of the paper: what measures each, what draws it, and which of its numbers were published."""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from outliers.errors import UserError, unknown_name
+from outliers.experiment.files import experiment_files, make_experiment, read_experiment
+from outliers.experiment.rows import RowFile, rows_of
+from outliers.experiment.spec import Emergence, Experiment, Latency, LinearLayers, Memory, Named, ZeroShot
+from outliers.files import write_whole
+from outliers.report import figure1, table1, table3, table4, table5, table6
+from outliers.report.emergence_figures import figure3a, figure3b, figure4a, figure4b
+from outliers.report.emergence_section import panel_section, table4_section
+from outliers.report.page import page
+from outliers.report.paper import PUBLISHED, Key, comparison, elsewhere
+from outliers.report.section import Section
+from outliers.report.write import write_files
+
+
+class Artefact(NamedTuple):
+    """A table or figure of the paper.
+
+    kind: of its experiments. measure: module and function that makes rows of one, imported when it runs. section: what
+    rows show. measured: rows by the keys of the published numbers, where numbers are published.
+    """
+
+    label: str
+    kind: type[Named]
+    measure: str
+    section: Callable[[list[dict]], Section]
+    measured: Callable[[list[dict]], dict[Key, float | str]] | None = None
+
+
+EMERGENCE = "outliers.experiment.emergence:emergence"
+ARTEFACTS = {
+    "table1": Artefact("Table 1", Experiment, "outliers.experiment.sweep:sweep", table1.sweep_section, table1.measured),
+    "figure1": Artefact(
+        "Figure 1",
+        ZeroShot,
+        "outliers.experiment.zeroshot:measure_zeroshot",
+        figure1.zeroshot_section,
+        figure1.measured,
+    ),
+    "table3": Artefact(
+        "Table 3", Memory, "outliers.experiment.memory:measure_memory", table3.memory_section, table3.measured
+    ),
+    "table4": Artefact("Table 4", Emergence, EMERGENCE, table4_section, table4.measured),
+    "figure3a": Artefact("Figure 3a", Emergence, EMERGENCE, partial(panel_section, figure3a)),
+    "figure3b": Artefact("Figure 3b", Emergence, EMERGENCE, partial(panel_section, figure3b)),
+    "figure4a": Artefact("Figure 4a", Emergence, EMERGENCE, partial(panel_section, figure4a)),
+    "figure4b": Artefact("Figure 4b", Emergence, EMERGENCE, partial(panel_section, figure4b)),
+    "table5": Artefact(
+        "Table 5",
+        LinearLayers,
+        "outliers.experiment.linear_layers:measure_linear_layers",
+        table5.speed_section,
+        table5.measured,
+    ),
+    "table6": Artefact(
+        "Table 6", Latency, "outliers.experiment.latency:measure_latency", table6.latency_section, table6.measured
+    ),
+}
+
+
+def experiments(name: str) -> list[Named]:
+    """The experiments of a name: a set of those that come along ("pocket", "paper"), one of them, or a file; validated.
+
+    Raises:
+        UserError: nothing has this name, or a file of it is wrong; it says where.
+    """
+    sets = {known.rpartition("/")[0] for known in experiment_files()}
+    names = [known for known in experiment_files() if known.startswith(f"{name}/")] if name in sets else [name]
+    if name not in sets and name not in experiment_files() and Path(name).suffix not in (".yaml", ".yml"):
+        raise unknown_name("experiment", name, [*sorted(sets), *experiment_files()], "or the path of a .yaml file")
+    found = [_validated(one) for one in names]
+    return sorted(found, key=lambda spec: list(ARTEFACTS).index(spec.shows))
+
+
+def _validated(name: str) -> Named:
+    fields = read_experiment(name)
+    shows = fields.values.get("shows")
+    if shows not in ARTEFACTS:
+        error = unknown_name("table or figure", str(shows), ARTEFACTS, "in field 'shows'")
+        raise UserError(f"{fields.places.get(('shows',), fields.places[()])}, {error}")
+    return make_experiment(fields, ARTEFACTS[shows].kind)
+
+
+def report(name: str, out: Path | None, force: bool, redraw: bool) -> str:
+    """Measure what is not finished, draw everything, and write one page; return what to print.
+
+    What cannot be measured, such as a model that cannot be reached, is printed as not run with the reason, and the
+    rest goes on.
+
+    Args:
+        name: as `experiments`.
+        out: folder of the page; each measurement has a folder in it. By default `results/<name>`.
+        force: measure again what is finished.
+        redraw: measure nothing, load no model: draw what finished rows say.
+
+    Raises:
+        UserError: as `experiments`; or nothing at all could be measured.
+    """
+    specs = experiments(name)
+    folder = out or Path("results") / Path(name).with_suffix("")
+    places = [folder / spec.folder.name if len(specs) > 1 else folder for spec in specs]
+    known: dict[str, tuple[list[dict], str]] = {}  # Table 4 and Figures 3 and 4 are one measurement
+    sections = []
+    for spec, place in zip(specs, places, strict=True):
+        measurement = spec.model_copy(update={"shows": None}).model_dump_json()
+        if measurement not in known:
+            known[measurement] = _rows(spec, place, force, redraw)
+        sections.append(_section(spec, *known[measurement]))
+    reasons = [reason for _, reason in known.values() if reason]
+    if len(reasons) == len(known):
+        raise UserError(reasons[0])
+    for section, place in zip(sections, places, strict=True):
+        if section.rows:
+            write_files(section, place)
+    write_whole(folder / "report.html", page(_title(name, specs), sections, f"python -m outliers.report {name}"))
+    printed = [f"{section.title}\n{'=' * len(section.title)}\n\n{section.printed}" for section in sections]
+    return "\n" + "\n\n\n".join(printed) + f"\n\n\nRows, tables, figures and page: {folder}/report.html"
+
+
+def _rows(spec: Named, folder: Path, force: bool, redraw: bool) -> tuple[list[dict], str]:
+    """The rows of an experiment, or why there are none."""
+    if redraw:
+        with RowFile(folder) as row_file:
+            rows = rows_of(spec, row_file.rows)
+        return rows, "" if rows else f"'{folder}' has no finished rows of it"
+    module, _, function = ARTEFACTS[spec.shows].measure.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)(spec, folder, force), ""
+    except UserError as error:
+        return [], str(error)
+
+
+def _section(spec: Named, rows: list[dict], reason: str) -> Section:
+    """What one table or figure shows, with the published numbers beside it."""
+    artefact = ARTEFACTS[spec.shows]
+    if reason:
+        section = Section("", f"not run: {reason}", [], [], [f"Not run: {reason}."], {}, [])
+    else:
+        section = artefact.section(rows)
+    tables = list(section.tables)
+    if spec.shows in PUBLISHED:
+        tables.append(comparison(spec.shows, artefact.measured(rows) if rows else {}))
+    if spec.shows == "table4" and (others := elsewhere([row["model"] for row in rows])):
+        tables.append(others)
+    title = f"{artefact.label}: {section.title[0].lower()}{section.title[1:]}" if section.title else artefact.label
+    beside = [table.form("simple") for table in tables[len(section.tables) :] if not table.folded]
+    return section._replace(title=title, tables=tables, printed="\n\n".join([section.printed, *beside]))
+
+
+def _title(name: str, specs: list[Named]) -> str:
+    if len(specs) == 1:
+        return f"{ARTEFACTS[specs[0].shows].label} of LLM.int8(): {name}"
+    return f"The tables and figures of LLM.int8(): {name}"

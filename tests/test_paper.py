@@ -1,0 +1,263 @@
+"""The paper's tables and figures: published numbers, experiments, and the report that puts them on one page."""
+
+import csv
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outliers.errors import UserError
+from outliers.experiment.files import experiment_files
+from outliers.experiment.rows import rows_of
+from outliers.experiment.spec import Experiment, ZeroShot
+from outliers.report import artefacts
+from outliers.report.artefacts import ARTEFACTS, experiments, report
+from outliers.report.paper import ELSEWHERE, PUBLISHED, comparison, elsewhere, published_models
+from tests.conftest import SHARED
+
+KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"
+PAPER = SHARED / "paper"
+needs_paper = pytest.mark.skipif(not PAPER.exists(), reason="needs the paper's tables beside the clone")
+
+
+def read(name: str) -> list[dict]:
+    """A published table."""
+    with (PAPER / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+@needs_paper
+def test_table1_is_as_published():
+    from outliers.quantization.schemes import SCHEMES
+
+    names = {scheme.label: name for name, scheme in SCHEMES.items()}
+    published = {
+        (f"fairseq-dense-{size.lower()}", names[row["method"]]): float(row[size])
+        for row in read("table1_perplexity.csv")
+        for size in ("125M", "1.3B", "2.7B", "6.7B", "13B")
+    }
+    assert PUBLISHED["table1"].values == published
+
+
+@needs_paper
+def test_table3_is_as_published():
+    published = {
+        (f"{row['hardware']} {row['gpu_memory_gb']} GB", bits): row[f"largest_{bits}bit"]
+        for row in read("table3_largest_model.csv")
+        for bits in ("8", "16")
+    }
+    assert PUBLISHED["table3"].values == published
+
+
+@needs_paper
+def test_table4_is_as_published():
+    units = {"M": 1e6, "B": 1e9}
+    found = published_models()
+    for row in read("table4_outlier_features.csv"):
+        (model,) = found.index[
+            (found["perplexity"] == float(row["ppl"])) & (found["count"] == float(row["count"]))
+        ].tolist()
+        ours = found.loc[model]
+        assert model.startswith({"GPT2": "gpt2", "FSEQ": "fairseq", "GPT-J": "gpt-j"}[row["model"]])
+        assert ours["parameters"] == pytest.approx(float(row["params"][:-1]) * units[row["params"][-1]])
+        for name, column in (("layers", "layers_pct"), ("positions", "sdims_pct")):
+            assert 100 * ours[name] == pytest.approx(float(row[column]))
+        for name in ("one_sided", "q1", "median", "q3"):
+            assert ours[name] == float(row[name])
+        for name, column in (
+            ("top1_softmax", "top1_with_outlier_pct"),
+            ("top1_softmax_without", "top1_no_outlier_pct"),
+        ):
+            assert 100 * ours[name] == pytest.approx(float(row[column]))
+    assert len(found) == 10
+
+
+@needs_paper
+def test_table5_is_as_published():
+    columns = {
+        "int8 alone": "int8_without_overhead",
+        "absmax, plain torch": "absmax_pytorch_nvidia",
+        "vector-wise, plain torch": "vectorwise_pytorch_nvidia",
+        "vector-wise": "vectorwise",
+        "LLM.int8()": "llm_int8",
+    }
+    rows = read("table5_matmul_speed.csv")
+    published = {(way, row["model_dim"]): float(row[name]) for way, name in columns.items() for row in rows}
+    assert PUBLISHED["table5"].values == published
+
+
+@needs_paper
+def test_table6_is_as_published():
+    ours = PUBLISHED["table6"].values
+    rows = read("table6_latency_ms_per_token.csv")
+    assert len(ours) == 3 * len(rows)
+    for number, row in enumerate(rows):
+        values = list(ours.values())[3 * number : 3 * number + 3]
+        published = [row[f"batch_{batch}"] for batch in (1, 8, 32)]
+        assert [str(value).replace("out of memory", "oom") for value in values] == [
+            text if text == "oom" else str(type(value)(text)) for text, value in zip(published, values, strict=True)
+        ]
+        model, scheme, hardware, _ = list(ours)[3 * number]
+        assert row["model"].lower().startswith(model)
+        assert ("int8" in row["precision"].lower()) == (scheme == "llm.int8")
+        assert hardware.replace(" ", "").lower().startswith(row["hardware"].split()[0].lower())
+        assert ("blog" in hardware) == (row["source"] == "blog")
+
+
+@needs_paper
+def test_zero_shot_accuracies_are_as_published():
+    models = {"OPT-175B": "opt-175b", "BLOOM-176B": "bloom"}
+    published = {}
+    for row in read("blog_zeroshot.csv"):
+        task = {"lambada": "lambada_openai"}.get(row["task"], row["task"])
+        metric = {"ppl": "perplexity"}.get(row["metric"], row["metric"])
+        for scheme, column in (("llm.int8", "int8"), ("fp32", "native")):
+            published[models[row["model"]], task, metric, scheme] = float(row[column])
+    assert PUBLISHED["figure1"].values == published
+
+
+@needs_paper
+def test_values_published_elsewhere_are_in_the_collection():
+    text = (PAPER / "known_values.md").read_text().replace(" ", "")
+    for value in ELSEWHERE:
+        for part in value.value.split(";"):
+            assert part.replace(" ", "").split("(")[0] in text, value
+
+
+def test_measured_beside_published():
+    table = comparison("table1", {("fairseq-dense-125m", "fp32"): 25.75, ("gpt2-1m", "fp32"): 163.6})
+    assert table.headers == ["model", "scheme", "measured", "published", "difference"]
+    assert table.cells[0] == ["fairseq-dense-125m", "fp32", "25.75", "25.65", "+0.10"]
+    assert table.cells[1] == ["fairseq-dense-125m", "absmax", "not run", "87.76", "-"]
+    assert len(table.cells) == 45, "another model has nothing to stand beside"
+    assert not table.folded
+    assert table.data["measured"].notna().sum() == 1
+    assert comparison("table1", {}).folded
+    texts = comparison("table3", {("8x A100 80 GB", "8"): "OPT-175B / BLOOM", ("8x A100 80 GB", "16"): "OPT-66B"})
+    assert [row[-1] for row in texts.cells[:2]] == ["same", "other"]
+    own = comparison("table5", {("LLM.int8()", "512"): 0.5})
+    assert own.cells[-1] == ["LLM.int8()", "512", "0.50", "-", "-"]
+    out_of_memory = comparison("table6", {}).cells
+    assert "out of memory" in {row[-2] for row in out_of_memory}
+
+
+def test_published_elsewhere():
+    assert elsewhere(["pocket/gpt2-1m"]) is None
+    assert {row[0] for row in elsewhere(["openai-community/gpt2", "facebook/opt-13b"]).cells} == {"gpt2", "opt-13b"}
+
+
+def test_every_table_and_figure_has_an_experiment_of_each_set():
+    for name in ("paper", "pocket"):
+        assert [spec.shows for spec in experiments(name)] == list(ARTEFACTS)
+        assert {known for known in experiment_files() if known.startswith(f"{name}/")} == {
+            f"{name}/{shown}" for shown in ARTEFACTS
+        }
+
+
+def test_the_papers_models_are_named_by_hub_id():
+    models = {spec.shows: getattr(spec, "models", []) for spec in experiments("paper")}
+    assert [model.lower().rpartition("/")[2] for model in models["table1"]] == list(
+        dict.fromkeys(key[0] for key in PUBLISHED["table1"].values)
+    )
+    assert {model.lower().rpartition("/")[2] for model in models["table4"]} == set(published_models().index)
+    assert all(model.count("/") == 1 for of_one in models.values() for model in of_one)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("models: [a]\n", "mine.yaml, line 1, unknown table or figure 'None'"),
+        ("models: [a]\nshows: tabel1\n", "mine.yaml, line 2, unknown table or figure 'tabel1'; did you mean table1"),
+        ("shows: table6\nmodels: [a]\nbatches: 1, x\n", "mine.yaml, line 3, field 'batches.1'"),
+        (
+            "shows: table3\nmodels: [a]\nhardware:\n  - {hardware: A, gpus: 0, gigabytes: 1}\n",
+            "line 4, field 'hardware.0.gpus'",
+        ),
+        ("shows: figure1\nmodels: [a]\nblock: 3\n", "line 3, unknown field 'block'"),
+    ],
+)
+def test_mistakes_in_files(tmp_path, content, message):
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(UserError, match=message):
+        experiments(str(tmp_path / "mine.yaml"))
+
+
+def test_unknown_names():
+    with pytest.raises(UserError, match="unknown experiment 'papre'; did you mean paper"):
+        experiments("papre")
+
+
+SMALL = "shows: table1\nmodels: [pocket/gpt2-0.1m]\nschemes: [fp32, absmax]\nblock: 32\nblocks: 2\n"
+
+
+@pytest.fixture
+def small_set(tmp_path, monkeypatch):
+    """A set of three experiments, one of which cannot run."""
+    files = {
+        "small/table1": SMALL,
+        "small/table4": SMALL.replace("table1", "table4").replace("schemes: [fp32, absmax]\n", ""),
+        "small/figure4b": "extends: table4.yaml\nshows: figure4b\n",
+        "small/figure1": "shows: figure1\nmodels: [pocket/gpt2-0.1m]\ntasks: [piqa-local]\ndata: nowhere\n",
+    }
+    for name, content in files.items():
+        path = tmp_path / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    known = {name: tmp_path / f"{name}.yaml" for name in files}
+    monkeypatch.setattr("outliers.experiment.files.experiment_files", lambda: known)
+    monkeypatch.setattr(artefacts, "experiment_files", lambda: known)
+    return tmp_path / "results"
+
+
+def test_a_set_goes_on_past_what_cannot_run(small_set):
+    said = report("small", small_set, False, False)
+    assert "not run: " in said
+    assert "nowhere" in said
+    page = (small_set / "report.html").read_text()
+    for title in ("Table 1: perplexity", "Figure 1", "Table 4: emergence", "Figure 4b: number", "Not run: "):
+        assert title in page
+    assert "python -m outliers.report small" in page
+    assert (small_set / "table1" / "table1.md").exists()
+    assert (small_set / "table4" / "figure4b.svg").exists()
+    assert not (small_set / "figure1").exists()
+    again = report("small", small_set, False, True)
+    assert "has no finished rows" in again
+    assert again.partition("Table 4")[2] == said.partition("Table 4")[2], "drawn again, it is the same"
+
+
+def test_nothing_that_can_run_is_a_mistake(small_set):
+    with pytest.raises(UserError, match="has no finished rows"):
+        report("small", small_set, False, True)
+    assert not small_set.exists() or not list(small_set.rglob("*.*"))
+
+
+def test_rows_of_an_experiment():
+    spec = Experiment(models=["b", "a"], schemes=["fp32", "absmax"], block=8)
+    row = {"model": "a", "scheme": "fp32", "block": 8, "metric": "perplexity", "version": "1", "value": 1}
+    other = [{**row, "block": 16}, {**row, "scheme": "llm.int8"}, {**row, "model": "c"}, {**row, "text": "c4"}]
+    newer = {**row, "version": "2", "value": 2}
+    first = {**row, "model": "b"}
+    assert rows_of(spec, [row, *other, newer, first]) == [first, newer]
+    whole = ZeroShot(models=["a"])
+    part = {"model": "a", "scheme": "fp32", "task": "piqa", "limit": 5}
+    assert rows_of(whole, [part, {**part, "limit": None}]) == [{**part, "limit": None}]
+
+
+def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
+    folder = shutil.copytree(KEPT, tmp_path / "pocket")
+    kept = {path: path.read_text() for path in folder.rglob("*") if path.suffix in (".md", ".csv", ".tex")}
+    assert len(kept) > 30
+    for path in (*kept, folder / "report.html"):
+        path.unlink()
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from outliers.report.artefacts import report\n"
+        f"report('pocket', Path({str(folder)!r}), force=False, redraw=True)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert {path: path.read_text() for path in kept} == kept
+    assert (folder / "report.html").exists()
