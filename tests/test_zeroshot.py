@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import math
-import runpy
 import statistics
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from outliers.quantization.convert import quantize
 from outliers.report.figure1 import accuracy_table, measured, published_table, zeroshot_section
 from outliers.report.zeroshot_figures import accuracy_by_size, mean_accuracy, mean_chance
 from tests.conftest import SHARED, needs_shared
+from tests.test_commands import call
 
 MISSING = [name for name in ("lm_eval", "accelerate") if importlib.util.find_spec(name) is None]
 needs_harness = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)} of outliers[zeroshot]")
@@ -356,11 +356,8 @@ def test_documents_hash(data, tmp_path):
 )
 def test_command(monkeypatch, capsys, tmp_path, data, arguments, code, message):
     options = ["--model", "pocket/gpt2-0.1m", "--task", "piqa-local", "--data", str(data), "--limit", "3"]
-    monkeypatch.setattr(sys, "argv", ["zeroshot", *options, "--out", str(tmp_path), *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_module("outliers.zeroshot", run_name="__main__")
-    out, err = capsys.readouterr()
-    assert (stopped.value.code or 0) == code
+    stopped, out, err = call(monkeypatch, capsys, *options, "--out", tmp_path, *arguments, command="zeroshot")
+    assert stopped == code
     assert err.startswith(message)
     assert err.count("\n") == bool(message)
     assert ("llm.int8" in out) == (not message)
