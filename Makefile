@@ -30,7 +30,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(INSTALL) . && touch $@
 
 $(VENV)/installed-paper: pyproject.toml constraints.txt
-	@$(INSTALL) '.[zeroshot]' && touch $@
+	@$(INSTALL) '.[zeroshot,peers]' && touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt
 	@$(INSTALL) '.[dev]' && touch $@
