@@ -20,7 +20,7 @@ def environment(device: torch.device) -> dict:
         "version": outliers.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "transformers", "triton") if _version(name)},
+        **{name: _version(name) for name in ("torch", "transformers", "triton", "bitsandbytes") if _version(name)},
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),

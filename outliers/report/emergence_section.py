@@ -19,7 +19,12 @@ CAPTIONS = {
     "figure4a": "Median magnitude of the most common outlier feature, by perplexity.",
     "figure4b": "Number of outlier features, by perplexity.",
 }
-
+TITLES = {
+    "figure3a": "Emergence by model size",
+    "figure3b": "Emergence by perplexity",
+    "figure4a": "Magnitude of outlier features",
+    "figure4b": "Number of outlier features",
+}
 GREY_POINTS = "Grey: the models of the paper, as published (Table 4)."
 
 
@@ -49,8 +54,7 @@ def panel_section(draw: Callable[[pd.DataFrame, pd.DataFrame], Figure], rows: li
     """One panel of Figures 3 and 4, beside the paper's own models."""
     name = draw.__name__
     drawing = Drawing(name, f"{CAPTIONS[name]} {GREY_POINTS}", draw(distinct_models(rows), published_models()))
-    title = CAPTIONS[name].rstrip(".")
-    return Section(title, f"{name}.png, {name}.svg", [], [drawing], [], {}, rows)
+    return Section(TITLES[name], f"{name}.png, {name}.svg", [], [drawing], [], {}, rows)
 
 
 def distinct_models(rows: list[dict]) -> pd.DataFrame:

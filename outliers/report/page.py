@@ -34,6 +34,7 @@ PROVENANCE = {  # label: field
     "torch": "torch",
     "transformers": "transformers",
     "triton": "triton",
+    "bitsandbytes": "bitsandbytes",
     "lm-eval": "lm_eval",
     "device": "device_name",
     "threads": "threads",
