@@ -303,7 +303,9 @@ def test_int8_mistakes(tmp_path, blocks):
 
 def test_perplexity_does_not_depend_on_the_path(monkeypatch):
     tokenizer = load_tokenizer("pocket/gpt2-1.7m")
-    blocks = load_text("sample", tokenizer, 256, 2)
+    # Sums of codes are exact on every path, but one float rounding may flip a code in the next layer: over 2 blocks
+    # that alone scatters perplexity by 1e-3, over 16 by 3e-4.
+    blocks = load_text("sample", tokenizer, 256, 16)
     model = load_model("pocket/gpt2-1.7m")
     for keep in ("exact", "int8"):
         for name in ("absmax-vector", "llm.int8", "llm.int8-bnb"):
