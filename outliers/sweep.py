@@ -39,11 +39,10 @@ def sweep(
     """
     fields = given(locals())
 
-    from outliers.experiment.files import make_experiment, read_experiment
+    from outliers.experiment.files import specify
     from outliers.experiment.spec import Experiment
 
-    of_file = None if models and experiment is None else read_experiment(experiment or "pocket/table1")
-    specified = make_experiment(of_file.replaced(fields) if of_file else fields, Experiment)
+    specified = specify(experiment, fields, "pocket/table1", Experiment)
 
     from outliers.experiment.sweep import sweep as measure
     from outliers.report.table1 import sweep_section

@@ -50,11 +50,10 @@ def zeroshot(
     """
     fields = given(locals())
 
-    from outliers.experiment.files import make_experiment, read_experiment
+    from outliers.experiment.files import specify
     from outliers.experiment.spec import ZeroShot
 
-    of_file = None if models and experiment is None else read_experiment(experiment or "pocket/figure1")
-    specified = make_experiment(of_file.replaced(fields) if of_file else fields, ZeroShot)
+    specified = specify(experiment, fields, "pocket/figure1", ZeroShot)
 
     from outliers.experiment.zeroshot import measure_zeroshot
     from outliers.report.figure1 import zeroshot_section

@@ -156,6 +156,10 @@ def test_every_table_and_figure_has_an_experiment_of_each_set():
         }
 
 
+def test_a_device_replaces_that_of_the_files():
+    assert {spec.device for spec in experiments("paper", "cpu") if hasattr(spec, "device")} == {"cpu"}
+
+
 def test_the_papers_models_are_named_by_hub_id():
     models = {spec.shows: getattr(spec, "models", []) for spec in experiments("paper")}
     assert [model.lower().rpartition("/")[2] for model in models["table1"]] == list(
@@ -212,9 +216,8 @@ def small_set(tmp_path, monkeypatch):
 
 
 def test_a_set_goes_on_past_what_cannot_run(small_set):
-    said = report("small", small_set, False, False)
-    assert "not run: " in said
-    assert "nowhere" in said
+    said = report("small", small_set)
+    assert "Not run: file 'nowhere/piqa_valid.jsonl' does not exist" in said
     page = (small_set / "report.html").read_text()
     for title in ("Table 1: perplexity", "Figure 1", "Table 4: emergence", "Figure 4b: number", "Not run: "):
         assert title in page
@@ -222,14 +225,34 @@ def test_a_set_goes_on_past_what_cannot_run(small_set):
     assert (small_set / "table1" / "table1.md").exists()
     assert (small_set / "table4" / "figure4b.svg").exists()
     assert not (small_set / "figure1").exists()
-    again = report("small", small_set, False, True)
+    again = report("small", small_set, redraw=True)
     assert "has no finished rows" in again
     assert again.partition("Table 4")[2] == said.partition("Table 4")[2], "drawn again, it is the same"
 
 
+def test_models_that_cannot_be_reached_are_named_and_the_others_measured(tmp_path):
+    models = "models: [pocket/gpt2-0.1m, pocket/nothing, pocket/gpt2-0.5m]"
+    (tmp_path / "mine.yaml").write_text(SMALL.replace("models: [pocket/gpt2-0.1m]", models))
+    said = report(str(tmp_path / "mine.yaml"), tmp_path / "out")
+    assert "Not run: pocket/nothing: unknown model 'pocket/nothing'" in said
+    assert "Not run: pocket/nothing" in (tmp_path / "out" / "report.html").read_text()
+    lines = (tmp_path / "out" / "table1.md").read_text().splitlines()
+    assert [cell.strip() for cell in lines[0].split("|")] == ["", "Perplexity", "gpt2-0.1m", "gpt2-0.5m", ""]
+
+
+def test_too_little_memory_on_a_gpu_is_said(small_set, monkeypatch):
+    import torch
+
+    def out_of_memory(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("outliers.experiment.sweep.sweep", out_of_memory)
+    assert "Not run: device 'cpu' has too little memory for it" in report("small", small_set)
+
+
 def test_nothing_that_can_run_is_a_mistake(small_set):
     with pytest.raises(UserError, match="has no finished rows"):
-        report("small", small_set, False, True)
+        report("small", small_set, redraw=True)
     assert not small_set.exists() or not list(small_set.rglob("*.*"))
 
 

@@ -25,6 +25,19 @@ class Fields(NamedTuple):
         return Fields(self.values | fields, places)
 
 
+def specify(name: str | None, fields: dict, default: str, kind: type[Kind]) -> Kind:
+    """What a command runs: an experiment of this name, or the default one, with other values of some fields.
+
+    With models and no name, the other fields have the defaults of their kind.
+
+    Raises:
+        UserError: as `read_experiment` and `make_experiment`.
+    """
+    if name is None and "models" in fields:
+        return make_experiment(fields, kind)
+    return make_experiment(read_experiment(name or default).replaced(fields), kind)
+
+
 def experiment_files() -> dict[str, Path]:
     """Name to file of the experiments that come with the project: inside the package when it was installed from a
     wheel, beside it in a clone."""

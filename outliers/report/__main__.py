@@ -12,6 +12,7 @@ def report(
         str, Argument(help="A set of experiments (pocket, paper), one of them (paper/table4), or an experiment file.")
     ] = "pocket",
     redraw: Annotated[bool, Option("--redraw", help="Measure nothing: draw again what finished rows say.")] = False,
+    device: Annotated[str | None, Option(help="cpu, cuda or cuda:N; by default as the experiments say.")] = None,
     out: Out = None,
     force: Force = False,
 ) -> None:
@@ -24,13 +25,13 @@ def report(
 
     `python -m outliers.report`
 
-    `python -m outliers.report paper/table4`
+    `python -m outliers.report paper/table4 --device cpu`
 
     `python -m outliers.report pocket --redraw`
     """
     from outliers.report.artefacts import report as make
 
-    print(make(name, out, force, redraw))
+    print(make(name, out, force, redraw, device))
 
 
 if __name__ == "__main__":

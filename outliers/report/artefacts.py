@@ -1,6 +1,7 @@
 """The tables and figures of the paper: what measures each, what draws it, and which of its numbers were published."""
 
 import importlib
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -65,8 +66,10 @@ ARTEFACTS = {
 }
 
 
-def experiments(name: str) -> list[Named]:
+def experiments(name: str, device: str | None = None) -> list[Named]:
     """The experiments of a name: a set of those that come along ("pocket", "paper"), one of them, or a file; validated.
+
+    device: where they run, if not where their files say.
 
     Raises:
         UserError: nothing has this name, or a file of it is wrong; it says where.
@@ -75,83 +78,107 @@ def experiments(name: str) -> list[Named]:
     names = [known for known in experiment_files() if known.startswith(f"{name}/")] if name in sets else [name]
     if name not in sets and name not in experiment_files() and Path(name).suffix not in (".yaml", ".yml"):
         raise unknown_name("experiment", name, [*sorted(sets), *experiment_files()], "or the path of a .yaml file")
-    found = [_validated(one) for one in names]
+    found = [_validated(one, device) for one in names]
     return sorted(found, key=lambda spec: list(ARTEFACTS).index(spec.shows))
 
 
-def _validated(name: str) -> Named:
+def _validated(name: str, device: str | None) -> Named:
     fields = read_experiment(name)
     shows = fields.values.get("shows")
     if shows not in ARTEFACTS:
         error = unknown_name("table or figure", str(shows), ARTEFACTS, "in field 'shows'")
         raise UserError(f"{fields.places.get(('shows',), fields.places[()])}, {error}")
-    return make_experiment(fields, ARTEFACTS[shows].kind)
+    kind = ARTEFACTS[shows].kind
+    if device and "device" in kind.model_fields:
+        fields = fields.replaced({"device": device})
+    return make_experiment(fields, kind)
 
 
-def report(name: str, out: Path | None, force: bool, redraw: bool) -> str:
+def report(
+    name: str, out: Path | None = None, force: bool = False, redraw: bool = False, device: str | None = None
+) -> str:
     """Measure what is not finished, draw everything, and write one page; return what to print.
 
     What cannot be measured, such as a model that cannot be reached, is printed as not run with the reason, and the
     rest goes on.
 
     Args:
-        name: as `experiments`.
-        out: folder of the page; each measurement has a folder in it. By default `results/<name>`.
+        name, device: as `experiments`.
+        out: folder of the page, in which each measurement of a set has a folder. By default `results/<name>`.
         force: measure again what is finished.
         redraw: measure nothing, load no model: draw what finished rows say.
 
     Raises:
         UserError: as `experiments`; or nothing at all could be measured.
     """
-    specs = experiments(name)
-    folder = out or Path("results") / Path(name).with_suffix("")
-    places = [folder / spec.folder.name if len(specs) > 1 else folder for spec in specs]
-    known: dict[str, tuple[list[dict], str]] = {}  # Table 4 and Figures 3 and 4 are one measurement
+    specs = experiments(name, device)
+    alone = len(specs) == 1
+    folder = out or (specs[0].folder if alone else Path("results") / name)
+    places = [folder if alone else folder / spec.folder.name for spec in specs]
+    known: dict[str, tuple[list[dict], list[str]]] = {}  # Table 4 and Figures 3 and 4 are one measurement
     sections = []
     for spec, place in zip(specs, places, strict=True):
         measurement = spec.model_copy(update={"shows": None}).model_dump_json()
         if measurement not in known:
             known[measurement] = _rows(spec, place, force, redraw)
         sections.append(_section(spec, *known[measurement]))
-    reasons = [reason for _, reason in known.values() if reason]
-    if len(reasons) == len(known):
-        raise UserError(reasons[0])
+    if not any(rows for rows, _ in known.values()):
+        raise UserError(next(reasons[0] for _, reasons in known.values()))
+    command = ["python", "-m", "outliers.report", name, *(["--device", device] if device else [])]
     for section, place in zip(sections, places, strict=True):
         if section.rows:
             write_files(section, place)
-    write_whole(folder / "report.html", page(_title(name, specs), sections, f"python -m outliers.report {name}"))
+    write_whole(folder / "report.html", page(_title(name, specs), sections, shlex.join(command)))
     printed = [f"{section.title}\n{'=' * len(section.title)}\n\n{section.printed}" for section in sections]
     return "\n" + "\n\n\n".join(printed) + f"\n\n\nRows, tables, figures and page: {folder}/report.html"
 
 
-def _rows(spec: Named, folder: Path, force: bool, redraw: bool) -> tuple[list[dict], str]:
-    """The rows of an experiment, or why there are none."""
+def _rows(spec: Named, folder: Path, force: bool, redraw: bool) -> tuple[list[dict], list[str]]:
+    """The rows of an experiment, and why there are no others.
+
+    Where something is wrong with an experiment of several models, each model has a try of its own.
+    """
     if redraw:
         with RowFile(folder) as row_file:
             rows = rows_of(spec, row_file.rows)
-        return rows, "" if rows else f"'{folder}' has no finished rows of it"
+        return rows, [] if rows else [f"'{folder}' has no finished rows of it"]
+    rows, reason = _measured(spec, folder, force)
+    models = getattr(spec, "models", [])
+    if reason is None or len(models) < 2:
+        return rows, [reason] if reason else []
+    found = {model: _measured(spec.model_copy(update={"models": [model]}), folder, force) for model in models}
+    rows = [row for of_model, _ in found.values() for row in of_model]
+    return rows, [f"{model}: {why}" for model, (_, why) in found.items() if why] if rows else [reason]
+
+
+def _measured(spec: Named, folder: Path, force: bool) -> tuple[list[dict], str | None]:
+    """The rows of an experiment, or why it cannot run."""
+    import torch  # late: redrawing needs none of it
+
     module, _, function = ARTEFACTS[spec.shows].measure.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)(spec, folder, force), ""
+        return getattr(importlib.import_module(module), function)(spec, folder, force), None
     except UserError as error:
         return [], str(error)
+    except torch.OutOfMemoryError:
+        return [], f"device '{spec.device}' has too little memory for it"
 
 
-def _section(spec: Named, rows: list[dict], reason: str) -> Section:
+def _section(spec: Named, rows: list[dict], reasons: list[str]) -> Section:
     """What one table or figure shows, with the published numbers beside it."""
     artefact = ARTEFACTS[spec.shows]
-    if reason:
-        section = Section("", f"not run: {reason}", [], [], [f"Not run: {reason}."], {}, [])
-    else:
-        section = artefact.section(rows)
-    tables = list(section.tables)
-    if spec.shows in PUBLISHED:
-        tables.append(comparison(spec.shows, artefact.measured(rows) if rows else {}))
+    section = artefact.section(rows) if rows else Section("", "", [], [], [], {}, [])
+    beside = [comparison(spec.shows, artefact.measured(rows) if rows else {})] if spec.shows in PUBLISHED else []
     if spec.shows == "table4" and (others := elsewhere([row["model"] for row in rows])):
-        tables.append(others)
-    title = f"{artefact.label}: {section.title[0].lower()}{section.title[1:]}" if section.title else artefact.label
-    beside = [table.form("simple") for table in tables[len(section.tables) :] if not table.folded]
-    return section._replace(title=title, tables=tables, printed="\n\n".join([section.printed, *beside]))
+        beside.append(others)
+    not_run = [f"Not run: {reason}" for reason in reasons]
+    printed = [section.printed, *not_run, *(table.form("simple") for table in beside if not table.folded)]
+    return section._replace(
+        title=f"{artefact.label}: {section.title[0].lower()}{section.title[1:]}" if rows else artefact.label,
+        tables=[*section.tables, *beside],
+        notes=[*section.notes, *not_run],
+        printed="\n\n".join(filter(None, printed)),
+    )
 
 
 def _title(name: str, specs: list[Named]) -> str:
