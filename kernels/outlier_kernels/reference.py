@@ -68,6 +68,8 @@ def int8_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"{a.shape[1]} features could overflow an int32 sum; at most {LARGEST_K}")
     if a.is_cuda:
         return _padded_int_mm(a, b)
+    if a.shape[1] == 1:  # torch._int_mm leaves the result of one feature uninitialized on CPUs (torch 2.13)
+        return a.int() * b.int().t()
     if torch.cpu._is_vnni_supported():
         return torch._int_mm(a, b.t())
     # Without VNNI the int8 instructions saturate 16-bit pair sums. Sums up to 2^31 are exact in float64.
