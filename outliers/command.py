@@ -1,5 +1,6 @@
-"""What every command has in common: options, one line for a user's mistake, and exit code 2."""
+"""What every command has in common: options, one line for a user's mistake or Ctrl-C, and exit codes."""
 
+import functools
 import shlex
 import sys
 from pathlib import Path
@@ -26,14 +27,30 @@ Force = Annotated[bool, Option("--force", help="Measure again what is finished."
 
 
 def run(command) -> None:
-    """Run a command function with the process's arguments."""
+    """Run a command function with the process's arguments; exit with 2 after a mistake, with 130 after Ctrl-C."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    app.command()(command)
+    app.command()(_stoppable(command))
     try:
         app()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _stoppable(command):
+    """The same command, in which Ctrl-C gives one line: what is finished, and how to go on."""
+
+    @functools.wraps(command)
+    def stoppable(*arguments, **options):
+        try:
+            return command(*arguments, **options)
+        except KeyboardInterrupt as stop:
+            finished = f": {stop}" if str(stop) else ""
+            again = "the same command without --force" if options.get("force") else "the same command again"
+            print(f"interrupted{finished}; run {again} to go on", file=sys.stderr)
+            sys.exit(130)
+
+    return stoppable
 
 
 def typed(command: str) -> str:

@@ -69,7 +69,9 @@ def test_16_bit_input_is_quantized_in_float32(dtype):
         assert torch.equal(got.scale, want.scale)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (24, 1, 32), (3, 7, 5), (17, 64, 8), (40, 5140, 9), (2, reference.LARGEST_K, 2)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (24, 1, 32), (3, 7, 5), (17, 64, 8), (40, 5140, 9), (2, reference.LARGEST_K, 2)]
+)
 @pytest.mark.parametrize("path", ["native", "float64", "padded"])
 def test_int8_matmul_is_exact(monkeypatch, path, shape):
     m, k, n = shape

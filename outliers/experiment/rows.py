@@ -2,12 +2,13 @@
 
 import contextlib
 import json
-import tempfile
 from pathlib import Path
 
 from outliers.errors import UserError
+from outliers.experiment.interrupt import Interrupted, asked_to_stop, finishing, stop_if_asked
 from outliers.experiment.spec import Named
-from outliers.files import write_whole, writing
+from outliers.files import locked, part_of, write_whole
+from outliers.models.watch import check_unchanged
 
 # A finished row is used again if it agrees with the cell in these; the rest of its provenance is what came of it.
 IDENTITY = (
@@ -60,47 +61,77 @@ def identity(row: dict) -> tuple:
 
 
 class RowFile:
-    """The rows of one experiment, `rows.jsonl` in its folder; one writer at a time.
+    """The rows of one experiment, `rows.jsonl` in its folder: `with RowFile(folder) as row_file`.
+
+    Entered, it keeps the folder to this process (see `outliers.files.locked`) and reads the rows that are there; a
+    folder in which nothing was measured is removed. Tables, figures and pages are written after that, without the lock.
+
+    The first Ctrl-C lets the rows that are being measured finish, the second one stops at once. Either ends in
+    `Interrupted`, which says how many rows are finished.
 
     Raises:
-        UserError: the folder cannot be written, or the file holds something else than rows.
+        UserError: the folder cannot be written or another run has it, or the file holds something else than rows.
     """
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "rows.jsonl"
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        self.rows = _read(self.path)
+        self.rows: list[dict] = []
 
     def __enter__(self) -> "RowFile":
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(self.folder))
+            part_of(self.path).unlink(missing_ok=True)  # of a run that was killed while it wrote
+            self.rows = read_rows(self.folder)
+            stack.enter_context(finishing())
+            self._exits = stack.pop_all()
         return self
 
-    def __exit__(self, *_error) -> None:
-        with contextlib.suppress(OSError):  # a run that measured nothing leaves no empty folder
-            self.folder.rmdir()
+    def __exit__(self, _kind, error: BaseException | None, _traceback) -> None:
+        self._exits.close()
+        if isinstance(error, KeyboardInterrupt) or (error is None and asked_to_stop()):
+            rows = f"{len(self.rows)} finished row{'' if len(self.rows) == 1 else 's'}"
+            raise Interrupted(f"{rows} in '{self.folder}'") from None
 
     def find(self, row: dict) -> dict | None:
         """The finished row that is the same measurement as `row`, if there is one."""
+        stop_if_asked()
         return next((old for old in self.rows if identity(old) == identity(row)), None)
 
     def find_all(self, cell: dict) -> list[dict]:
         """The finished rows that agree with `cell` in all that it says of their identity."""
+        stop_if_asked()
         said = [field for field in IDENTITY if field in cell]
         return [row for row in self.rows if all(row.get(field) == cell[field] for field in said)]
 
     def add(self, *rows: dict) -> None:
-        """Write more rows, all or none, each in the place of any that is the same measurement."""
+        """Write more rows, all or none, each in the place of any that is the same measurement.
+
+        Raises:
+            UserError: they cannot be written, or the weights that they are of changed since they were read.
+            KeyboardInterrupt: Ctrl-C was pressed; the rows are written.
+        """
+        for model, checkpoint in {(row["model"], row.get("checkpoint")) for row in rows if "weights_hash" in row}:
+            check_unchanged(model, checkpoint)
         new = [identity(row) for row in rows]
-        self.rows = [old for old in self.rows if identity(old) not in new] + list(rows)
-        write_whole(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
+        kept = [old for old in self.rows if identity(old) not in new] + list(rows)
+        write_whole(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+        self.rows = kept
+        stop_if_asked()
 
 
-def _read(path: Path) -> list[dict]:
+def read_rows(folder: Path) -> list[dict]:
+    """The finished rows in a folder, none where it has no file of them; a run may be adding to them.
+
+    Raises:
+        UserError: the file cannot be read or holds something else.
+    """
+    path = folder / "rows.jsonl"
     if not path.exists():
         return []
     try:
         return [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise UserError(f"cannot read '{path}' ({error.strerror or error})") from None
     except (ValueError, TypeError):
         raise UserError(f"'{path}' is damaged; move it away or choose another folder with --out") from None
 

@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of
+from outliers.models.watch import watch
 
 POCKET = Path(__file__).parent / "pocket"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -160,6 +161,7 @@ def load_model(
         raise unknown_name("dtype", dtype, DTYPES)
     device = find_device(device)
     source = find_model(name, revision)
+    watch(name, revision, source.path)
     with _refusals(name, source):
         anatomy_of(AutoConfig.from_pretrained(source.path, **_keywords(source)))
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -168,10 +170,22 @@ def load_model(
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise UserError(f"the checkpoint of '{name}' lacks {len(report['missing_keys'])} tensors ({missing}, …)")
+    if Path(source.path).is_dir() and device.type == "cpu":
+        _leave_the_file(model)
     for tensor_name, tensor in model.named_parameters():
         if not torch.isfinite(tensor).all():
             raise UserError(f"the weights of '{name}' hold NaN or inf in '{tensor_name}'; expected finite weights")
     return model.to(device).eval()
+
+
+def _leave_the_file(model: PreTrainedModel) -> None:
+    """Copy what is still the mapped file itself, as weights of an unchanged dtype are.
+
+    Whoever truncates the file would otherwise kill this process (SIGBUS), and whoever writes into it would change the
+    weights while they are measured. Only while a checkpoint is being read can a truncation still kill.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def find_device(name: str | torch.device) -> torch.device:

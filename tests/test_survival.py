@@ -1,0 +1,561 @@
+"""Runs that are interrupted, killed, out of disk, doubled, or whose checkpoint changes: what is finished stays."""
+
+import importlib
+import json
+import os
+import random
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outliers import files
+from outliers.errors import UserError
+from outliers.evaluation.perplexity import perplexity
+from outliers.experiment import tracing
+from outliers.experiment.ablation import ablate_model
+from outliers.experiment.emergence import emergence
+from outliers.experiment.latency import measure_latency
+from outliers.experiment.rows import RowFile, read_rows
+from outliers.experiment.spec import Ablation, Emergence, Experiment, Latency, OneModel
+from outliers.experiment.sweep import sweep
+from outliers.experiment.tracing import trace_model
+from outliers.files import LOCK, locked, write_whole
+from outliers.models.load import POCKET, load_model, weights_hash
+from outliers.tracing.result import Trace
+
+MODEL = "pocket/gpt2-0.1m"
+SCHEMES = ["fp32", "absmax", "absmax-vector", "llm.int8"]
+FIELDS = {"name": "small", "models": [MODEL, "pocket/gpt2-0.5m"], "schemes": SCHEMES, "block": 64, "blocks": 2}
+ARGUMENTS = ["--model", MODEL, "--block", "64", "--blocks", "2", *(f"--scheme={scheme}" for scheme in SCHEMES)]
+TIMES = ("wall_seconds", "peak_memory_bytes")
+
+
+def lasting(rows: list[dict]) -> list[dict]:
+    """Rows without what differs from run to run."""
+    return [{field: value for field, value in row.items() if field not in TIMES} for row in rows]
+
+
+def names(folder: Path) -> set[str]:
+    """What is in a folder."""
+    return {path.name for path in folder.iterdir()}
+
+
+def call(monkeypatch, capsys, *arguments, command="sweep") -> tuple[int, str, str]:
+    """Exit code, output and errors of a command, run in this process."""
+    monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
+    code = 0
+    try:
+        runpy.run_module(f"outliers.{command}", run_name="__main__")
+    except SystemExit as stop:
+        code = stop.code or 0
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture(autouse=True)
+def usual_interrupt():
+    """Ctrl-C as on a terminal, also where the tests run in the background, which ignores it; no run may change it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    after = signal.signal(signal.SIGINT, before)
+    assert after is signal.default_int_handler
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As in the runs that are killed: a fork has no more than the thread that made it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def want(one_thread, tmp_path_factory) -> list[dict]:
+    """The rows of an undisturbed run."""
+    return lasting(sweep(Experiment(**FIELDS), tmp_path_factory.mktemp("undisturbed")))
+
+
+# Ctrl-C
+
+
+def interrupting(monkeypatch, at: int, times: int) -> None:
+    """Press Ctrl-C so many times in the middle of a row of a sweep."""
+    measured = []
+
+    def press(model, blocks):
+        measured.append(model)
+        for _ in range(times if len(measured) == at else 0):
+            signal.raise_signal(signal.SIGINT)
+        return perplexity(model, blocks)
+
+    monkeypatch.setattr("outliers.experiment.sweep.perplexity", press)
+
+
+@pytest.mark.parametrize(("times", "finished"), [(1, 3), (2, 2)])
+def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(monkeypatch, capsys, tmp_path, want, times, finished):
+    with monkeypatch.context() as patch:
+        interrupting(patch, at=3, times=times)
+        code, out, err = call(patch, capsys, *ARGUMENTS, "--out", tmp_path)
+    assert (code, out) == (130, "")
+    said = f"interrupted: {finished} finished rows in '{tmp_path}'; run the same command again to go on\n"
+    assert err == said
+    assert names(tmp_path) == {"rows.jsonl"}
+    kept = read_rows(tmp_path)
+    assert len(kept) == finished
+    code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path)
+    assert (code, err) == (0, "")
+    rows = read_rows(tmp_path)
+    assert rows[:finished] == kept, "what was finished was not measured again"
+    assert [row["value"] for row in rows] == [row["value"] for row in want[:4]]
+
+
+def test_ctrl_c_where_nothing_is_missing_or_finished(monkeypatch, tmp_path):
+    with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows in"), RowFile(tmp_path / "none"):
+        signal.raise_signal(signal.SIGINT)
+    assert not any(tmp_path.iterdir())
+    rows = sweep(Experiment(**FIELDS), tmp_path)
+    described = load_model
+
+    def press(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return described(*arguments)
+
+    monkeypatch.setattr("outliers.experiment.job.load_model", press)
+    with pytest.raises(KeyboardInterrupt, match=r"^8 finished rows in"):
+        sweep(Experiment(**FIELDS), tmp_path)
+    assert read_rows(tmp_path) == rows
+
+
+def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path):
+    with monkeypatch.context() as patch:
+        interrupting(patch, at=1, times=1)
+        _, _, err = call(patch, capsys, *ARGUMENTS, "--out", tmp_path, "--force")
+    assert err == f"interrupted: 1 finished row in '{tmp_path}'; run the same command without --force to go on\n"
+
+    def press(*_):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("outliers.experiment.sweep.prepare", press)
+    code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path / "none")
+    assert (code, err) == (130, "interrupted; run the same command again to go on\n")
+    assert not (tmp_path / "none").exists()
+
+
+def test_other_uses_of_ctrl_c_are_left_alone(tmp_path):
+    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with RowFile(tmp_path):
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+    done = []
+    thread = threading.Thread(
+        target=lambda: done.append(RowFile(tmp_path / "a").__enter__().__exit__(None, None, None))
+    )
+    thread.start()
+    thread.join()
+    assert done == [None], "outside of the main thread, where no handler can be set"
+
+
+def test_a_real_signal_to_a_real_process(tmp_path):
+    program = (
+        "import runpy, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.argv[0] = 'sweep'\n"
+        "runpy.run_module('outliers.sweep', run_name='__main__')"
+    )
+    arguments = [*ARGUMENTS, "--blocks", "600", "--text", str(tmp_path / "long.txt"), "--out", str(tmp_path / "out")]
+    (tmp_path / "long.txt").write_text("one two three four five six seven eight nine ten " * 6000)
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "out" / "rows.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    finished = len(read_rows(tmp_path / "out"))
+    assert process.returncode == 130
+    assert finished in (1, 2)
+    assert re.fullmatch(rf"interrupted: {finished} finished rows? in '.*'; run the same command again to go on\n", err)
+    assert names(tmp_path / "out") == {"rows.jsonl"}
+
+
+# SIGKILL
+
+# Forks a run for each folder and kills it after a part of the time that an undisturbed one takes, or at its n-th write:
+# before it, in its middle, or after it. Everything is imported once, before the forks.
+KILLER = """
+import json, os, signal, sys, time
+from pathlib import Path
+from outliers.experiment.sweep import sweep
+from outliers.experiment.spec import Experiment
+
+fields, out, moments, writes = json.loads(sys.argv[1]), Path(sys.argv[2]), *map(json.loads, sys.argv[3:5])
+experiment = Experiment(**fields)
+
+def fork(folder, write=None):
+    child = os.fork()
+    if child == 0:
+        if write is not None:
+            die_at(*write)
+        sweep(experiment, out / folder)
+        os._exit(0)
+    return child
+
+def die_at(number, part):
+    write_bytes, replace, written = Path.write_bytes, os.replace, []
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+    def counted(path, content):
+        written.append(path)
+        if len(written) < number:
+            return write_bytes(path, content)
+        write_bytes(path, content[: len(content) * part // 2])
+        if part == 2:
+            os.replace = lambda *paths: die(replace(*paths))
+        else:
+            die()
+    Path.write_bytes = counted
+
+for folder in ("warm", "timed"):
+    start = time.monotonic()
+    os.waitpid(fork(folder), 0)
+    duration = time.monotonic() - start
+for folder, moment in moments.items():
+    child = fork(folder)
+    time.sleep(moment * duration)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+for folder, write in writes.items():
+    os.waitpid(fork(folder, write), 0)
+"""
+KILLS = 30
+
+
+def test_killed_at_any_moment(tmp_path, want):
+    chance = random.Random(0)
+    moments = {str(n): (n + chance.random()) / (KILLS - 1) for n in range(KILLS)}
+    writes = {f"write-{n}-{part}": (n, part) for n, part in [(1, 0), (1, 1), (1, 2), (5, 1), (8, 1), (8, 2)]}
+    arguments = [json.dumps(FIELDS), str(tmp_path), json.dumps(moments), json.dumps(writes)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", KILLER, *arguments], check=True, timeout=120, env=environment)
+    survived = {}
+    for name in (*moments, *writes):
+        folder = tmp_path / name
+        left = names(folder) if folder.exists() else set()
+        assert left <= {"rows.jsonl", ".rows.jsonl.part", LOCK}
+        finished = lasting(read_rows(folder))
+        assert finished == want[: len(finished)]
+        survived[name] = len(finished)
+        kept = read_rows(folder)
+        rows = sweep(Experiment(**FIELDS), folder)
+        assert rows[: len(kept)] == kept, "no finished row was measured again"
+        assert lasting(rows) == want
+        assert read_rows(folder) == rows
+        assert names(folder) == {"rows.jsonl"}
+    assert {name: survived[name] for name in writes} == {
+        f"write-{n}-{part}": n if part == 2 else n - 1 for n, part in writes.values()
+    }
+    assert pd.Series([survived[name] for name in moments]).nunique() > 2, "the kills came at different moments"
+
+
+def test_what_a_kill_left_is_no_row(tmp_path, want):
+    sweep(Experiment(**FIELDS), tmp_path)
+    (tmp_path / ".rows.jsonl.part").write_text('{"model"')
+    (tmp_path / LOCK).write_text("process 1 on nowhere since long ago (none)\n")
+    assert lasting(sweep(Experiment(**FIELDS), tmp_path)) == want
+    assert names(tmp_path) == {"rows.jsonl"}
+
+
+# Two runs
+
+
+def test_two_runs_into_one_folder_do_not_mix(monkeypatch, capsys, tmp_path):
+    with RowFile(tmp_path) as row_file:
+        code, out, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path)
+        assert (code, out) == (2, "")
+        owner = rf"process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d \(.*\)"
+        said = rf"error: '{tmp_path}' is in use by {owner}; wait until it ends, or choose another folder with --out\n"
+        assert re.fullmatch(said, err)
+        assert read_rows(tmp_path) == [], "reading needs no lock"
+        row_file.add({"model": "a"})
+    assert names(tmp_path) == {"rows.jsonl"}
+    with RowFile(tmp_path) as row_file:
+        assert row_file.rows == [{"model": "a"}]
+
+
+def test_rows_of_a_run_that_ended_before_this_one_began_are_kept(tmp_path):
+    first, second = RowFile(tmp_path), RowFile(tmp_path)
+    for row_file, model in ((first, "a"), (second, "b")):
+        with row_file:
+            row_file.add({"model": model})
+    assert read_rows(tmp_path) == [{"model": "a"}, {"model": "b"}]
+
+
+def test_the_lock_ends_with_its_owner_however_that_ends(tmp_path):
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom outliers.files import locked\n"
+        "with locked(Path(sys.argv[1])):\n    print('locked', flush=True)\n    sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    owner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "out")], **pipes)
+    assert owner.stdout.readline() == "locked\n"
+    with pytest.raises(UserError, match=rf"in use by process {owner.pid} on .*python.* -c "), RowFile(tmp_path / "out"):
+        pass
+    owner.kill()
+    owner.communicate()
+    assert names(tmp_path / "out") == {LOCK}
+    with locked(tmp_path / "out"):
+        assert f"process {os.getpid()} " in (tmp_path / "out" / LOCK).read_text()
+    assert not (tmp_path / "out").exists()
+
+
+def test_many_that_want_the_same_folder_have_it_one_after_the_other(tmp_path):
+    inside, most = [], []
+
+    def want_it():
+        for _ in range(100):
+            try:
+                with locked(tmp_path / "out"):
+                    inside.append(1)
+                    most.append(len(inside))
+                    inside.pop()
+            except UserError:
+                pass
+
+    threads = [threading.Thread(target=want_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_lock_file_that_its_last_owner_removes_meanwhile(monkeypatch, tmp_path):
+    claim, claimed = files._claim, []
+
+    def removed_before(descriptor, path):
+        claimed.append(path)
+        if len(claimed) == 1:
+            path.unlink()
+        claim(descriptor, path)
+
+    monkeypatch.setattr(files, "_claim", removed_before)
+    with locked(tmp_path):
+        assert names(tmp_path) == {LOCK}, "the lock is that of a file which others see"
+    assert len(claimed) == 2
+
+
+def test_a_file_system_without_locks(monkeypatch, tmp_path):
+    def unsupported(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    with locked(tmp_path), pytest.raises(UserError, match=rf"process {os.getpid()} .*; wait .*, delete '.*\.lock'"):
+        locked(tmp_path).__enter__()
+    assert not tmp_path.exists()
+
+
+# A full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that gives a folder on a disk of so many bytes."""
+    mounted = []
+
+    def mount(size: str) -> Path:
+        folder = tmp_path / "disk"
+        folder.mkdir()
+        if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode:
+            pytest.skip("needs to mount a small disk, as root")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def full(folder: Path) -> str:
+    """What is said of a full disk."""
+    return f"error: cannot write to '{folder}' (No space left on device); choose another folder with --out\n"
+
+
+def test_rows_survive_a_full_disk(monkeypatch, capsys, small_disk):
+    disk = small_disk("12k")  # room for the lock, a page of rows and their copy, but not for a copy of two pages
+    out = disk / "out"
+    every = [*ARGUMENTS, *(f"--scheme={name}" for name in ("zeropoint", "absmax-row", "zeropoint-vector"))]
+    code, _, err = call(monkeypatch, capsys, *every, "--out", out)
+    assert (code, err) == (2, full(out))
+    assert names(out) == {"rows.jsonl"}
+    finished = read_rows(out)
+    assert 0 < len(finished) < 7
+    subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
+    code, _, err = call(monkeypatch, capsys, *every, "--out", out)
+    assert (code, err) == (0, "")
+    rows = read_rows(out)
+    assert rows[: len(finished)] == finished
+    assert len(rows) == 7
+
+
+def test_rows_survive_where_tables_and_figures_do_not_fit(monkeypatch, capsys, small_disk):
+    disk = small_disk("64k")
+    code, out, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", disk)
+    assert (code, out, err) == (2, "", full(disk))
+    assert len(read_rows(disk)) == 4
+    assert (disk / "table1.csv").exists()
+    assert not (disk / "report.html").exists()
+    assert not list(disk.glob(".*")), "no part of a file is left"
+
+
+def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
+    fields = {"model": MODEL, "block": 64, "blocks": 2}
+    found, rows = trace_model(OneModel(**fields, alpha=3), tmp_path / "whole")
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "whole").iterdir()}
+    disk = small_disk(str(sizes["trace.safetensors"]))  # its other half and the lock are there already
+    with pytest.raises(UserError, match="No space left on device"):
+        trace_model(OneModel(**fields, alpha=3), disk)
+    assert names(disk) == {"trace.parquet"}, "no part of the other half"
+    subprocess.run(["mount", "-o", f"remount,size={sum(sizes.values()) * 2}", disk], check=True)
+    assert lasting(trace_model(OneModel(**fields, alpha=3), disk)[1]) == lasting(rows)
+    assert Trace.load(disk / "trace").sketch == found.sketch
+    kept = read_rows(disk)
+    (disk / "filler").write_bytes(b"0" * (sum(sizes.values()) - 2**15))
+    with pytest.raises(UserError, match="No space left on device"):
+        trace_model(OneModel(**fields, alpha=2), disk)
+    assert read_rows(disk) == kept
+    assert names(disk) == {"rows.jsonl", "trace.parquet", "trace.safetensors", "filler"}
+
+
+def test_nothing_is_measured_where_not_even_the_lock_fits(monkeypatch, small_disk):
+    disk = small_disk("8k")
+    (disk / "filler").write_bytes(b"0" * 8192)
+    monkeypatch.setattr("outliers.experiment.sweep.perplexity", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match="No space left on device"):
+        sweep(Experiment(**FIELDS), disk)
+    assert names(disk) == {"filler"}
+
+
+# A checkpoint that changes
+
+
+def own(tmp_path: Path) -> Path:
+    """A checkpoint with weights as they are in memory, so that they are mapped and not converted."""
+    folder = tmp_path / "model"
+    shutil.copytree(POCKET / "gpt2-0.1m", folder)
+    tensors = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, 1000)
+
+
+def alter(file: Path) -> None:
+    """Write into the file without changing its length."""
+    with open(file, "r+b") as opened:
+        opened.seek(-400, os.SEEK_END)
+        opened.write(b"\0" * 400)
+
+
+def replace(file: Path) -> None:
+    write_whole(file, file.read_bytes())
+
+
+@pytest.mark.parametrize("change", [truncate, alter, replace, Path.unlink])
+def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, tmp_path, change):
+    model, out = own(tmp_path), tmp_path / "out"
+    file, measured = model / "model.safetensors", []
+
+    def then_change(model, blocks):
+        measured.append(model)
+        if len(measured) == 3:
+            change(file)
+        return perplexity(model, blocks)
+
+    monkeypatch.setattr("outliers.experiment.sweep.perplexity", then_change)
+    code, _, err = call(monkeypatch, capsys, "--model", model, *ARGUMENTS[2:], "--out", out)
+    assert code == 2
+    assert len(measured) == 3
+    assert err.startswith(f"error: the weights of '{model}' changed while they were measured ('{file}'); ")
+    assert err.count("\n") == 1
+    assert [row["scheme"] for row in read_rows(out)] == SCHEMES[:2]
+
+
+def test_ctrl_c_during_a_trace_keeps_the_blocks_it_has_read(monkeypatch, tmp_path):
+    spec, usual, read = OneModel(model=MODEL, block=64, blocks=6, alpha=3), tracing.trace, []
+    want = lasting(trace_model(spec, tmp_path / "whole")[1])
+
+    def press(*arguments, **keywords):
+        read.append(arguments)
+        if len(read) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return usual(*arguments, **keywords)
+
+    monkeypatch.setattr(tracing, "trace", press)
+    with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows"):
+        trace_model(spec, tmp_path / "cut")
+    assert Trace.load(tmp_path / "cut" / "trace").sequences == 3
+    assert lasting(trace_model(spec, tmp_path / "cut")[1]) == want
+    assert len(read) == 6
+
+
+TEXT = {"block": 64, "blocks": 2}
+TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 8, "tokens": 2, "repeats": 2}
+
+
+@pytest.mark.parametrize(
+    ("measure", "spec", "module", "step"),
+    [
+        (emergence, lambda name: Emergence(models=[name], alpha=3, **TEXT), "emergence", "trace"),
+        (ablate_model, lambda name: Ablation(model=name, features=[3], methods=["zero"], **TEXT), "ablation", "cost"),
+        (measure_latency, lambda name: Latency(models=[name], **TIMED), "latency", "latency"),
+    ],
+)
+def test_other_measurements_of_a_checkpoint_that_changes(monkeypatch, tmp_path, measure, spec, module, step):
+    folder, module = own(tmp_path), importlib.import_module(f"outliers.experiment.{module}")
+    usual = getattr(module, step)
+
+    def change_before(*arguments, **keywords):
+        alter(folder / "model.safetensors")
+        return usual(*arguments, **keywords)
+
+    monkeypatch.setattr(module, step, change_before)
+    with pytest.raises(UserError, match="changed while they were measured"):
+        measure(spec(str(folder)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", [truncate, alter])
+def test_weights_in_memory_are_not_those_of_a_changed_file(tmp_path, change):
+    """Without a copy, a truncated file kills this process by SIGBUS, and an altered one changes the weights."""
+    folder = own(tmp_path)
+    model = load_model(str(folder))
+    before = weights_hash(model)
+    change(folder / "model.safetensors")
+    assert weights_hash(model) == before
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_a_changed_checkpoint_is_measured_anew(tmp_path):
+    folder = own(tmp_path)
+    experiment = Experiment(models=[str(folder)], schemes=["fp32"], block=64, blocks=2)
+    (old,) = sweep(experiment, tmp_path / "out")
+    alter(folder / "model.safetensors")
+    (new,) = sweep(experiment, tmp_path / "out")
+    assert new["value"] != old["value"]
+    assert read_rows(tmp_path / "out") == [old, new]
