@@ -22,6 +22,14 @@ Dtype = Annotated[str | None, Option(help="Of weights and activations: float32 (
 Revision = Annotated[
     str | None, Option(help="Branch, tag or commit on the hub, or a checkpoint's folder in a local folder.")
 ]
+Stream = Annotated[
+    bool | None,
+    Option("--stream", help="Read a layer when its turn comes and drop it then: for models larger than memory."),
+]
+Memory = Annotated[
+    str | None,
+    Option(help="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default all in memory."),
+]
 Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
 Force = Annotated[bool, Option("--force", help="Measure again what is finished.")]
 

@@ -4,7 +4,22 @@ from typing import Annotated
 
 from typer import Option
 
-from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Models, Out, Text, given, run, typed
+from outliers.command import (
+    Alpha,
+    Block,
+    Blocks,
+    Device,
+    Dtype,
+    Force,
+    Memory,
+    Models,
+    Out,
+    Stream,
+    Text,
+    given,
+    run,
+    typed,
+)
 
 
 def emergence(
@@ -18,6 +33,8 @@ def emergence(
     alpha: Alpha = None,
     device: Device = None,
     dtype: Dtype = None,
+    stream: Stream = None,
+    memory: Memory = None,
     out: Out = None,
     force: Force = False,
 ) -> None:

@@ -4,7 +4,23 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Models, Out, Revision, Text, given, run, typed
+from outliers.command import (
+    Alpha,
+    Block,
+    Blocks,
+    Device,
+    Dtype,
+    Force,
+    Memory,
+    Models,
+    Out,
+    Revision,
+    Stream,
+    Text,
+    given,
+    run,
+    typed,
+)
 from outliers.quantization.schemes import SCHEMES
 
 
@@ -21,6 +37,8 @@ def sweep(
     device: Device = None,
     dtype: Dtype = None,
     revision: Revision = None,
+    stream: Stream = None,
+    memory: Memory = None,
     out: Out = None,
     force: Force = False,
 ) -> None:

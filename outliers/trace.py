@@ -1,6 +1,22 @@
 """`python -m outliers.trace`: which features are outliers, where, and how large."""
 
-from outliers.command import Alpha, Block, Blocks, Device, Dtype, Force, Model, Out, Revision, Text, given, run, typed
+from outliers.command import (
+    Alpha,
+    Block,
+    Blocks,
+    Device,
+    Dtype,
+    Force,
+    Memory,
+    Model,
+    Out,
+    Revision,
+    Stream,
+    Text,
+    given,
+    run,
+    typed,
+)
 
 
 def trace(
@@ -12,6 +28,8 @@ def trace(
     device: Device = None,
     dtype: Dtype = None,
     revision: Revision = None,
+    stream: Stream = None,
+    memory: Memory = None,
     out: Out = None,
     force: Force = False,
 ) -> None:

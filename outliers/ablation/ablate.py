@@ -1,19 +1,22 @@
 """What a model loses without some features, beside what it loses without random ones."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import bootstrap
+from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import METHODS, Intervention, Means
 from outliers.errors import UserError, unknown_name
-from outliers.evaluation.perplexity import perplexity
-from outliers.models.anatomy import check_features, projections
+from outliers.evaluation.perplexity import perplexities, perplexity
+from outliers.models.anatomy import Projection, check_features, decoder_layers, projections
+from outliers.models.stream import Variant, is_streamed
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 
@@ -84,7 +87,9 @@ def measure(
 ) -> Iterator[tuple[Cell, float]]:
     """Measure "top1_softmax" or "perplexity" of cells, each as soon as it is known.
 
-    All cells of "top1_softmax" come from one pass over the text; "perplexity" takes one for each.
+    All cells of "top1_softmax" come from one pass over the text; "perplexity" takes one for each, but of a streamed
+    model, whose layers are read once for all cells. "shuffle" then draws its permutations layer by layer instead of
+    block by block, so they are others.
     """
     cells = list(cells)
     if not cells:
@@ -95,10 +100,25 @@ def measure(
         yield from zip(cells, top1_softmax(model, blocks, interventions), strict=True)
         return
     inputs = [projection for projection in projections(model) if projection.role in where]
+    if is_streamed(model):
+        variants = [_variant(intervention, inputs) for intervention in interventions]
+        yield from zip(cells, perplexities(model, blocks, variants), strict=True)
+        return
     for cell, intervention in zip(cells, interventions, strict=True):
         with intervention.on(inputs):
             value = perplexity(model, blocks)
         yield cell, value
+
+
+def _variant(intervention: Intervention, inputs: list[Projection]) -> Variant:
+    """A streamed model's layers under an intervention."""
+
+    @contextmanager
+    def variant(model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
+        with intervention.on([projection for projection in inputs if projection.layer == number]):
+            yield decoder_layers(model)[number]
+
+    return variant
 
 
 def ablate(

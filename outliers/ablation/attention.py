@@ -7,7 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.ablation.interventions import Intervention
-from outliers.models.anatomy import check_block, projections
+from outliers.models.anatomy import projections
+from outliers.models.decoder import run_decoder
 from outliers.models.hooks import attention_hooks
 
 
@@ -48,7 +49,6 @@ def top1_softmax(
         found.append(torch.stack(of_layer))
 
     with attention_hooks(model, visit):
-        for block in blocks:
-            check_block(model.config, len(block), int(block.max()))
-            model.base_model(block[None].to(model.device), use_cache=False)
+        for _ in run_decoder(model, blocks):
+            pass
     return torch.stack(found).mean(0).tolist()

@@ -1,15 +1,17 @@
 """Perplexity over token blocks."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import check_block, projections
+from outliers.models.anatomy import projections
+from outliers.models.decoder import run_decoder
 from outliers.models.hooks import input_hooks
+from outliers.models.stream import Variant, is_streamed
 
 HEAD_OUTPUTS = 4096  # logits of 512 tokens are then 8 MB, which stay in a CPU's cache
 
@@ -29,27 +31,45 @@ def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
         UserError: there is no block; one is longer than the model's context or holds ids outside its vocabulary;
             hidden states or logits are NaN or inf.
     """
-    total, count = torch.zeros((), dtype=torch.float64), 0
-    for block in blocks:
-        check_block(model.config, len(block), int(block.max()))
-        ids = block.to(model.device)
-        loss = _loss(model, ids)
-        if not torch.isfinite(loss):
-            raise UserError(_where_not_finite(model, ids))
-        total += loss
-        count += len(block) - 1
-    if count == 0:
+    losses = [_finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
+    return _perplexity(losses)
+
+
+@torch.inference_mode()
+def perplexities(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Sequence[Variant]) -> list[float]:
+    """The perplexity of a streamed model under each of some variants, for which each layer is read once.
+
+    Raises:
+        UserError: as `perplexity`.
+    """
+    losses = [[] for _ in variants]
+    for variant, ids, states in model.stream.run(model, blocks, variants, lambda *_turn: None):
+        losses[variant].append(_finite_loss(model, ids, states))
+    return [_perplexity(of_variant) for of_variant in losses]
+
+
+def _perplexity(losses: list[tuple[torch.Tensor, int]]) -> float:
+    if not losses:
         raise UserError("no blocks to evaluate; expected at least one")
-    return math.exp(total / count)
+    total = sum((loss for loss, _ in losses), torch.zeros((), dtype=torch.float64))
+    return math.exp(total / sum(count for _, count in losses))
 
 
-def _loss(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Summed negative log-likelihood of ids (T,) after the first, float64.
+def _finite_loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The summed loss of a block, and of how many tokens."""
+    loss = _loss(model, ids, states)
+    if not torch.isfinite(loss):
+        raise UserError(_where_not_finite(model, ids))
+    return loss, len(ids) - 1
+
+
+def _loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Summed negative log-likelihood of ids (T,) after the first, float64; states: last hidden states (T, features).
 
     The head is applied to a part of the vocabulary at a time: all logits of a block, (T, vocabulary), are by far the
     largest tensor of an evaluation, and making them costs more than using them.
     """
-    hidden_states = model.base_model(ids[None], use_cache=False).last_hidden_state[0, :-1]
+    hidden_states = states[:-1]
     head, targets = model.get_output_embeddings(), ids[1:, None]
     log_normalizer = torch.full_like(targets, -torch.inf, dtype=torch.float64)
     target_logits = torch.empty_like(log_normalizer)
@@ -69,6 +89,9 @@ def _loss(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 def _where_not_finite(model: PreTrainedModel, ids: torch.Tensor) -> str:
     """Run the block again with hooks and say at which projection's input NaN or inf comes first."""
+    expected = "expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
+    if is_streamed(model):  # its layers are gone
+        return f"NaN or inf in the last hidden states or the logits; {expected}"
     found = []
 
     def look_at(layer, role, x):
@@ -79,4 +102,4 @@ def _where_not_finite(model: PreTrainedModel, ids: torch.Tensor) -> str:
     with input_hooks(projections(model), look_at):
         model(ids[None], use_cache=False)
     where = f"first in the hidden states of {found[0]}" if found else "in the logits"
-    return f"NaN or inf {where}; expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
+    return f"NaN or inf {where}; {expected}"

@@ -13,6 +13,7 @@ from outliers.experiment.provenance import environment
 from outliers.experiment.spec import Machine, Settings
 from outliers.models.anatomy import check_block
 from outliers.models.load import find_device, load_config, load_model, load_tokenizer, weights_hash
+from outliers.models.stream import is_streamed, stream_model
 from outliers.text.blocks import find_text, load_text, tokens_hash
 
 
@@ -42,7 +43,8 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
 
 def load(job: Job, settings: Settings) -> tuple[PreTrainedModel, dict]:
     """Load the model of a job; return it with the fields that all its rows have in common."""
-    model = load_model(job.model, settings.dtype, find_device(settings.device), job.revision)
+    place = job.model, settings.dtype, find_device(settings.device), job.revision
+    model = stream_model(*place, settings.memory) if settings.stream else load_model(*place)
     return model, describe(job, model, settings)
 
 
@@ -63,7 +65,8 @@ def describe_model(name: str, revision: str | None, model: PreTrainedModel, mach
         "model": name,
         "checkpoint": revision,
         "revision": getattr(model.config, "_commit_hash", None),
-        "weights_hash": weights_hash(model),
+        "weights_hash": model.stream.fingerprint() if is_streamed(model) else weights_hash(model),
+        "streamed": is_streamed(model) or None,
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),
         "dtype": machine.dtype,

@@ -1,5 +1,6 @@
 """What an experiment needs to know, validated."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,6 +27,12 @@ Counts = Annotated[list[PositiveInt], Split, Field(min_length=1), Once]
 Name = Annotated[str, Field(pattern=r"^\w[\w.@-]*(/\w[\w.@-]*)*$")]
 
 
+def parse_bytes(value):
+    """A size such as "4GB" or "500 MB", decimal as on a disk, in bytes; anything else as it is."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT])B", value) if isinstance(value, str) else None
+    return round(float(found[1]) * 1000 ** (1 + "kMGT".index(found[2]))) if found else value
+
+
 class Named(BaseModel):
     """A name, which is also a folder in `results`, and the table or figure of the paper that it is for."""
 
@@ -50,13 +57,17 @@ class Machine(Named):
 class Settings(Machine):
     """What a measurement over a text needs to know beside its model.
 
-    block: tokens a block (T). blocks: how many (N). alpha: from which magnitude on a value is an outlier.
+    block: tokens a block (T). blocks: how many (N). alpha: from which magnitude on a value is an outlier. stream:
+    whether layers are read when their turn comes; memory: bytes of hidden states that are then held in memory, None for
+    all of them.
     """
 
     text: str = "sample"
     block: Annotated[int, Field(ge=2)] = 256
     blocks: PositiveInt = 32
     alpha: PositiveFloat = ALPHA
+    stream: bool = False
+    memory: Annotated[PositiveInt | None, BeforeValidator(parse_bytes)] = None
 
 
 class Experiment(Settings):

@@ -7,13 +7,15 @@ from pathlib import Path
 import torch
 from outlier_kernels.dispatch import path
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
-from outliers.evaluation.perplexity import perplexity
+from outliers.evaluation.perplexity import perplexities, perplexity
 from outliers.experiment.job import Counted, Job, check_kernels, load, prepare, progress
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Experiment, Latency, ZeroShot
-from outliers.quantization.convert import quantize
+from outliers.models.stream import is_streamed
+from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import Scheme, get_scheme, weight_order
 
 
@@ -51,20 +53,46 @@ def _measure(job: Job, experiment: Experiment, row_file: RowFile, force: bool, b
     """One load of the model serves all its schemes, and one quantization of its weights all schemes that share it."""
     bar.set_description(job.model)
     model, common = load(job, experiment)
-    for scheme in schemes_of(experiment):
-        cell = {"experiment": experiment.name, "model": job.model, "scheme": scheme.name, "metric": "perplexity"}
-        cell |= common | scheme_fields(scheme, model.device)
-        row = None if force else row_file.find(cell)
+    cells = [
+        {"experiment": experiment.name, "model": job.model, "scheme": scheme.name, "metric": "perplexity"}
+        | common
+        | scheme_fields(scheme, model.device)
+        for scheme in schemes_of(experiment)
+    ]
+    rows = [None if force else row_file.find(cell) for cell in cells]
+    missing = [scheme for scheme, row in zip(schemes_of(experiment), rows, strict=True) if row is None]
+    bar.update(len(job.blocks) * (len(cells) - len(missing)))
+    if missing and is_streamed(model):
+        # Added together: after Ctrl-C `add` stops the run, and what was measured with the first row would be lost.
+        asked = [cell for cell, row in zip(cells, rows, strict=True) if row is None]
+        values = _all_at_once(model, missing, job, bar)
+        row_file.add(*(cell | fields for cell, fields in zip(asked, values, strict=True)))
+        rows = [row_file.find(cell) for cell in cells]
+    values = _one_by_one(model, missing, job, bar)
+    for cell, row in zip(cells, rows, strict=True):
         if row is None:
-            bar.set_description(f"{job.model} {scheme.name}")
-            start = time.perf_counter()
-            model = quantize(model, scheme)
-            value = perplexity(model, Counted(job.blocks, bar))
-            row = cell | {"value": value, "unit": "1"} | cost(start, model.device)
+            row = cell | next(values)
             row_file.add(row)
-        else:
-            bar.update(len(job.blocks))
         yield row
+
+
+def _one_by_one(model: PreTrainedModel, schemes: list[Scheme], job: Job, bar: tqdm) -> Iterator[dict]:
+    """The perplexity under each scheme, as fields of a row."""
+    for scheme in schemes:
+        bar.set_description(f"{job.model} {scheme.name}")
+        start = time.perf_counter()
+        model = quantize(model, scheme)
+        value = perplexity(model, Counted(job.blocks, bar))
+        yield {"value": value, "unit": "1"} | cost(start, model.device)
+
+
+def _all_at_once(model: PreTrainedModel, schemes: list[Scheme], job: Job, bar: tqdm) -> Iterator[dict]:
+    """The same, with every layer read once for all schemes; so all have the same cost."""
+    start = time.perf_counter()
+    values = perplexities(model, job.blocks, [under(scheme) for scheme in schemes])
+    bar.update(len(job.blocks) * len(schemes))
+    for value in values:
+        yield {"value": value, "unit": "1"} | cost(start, model.device)
 
 
 def scheme_fields(scheme: Scheme, device: torch.device) -> dict:

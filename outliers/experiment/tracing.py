@@ -12,10 +12,12 @@ from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity
+from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Counted, load, prepare, progress
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import IDENTITY, RowFile
 from outliers.experiment.spec import OneModel
+from outliers.models.stream import is_streamed
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
@@ -69,13 +71,16 @@ def resumed_trace(
     done = found.sequences if found else 0
     bar.update(done)
     saved = time.monotonic()
-    for block in Counted(blocks[done:], bar):
-        one = trace(model, block[None], alpha=cell["alpha"])
+    # A streamed model takes all blocks at once: each pass reads all its layers.
+    parts = [blocks[done:]] if is_streamed(model) else blocks[done:, None]
+    for part in parts:
+        one = trace(model, Counted(part, bar), alpha=cell["alpha"])
         found = found.merge(one) if found else one
         found.about = about
-        if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+        if asked_to_stop() or time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
             found.save(stem)
             saved = time.monotonic()
+            stop_if_asked()
     if done < len(blocks):
         found.save(stem)
     return found

@@ -1,13 +1,16 @@
 """A whole model in, a whole model out."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import decoder_layers, projections
+from outliers.models.stream import Variant
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -39,6 +42,16 @@ def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact"
     memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
     memo |= {id(module): _under(scheme, module, memo, KINDS[keep]) for _, _, _, module in projections(model)}
     return copy.deepcopy(model, memo)
+
+
+def under(scheme: Scheme) -> Variant:
+    """A streamed model's layers under a scheme."""
+
+    @contextmanager
+    def variant(model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
+        yield decoder_layers(quantize(model, scheme))[number]
+
+    return variant
 
 
 def _under(scheme: Scheme, module: nn.Module, memo: dict, kind: type) -> nn.Module:

@@ -2,23 +2,20 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
-from outliers.models.load import DTYPES, find_device, find_model, load_config
+from outliers.models.checkpoint import check_finite, opened, own_names, parameters_on_meta, safetensors_files
+from outliers.models.load import DTYPES, find_device, load_config
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -97,65 +94,32 @@ def load_int8(
     device, config = find_device(device), load_config(name, revision)
     model = _skeleton(config, scheme, DTYPES[dtype])
     names = dict.fromkeys([*model.state_dict(), *(f"{projection.path}.weight" for projection in projections(model))], 0)
-    renamings = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)]
-    for file in _safetensors(name, revision):
+    own_name = own_names(model, names)
+    for file in safetensors_files(name, revision):
         for key, tensor in _tensors(file, name, device):
-            own, _ = rename_source_key(key, renamings, [], model.base_model_prefix, names)
-            if own in names:  # others are buffers that older checkpoints carry, such as causal masks
+            own = own_name(key)
+            if own is not None:
                 _assign(model, own, tensor, DTYPES[dtype])
     return _finished(model, name, device)
 
 
 def _skeleton(config: PretrainedConfig, scheme: Scheme, dtype: torch.dtype) -> PreTrainedModel:
     """An int8 model without memory for its weights; its other buffers are made as the architecture makes them."""
-    with _parameters_on_meta():
+    with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return quantize(model.eval(), scheme, keep="int8")
 
 
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Let modules register their parameters without memory, but buffers, such as rotary frequencies, as they are."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(module, name, parameter):
-        if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = register_on_meta
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register
-
-
-def _safetensors(name: str, revision: str | None) -> list[Path]:
-    source = find_model(name, revision)
-    folder = Path(source.path)
-    if not folder.is_dir():
-        patterns = ["*.safetensors", "*.safetensors.index.json"]
-        folder = Path(snapshot_download(source.path, revision=source.revision, allow_patterns=patterns))
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(f"'{name}' has no safetensors weights, and pickled ones are not read because they can run code")
-    return files
-
-
 def _tensors(file: Path, name: str, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a file, one at a time."""
-    try:
-        with safe_open(file, "pt", str(device)) as opened:
-            for key in opened.keys():  # noqa: SIM118, it is no mapping
-                yield key, opened.get_tensor(key)
-    except SafetensorError as error:
-        raise UserError(f"the weights of '{name}' are corrupt ({error}); download or copy them again") from None
+    with opened(file, name, str(device)) as open_file:
+        for key in open_file.keys():  # noqa: SIM118, it is no mapping
+            yield key, open_file.get_tensor(key)
 
 
 def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     """Put a tensor of a checkpoint in its place, quantized where it is a projection's weight."""
-    if not torch.isfinite(tensor).all():
-        raise UserError(f"the weights hold NaN or inf in '{name}'; expected finite weights")
+    check_finite(tensor, name)
     path, _, part = name.rpartition(".")
     module = model.get_submodule(path)
     if isinstance(module, Int8Linear) and part == "weight":

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import check_block, projections
+from outliers.models.anatomy import projections
+from outliers.models.decoder import run_decoder
 from outliers.models.hooks import attention_hooks, input_hooks, residual_hooks
 from outliers.tracing.result import TRACKED, Trace, pack_keys, views
 from outliers.tracing.sketch import buckets
@@ -26,7 +27,7 @@ def trace(
 ) -> Trace:
     """Run blocks through a model and keep statistics of fixed size of its hidden states.
 
-    Blocks go through the decoder one at a time, each one a sequence; the head is not applied. No hidden state is kept.
+    Each block is a sequence of its own; the head is not applied. No hidden state is kept.
 
     Args:
         model: a causal language model, quantized or not; it is left as it was.
@@ -44,11 +45,24 @@ def trace(
     roles = _check_roles(roles)
     if not alpha > 0:
         raise UserError(f"alpha is {alpha}; expected a positive magnitude")
-    total = None
-    for block in blocks:
-        check_block(model.config, len(block), int(block.max()))
-        one = _trace_block(model, block.to(model.device), roles, alpha, attention)
-        total = one if total is None else total.merge(one)
+    observers: dict[int, _Observer] = {}  # of blocks that are not through
+    observer = total = None
+
+    def begin(number: int, ids: torch.Tensor) -> None:
+        nonlocal observer
+        if number not in observers:
+            observers[number] = _Observer(ids, roles, alpha, model.config.vocab_size)
+        observer = observers[number]
+
+    tracked = (projection for projection in projections(model) if projection.role in roles)
+    with (
+        input_hooks(tracked, lambda *seen: observer.see_hidden_state(*seen)),
+        residual_hooks(model, lambda *seen: observer.see_residual(*seen)),
+        attention_hooks(model, lambda *seen: observer.see_attention(*seen)) if attention else nullcontext(),
+    ):
+        for number, _ids, _states in run_decoder(model, blocks, begin):
+            one = observers.pop(number).result()
+            total = one if total is None else total.merge(one)
     if total is None:
         raise UserError("no blocks to trace; expected at least one")
     return total.cpu()
@@ -63,22 +77,6 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
     if not roles:
         raise UserError(f"no roles to trace; expected some of {', '.join(TRACKED)}")
     return tuple(role for role in TRACKED if role in roles)
-
-
-def _trace_block(
-    model: PreTrainedModel, ids: torch.Tensor, roles: tuple[str, ...], alpha: float, attention: bool
-) -> Trace:
-    """The trace of one sequence (T,)."""
-    observer = _Observer(ids, roles, alpha, model.config.vocab_size)
-    tracked = (projection for projection in projections(model) if projection.role in roles)
-    attention_seen = attention_hooks(model, observer.see_attention) if attention else nullcontext()
-    with (
-        input_hooks(tracked, observer.see_hidden_state),
-        residual_hooks(model, observer.see_residual),
-        attention_seen,
-    ):
-        model.base_model(ids[None], use_cache=False)
-    return observer.result()
 
 
 class _Observer:

@@ -1,0 +1,239 @@
+"""Layers that are read when their turn comes: the same numbers as from a resident model."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outliers.ablation.ablate import ablate
+from outliers.ablation.attention import top1_softmax
+from outliers.ablation.interventions import Intervention
+from outliers.errors import UserError
+from outliers.evaluation.perplexity import perplexities, perplexity
+from outliers.experiment.spec import Experiment, OneModel, parse_bytes
+from outliers.experiment.sweep import sweep
+from outliers.experiment.tracing import trace_model
+from outliers.models.anatomy import decoder_layers
+from outliers.models.load import POCKET, load_model
+from outliers.models.stream import Stream, stream_model
+from outliers.quantization.convert import quantize, under
+from outliers.quantization.schemes import TABLE1, get_scheme
+from outliers.tracing.trace import trace
+from tests.conftest import make_model
+from tests.test_experiment import read_rows
+
+
+@pytest.fixture
+def folder(case, tmp_path) -> str:
+    """The checkpoint of a small model of every architecture, in shards."""
+    make_model(case).save_pretrained(tmp_path / case, max_shard_size="20KB")
+    assert len(list((tmp_path / case).glob("*.safetensors"))) > 3
+    return str(tmp_path / case)
+
+
+@pytest.fixture
+def saved(tmp_path) -> str:
+    """The checkpoint of one small model."""
+    make_model("opt").save_pretrained(tmp_path / "opt", max_shard_size="20KB")
+    return str(tmp_path / "opt")
+
+
+def on_meta(model) -> bool:
+    """Whether no decoder layer has weights."""
+    return all(parameter.is_meta for parameter in decoder_layers(model).parameters())
+
+
+def test_same_numbers_for_every_architecture(folder, blocks):
+    resident, streamed = load_model(folder), stream_model(folder)
+    assert on_meta(streamed)
+    assert perplexity(streamed, blocks) == perplexity(resident, blocks)
+    one, other = (trace(model, blocks, alpha=1.0) for model in (resident, streamed))
+    assert one.statistics.keys() == other.statistics.keys()
+    for name, values in one.statistics.items():
+        assert torch.equal(values, other.statistics[name]), name
+    assert one.sketch == other.sketch
+    interventions = [Intervention(()), Intervention((1, 5)), Intervention((2,))]
+    assert top1_softmax(streamed, blocks, interventions) == pytest.approx(
+        top1_softmax(resident, blocks, interventions), rel=1e-12
+    )
+    assert on_meta(streamed)
+
+
+def test_all_schemes_in_one_pass(folder, blocks):
+    resident, streamed = load_model(folder), stream_model(folder)
+    names = [*TABLE1, "llm.int8-bnb"]
+    before = streamed.stream.bytes_read
+    found = perplexities(streamed, blocks, [under(get_scheme(name, 1.0)) for name in names])
+    places = streamed.stream.places.items()
+    layers = sum(place.end - place.start for own, place in places if own.startswith(streamed.stream.prefix))
+    assert streamed.stream.bytes_read - before == layers, "each weight of the layers is read once"
+    expected = [perplexity(quantize(resident, get_scheme(name, 1.0)), blocks) for name in names]
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert on_meta(streamed)
+
+
+def test_hidden_states_in_a_file(saved, blocks):
+    kept, spilled = stream_model(saved), stream_model(saved, memory=1000)
+    assert perplexity(spilled, blocks) == perplexity(kept, blocks)
+    states = spilled.stream._storage((2, 3, 24, 32))
+    assert states.numel() * 4 > 1000
+    states.fill_(7)
+    assert states.sum() == 7 * states.numel()
+
+
+def test_ablation(saved, blocks):
+    streamed = stream_model(saved)
+    found, expected = (
+        ablate(model, blocks, [3, 7], methods=["zero", "mean"]) for model in (streamed, load_model(saved))
+    )
+    assert len(found) == 27
+    size = sum(path.stat().st_size for path in Path(saved).glob("*.safetensors"))
+    assert streamed.stream.bytes_read < 4 * size, "means, attention, and all cells of perplexity at once"
+    for column in ("top1_softmax", "perplexity", "damage"):
+        assert found[column].tolist() == pytest.approx(expected[column].tolist(), rel=1e-6, abs=1e-9)
+
+
+def test_16_bits(saved, blocks):
+    streamed = stream_model(saved, "bfloat16")
+    assert perplexity(streamed, blocks) == perplexity(load_model(saved, "bfloat16"), blocks)
+    assert {parameter.dtype for parameter in streamed.parameters()} == {torch.bfloat16}
+
+
+def test_leaves_the_model_as_it_was_after_an_error(saved, blocks):
+    streamed = stream_model(saved)
+    before = perplexity(streamed, blocks)
+
+    def stop(*_):
+        raise RuntimeError("stopped")
+
+    for place in (decoder_layers(streamed)[1], streamed.model.decoder.final_layer_norm):
+        handle = place.register_forward_hook(stop)
+        with pytest.raises(RuntimeError, match="stopped"):
+            perplexity(streamed, blocks)
+        handle.remove()
+        assert on_meta(streamed)
+        assert perplexity(streamed, blocks) == before
+
+
+def test_blocks_have_to_fit(saved, blocks):
+    streamed = stream_model(saved)
+    with pytest.raises(UserError, match="longer than the model's context"):
+        perplexity(streamed, torch.zeros(1, 100, dtype=torch.int64))
+    with pytest.raises(UserError, match="blocks of several lengths"):
+        perplexity(streamed, [blocks[0], blocks[1][:-1]])
+    with pytest.raises(UserError, match="no blocks to evaluate"):
+        perplexity(streamed, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("model.decoder.layers.1.fc1.weight"), "lacks 1 tensors"),
+        (lambda tensors: tensors["model.decoder.layers.1.fc1.weight"].fill_(torch.nan), "hold NaN or inf in"),
+    ],
+)
+def test_unusable_weights(tmp_path, blocks, change, message):
+    make_model("opt").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=message):
+        perplexity(stream_model(str(tmp_path)), blocks)
+
+
+def test_a_truncated_file(saved):
+    path = sorted(Path(saved).glob("*.safetensors"))[-1]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="corrupt"):
+        stream_model(saved)
+
+
+def test_fingerprint_tells_weights_apart(saved, tmp_path):
+    one = stream_model(saved).stream.fingerprint()
+    assert one == stream_model(saved).stream.fingerprint()
+    model = load_model(saved)
+    with torch.no_grad():
+        model.model.decoder.layers[0].fc1.weight[0, 0] += 1
+    model.save_pretrained(tmp_path / "other")
+    assert stream_model(str(tmp_path / "other")).stream.fingerprint() != one
+
+
+SMALL = {
+    "models": ["pocket/gpt2-0.5m"],
+    "block": 64,
+    "blocks": 3,
+    "schemes": ["fp32", "absmax", "llm.int8"],
+    "alpha": 2,
+}
+
+
+def test_a_streamed_sweep_has_the_same_rows(tmp_path):
+    rows = sweep(Experiment(**SMALL), tmp_path / "resident")
+    streamed = sweep(Experiment(**SMALL, stream=True, memory="10kB"), tmp_path / "streamed")
+    assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in rows], rel=1e-6)
+    assert all(row["streamed"] for row in streamed)
+    assert sweep(Experiment(**SMALL, stream=True), tmp_path / "streamed") == streamed, "finished rows are used again"
+    assert read_rows(tmp_path / "streamed") == streamed
+
+
+def test_a_checkpoint_that_changes_under_a_streamed_sweep(tmp_path, monkeypatch):
+    folder = shutil.copytree(POCKET / "gpt2-0.5m", tmp_path / "model")
+    usual = Stream.layer
+
+    def change(self, model, number):
+        path = folder / "model.safetensors"
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+        return usual(self, model, number)
+
+    monkeypatch.setattr(Stream, "layer", change)
+    with pytest.raises(UserError, match="changed while they were measured"):
+        sweep(Experiment(**SMALL | {"models": [str(folder)]}, stream=True), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_streamed_trace_is_the_same(tmp_path):
+    fields = {"model": "pocket/gpt2-0.5m", "block": 64, "blocks": 3, "alpha": 2}
+    (one, rows), (other, streamed) = (
+        trace_model(OneModel(**fields, stream=stream), tmp_path / str(stream)) for stream in (False, True)
+    )
+    assert all(torch.equal(values, other.statistics[name]) for name, values in one.statistics.items())
+    assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in rows], rel=1e-9)
+
+
+def test_sizes():
+    assert [parse_bytes(size) for size in ("4GB", "1.5 MB", "10kB", 7, None, "4")] == [
+        4_000_000_000,
+        1_500_000,
+        10_000,
+        7,
+        None,
+        "4",
+    ]
+
+
+def test_planted_outliers_are_found_in_a_checkpoint_written_in_shards(tmp_path, monkeypatch):
+    """A small version of benchmarks/streaming.py."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    import streaming
+
+    shape = {
+        "hidden_size": 128,
+        "ffn_dim": 256,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 128,
+        "vocab_size": 500,
+    }
+    monkeypatch.setattr(streaming, "SHAPE", shape)
+    monkeypatch.setattr(streaming, "PLANTED", (3, 90))
+    streaming.write_checkpoint(tmp_path, 5)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 4
+    assert streaming.trace(tmp_path, "float32")["result"] == [3, 90]
+    measured = streaming.sweep(tmp_path, "float32")
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    assert measured["read_GB"] == pytest.approx(size / 1e9, rel=0.02), "each weight is read once"
+    assert len(measured["result"]) == 3
+    del sys.modules["streaming"]
