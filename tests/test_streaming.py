@@ -145,6 +145,20 @@ def test_unusable_weights(tmp_path, blocks, change, message):
         perplexity(stream_model(str(tmp_path)), blocks)
 
 
+def test_weights_that_cannot_be_used_do_not_stay(saved, blocks, monkeypatch):
+    streamed, usual = stream_model(saved), Stream._read
+
+    def read(self, own):
+        if own.endswith("layers.1.fc2.weight"):
+            raise UserError("damaged")
+        return usual(self, own)
+
+    monkeypatch.setattr(Stream, "_read", read)
+    with pytest.raises(UserError, match="damaged"):
+        perplexity(streamed, blocks)
+    assert on_meta(streamed)
+
+
 def test_a_truncated_file(saved):
     path = sorted(Path(saved).glob("*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:-100])

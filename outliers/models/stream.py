@@ -139,17 +139,16 @@ class Stream:
     @contextmanager
     def layer(self, model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
         """A decoder layer of the model, which has its weights within this context."""
-        names = self._names(number)
-        for own in names:
-            _assign(model, own, self._read(own))
-        self._read_ahead(number + 1)
+        layer = decoder_layers(model)[number]
         try:
-            yield decoder_layers(model)[number]
+            for own in self._names(number):
+                _assign(model, own, self._read(own))
+            self._read_ahead(number + 1)
+            yield layer
         finally:
-            for own in names:
-                path, _, part = own.rpartition(".")
-                parameters = model.get_submodule(path)._parameters
-                parameters[part] = nn.Parameter(parameters[part].to("meta"), requires_grad=False)
+            for module in layer.modules():
+                for part, parameter in module.named_parameters(recurse=False):
+                    module._parameters[part] = nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     def _names(self, number: int) -> list[str]:
         return [own for own in self.places if own.startswith(f"{self.prefix}{number}.")]
@@ -200,8 +199,9 @@ class Stream:
             check_block(model.config, len(block), int(block.max()))
         first, calls = self._first(model, ids[0])
         states = self._storage((len(variants), len(ids), *first.shape))
-        for number, block in enumerate(ids):
-            states[:, number] = self._first(model, block)[0]
+        states[:, 0] = first
+        for number, block in enumerate(ids[1:], 1):
+            states[:, number], _ = self._first(model, block)
         layers = range(len(calls))
         for number in tqdm(layers, desc=f"{self.name}, layers", unit="layer", disable=None, dynamic_ncols=True):
             with self.layer(model, number):
