@@ -84,6 +84,22 @@ def test_a_mistake_in_a_file_is_named_by_file_line_and_field(tmp_path, content, 
         make_experiment(read_experiment(str(tmp_path / "a.yaml")), Experiment)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("extends: a.yaml\n", "a.yaml' refers to itself"),
+        ("models: &all [*all]\n", "a.yaml' refers to itself"),
+        ("extends: 5\n", "'extends' is 5; expected another file's name"),
+        ("1: 2\n", "holds no fields"),
+        ("models: [a]\nmemory: 4XB\n", "line 2, field 'memory': .*expected a size such as 500MB or 4GB"),
+    ],
+)
+def test_hostile_files(tmp_path, content, message):
+    (tmp_path / "a.yaml").write_text(content)
+    with pytest.raises(UserError, match=message):
+        make_experiment(read_experiment(str(tmp_path / "a.yaml")), Experiment)
+
+
 def test_a_field_from_the_command_line_stands_in_no_file(tmp_path):
     (tmp_path / "a.yaml").write_text("models: [a]\nblock: 8\n")
     fields = read_experiment(str(tmp_path / "a.yaml")).replaced({"block": 0})

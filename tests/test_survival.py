@@ -5,7 +5,6 @@ import json
 import os
 import random
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -33,33 +32,18 @@ from outliers.experiment.tracing import trace_model
 from outliers.files import LOCK, locked, write_whole
 from outliers.models.load import POCKET, load_model, weights_hash
 from outliers.tracing.result import Trace
+from tests.test_commands import call
+from tests.test_experiment import lasting
 
 MODEL = "pocket/gpt2-0.1m"
 SCHEMES = ["fp32", "absmax", "absmax-vector", "llm.int8"]
 FIELDS = {"name": "small", "models": [MODEL, "pocket/gpt2-0.5m"], "schemes": SCHEMES, "block": 64, "blocks": 2}
 ARGUMENTS = ["--model", MODEL, "--block", "64", "--blocks", "2", *(f"--scheme={scheme}" for scheme in SCHEMES)]
-TIMES = ("wall_seconds", "peak_memory_bytes")
-
-
-def lasting(rows: list[dict]) -> list[dict]:
-    """Rows without what differs from run to run."""
-    return [{field: value for field, value in row.items() if field not in TIMES} for row in rows]
 
 
 def names(folder: Path) -> set[str]:
     """What is in a folder."""
     return {path.name for path in folder.iterdir()}
-
-
-def call(monkeypatch, capsys, *arguments, command="sweep") -> tuple[int, str, str]:
-    """Exit code, output and errors of a command, run in this process."""
-    monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
-    code = 0
-    try:
-        runpy.run_module(f"outliers.{command}", run_name="__main__")
-    except SystemExit as stop:
-        code = stop.code or 0
-    return code, *capsys.readouterr()
 
 
 @pytest.fixture(autouse=True)

@@ -59,11 +59,16 @@ def read_experiment(name: str) -> Fields:
         UserError: there is no such file, or it is not a YAML mapping.
     """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
-        return _read(path, path.stem)
-    if name not in experiment_files():
-        raise unknown_name("experiment", name, experiment_files(), "or the path of a .yaml file")
-    return _read(experiment_files()[name], name)
+    if path.suffix not in (".yaml", ".yml"):
+        if name not in experiment_files():
+            raise unknown_name("experiment", name, experiment_files(), "or the path of a .yaml file")
+        path = experiment_files()[name]
+    else:
+        name = path.stem
+    try:
+        return _read(path, name)
+    except RecursionError:
+        raise UserError(f"experiment file '{path}' refers to itself, in 'extends' or by an alias") from None
 
 
 def _read(path: Path, name: str) -> Fields:
@@ -74,8 +79,10 @@ def _read(path: Path, name: str) -> Fields:
         raise UserError(f"experiment file '{path}' does not exist; known: {', '.join(experiment_files())}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"experiment file '{path}' cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or not all(isinstance(field, str) for field in values):
         raise UserError(f"experiment file '{path}' holds no fields; expected a mapping with 'models', 'text', …")
+    if not isinstance(values.get("extends", ""), str):
+        raise UserError(f"experiment file '{path}': 'extends' is {values['extends']!r}; expected another file's name")
     fields = Fields({"name": name} | values, {place: f"{path}, line {line}" for place, line in _lines(node).items()})
     if "extends" not in values:
         return fields

@@ -30,6 +30,8 @@ Name = Annotated[str, Field(pattern=r"^\w[\w.@-]*(/\w[\w.@-]*)*$")]
 def parse_bytes(value):
     """A size such as "4GB" or "500 MB", decimal as on a disk, in bytes; anything else as it is."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT])B", value) if isinstance(value, str) else None
+    if isinstance(value, str) and not found and not value.isdigit():
+        raise ValueError("expected a size such as 500MB or 4GB")
     return round(float(found[1]) * 1000 ** (1 + "kMGT".index(found[2]))) if found else value
 
 

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
-from outliers.models.checkpoint import check_finite, opened, own_names, parameters_on_meta, safetensors_files
-from outliers.models.load import DTYPES, find_device, load_config
+from outliers.models.checkpoint import opened, own_names, parameters_on_meta, safetensors_files
+from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 SAMPLE = 4096  # bytes of a tensor that its fingerprint looks at
@@ -121,10 +121,7 @@ class Stream:
             module._buffers.update({part: buffer.to(self.device) for part, buffer in buffers.items()})
         meta = (own for own, parameter in model.named_parameters() if parameter.is_meta)
         missing = [own for own in meta if own not in self.places]
-        if missing:
-            raise UserError(
-                f"the checkpoint of '{self.name}' lacks {len(missing)} tensors ({', '.join(missing[:3])}, …)"
-            )
+        check_complete(missing, self.name)
 
     def _read(self, own: str) -> torch.Tensor:
         place = self.places[own]
@@ -133,7 +130,7 @@ class Stream:
             self.bytes_read += tensor.nbytes
             # copied, for a tensor that shares the memory of the file would keep all of it in memory
             tensor = tensor.to(self.device, self.dtype, copy=True)
-        check_finite(tensor, own)
+        check_finite(tensor, own, self.name)
         return tensor
 
     @contextmanager

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
-from outliers.models.checkpoint import check_finite, opened, own_names, parameters_on_meta, safetensors_files
-from outliers.models.load import DTYPES, find_device, load_config
+from outliers.models.checkpoint import opened, own_names, parameters_on_meta, safetensors_files
+from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -99,6 +99,7 @@ def load_int8(
         for key, tensor in _tensors(file, name, device):
             own = own_name(key)
             if own is not None:
+                check_finite(tensor, own, name)
                 _assign(model, own, tensor, DTYPES[dtype])
     return _finished(model, name, device)
 
@@ -119,7 +120,6 @@ def _tensors(file: Path, name: str, device: torch.device) -> Iterator[tuple[str,
 
 def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     """Put a tensor of a checkpoint in its place, quantized where it is a projection's weight."""
-    check_finite(tensor, name)
     path, _, part = name.rpartition(".")
     module = model.get_submodule(path)
     if isinstance(module, Int8Linear) and part == "weight":
@@ -135,6 +135,5 @@ def _finished(model: PreTrainedModel, name: str, device: str | torch.device) -> 
     """Tie what is tied, and see that nothing is missing."""
     model.tie_weights()
     missing = [key for key, tensor in model.state_dict().items() if tensor.is_meta]
-    if missing:
-        raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({', '.join(missing[:3])}, …)")
+    check_complete(missing, name)
     return model.to(device)

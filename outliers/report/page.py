@@ -8,7 +8,6 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from outliers.experiment.spec import full_name
-from outliers.report.figures import drawn
 from outliers.report.section import Drawing, Section, Table
 from outliers.report.style import count_label
 
@@ -74,7 +73,7 @@ def _html(table: Table) -> dict:
 
 
 def _source(drawing: Drawing) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(drawn(drawing.figure, "svg")).decode()
+    return "data:image/svg+xml;base64," + base64.b64encode(drawing.svg).decode()
 
 
 def _summary(rows: list[dict]) -> str:

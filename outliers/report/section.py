@@ -1,11 +1,15 @@
 """What a run shows: tables and figures with their words, before they become files, a page or lines on a terminal."""
 
 import textwrap
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
 from tabulate import tabulate
+
+from outliers.report.figures import drawn
 
 
 class Table(NamedTuple):
@@ -34,12 +38,18 @@ class Table(NamedTuple):
         return f"{self.form('simple')}\n\n{textwrap.fill(self.caption, 100)}"
 
 
-class Drawing(NamedTuple):
+@dataclass(frozen=True)
+class Drawing:
     """A figure with the name of its files and its caption."""
 
     name: str
     caption: str
     figure: Figure
+
+    @cached_property
+    def svg(self) -> bytes:
+        """The figure as SVG, drawn once for its file and for the page."""
+        return drawn(self.figure, "svg")
 
 
 class Section(NamedTuple):

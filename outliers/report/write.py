@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from outliers.files import write_whole
-from outliers.report.figures import write_figure
+from outliers.report.figures import drawn
 from outliers.report.page import page
 from outliers.report.section import Section
 
@@ -32,4 +32,5 @@ def write_files(section: Section, folder: Path) -> None:
     for name, frame in data.items():
         write_whole(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g"))
     for drawing in section.drawings:
-        write_figure(drawing.figure, folder / drawing.name)
+        write_whole(folder / f"{drawing.name}.svg", drawing.svg)
+        write_whole(folder / f"{drawing.name}.png", drawn(drawing.figure, "png"))

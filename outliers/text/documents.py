@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outliers.errors import UserError
-
-SECONDS_FOR_THE_HUB = 5
+from outliers.models.load import SECONDS_FOR_THE_HUB
 
 
 def read_file(path: str | Path) -> list[str]:
