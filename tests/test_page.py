@@ -129,5 +129,6 @@ def test_printed(browser, section, tmp_path):
     opened.emulate_media(media="print")
     folded = opened.locator("details table").first
     assert folded.is_visible(), "what is folded on a screen is printed"
+    assert opened.locator("details summary").first.is_visible(), "with its caption"
     assert opened.pdf().startswith(b"%PDF")
     opened.close()
