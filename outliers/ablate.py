@@ -10,6 +10,7 @@ from outliers.command import (
     Blocks,
     Device,
     Dtype,
+    Engine,
     Force,
     Memory,
     Model,
@@ -45,6 +46,7 @@ def ablate(
     revision: Revision = None,
     stream: Stream = None,
     memory: Memory = None,
+    engine: Engine = None,
     out: Out = None,
     force: Force = False,
 ) -> None:

@@ -17,7 +17,7 @@ Text = Annotated[str | None, Option(help="sample (the default), c4, wikitext2, o
 Block = Annotated[int | None, Option(help="Tokens a block; by default 256.")]
 Blocks = Annotated[int | None, Option(help="How many blocks, from the start of the text; by default 32.")]
 Alpha = Annotated[float | None, Option(help="From which magnitude on a value is an outlier; by default 6.")]
-Device = Annotated[str | None, Option(help="cpu (the default), cuda or cuda:N.")]
+Device = Annotated[str | None, Option(help="cpu (the default), cuda, cuda:N, or auto: layers spread over all GPUs.")]
 Dtype = Annotated[str | None, Option(help="Of weights and activations: float32 (the default), float16 or bfloat16.")]
 Revision = Annotated[
     str | None, Option(help="Branch, tag or commit on the hub, or a checkpoint's folder in a local folder.")
@@ -29,6 +29,10 @@ Stream = Annotated[
 Memory = Annotated[
     str | None,
     Option(help="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default all in memory."),
+]
+Engine = Annotated[
+    str | None,
+    Option(help="local (the default), or ray: spread over a Ray cluster, or over the cores or GPUs of this machine."),
 ]
 Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
 Force = Annotated[bool, Option("--force", help="Measure again what is finished.")]

@@ -10,6 +10,7 @@ from outliers.command import (
     Blocks,
     Device,
     Dtype,
+    Engine,
     Force,
     Memory,
     Models,
@@ -35,6 +36,7 @@ def emergence(
     dtype: Dtype = None,
     stream: Stream = None,
     memory: Memory = None,
+    engine: Engine = None,
     out: Out = None,
     force: Force = False,
 ) -> None:

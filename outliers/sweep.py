@@ -10,6 +10,7 @@ from outliers.command import (
     Blocks,
     Device,
     Dtype,
+    Engine,
     Force,
     Memory,
     Models,
@@ -39,6 +40,7 @@ def sweep(
     revision: Revision = None,
     stream: Stream = None,
     memory: Memory = None,
+    engine: Engine = None,
     out: Out = None,
     force: Force = False,
 ) -> None:

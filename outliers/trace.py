@@ -6,6 +6,7 @@ from outliers.command import (
     Blocks,
     Device,
     Dtype,
+    Engine,
     Force,
     Memory,
     Model,
@@ -30,6 +31,7 @@ def trace(
     revision: Revision = None,
     stream: Stream = None,
     memory: Memory = None,
+    engine: Engine = None,
     out: Out = None,
     force: Force = False,
 ) -> None:

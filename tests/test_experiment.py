@@ -10,7 +10,7 @@ from outliers.ablation.ablate import ablate, measure
 from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import perplexity
+from outliers.evaluation.perplexity import Loss, perplexity
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.emergence import emergence
 from outliers.experiment.files import make_experiment, read_experiment
@@ -154,13 +154,13 @@ def test_finished_rows_are_used_again(tmp_path, monkeypatch):
     first = sweep(Experiment(**SMALL), tmp_path)
     measured = []
     monkeypatch.setattr(
-        "outliers.experiment.sweep.perplexity", lambda model, blocks: measured.append(list(blocks)) or 1.5
+        "outliers.experiment.sweep.losses", lambda model, blocks: measured.append(list(blocks)) or [Loss(0.0, 1)]
     )
     assert sweep(Experiment(**SMALL), tmp_path) == first
     assert not measured
     with_alpha = sweep(Experiment(**SMALL, alpha=3), tmp_path)
     assert len(measured) == 6, "only the three decomposing schemes of two models depend on alpha"
-    assert {row["value"] for row in with_alpha if "alpha" in row} == {1.5}
+    assert {row["value"] for row in with_alpha if "alpha" in row} == {1.0}
     assert len(read_rows(tmp_path)) == 24
     sweep(Experiment(**SMALL), tmp_path, force=True)
     assert len(measured) == 24
@@ -255,15 +255,18 @@ def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
         values = [row["value"] for row in want if row["metric"] == metric]
         assert values == pytest.approx(table[metric].tolist(), rel=1e-6)
 
-    def stop_after_five(*arguments):
-        for number, measured in enumerate(measure(*arguments)):
-            if number == 5:
-                raise KeyboardInterrupt
-            yield measured
+    calls = []
 
+    def stop_at_every_fourth(*arguments):
+        calls.append(arguments)
+        if len(calls) % 4 == 0:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    one_pass = len(table)  # top-1 softmax of all treatments; perplexity takes a pass for each
     with monkeypatch.context() as patch:
-        patch.setattr("outliers.experiment.ablation.measure", stop_after_five)
-        for finished in (5, 10, 15):
+        patch.setattr("outliers.experiment.ablation.measure", stop_at_every_fourth)
+        for finished in (one_pass + 2, one_pass + 5, one_pass + 8):
             with pytest.raises(KeyboardInterrupt):
                 ablate_model(spec, tmp_path / "cut")
             assert len(read_rows(tmp_path / "cut")) == finished

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from outliers import files
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import perplexity
+from outliers.evaluation.perplexity import losses
 from outliers.experiment import tracing
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.emergence import emergence
@@ -81,9 +81,9 @@ def interrupting(monkeypatch, at: int, times: int) -> None:
         measured.append(model)
         for _ in range(times if len(measured) == at else 0):
             signal.raise_signal(signal.SIGINT)
-        return perplexity(model, blocks)
+        return losses(model, blocks)
 
-    monkeypatch.setattr("outliers.experiment.sweep.perplexity", press)
+    monkeypatch.setattr("outliers.experiment.sweep.losses", press)
 
 
 @pytest.mark.parametrize(("times", "finished"), [(1, 3), (2, 2)])
@@ -427,7 +427,7 @@ def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
 def test_nothing_is_measured_where_not_even_the_lock_fits(monkeypatch, small_disk):
     disk = small_disk("8k")
     (disk / "filler").write_bytes(b"0" * 8192)
-    monkeypatch.setattr("outliers.experiment.sweep.perplexity", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("outliers.experiment.sweep.losses", lambda *_: pytest.fail("measured"))
     with pytest.raises(UserError, match="No space left on device"):
         sweep(Experiment(**FIELDS), disk)
     assert names(disk) == {"filler"}
@@ -469,9 +469,9 @@ def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, t
         measured.append(model)
         if len(measured) == 3:
             change(file)
-        return perplexity(model, blocks)
+        return losses(model, blocks)
 
-    monkeypatch.setattr("outliers.experiment.sweep.perplexity", then_change)
+    monkeypatch.setattr("outliers.experiment.sweep.losses", then_change)
     code, _, err = call(monkeypatch, capsys, "--model", model, *ARGUMENTS[2:], "--out", out)
     assert code == 2
     assert len(measured) == 3

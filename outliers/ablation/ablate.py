@@ -25,7 +25,7 @@ RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
-class Cell:
+class Treatment:
     """One thing to measure: which features are taken out, and how.
 
     subject: "none" (the model as it is), "outliers" (all given features), "control" (as many random others), or
@@ -45,7 +45,7 @@ def plan(
     controls: int = LEAST_CONTROLS,
     seed: int = 0,
     where: Iterable[str] = ("attn_in",),
-) -> list[Cell]:
+) -> list[Treatment]:
     """What `ablate` measures; the controls of all methods are the same draws.
 
     Raises:
@@ -68,46 +68,48 @@ def plan(
         )
     generator = np.random.default_rng(seed)
     draws = [tuple(map(int, np.sort(generator.choice(others, len(features), replace=False)))) for _ in range(controls)]
-    cells = [Cell("none")]
+    treatments = [Treatment("none")]
     for method in methods:
-        cells.append(Cell("outliers", method, tuple(features)))
-        cells += [Cell("control", method, draw, number) for number, draw in enumerate(draws)]
+        treatments.append(Treatment("outliers", method, tuple(features)))
+        treatments += [Treatment("control", method, draw, number) for number, draw in enumerate(draws)]
         if len(features) > 1:
-            cells += [Cell("single", method, (feature,)) for feature in features]
-    return cells
+            treatments += [Treatment("single", method, (feature,)) for feature in features]
+    return treatments
 
 
 def measure(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
-    cells: Iterable[Cell],
+    treatments: Iterable[Treatment],
     metric: str,
     where: Iterable[str] = ("attn_in",),
     seed: int = 0,
-) -> Iterator[tuple[Cell, float]]:
-    """Measure "top1_softmax" or "perplexity" of cells, each as soon as it is known.
+    means: Means | None = None,
+) -> Iterator[tuple[Treatment, float]]:
+    """Measure "top1_softmax" or "perplexity" of treatments, each as soon as it is known.
 
-    All cells of "top1_softmax" come from one pass over the text; "perplexity" takes one for each, but of a streamed
-    model, whose layers are read once for all cells. "shuffle" then draws its permutations layer by layer instead of
-    block by block, so they are others.
+    All treatments of "top1_softmax" come from one pass over the text; "perplexity" takes one for each, but of a
+    streamed model, whose layers are read once for all treatments. "shuffle" then draws its permutations layer by layer
+    instead of block by block, so they are others. means: those of `feature_means`, which the method "mean" needs.
     """
-    cells = list(cells)
-    if not cells:
+    treatments = list(treatments)
+    if not treatments:
         return
-    means = _means(model, blocks) if any(cell.method == "mean" for cell in cells) else {}
-    interventions = [Intervention(cell.features, cell.method or "zero", seed, means) for cell in cells]
+    interventions = [
+        Intervention(treatment.features, treatment.method or "zero", seed, means or {}) for treatment in treatments
+    ]
     if metric == "top1_softmax":
-        yield from zip(cells, top1_softmax(model, blocks, interventions), strict=True)
+        yield from zip(treatments, top1_softmax(model, blocks, interventions), strict=True)
         return
     inputs = [projection for projection in projections(model) if projection.role in where]
     if is_streamed(model):
         variants = [_variant(intervention, inputs) for intervention in interventions]
-        yield from zip(cells, perplexities(model, blocks, variants), strict=True)
+        yield from zip(treatments, perplexities(model, blocks, variants), strict=True)
         return
-    for cell, intervention in zip(cells, interventions, strict=True):
+    for treatment, intervention in zip(treatments, interventions, strict=True):
         with intervention.on(inputs):
             value = perplexity(model, blocks)
-        yield cell, value
+        yield treatment, value
 
 
 def _variant(intervention: Intervention, inputs: list[Projection]) -> Variant:
@@ -152,11 +154,16 @@ def ablate(
         UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
             method or a place is unknown; there are too few controls; blocks do not fit the model.
     """
-    cells = plan(features, model.config.hidden_size, methods, controls, seed, where)
+    methods = list(methods)
+    treatments = plan(features, model.config.hidden_size, methods, controls, seed, where)
+    means = feature_means(model, blocks) if "mean" in methods else {}
     values = {
-        metric: dict(measure(model, blocks, cells, metric, where, seed)) for metric in ("top1_softmax", "perplexity")
+        metric: dict(measure(model, blocks, treatments, metric, where, seed, means))
+        for metric in ("top1_softmax", "perplexity")
     }
-    return damages([{**vars(cell), **{metric: of[cell] for metric, of in values.items()}} for cell in cells])
+    return damages(
+        [{**vars(treatment), **{metric: of[treatment] for metric, of in values.items()}} for treatment in treatments]
+    )
 
 
 def damages(measurements: list[dict]) -> pd.DataFrame:
@@ -198,7 +205,7 @@ def interval_of_mean(values: Iterable[float], seed: int = 0) -> tuple[float, flo
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
-def _means(model: PreTrainedModel, blocks: torch.Tensor) -> Means:
+def feature_means(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Means:
     """Mean of every feature over the text, by layer and role."""
     found = trace(model, blocks, STREAM, attention=False)
     means = {role: found.statistics[f"{role}.sum"] / (found.block * found.sequences) for role in STREAM}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -16,7 +17,13 @@ from outliers.models.stream import Variant, is_streamed
 HEAD_OUTPUTS = 4096  # logits of 512 tokens are then 8 MB, which stay in a CPU's cache
 
 
-@torch.inference_mode()
+class Loss(NamedTuple):
+    """Of a block: the summed negative log-likelihood, and of how many predicted tokens."""
+
+    total: float
+    tokens: int
+
+
 def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
     """exp of the mean negative log-likelihood over all predicted tokens.
 
@@ -31,36 +38,55 @@ def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
         UserError: there is no block; one is longer than the model's context or holds ids outside its vocabulary;
             hidden states or logits are NaN or inf.
     """
-    losses = [_finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
-    return _perplexity(losses)
+    return perplexity_of(losses(model, blocks))
 
 
-@torch.inference_mode()
 def perplexities(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Sequence[Variant]) -> list[float]:
     """The perplexity of a streamed model under each of some variants, for which each layer is read once.
 
     Raises:
         UserError: as `perplexity`.
     """
-    losses = [[] for _ in variants]
+    return [perplexity_of(of_variant) for of_variant in variant_losses(model, blocks, variants)]
+
+
+@torch.inference_mode()
+def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]:
+    """The loss of each block, of which perplexity is made; those of the parts of a text can be put together.
+
+    Raises:
+        UserError: as `perplexity`.
+    """
+    return [_finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
+
+
+@torch.inference_mode()
+def variant_losses(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Sequence[Variant]
+) -> list[list[Loss]]:
+    """The same of a streamed model under each of some variants, for which each layer is read once."""
+    found = [[] for _ in variants]
     for variant, ids, states in model.stream.run(model, blocks, variants, lambda *_turn: None):
-        losses[variant].append(_finite_loss(model, ids, states))
-    return [_perplexity(of_variant) for of_variant in losses]
+        found[variant].append(_finite_loss(model, ids, states))
+    return found
 
 
-def _perplexity(losses: list[tuple[torch.Tensor, int]]) -> float:
+def perplexity_of(losses: list[Loss]) -> float:
+    """exp of the mean over all predicted tokens.
+
+    Raises:
+        UserError: there is no block.
+    """
     if not losses:
         raise UserError("no blocks to evaluate; expected at least one")
-    total = sum((loss for loss, _ in losses), torch.zeros((), dtype=torch.float64))
-    return math.exp(total / sum(count for _, count in losses))
+    return math.exp(sum(loss.total for loss in losses) / sum(loss.tokens for loss in losses))
 
 
-def _finite_loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The summed loss of a block, and of how many tokens."""
+def _finite_loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> Loss:
     loss = _loss(model, ids, states)
     if not torch.isfinite(loss):
         raise UserError(_where_not_finite(model, ids))
-    return loss, len(ids) - 1
+    return Loss(loss.item(), len(ids) - 1)
 
 
 def _loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -69,8 +95,8 @@ def _loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> to
     The head is applied to a part of the vocabulary at a time: all logits of a block, (T, vocabulary), are by far the
     largest tensor of an evaluation, and making them costs more than using them.
     """
-    hidden_states = states[:-1]
-    head, targets = model.get_output_embeddings(), ids[1:, None]
+    head = model.get_output_embeddings()
+    hidden_states, targets = states[:-1].to(head.weight.device), ids[1:, None].to(head.weight.device)
     log_normalizer = torch.full_like(targets, -torch.inf, dtype=torch.float64)
     target_logits = torch.empty_like(log_normalizer)
     for start in range(0, len(head.weight), HEAD_OUTPUTS):

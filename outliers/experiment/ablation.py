@@ -1,19 +1,23 @@
 """Ablate one model to rows, going on where an earlier run stopped."""
 
+import itertools
 import time
 from pathlib import Path
 
-from outliers.ablation.ablate import Cell, measure, plan
+from outliers.ablation.ablate import Treatment, feature_means, measure, plan
+from outliers.ablation.interventions import Means
 from outliers.errors import UserError
-from outliers.experiment.job import Counted, Job, load, prepare, progress
+from outliers.experiment.engine import Bench, Cell, Engine, common_fields, engine_of, gather
+from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Ablation, short_name
 from outliers.models.anatomy import check_features
-from outliers.tracing.result import STREAM
+from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
 
 METRICS = ("top1_softmax", "perplexity")
+Key = tuple[str, Treatment]  # metric and treatment
 
 
 def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = False) -> list[dict]:
@@ -27,7 +31,7 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
         force: measure again what is finished.
 
     Returns:
-        One row a cell (see `outliers.ablation.ablate.Cell`) and metric.
+        One row a treatment (see `outliers.ablation.ablate.Treatment`) and metric.
 
     Raises:
         UserError: as `outliers.ablate`; or there is no outlier feature.
@@ -35,35 +39,76 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
     job = prepare(spec.model, spec.revision, spec)
     width = job.config.hidden_size
     plan(spec.features or [0], width, spec.methods, spec.controls, spec.seed, spec.where)
-    with RowFile(Path(out or spec.folder)) as row_file, progress(spec.blocks) as bar:
+    passes = (spec.features is None) + ("mean" in spec.methods)  # before the first row
+    row_file = RowFile(Path(out or spec.folder))
+    with row_file, progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
         bar.set_description(spec.model)
-        model, common = load(job, spec)
-        features = check_features(spec.features, width) if spec.features else _found(model, job, spec, bar)
-        cells = plan(features, width, spec.methods, spec.controls, spec.seed, spec.where)
-        common = {"experiment": "ablate", **common, "where": spec.where, "seed": spec.seed}
+        (common,) = common_fields(engine, [job], spec)
+        features = check_features(spec.features, width) if spec.features else _found(engine, job, spec, common)
+        treatments = plan(features, width, spec.methods, spec.controls, spec.seed, spec.where)
+        fields = {"experiment": "ablate", **common, "where": spec.where, "seed": spec.seed}
         if spec.features is None:
-            common["alpha"] = spec.alpha
-        of_cell = {(cell, metric): _row(cell, metric, common) for metric in METRICS for cell in cells}
-        finished = {} if force else {key: row_file.find(row) for key, row in of_cell.items()}
-        for metric in METRICS:
-            missing = [cell for cell in cells if not finished.get((cell, metric))]
-            bar.total += len(job.blocks) * (len(missing) if metric == "perplexity" else bool(missing))
-            start = time.perf_counter()
-            for cell, value in measure(model, Counted(job.blocks, bar), missing, metric, spec.where, spec.seed):
-                row = of_cell[cell, metric] | {"value": value, "unit": "1"} | cost(start, model.device)
-                row_file.add(row)
-                finished[cell, metric] = row
-    return [finished[key] for key in of_cell]
+            fields["alpha"] = spec.alpha
+        asked = {key: _row(*key, fields) for key in itertools.product(METRICS, treatments)}
+        rows = {} if force else {key: row for key, fields in asked.items() if (row := row_file.find(fields))}
+        missing = [key for key in asked if key not in rows]
+        cells = _cells(engine, job, spec, common, missing)
+        bar.total += sum(cell.steps for cell in cells)
+        for _, measured in engine.run(cells):
+            new = {key: asked[key] | value for key, value in measured.items()}
+            row_file.add(*new.values())
+            rows |= new
+    return [rows[key] for key in asked]
 
 
-def _row(cell: Cell, metric: str, common: dict) -> dict:
+def _row(metric: str, treatment: Treatment, common: dict) -> dict:
     """The fields of a row but its value."""
-    of_cell = {name: value for name, value in vars(cell).items() if value is not None}
-    return {**common, **of_cell, "features": list(cell.features), "metric": metric}
+    of_treatment = {name: value for name, value in vars(treatment).items() if value is not None}
+    return {**common, **of_treatment, "features": list(treatment.features), "metric": metric}
 
 
-def _found(model, job: Job, spec: Ablation, bar) -> list[int]:
-    found = trace(model, Counted(job.blocks, bar), STREAM, spec.alpha, attention=False)
+def _cells(engine: Engine, job: Job, spec: Ablation, common: dict, missing: list[Key]) -> list[Cell]:
+    """What is measured together: as much as one pass over the text, or over the layers, has in common."""
+    means = {}
+    if any(treatment.method == "mean" for _, treatment in missing):
+        (means,) = gather(engine, [Cell(f"{job.model}, means", _means, (job, spec, common), spec.blocks)])
+    cells = []
+    for metric in METRICS:
+        treatments = [treatment for of, treatment in missing if of == metric]
+        together = metric == "top1_softmax" or spec.stream
+        sets = [treatments] if together else [[treatment] for treatment in treatments]
+        for some in filter(None, sets):
+            steps = spec.blocks * (1 if metric == "top1_softmax" else len(some))
+            arguments = job, spec, common, metric, some, means
+            cells.append(Cell(f"{job.model} {metric} {len(cells)}", _measure, arguments, steps))
+    return cells
+
+
+def _measure(
+    bench: Bench, job: Job, spec: Ablation, common: dict, metric: str, treatments: list[Treatment], means: Means
+) -> dict[Key, dict]:
+    """The value of each treatment and what they have cost, as fields of rows."""
+    model, _ = bench.load(job, spec, common)
+    start = time.perf_counter()
+    blocks = Counted(job.blocks, bench.bar)
+    values = dict(measure(model, blocks, treatments, metric, spec.where, spec.seed, means))
+    spent = cost(start, model.device)
+    return {(metric, treatment): {"value": value, "unit": "1"} | spent for treatment, value in values.items()}
+
+
+def _means(bench: Bench, job: Job, spec: Ablation, common: dict) -> Means:
+    model, _ = bench.load(job, spec, common)
+    return feature_means(model, Counted(job.blocks, bench.bar))
+
+
+def _trace(bench: Bench, job: Job, spec: Ablation, common: dict) -> Trace:
+    model, _ = bench.load(job, spec, common)
+    return trace(model, Counted(job.blocks, bench.bar), STREAM, spec.alpha, attention=False)
+
+
+def _found(engine: Engine, job: Job, spec: Ablation, common: dict) -> list[int]:
+    """The outlier features of the model."""
+    (found,) = gather(engine, [Cell(f"{job.model}, trace", _trace, (job, spec, common), spec.blocks)])
     outliers = found.outlier_features()
     if outliers.empty:
         nearest = found.features().iloc[0]

@@ -6,12 +6,17 @@ from pathlib import Path
 from tqdm import tqdm
 
 from outliers.errors import UserError
-from outliers.experiment.job import Counted, Job, load, prepare, progress
+from outliers.evaluation.perplexity import perplexity_of
+from outliers.experiment.engine import Bench, Cell, Engine, common_fields, engine_of
+from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Emergence, full_name
-from outliers.experiment.tracing import PASSES, measure_table4, tidy
+from outliers.experiment.tracing import PASSES, measure_beside, tidy
+from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
+
+Place = tuple[str, str | None]  # model and revision
 
 
 def emergence(spec: Emergence, out: str | Path | None = None, force: bool = False) -> list[dict]:
@@ -29,39 +34,74 @@ def emergence(spec: Emergence, out: str | Path | None = None, force: bool = Fals
         One row a model and metric of `table4_row`.
 
     Raises:
-        UserError: something is unknown, unreachable or does not fit together.
+        UserError: something is unknown, unreachable or does not fit together; or models failed on a cluster.
     """
     if spec.revisions and len(spec.models) > 1:
         raise UserError(f"revisions of {len(spec.models)} models; expected one model where there are revisions")
     places = [(name, revision) for name in spec.models for revision in spec.revisions or [None]]
     jobs = [prepare(name, revision, spec) for name, revision in places]
-    measured: dict[tuple, list[dict]] = {}
-    with RowFile(Path(out or spec.folder)) as row_file, progress(PASSES * spec.blocks * len(jobs)) as bar:
-        return [row for job in jobs for row in _measure(job, spec, row_file, force, bar, measured)]
+    rows: dict[Place, list[dict]] = {}
+    row_file = RowFile(Path(out or spec.folder))
+    with row_file, progress(PASSES * spec.blocks * len(jobs)) as bar, engine_of(spec, bar) as engine:
+        for group in engine.groups(jobs):
+            all_fields = [
+                {"experiment": "emergence", **common, "alpha": spec.alpha}
+                for common in common_fields(engine, group, spec)
+            ]
+            missing = []
+            for job, fields in zip(group, all_fields, strict=True):
+                if found := [] if force else row_file.find_all(fields):
+                    rows[job.model, job.revision] = found
+                    bar.update(PASSES * spec.blocks)
+                else:
+                    missing.append((job, fields))
+            _measure_missing(missing, rows, spec, row_file, engine, bar)
+    return [row for place in places for row in rows[place]]
 
 
-def _measure(
-    job: Job, spec: Emergence, row_file: RowFile, force: bool, bar: tqdm, measured: dict[tuple, list[dict]]
-) -> list[dict]:
-    """The rows of one model; `measured` has those of the models before, by hash of weights and tokens."""
-    bar.set_description(full_name(job.model, job.revision))
+def _measure_missing(
+    missing: list[tuple[Job, dict]],
+    rows: dict[Place, list[dict]],
+    spec: Emergence,
+    row_file: RowFile,
+    engine: Engine,
+    bar: tqdm,
+) -> None:
+    """Add the rows of models to those that are there; equal weights are measured once."""
+    measured = {_hashes(of_model[0]): of_model for of_model in rows.values()}
+    new = {}
+    for job, fields in missing:
+        if _hashes(fields) not in measured:
+            new.setdefault(_hashes(fields), (job, fields))
+    steps = PASSES * spec.blocks
+    cells = [
+        Cell(full_name(job.model, job.revision), _measure, (job, spec, fields), steps) for job, fields in new.values()
+    ]
+    for cell, found in engine.run(cells):
+        job, _, fields = cell.arguments
+        row_file.add(*found)
+        rows[job.model, job.revision] = measured[_hashes(fields)] = found
+    for job, fields in missing:
+        if (job.model, job.revision) not in rows:
+            twins = measured[_hashes(fields)]
+            same = {"same_weights_as": full_name(twins[0]["model"], twins[0].get("checkpoint"))}
+            rows[job.model, job.revision] = [row | fields | same for row in twins]
+            row_file.add(*rows[job.model, job.revision])
+            bar.update(steps)
+
+
+def _hashes(fields: dict) -> tuple[str, str]:
+    """What makes two models the same: weights and tokens."""
+    return fields["weights_hash"], fields["tokens_hash"]
+
+
+def _measure(bench: Bench, job: Job, spec: Emergence, fields: dict) -> list[dict]:
+    """The rows of one model."""
+    bench.bar.set_description(full_name(job.model, job.revision))
+    model, _ = bench.load(job, spec, fields)
     start = time.perf_counter()
-    model, common = load(job, spec)
-    cell = {"experiment": "emergence", **common, "alpha": spec.alpha}
-    hashes = common["weights_hash"], common["tokens_hash"]
-    rows = [] if force else row_file.find_all(cell)
-    if rows or hashes in measured:
-        bar.update(PASSES * len(job.blocks))
-    if not rows and hashes in measured:
-        twin = measured[hashes][0]
-        same = {"same_weights_as": full_name(twin["model"], twin.get("checkpoint"))}
-        rows = [row | cell | same for row in measured[hashes]]
-        row_file.add(*rows)
-    elif not rows:
-        found = trace(model, Counted(job.blocks, bar), alpha=spec.alpha, attention=False)
-        values = measure_table4(model, job.blocks, found, bar)
-        spent = cost(start, model.device)
-        rows = [cell | row | spent for row in tidy([values])]
-        row_file.add(*rows)
-    measured.setdefault(hashes, rows)
-    return rows
+    found = trace(model, Counted(job.blocks, bench.bar), alpha=spec.alpha, attention=False)
+    beside = measure_beside(model, job.blocks, found, bench.bar)
+    values = table4_row(found, perplexity_of(beside.losses), beside.top1_softmax)
+    spent = cost(start, model.device)
+    return [fields | row | spent for row in tidy([values])]

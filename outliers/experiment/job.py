@@ -32,7 +32,10 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
     Raises:
         UserError: the model, its revision, the text or the device is unknown, or they do not fit together.
     """
-    find_device(settings.device)
+    if settings.engine == "local":
+        check_kernels(settings)
+    elif settings.device not in ("cpu", "cuda", "auto"):
+        raise UserError(f"device '{settings.device}' with engine 'ray', which chooses GPUs; expected cpu, cuda or auto")
     config = load_config(name, revision)
     check_block(config, settings.block)
     tokenizer = load_tokenizer(name, revision)
@@ -43,7 +46,7 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
 
 def load(job: Job, settings: Settings) -> tuple[PreTrainedModel, dict]:
     """Load the model of a job; return it with the fields that all its rows have in common."""
-    place = job.model, settings.dtype, find_device(settings.device), job.revision
+    place = job.model, settings.dtype, settings.device, job.revision
     model = stream_model(*place, settings.memory) if settings.stream else load_model(*place)
     return model, describe(job, model, settings)
 
@@ -70,7 +73,7 @@ def describe_model(name: str, revision: str | None, model: PreTrainedModel, mach
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),
         "dtype": machine.dtype,
-        **environment(find_device(machine.device)),
+        **environment(machine.device),
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from outliers.evaluation.latency import Timings, check_generation, latency, quartiles
+from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import Job, check_kernels, describe, prepare, progress
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
@@ -72,8 +73,9 @@ def _measure(
     bar.set_description(f"{job.model} {scheme.name}")
     device = find_device(spec.device)
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    model = _load(job, scheme, spec, device)
+        for number in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(number)
+    model = _load(job, scheme, spec)
     common = {"experiment": spec.name, "scheme": scheme.name, **_fields(job, scheme, settings, model)}
     for batch in spec.batches:
         prompts = job.blocks[:batch]
@@ -86,6 +88,7 @@ def _measure(
         }
         rows = [None if force else row_file.find(cell | {"metric": metric}) for metric in METRICS]
         if None in rows:
+            stop_if_asked()
             start = time.perf_counter()
             timings = latency(model, prompts, spec.tokens, spec.repeats)
             spent = cost(start, device)
@@ -95,10 +98,10 @@ def _measure(
         yield from rows
 
 
-def _load(job: Job, scheme: Scheme, spec: Latency, device: torch.device) -> PreTrainedModel:
+def _load(job: Job, scheme: Scheme, spec: Latency) -> PreTrainedModel:
     if scheme.bits == 8:
-        return load_int8(job.model, scheme, spec.dtype, device, job.revision)
-    return load_model(job.model, spec.dtype, device, job.revision)
+        return load_int8(job.model, scheme, spec.dtype, spec.device, job.revision)
+    return load_model(job.model, spec.dtype, spec.device, job.revision)
 
 
 def _rows(timings: Timings) -> Iterator[dict]:

@@ -8,6 +8,7 @@ from outlier_kernels.dispatch import path
 from tqdm import tqdm
 
 from outliers.evaluation.linear_layer import milliseconds, rows_of, ways
+from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import check_kernels, progress
 from outliers.experiment.provenance import cost, environment
 from outliers.experiment.rows import RowFile
@@ -51,6 +52,7 @@ def _measure(cell: dict, spec: LinearLayers, row_file: RowFile, force: bool, bar
     bar.set_description(f"dimension {cell['dimension']}")
     rows = [] if force else row_file.find_all(cell)
     if not rows:
+        stop_if_asked()
         start, device = time.perf_counter(), torch.device(cell["device"])
         shape = cell["tokens"], cell["dimension"], cell["outputs"]
         times = milliseconds(ways(*shape, device, DTYPES[spec.dtype]), device, spec.seconds)

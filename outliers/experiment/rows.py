@@ -108,7 +108,6 @@ class RowFile:
 
         Raises:
             UserError: they cannot be written, or the weights that they are of changed since they were read.
-            KeyboardInterrupt: Ctrl-C was pressed; the rows are written.
         """
         for model, checkpoint in {(row["model"], row.get("checkpoint")) for row in rows if "weights_hash" in row}:
             check_unchanged(model, checkpoint)
@@ -116,7 +115,6 @@ class RowFile:
         kept = [old for old in self.rows if identity(old) not in new] + list(rows)
         write_whole(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
         self.rows = kept
-        stop_if_asked()
 
 
 def read_rows(folder: Path) -> list[dict]:

@@ -61,7 +61,7 @@ class Settings(Machine):
 
     block: tokens a block (T). blocks: how many (N). alpha: from which magnitude on a value is an outlier. stream:
     whether layers are read when their turn comes; memory: bytes of hidden states that are then held in memory, None for
-    all of them.
+    all of them. engine: where its cells run, in this process or as tasks of a Ray cluster.
     """
 
     text: str = "sample"
@@ -70,6 +70,7 @@ class Settings(Machine):
     alpha: PositiveFloat = ALPHA
     stream: bool = False
     memory: Annotated[PositiveInt | None, BeforeValidator(parse_bytes)] = None
+    engine: Literal["local", "ray"] = "local"
 
 
 class Experiment(Settings):

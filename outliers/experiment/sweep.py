@@ -1,29 +1,31 @@
 """Run an experiment: models × schemes to rows, going on where an earlier run stopped."""
 
 import time
-from collections.abc import Iterator
+from collections import defaultdict
 from pathlib import Path
 
 import torch
 from outlier_kernels.dispatch import path
-from tqdm import tqdm
-from transformers import PreTrainedModel
 
-from outliers.evaluation.perplexity import perplexities, perplexity
-from outliers.experiment.job import Counted, Job, check_kernels, load, prepare, progress
-from outliers.experiment.provenance import cost
+from outliers.evaluation.perplexity import Loss, losses, perplexity_of, variant_losses
+from outliers.experiment.engine import Bench, Cell, Engine, check_same_weights, engine_of
+from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Experiment, Latency, ZeroShot
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import Scheme, get_scheme, weight_order
 
+Key = tuple[str, str]  # model and scheme
+
 
 def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = False) -> list[dict]:
     """Measure the perplexity of every model under every scheme.
 
     Each finished row is on disk before the next one starts; rows found there are used again. Names, texts and sizes
-    are checked for all models before the first one is measured.
+    are checked for all models before the first one is measured. On a cluster the blocks of a row may be measured in
+    parts on several machines; it is written when the last one is there.
 
     Args:
         experiment: what to run.
@@ -34,14 +36,24 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
         One row a model and scheme, model by model; schemes that share weight codes are side by side.
 
     Raises:
-        UserError: something in the experiment is unknown, unreachable or does not fit together.
+        UserError: something in the experiment is unknown, unreachable or does not fit together; or cells failed on a
+            cluster.
     """
-    check_kernels(experiment)
-    total = len(experiment.models) * len(schemes_of(experiment)) * experiment.blocks
+    schemes = schemes_of(experiment)
     jobs = [prepare(name, experiment.revision, experiment) for name in experiment.models]
+    total = len(jobs) * len(schemes) * experiment.blocks
+    rows: dict[Key, dict] = {}
     row_file = RowFile(Path(out or experiment.folder))
-    with row_file, progress(total) as bar:
-        return [row for job in jobs for row in _measure(job, experiment, row_file, force, bar)]
+    with row_file, progress(total) as bar, engine_of(experiment, bar) as engine:
+        for group in engine.groups(jobs):
+            if row_file.rows and not force:
+                rows |= _found(group, experiment, row_file, engine)
+                bar.update(
+                    experiment.blocks * sum((job.model, scheme.name) in rows for job in group for scheme in schemes)
+                )
+            missing = [(job, [scheme for scheme in schemes if (job.model, scheme.name) not in rows]) for job in group]
+            rows |= _measured(missing, experiment, row_file, engine)
+    return [rows[job.model, scheme.name] for job in jobs for scheme in schemes]
 
 
 def schemes_of(experiment: Experiment | Latency | ZeroShot) -> list[Scheme]:
@@ -49,50 +61,79 @@ def schemes_of(experiment: Experiment | Latency | ZeroShot) -> list[Scheme]:
     return sorted((get_scheme(name, experiment.alpha) for name in experiment.schemes), key=weight_order)
 
 
-def _measure(job: Job, experiment: Experiment, row_file: RowFile, force: bool, bar: tqdm) -> Iterator[dict]:
-    """One load of the model serves all its schemes, and one quantization of its weights all schemes that share it."""
-    bar.set_description(job.model)
-    model, common = load(job, experiment)
-    cells = [
+def _found(jobs: list[Job], experiment: Experiment, row_file: RowFile, engine: Engine) -> dict[Key, dict]:
+    """The finished rows; which weights a model has is known when it is loaded."""
+    cells = [Cell(job.model, _describe, (job, experiment, schemes_of(experiment)), 0) for job in jobs]
+    rows = (row_file.find(fields) for _, described in engine.run(cells) for fields in described)
+    return {(row["model"], row["scheme"]): row for row in rows if row}
+
+
+def _measured(
+    missing: list[tuple[Job, list[Scheme]]], experiment: Experiment, row_file: RowFile, engine: Engine
+) -> dict[Key, dict]:
+    """Measure rows, and write each when the last part of its text is there."""
+    if experiment.stream:  # each layer is read once for all schemes
+        together = [(job, schemes) for job, schemes in missing if schemes]
+    else:
+        together = [(job, [scheme]) for job, schemes in missing for scheme in schemes]
+    parts = engine.parts(experiment.blocks, len(together))
+    cells = [_cell(job, experiment, schemes, part) for job, schemes in together for part in parts]
+    arrived, rows = defaultdict(dict), {}
+    for cell, result in engine.run(cells):
+        job, _, schemes, part = cell.arguments
+        of_parts = arrived[job.model, schemes[0]]
+        of_parts[part.start] = result
+        if len(of_parts) == len(parts):
+            new = [_row(of_scheme) for of_scheme in zip(*(of_parts[part.start] for part in parts), strict=True)]
+            row_file.add(*new)
+            rows |= {(row["model"], row["scheme"]): row for row in new}
+    return rows
+
+
+def _cell(job: Job, experiment: Experiment, schemes: list[Scheme], part: slice) -> Cell:
+    names = ", ".join(scheme.name for scheme in schemes)
+    label = f"{job.model} {names}, blocks {part.start} to {part.stop - 1}"
+    return Cell(label, _measure, (job, experiment, schemes, part), len(schemes) * (part.stop - part.start))
+
+
+def _describe(bench: Bench, job: Job, experiment: Experiment, schemes: list[Scheme]) -> list[dict]:
+    """The fields of the rows of a model but their values."""
+    model, common = bench.load(job, experiment)
+    return [
         {"experiment": experiment.name, "model": job.model, "scheme": scheme.name, "metric": "perplexity"}
         | common
         | scheme_fields(scheme, model.device)
-        for scheme in schemes_of(experiment)
+        for scheme in schemes
     ]
-    rows = [None if force else row_file.find(cell) for cell in cells]
-    missing = [scheme for scheme, row in zip(schemes_of(experiment), rows, strict=True) if row is None]
-    bar.update(len(job.blocks) * (len(cells) - len(missing)))
-    if missing and is_streamed(model):
-        # Added together: after Ctrl-C `add` stops the run, and what was measured with the first row would be lost.
-        asked = [cell for cell, row in zip(cells, rows, strict=True) if row is None]
-        values = _all_at_once(model, missing, job, bar)
-        row_file.add(*(cell | fields for cell, fields in zip(asked, values, strict=True)))
-        rows = [row_file.find(cell) for cell in cells]
-    values = _one_by_one(model, missing, job, bar)
-    for cell, row in zip(cells, rows, strict=True):
-        if row is None:
-            row = cell | next(values)
-            row_file.add(row)
-        yield row
 
 
-def _one_by_one(model: PreTrainedModel, schemes: list[Scheme], job: Job, bar: tqdm) -> Iterator[dict]:
-    """The perplexity under each scheme, as fields of a row."""
-    for scheme in schemes:
-        bar.set_description(f"{job.model} {scheme.name}")
-        start = time.perf_counter()
-        model = quantize(model, scheme)
-        value = perplexity(model, Counted(job.blocks, bar))
-        yield {"value": value, "unit": "1"} | cost(start, model.device)
-
-
-def _all_at_once(model: PreTrainedModel, schemes: list[Scheme], job: Job, bar: tqdm) -> Iterator[dict]:
-    """The same, with every layer read once for all schemes; so all have the same cost."""
+def _measure(
+    bench: Bench, job: Job, experiment: Experiment, schemes: list[Scheme], part: slice
+) -> list[tuple[dict, list[Loss]]]:
+    """The fields of the row of each scheme, and the losses of a part of the text."""
+    bench.bar.set_description(f"{job.model} {schemes[0].name}")
+    described = _describe(bench, job, experiment, schemes)
+    model, _ = bench.load(job, experiment)
     start = time.perf_counter()
-    values = perplexities(model, job.blocks, [under(scheme) for scheme in schemes])
-    bar.update(len(job.blocks) * len(schemes))
-    for value in values:
-        yield {"value": value, "unit": "1"} | cost(start, model.device)
+    if is_streamed(model):
+        found = variant_losses(model, job.blocks[part], [under(scheme) for scheme in schemes])
+        bench.bar.update(len(schemes) * (part.stop - part.start))
+    else:
+        # One quantization of the weights serves all schemes that share its codes.
+        (scheme,) = schemes
+        model = quantize(model, scheme)
+        bench.leave(model)
+        found = [losses(model, Counted(job.blocks[part], bench.bar))]
+    spent = cost(start, model.device)
+    return [(fields | spent, of_scheme) for fields, of_scheme in zip(described, found, strict=True)]
+
+
+def _row(parts: tuple[tuple[dict, list[Loss]], ...]) -> dict:
+    """A row of what was measured on all parts of the text, in their order."""
+    fields = [fields for fields, _ in parts]
+    check_same_weights(fields)
+    value = perplexity_of([loss for _, losses in parts for loss in losses])
+    return fields[0] | {"value": value, "unit": "1"} | total_cost(fields)
 
 
 def scheme_fields(scheme: Scheme, device: torch.device) -> dict:

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -11,13 +12,13 @@ from transformers import PreTrainedModel
 from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import perplexity
+from outliers.evaluation.perplexity import Loss, losses, perplexity_of
+from outliers.experiment.engine import Bench, Cell, Engine, common_fields, engine_of, gather
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
-from outliers.experiment.job import Counted, load, prepare, progress
-from outliers.experiment.provenance import cost
+from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import IDENTITY, RowFile
 from outliers.experiment.spec import OneModel
-from outliers.models.stream import is_streamed
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
@@ -47,43 +48,96 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
     """
     job = prepare(spec.model, spec.revision, spec)
     folder = Path(out or spec.folder)
-    with RowFile(folder) as row_file, progress(PASSES * spec.blocks) as bar:
+    with RowFile(folder) as row_file, progress(PASSES * spec.blocks) as bar, engine_of(spec, bar) as engine:
         bar.set_description(spec.model)
-        start = time.perf_counter()
-        model, common = load(job, spec)
-        cell = {"experiment": "trace", **common, "alpha": spec.alpha}
-        found = resumed_trace(model, job.blocks, cell, folder / "trace", force, bar)
-        rows = [] if force else row_file.find_all(cell)
+        (common,) = common_fields(engine, [job], spec)
+        fields = {"experiment": "trace", **common, "alpha": spec.alpha}
+        found, costs = _resumed_trace(engine, job, spec, fields, folder / "trace", force, bar)
+        rows = [] if force else row_file.find_all(fields)
         if not rows:
-            values = measure_table4(model, job.blocks, found, bar)
-            spent = cost(start, model.device)
-            rows = [cell | row | spent for row in [*tidy([values]), *details(found)]]
+            values, further_costs = _table4(engine, job, spec, fields, found)
+            spent = total_cost([*costs, *further_costs])
+            rows = [fields | row | spent for row in [*tidy([values]), *details(found)]]
             row_file.add(*rows)
     return found, rows
 
 
-def resumed_trace(
-    model: PreTrainedModel, blocks: torch.Tensor, cell: dict, stem: Path, force: bool, bar: tqdm
-) -> Trace:
-    """The trace of all blocks, going on from what is saved at `stem` if that is the beginning of the same one."""
-    about = {field: cell[field] for field in IDENTITY if field in cell}
+def _resumed_trace(
+    engine: Engine, job: Job, spec: OneModel, fields: dict, stem: Path, force: bool, bar: tqdm
+) -> tuple[Trace, list[dict]]:
+    """The trace of all blocks, and what its parts have cost.
+
+    It goes on from what is saved at `stem` if that is the beginning of the same one.
+    """
+    about = {field: fields[field] for field in IDENTITY if field in fields}
     found = None if force else _saved(stem, about)
     done = found.sequences if found else 0
     bar.update(done)
-    saved = time.monotonic()
-    # A streamed model takes all blocks at once: each pass reads all its layers.
-    parts = [blocks[done:]] if is_streamed(model) else blocks[done:, None]
-    for part in parts:
-        one = trace(model, Counted(part, bar), alpha=cell["alpha"])
-        found = found.merge(one) if found else one
-        found.about = about
-        if asked_to_stop() or time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+    saved, arrived, costs = time.monotonic(), {}, []
+    cells = [
+        Cell(_label(job, part), _trace, (job, spec, fields, part), _size(part)) for part in _parts(engine, spec, done)
+    ]
+    for cell, (one, spent) in engine.run(cells):
+        arrived[cell.arguments[-1].start] = one
+        costs.append(spent)
+        while done in arrived:  # in the order of the text, so that what is saved is its beginning
+            one = arrived.pop(done)
+            found = found.merge(one) if found else one
+            found.about, done = about, found.sequences
+        if found and (asked_to_stop() or time.monotonic() - saved > SECONDS_BETWEEN_SAVES):
             found.save(stem)
             saved = time.monotonic()
             stop_if_asked()
-    if done < len(blocks):
+    if cells:
         found.save(stem)
-    return found
+    return found, costs
+
+
+def _parts(engine: Engine, spec: OneModel, done: int) -> list[slice]:
+    """The parts of the text after its first blocks that are traced at once.
+
+    A streamed model takes all: each pass reads all its layers.
+    """
+    if spec.engine == "local" and not spec.stream:
+        return [slice(number, number + 1) for number in range(done, spec.blocks)]
+    return [slice(done + part.start, done + part.stop) for part in engine.parts(spec.blocks - done, 1)]
+
+
+def _label(job: Job, part: slice) -> str:
+    return f"{job.model}, blocks {part.start} to {part.stop - 1}"
+
+
+def _size(part: slice) -> int:
+    return part.stop - part.start
+
+
+def _trace(bench: Bench, job: Job, spec: OneModel, fields: dict, part: slice) -> tuple[Trace, dict]:
+    """The trace of a part of the text, and what it has cost."""
+    model, _ = bench.load(job, spec, fields)
+    start = time.perf_counter()
+    return trace(model, Counted(job.blocks[part], bench.bar), alpha=spec.alpha), cost(start, model.device)
+
+
+def _table4(
+    engine: Engine, job: Job, spec: OneModel, fields: dict, found: Trace
+) -> tuple[dict[str, float], list[dict]]:
+    """The row of Table 4 of a traced model, and what its parts have cost."""
+    parts = engine.parts(spec.blocks, 1)
+    cells = [Cell(_label(job, part), _measure, (job, spec, fields, found, part), 2 * _size(part)) for part in parts]
+    measured, costs = zip(*gather(engine, cells), strict=True)
+    shares = [_size(part) / spec.blocks for part in parts]
+    of_parts = zip(*(beside.top1_softmax for beside in measured), strict=True)
+    top1 = [sum(share * value for share, value in zip(shares, values, strict=True)) for values in of_parts]
+    perplexity = perplexity_of([loss for beside in measured for loss in beside.losses])
+    return table4_row(found, perplexity, top1), list(costs)
+
+
+def _measure(
+    bench: Bench, job: Job, spec: OneModel, fields: dict, found: Trace, part: slice
+) -> tuple["BesideTrace", dict]:
+    model, _ = bench.load(job, spec, fields)
+    start = time.perf_counter()
+    return measure_beside(model, job.blocks[part], found, bench.bar), cost(start, model.device)
 
 
 def _saved(stem: Path, about: dict) -> Trace | None:
@@ -94,12 +148,20 @@ def _saved(stem: Path, about: dict) -> Trace | None:
     return found if found.about == about else None
 
 
-def measure_table4(model: PreTrainedModel, blocks: torch.Tensor, found: Trace, bar: tqdm) -> dict[str, float]:
-    """The row of Table 4 of a traced model."""
+class BesideTrace(NamedTuple):
+    """What the row of Table 4 needs beside the trace: top-1 softmax probability with and, if there are outliers,
+    without them; the loss of each block."""
+
+    top1_softmax: list[float]
+    losses: list[Loss]
+
+
+def measure_beside(model: PreTrainedModel, blocks: torch.Tensor, found: Trace, bar: tqdm) -> BesideTrace:
+    """Measure it on blocks (blocks, T) of a text that was traced."""
     outliers = tuple(found.outlier_features()["feature"])
     interventions = [Intervention(()), Intervention(outliers)] if outliers else [Intervention(())]
     top1 = top1_softmax(model, Counted(blocks, bar), interventions)
-    return table4_row(found, perplexity(model, Counted(blocks, bar)), top1)
+    return BesideTrace(top1, losses(model, Counted(blocks, bar)))
 
 
 def details(found: Trace) -> list[dict]:

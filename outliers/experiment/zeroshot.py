@@ -10,6 +10,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from outliers.evaluation.zeroshot import documents_hash, evaluate, load_tasks
+from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import check_kernels, describe_model, progress
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
@@ -74,6 +75,7 @@ def _measure(
             cell = {**common, "scheme": scheme.name, **scheme_fields(scheme, model.device), **_task_fields(task, spec)}
             rows = [] if force else row_file.find_all(cell)
             if not rows:
+                stop_if_asked()
                 start = time.perf_counter()
                 model = quantize(model, scheme)  # shares all codes if the task before was under this scheme
                 results = evaluate(model, tokenizer, [task], spec.limit)

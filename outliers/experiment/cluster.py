@@ -1,0 +1,206 @@
+"""Cells as tasks of a Ray cluster: the one that is running, or one made of this machine's cores and GPUs."""
+
+import contextlib
+import itertools
+import logging
+import math
+import os
+import sys
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from outliers.errors import UserError
+from outliers.experiment.engine import Bench, Cell
+from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
+from outliers.experiment.job import Job
+from outliers.experiment.spec import Settings
+
+CELLS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end at nearly the same time
+RETRIES = 3  # of a cell whose worker or node was lost
+OBJECT_STORE = 200_000_000  # bytes, of a Ray of this machine alone: token blocks and results go through it
+
+
+class Cluster:
+    """Runs cells as Ray tasks, each with the cores, GPUs and memory that it needs.
+
+    A cell whose worker is lost runs again elsewhere; one that fails is reported, and the others finish.
+
+    Raises:
+        UserError: Ray is not installed or cannot be reached, or no machine of it can hold a cell.
+    """
+
+    def __init__(self, settings: Settings, bar: tqdm):
+        self.on_gpu, self.bar = settings.device != "cpu", bar
+        # A part of a text reads all layers of a streamed model.
+        self.cells_a_worker = 1 if settings.stream else CELLS_A_WORKER
+        self.name = uuid.uuid4().hex  # of this run: workers outlive it, but not what they loaded for it
+
+    def __enter__(self) -> "Cluster":
+        try:
+            import ray
+        except ImportError:
+            raise UserError("engine 'ray' needs Ray; pip install 'outliers[cluster]'") from None
+        self.ray = ray
+        self.connected = ray.is_initialized()  # by whoever called us, who then also ends it
+        self.alone = False
+        if not self.connected:
+            self._connect()
+        self.remote = ray.remote(_measure)
+        return self
+
+    def __exit__(self, *_error) -> None:
+        if not self.connected:
+            self.ray.shutdown()
+
+    def _connect(self) -> None:
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            self.ray.init(address="auto", **quiet)
+        except ConnectionError as error:
+            if os.environ.get("RAY_ADDRESS"):
+                raise UserError(f"no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']} ({error})") from None
+            self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
+            self.alone = True
+
+    def groups(self, jobs: list[Job]) -> list[list[Job]]:
+        """The jobs that are measured together: all."""
+        return [jobs]
+
+    def parts(self, blocks: int, cells: int) -> list[slice]:
+        """How a text of so many blocks is cut where there are so many cells: so that all workers have some."""
+        workers = sum(int(node["GPU" if self.on_gpu else "CPU"]) for node in self._nodes())
+        count = min(blocks, max(1, math.ceil(self.cells_a_worker * workers / max(1, cells))))
+        ends = [blocks * number // count for number in range(count + 1)]
+        return [slice(start, end) for start, end in itertools.pairwise(ends)]
+
+    def run(self, cells: Iterable[Cell]) -> Iterator[tuple[Cell, Any]]:
+        """Each cell with what it returned, as they finish. After Ctrl-C those that are being measured still do.
+
+        Raises:
+            UserError: some cells failed; the others are finished.
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        waiting, running, failures = deque(cells), {}, []
+        for cell in waiting:
+            self._check(cell)
+        try:
+            while (waiting or running) and not asked_to_stop():
+                while waiting and len(running) < self._room(waiting[0]):
+                    cell = waiting.popleft()
+                    running[self._submit(cell)] = cell
+                yield from self._finished(running, failures)
+            self._leave_out_queued(running)
+            while running:
+                yield from self._finished(running, failures)
+        finally:
+            self._cancel(running)
+        stop_if_asked()
+        if failures:
+            count = f"{len(failures)} cells" if len(failures) > 1 else "1 cell"
+            raise UserError(
+                f"{count} failed, all others are finished: {'; '.join(failures)}; run the same command again to try "
+                f"{'them' if len(failures) > 1 else 'it'} once more"
+            )
+
+    def _finished(self, running: dict, failures: list[str]) -> Iterator[tuple[Cell, Any]]:
+        """Of the running cells those that finish within a second."""
+        done, _ = self.ray.wait(list(running), timeout=1)
+        for reference in done:
+            cell = running.pop(reference)
+            try:
+                result = self.ray.get(reference)
+            except self.ray.exceptions.RayError as error:
+                failures.append(f"{cell.label}: {_reason(error)}")
+                tqdm.write(f"failed: {failures[-1]}", file=sys.stderr)
+                continue
+            self.bar.update(cell.steps)
+            yield cell, result
+
+    def _submit(self, cell: Cell):
+        needs = self._needs(cell)
+        options = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"], "memory": needs["memory"]}
+        threads = int(needs["CPU"])
+        arguments = self.name, os.getcwd(), threads, cell.function, cell.arguments
+        return self.remote.options(**options, max_retries=RETRIES, name=cell.label).remote(*arguments)
+
+    def _needs(self, cell: Cell) -> dict[str, float]:
+        """What a cell needs of a machine, by Ray's names of it."""
+        if self.on_gpu:
+            return {"CPU": 1, "GPU": 1, "memory": cell.host}
+        # Where memory bounds how many cells run at once, each has its share of the cores.
+        nodes = self._nodes()
+        cores = max((node["CPU"] * min(1, cell.memory / node["memory"]) for node in nodes if node["memory"]), default=1)
+        return {"CPU": max(1, math.floor(cores)), "GPU": 0, "memory": cell.memory}
+
+    def _nodes(self) -> list[dict[str, float]]:
+        """What each machine of the cluster has."""
+        names = ("CPU", "GPU", "memory")
+        return [{name: node["Resources"].get(name, 0) for name in names} for node in self.ray.nodes() if node["Alive"]]
+
+    def _slots(self, cell: Cell) -> int:
+        """How many cells like this one run at once."""
+        needs = self._needs(cell)
+        return sum(min(int(node[name] // needs[name]) for name in needs if needs[name]) for node in self._nodes())
+
+    def _room(self, cell: Cell) -> int:
+        """How many cells are given to Ray at once: some are queued, so that a cluster that can grow does."""
+        return max(2, 2 * self._slots(cell))
+
+    def _check(self, cell: Cell) -> None:
+        """See that some machine can hold a cell; others may join a cluster that was there before."""
+        if self._slots(cell):
+            return
+        needs = ", ".join(_said(name, value) for name, value in self._needs(cell).items() if value)
+        have = "; ".join(", ".join(_said(*entry) for entry in node.items()) for node in self._nodes())
+        if self.alone:
+            raise UserError(f"'{cell.label}' needs {needs}; this machine has {have}")
+        tqdm.write(f"waiting for a machine with {needs} for '{cell.label}'; the cluster has {have}", file=sys.stderr)
+
+    def _leave_out_queued(self, running: dict) -> None:
+        """After Ctrl-C only what is being measured is finished."""
+        if not running:
+            return
+        slots = max(1, self._slots(next(iter(running.values()))))
+        queued = dict(list(running.items())[slots:]) if asked_to_stop() else {}
+        self._cancel(queued)
+        for reference in queued:
+            del running[reference]
+
+    def _cancel(self, running: dict) -> None:
+        for reference in running:
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                self.ray.cancel(reference, force=True)
+
+
+_bench: tuple[str, Bench] | None = None  # of a worker: the run that it is of, and what it keeps
+
+
+def _measure(run: str, folder: str, threads: int, function: Callable, arguments: tuple) -> Any:
+    """Measure a cell in a worker. Its cores are those that Ray reserved for it; relative paths are the driver's."""
+    global _bench
+    if Path(folder).is_dir():
+        os.chdir(folder)
+    torch.set_num_threads(threads)
+    if _bench is None or _bench[0] != run:
+        _bench = None
+        _bench = run, Bench(tqdm(disable=True))
+    result = function(_bench[1], *arguments)
+    _bench[1].check_unchanged()
+    return result
+
+
+def _reason(error: Exception) -> str:
+    """One line of what a cell failed from."""
+    cause = getattr(error, "cause", None) or error
+    said = " ".join(str(cause).split())[:300]
+    return said if isinstance(cause, UserError) else f"{type(cause).__name__}: {said}"
+
+
+def _said(resource: str, value: float) -> str:
+    return f"{value / 1e9:.1f} GB of memory" if resource == "memory" else f"{value:g} {resource}s"

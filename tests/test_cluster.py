@@ -1,0 +1,221 @@
+"""Experiments as tasks of a real Ray of this machine with two workers: the same rows, also where one is killed."""
+
+import os
+import signal
+import sys
+import threading
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+
+from outliers.errors import UserError
+from outliers.experiment import cluster
+from outliers.experiment.ablation import ablate_model
+from outliers.experiment.cluster import Cluster
+from outliers.experiment.emergence import emergence
+from outliers.experiment.engine import Cell
+from outliers.experiment.rows import RowFile, read_rows
+from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel, Settings
+from outliers.experiment.sweep import sweep
+from outliers.experiment.tracing import trace_model
+from outliers.tracing.result import Trace
+from tests.test_commands import call
+from tests.test_experiment import lasting
+from tests.test_survival import own
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
+MODELS = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"]
+SWEEP = {"models": MODELS, "schemes": ["fp32", "absmax", "llm.int8"], "block": 64, "blocks": 6}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_workers():
+    """A Ray of two cores, and one thread in this process, as its workers have."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+    yield
+    ray.shutdown()
+    torch.set_num_threads(threads)
+
+
+def sorted_rows(rows: list[dict]) -> list[tuple]:
+    return sorted(str(sorted(row.items())) for row in lasting(rows))
+
+
+def kill_one_worker(killed: list[int], stop: threading.Event) -> None:
+    """Kill the first worker that is seen in the middle of measuring a cell of a pocket model."""
+    while not killed and not stop.wait(0.02):
+        for process in psutil.Process().children(recursive=True):
+            with_title = "".join(process.cmdline()) if process.is_running() else ""
+            if with_title.startswith("ray::pocket"):
+                process.kill()
+                killed.append(process.pid)
+                return
+
+
+def test_a_sweep_gives_the_same_rows_and_one_writer_has_them(tmp_path):
+    want = sweep(Experiment(**SWEEP), tmp_path / "here")
+    rows = sweep(Experiment(**SWEEP, engine="ray"), tmp_path / "there")
+    assert lasting(rows) == lasting(want)
+    assert sorted_rows(read_rows(tmp_path / "there")) == sorted_rows(want)
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"rows.jsonl"}
+    again = sweep(Experiment(**SWEEP, engine="ray"), tmp_path / "there")
+    assert again == rows, "finished rows are used again"
+
+
+def test_one_row_is_measured_in_parts_of_the_text(tmp_path):
+    one = {**SWEEP, "models": MODELS[:1], "schemes": ["llm.int8"], "blocks": 7}
+    assert lasting(sweep(Experiment(**one, engine="ray"), tmp_path / "there")) == lasting(
+        sweep(Experiment(**one), tmp_path / "here")
+    )
+    with Cluster(Settings(name="parts"), tqdm(disable=True)) as engine:
+        assert engine.parts(7, 1) == [slice(0, 1), slice(1, 3), slice(3, 5), slice(5, 7)]
+        assert engine.parts(2, 1) == [slice(0, 1), slice(1, 2)]
+        assert engine.parts(7, 4) == [slice(0, 7)]
+
+
+def test_a_worker_that_is_killed_in_the_middle_costs_no_row(tmp_path):
+    longer = {**SWEEP, "models": MODELS[1:], "block": 256, "blocks": 32}
+    want = sweep(Experiment(**longer), tmp_path / "here")
+    killed, stop = [], threading.Event()
+    killer = threading.Thread(target=kill_one_worker, args=(killed, stop))
+    killer.start()
+    rows = sweep(Experiment(**longer, engine="ray"), tmp_path / "there")
+    stop.set()
+    killer.join()
+    assert killed, "no worker was killed"
+    assert lasting(rows) == lasting(want)
+
+
+def always_dies(_bench) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def number(_bench, value: int) -> int:
+    if value == 3:
+        raise ValueError("three")
+    return value
+
+
+def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_path):
+    damaged = own(tmp_path)
+    tensors = load_file(damaged / "model.safetensors")
+    tensors["transformer.h.0.mlp.c_fc.weight"][0, 0] = float("nan")
+    save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
+    arguments = ["--model", MODELS[0], "--model", damaged, "--scheme", "fp32", "--block", "64", "--blocks", "4"]
+    code, _, err = call(monkeypatch, capsys, *arguments, "--engine", "ray", "--out", tmp_path / "out")
+    reason = f"{damaged} fp32, blocks 0 to 1: the weights of '{damaged}' hold NaN or inf in 'transformer.h.0.mlp"
+    assert code == 2
+    assert f"failed: {reason}" in err.splitlines()[0]
+    assert err.splitlines()[-1].startswith("error: ")
+    assert "failed, all others are finished" in err.splitlines()[-1]
+    assert [row["model"] for row in read_rows(tmp_path / "out")] == MODELS[:1]
+
+    monkeypatch.setattr(cluster, "RETRIES", 1)
+    arrived = []
+    with (
+        Cluster(Settings(name="cells"), tqdm(disable=True)) as engine,
+        pytest.raises(UserError, match=r"^2 cells failed.*run the same command again to try them once more$") as error,
+    ):
+        cells = [Cell(f"cell {value}", number, (value,), 1) for value in range(5)]
+        for _, value in engine.run([Cell("dying", always_dies, (), 1), *cells]):
+            arrived.append(value)
+    assert sorted(arrived) == [0, 1, 2, 4]
+    assert "cell 3: ValueError: three" in str(error.value)
+    assert "dying: WorkerCrashedError" in str(error.value)
+
+
+def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):
+    spec = {"model": "pocket/gpt2-1.7m", "block": 64, "blocks": 6, "alpha": 3}
+    want, want_rows = trace_model(OneModel(**spec), tmp_path / "here")
+    found, rows = trace_model(OneModel(**spec, engine="ray"), tmp_path / "there")
+    assert found.sketch == want.sketch
+    assert found.about == want.about
+    for name, value in want.statistics.items():
+        torch.testing.assert_close(found.statistics[name], value, rtol=1e-12, atol=0)
+    for row, other in zip(rows, want_rows, strict=True):
+        assert {**row, "value": 0, **dict.fromkeys(("wall_seconds", "peak_memory_bytes"))} == {
+            **other,
+            "value": 0,
+            **dict.fromkeys(("wall_seconds", "peak_memory_bytes")),
+        }
+        assert row["value"] == pytest.approx(other["value"], rel=1e-12)
+    assert Trace.load(tmp_path / "there" / "trace").sequences == 6
+
+
+def test_emergence_measures_equal_weights_once(tmp_path):
+    fields = {"models": [*MODELS, str(own(tmp_path))], "block": 64, "blocks": 2}
+    want = emergence(Emergence(**fields), tmp_path / "here")
+    rows = emergence(Emergence(**fields, engine="ray"), tmp_path / "there")
+    assert sorted_rows(rows) == sorted_rows(want)
+    assert sum("same_weights_as" in row for row in rows) == len(rows) // 3
+
+
+def test_an_ablation_has_the_same_rows(tmp_path):
+    fields = {"model": MODELS[0], "block": 64, "blocks": 2, "features": [3, 7], "methods": ["zero", "mean"]}
+    want = ablate_model(Ablation(**fields), tmp_path / "here")
+    assert lasting(ablate_model(Ablation(**fields, engine="ray"), tmp_path / "there")) == lasting(want)
+
+
+def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_path):
+    model, kept = own(tmp_path), Cluster.run
+    file = model / "model.safetensors"
+
+    def then_change(engine, cells):
+        yield from kept(engine, cells)
+        tensors = load_file(file)
+        tensors["transformer.ln_f.bias"] += 1
+        save_file(tensors, file, {"format": "pt"})
+
+    # Each pass is seen to use another file: first the one that describes the model, then the one that traces it.
+    monkeypatch.setattr(Cluster, "run", then_change)
+    monkeypatch.setattr("outliers.experiment.cluster._bench", None)
+    spec = OneModel(model=str(model), block=64, blocks=6, engine="ray")
+    with pytest.raises(UserError, match=rf"the weights of '{model}' changed while they were measured"):
+        trace_model(spec, tmp_path / "out")
+    assert not read_rows(tmp_path / "out")
+
+
+def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
+    usual, add = signal.signal(signal.SIGINT, signal.default_int_handler), RowFile.add
+
+    def press(row_file, *rows):
+        add(row_file, *rows)
+        if len(row_file.rows) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(RowFile, "add", press)
+    fields = {"models": MODELS[1:], "block": 256, "blocks": 8}
+    with pytest.raises(KeyboardInterrupt, match=rf"finished rows in '{tmp_path}'"):
+        sweep(Experiment(**fields, engine="ray"), tmp_path)
+    signal.signal(signal.SIGINT, usual)
+    monkeypatch.undo()
+    rows = read_rows(tmp_path)
+    assert 2 < len(rows) < 9, "what was being measured is finished, and nothing else has begun"
+    want = {row["scheme"]: row["value"] for row in sweep(Experiment(**fields, engine="ray"), tmp_path)}
+    assert len(want) == 9
+    assert all(row["value"] == want[row["scheme"]] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cuda:1"], "device 'cuda:1' with engine 'ray', which chooses GPUs; expected cpu, cuda or auto"),
+        (["--engine", "slurm"], "field 'engine': Input should be 'local' or 'ray', got 'slurm'"),
+    ],
+)
+def test_mistakes_are_one_line(monkeypatch, capsys, tmp_path, arguments, message):
+    options = ["--model", MODELS[0], "--engine", "ray", "--out", tmp_path / "out", *arguments]
+    code, out, err = call(monkeypatch, capsys, *options)
+    assert (code, out, err) == (2, "", f"error: {message}\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"engine 'ray' needs Ray; pip install 'outliers\[cluster\]'"):
+        sweep(Experiment(models=MODELS, engine="ray"), tmp_path)
