@@ -51,4 +51,4 @@ def top1_softmax(
     with attention_hooks(model, visit):
         for _ in run_decoder(model, blocks):
             pass
-    return torch.stack(found).mean(0).tolist()
+    return torch.stack([of_layer.cpu() for of_layer in found]).mean(0).tolist()

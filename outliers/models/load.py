@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from accelerate import infer_auto_device_map
+from accelerate.utils import get_balanced_memory, get_max_memory
 from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError
@@ -150,29 +152,70 @@ def load_model(
     Args:
         name: a hub id ("gpt2", "facebook/opt-125m"), a local folder, or a pocket model ("pocket/gpt2-1.7m").
         dtype: "float32", "float16" or "bfloat16".
-        device: where to put it, such as "cpu" or "cuda".
+        device: where to put it, such as "cpu" or "cuda"; "auto" spreads its layers over all GPUs by what is free on
+            them, and is the CPU where there is none.
         revision: branch, tag or commit on the hub; or a checkpoint's folder in a local folder.
 
     Raises:
         UserError: the model is unknown, unreachable, of an unknown architecture or incomplete; its weights are
-            corrupt or hold NaN or inf; the dtype or the device does not exist.
+            corrupt or hold NaN or inf; the dtype or the device does not exist; "auto" finds too little memory.
     """
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
-    device = find_device(device)
+    home = find_device(device)
     source = find_model(name, revision)
     watch(name, revision, source.path)
     with _refusals(name, source):
-        anatomy_of(AutoConfig.from_pretrained(source.path, **_keywords(source)))
+        config = AutoConfig.from_pretrained(source.path, **_keywords(source))
+        anatomy_of(config)
         model, report = AutoModelForCausalLM.from_pretrained(
-            source.path, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True, **_keywords(source)
+            source.path,
+            dtype=DTYPES[dtype],
+            device_map=device_map(_skeleton(config, DTYPES[dtype]), name) if device == "auto" else None,
+            use_safetensors=True,
+            output_loading_info=True,
+            **_keywords(source),
         )
     check_complete(sorted(report["missing_keys"]), name)
-    if Path(source.path).is_dir() and device.type == "cpu":
+    if Path(source.path).is_dir() and home.type == "cpu":
         _leave_the_file(model)
     for tensor_name, tensor in model.named_parameters():
         check_finite(tensor, tensor_name, name)
-    return model.to(device).eval()
+    return model.eval() if device == "auto" else model.to(home).eval()
+
+
+def _skeleton(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
+    """Where each part of model `name` goes on device "auto": accelerate spreads whole layers evenly over the GPUs.
+
+    Args:
+        skeleton: the model without its weights, on the meta device in their dtypes.
+
+    Returns:
+        Path of a module, "" for the whole model, to the number of a GPU or, where there is none, "cpu".
+
+    Raises:
+        UserError: the GPUs, or the CPU where there is none, have too little free memory.
+    """
+    torch.cuda.empty_cache()  # what torch keeps of a model that is gone counts as taken
+    free = get_max_memory()
+    gpus = [place for place in free if isinstance(place, int)]
+    whole = {"no_split_module_classes": skeleton._no_split_modules}
+    # without a GPU all that is free is the CPU's, whatever accelerate calls it ("mps" on a Mac)
+    memory = get_balanced_memory(skeleton, **whole) if gpus else {"cpu": sum(free.values())}
+    places = infer_auto_device_map(skeleton, memory, **whole, offload_buffers=True)  # or it warns before the refusal
+    outside = [part for part, place in places.items() if place not in (gpus or ["cpu"])]
+    if outside:
+        size, where = skeleton.get_memory_footprint() / 1e9, "the GPUs have" if gpus else "this machine has"
+        raise UserError(
+            f"'{name}' takes {size:.1f} GB, and {where} too little memory free for all of it ('{outside[0]}' is left "
+            "over); use --stream or a smaller --dtype"
+        )
+    return places
 
 
 def check_complete(missing: list[str], name: str) -> None:
@@ -199,17 +242,19 @@ def _leave_the_file(model: PreTrainedModel) -> None:
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """The torch device of that name.
+    """The torch device of that name; for "auto" the one that token ids go to, the first GPU or else the CPU.
 
     Raises:
         UserError: torch knows no such device, or this machine has none.
     """
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"unknown device '{name}'; expected cpu, cuda or cuda:N") from None
+        raise UserError(f"unknown device '{name}'; expected cpu, cuda, cuda:N or auto") from None
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device '{name}' has no int8 product here; expected cpu, cuda or cuda:N")
+        raise UserError(f"device '{name}' has no int8 product here; expected cpu, cuda, cuda:N or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise UserError(f"device '{name}' is not there: torch {torch.__version__} sees {count} GPUs; use cpu")

@@ -82,6 +82,8 @@ def stream_model(
     """
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
+    if device == "auto":
+        raise UserError("device 'auto' with --stream: a streamed model computes on one device; expected cpu or cuda")
     device, config = find_device(device), load_config(name, revision)
     with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()

@@ -25,7 +25,7 @@ def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact"
     attention function stay as they are. `fp32` quantizes nothing.
 
     Args:
-        model: a causal language model, on any device, also "meta".
+        model: a causal language model, on any device, also "meta", or spread over several.
         scheme: name, or a scheme with a threshold of its own.
         keep: "exact" shares the exact weights and adds codes: the paper's equation, in which outlier features meet
             exact weights; such a model can be put under another scheme, and codes that both have in common are shared.
@@ -41,7 +41,10 @@ def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact"
     # and in the place of each projection the one under the new scheme.
     memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
     memo |= {id(module): _under(scheme, module, memo, KINDS[keep]) for _, _, _, module in projections(model)}
-    return copy.deepcopy(model, memo)
+    copied = copy.deepcopy(model, memo)
+    for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
+        vars(copied).pop(name, None)
+    return copied
 
 
 def under(scheme: Scheme) -> Variant:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from accelerate import dispatch_model
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -15,7 +16,7 @@ from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
 from outliers.models.checkpoint import opened, own_names, parameters_on_meta, safetensors_files
-from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config
+from outliers.models.load import DTYPES, check_complete, check_finite, device_map, find_device, load_config
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -48,21 +49,25 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     """Read what `save_quantized` wrote: the same outputs, bit for bit.
 
     Raises:
-        UserError: the folder holds no int8 model, or a damaged one; the device does not exist.
+        UserError: the folder holds no int8 model, or a damaged one; the device does not exist, or "auto" finds too
+            little memory.
     """
+    find_device(device)
     path = Path(folder) / FILE
     try:
         with safe_open(path, "pt") as file:
             scheme = Scheme(**json.loads(file.metadata()["scheme"]))
-        tensors = load_file(path, str(find_device(device)))
+        tensors = load_file(path)  # each is read where it is brought to its device
         config = AutoConfig.from_pretrained(folder)
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise UserError(f"cannot read an int8 model from '{folder}' ({' '.join(str(error).split())[:200]})") from None
     model = _skeleton(config, scheme, config.dtype)
+    places = _places(model, str(folder), device)
+    tensors = {key: tensor.to(_place(key, places)) for key, tensor in tensors.items()}
     _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     if unexpected:
         raise UserError(f"'{folder}' holds tensors that its architecture does not have ({unexpected[0]}, …)")
-    return _finished(model, str(folder), device)
+    return _finished(model, str(folder), places)
 
 
 def load_int8(
@@ -80,7 +85,7 @@ def load_int8(
         name: a hub id, a local folder, or a pocket model, as for `load_model`.
         scheme: an 8-bit scheme.
         dtype: of what is not quantized, and of the hidden states: "float32", "float16" or "bfloat16".
-        device: where to put it.
+        device: where to put it; "auto" as for `load_model`.
         revision: branch, tag or commit on the hub; or a checkpoint's folder in a local folder.
 
     Raises:
@@ -91,17 +96,19 @@ def load_int8(
         raise UserError(f"scheme '{scheme.name}' quantizes nothing; use load_model")
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
-    device, config = find_device(device), load_config(name, revision)
-    model = _skeleton(config, scheme, DTYPES[dtype])
+    find_device(device)
+    model = _skeleton(load_config(name, revision), scheme, DTYPES[dtype])
+    places = _places(model, name, device)
     names = dict.fromkeys([*model.state_dict(), *(f"{projection.path}.weight" for projection in projections(model))], 0)
     own_name = own_names(model, names)
     for file in safetensors_files(name, revision):
-        for key, tensor in _tensors(file, name, device):
+        for key, tensor in _tensors(file, name):
             own = own_name(key)
             if own is not None:
+                tensor = tensor.to(_place(own, places))
                 check_finite(tensor, own, name)
                 _assign(model, own, tensor, DTYPES[dtype])
-    return _finished(model, name, device)
+    return _finished(model, name, places)
 
 
 def _skeleton(config: PretrainedConfig, scheme: Scheme, dtype: torch.dtype) -> PreTrainedModel:
@@ -111,9 +118,19 @@ def _skeleton(config: PretrainedConfig, scheme: Scheme, dtype: torch.dtype) -> P
     return quantize(model.eval(), scheme, keep="int8")
 
 
-def _tensors(file: Path, name: str, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+def _places(skeleton: PreTrainedModel, name: str, device: str | torch.device) -> dict:
+    """Path of a module, "" for the whole model, to its device."""
+    return device_map(skeleton, name) if device == "auto" else {"": find_device(device)}
+
+
+def _place(name: str, places: dict) -> int | str | torch.device:
+    """The device of a tensor."""
+    return next(place for part, place in places.items() if f"{name}.".startswith(f"{part}." if part else ""))
+
+
+def _tensors(file: Path, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a file, one at a time."""
-    with opened(file, name, str(device)) as open_file:
+    with opened(file, name) as open_file:
         for key in open_file.keys():  # noqa: SIM118, it is no mapping
             yield key, open_file.get_tensor(key)
 
@@ -131,9 +148,9 @@ def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torc
         module._buffers[part] = tensor.clone()
 
 
-def _finished(model: PreTrainedModel, name: str, device: str | torch.device) -> PreTrainedModel:
-    """Tie what is tied, and see that nothing is missing."""
+def _finished(model: PreTrainedModel, name: str, places: dict) -> PreTrainedModel:
+    """Tie what is tied, see that nothing is missing, and let hidden states follow the layers from device to device."""
     model.tie_weights()
     missing = [key for key, tensor in model.state_dict().items() if tensor.is_meta]
     check_complete(missing, name)
-    return model.to(device)
+    return dispatch_model(model, places, skip_keys=model._skip_keys_device_placement)

@@ -12,7 +12,7 @@ def report(
         str, Argument(help="A set of experiments (pocket, paper), one of them (paper/table4), or an experiment file.")
     ] = "pocket",
     redraw: Annotated[bool, Option("--redraw", help="Measure nothing: draw again what finished rows say.")] = False,
-    device: Annotated[str | None, Option(help="cpu, cuda or cuda:N; by default as the experiments say.")] = None,
+    device: Annotated[str | None, Option(help="cpu, cuda, cuda:N or auto; by default as the experiments say.")] = None,
     out: Out = None,
     force: Force = False,
 ) -> None:

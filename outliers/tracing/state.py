@@ -68,8 +68,9 @@ def check_finite(by_feature: torch.Tensor, layer: int, role: str) -> None:
 def largest_entry(x: torch.Tensor, by_feature: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """|x|, x, feature, position and token id of the largest entry of x (tokens, features), float64 (5,).
 
-    by_feature: the largest |x| of each feature (features,). ids: the tokens (tokens,).
+    by_feature: the largest |x| of each feature (features,). ids: the tokens (tokens,), on any device.
     """
+    ids = ids.to(x.device)
     feature = by_feature.argmax()
     position = x[:, feature].abs().argmax()
     entry = (by_feature[feature], x[position, feature], feature, position, ids[position])

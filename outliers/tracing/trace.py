@@ -1,8 +1,13 @@
 """Trace a model: hooks, and what they keep of each block."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from functools import partial, reduce
+from itertools import groupby, pairwise, takewhile
+from operator import attrgetter
+from threading import Event
 
 import torch
 from transformers import PreTrainedModel
@@ -17,9 +22,8 @@ from outliers.tracing.sketch import buckets
 from outliers.tracing.state import check_finite, largest_entry, median, moments
 
 
-@torch.inference_mode()
 def trace(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Sequence[PreTrainedModel],
     blocks: Iterable[torch.Tensor],
     roles: Iterable[str] = TRACKED,
     alpha: float = ALPHA,
@@ -30,7 +34,9 @@ def trace(
     Each block is a sequence of its own; the head is not applied. No hidden state is kept.
 
     Args:
-        model: a causal language model, quantized or not; it is left as it was.
+        model: a causal language model, quantized or not; it is left as it was. Several equal ones, each on a device of
+            its own, trace a part of the blocks each, at the same time, and the traces are merged; the blocks are then
+            collected first.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them.
         roles: the hidden states to trace: "attn_in", "attn_out" and "ffn_in", the inputs of the q/k/v, the attention
             output and the first feed-forward projections. The residual stream is always looked at.
@@ -40,11 +46,44 @@ def trace(
 
     Raises:
         UserError: a role is unknown; alpha is not positive; there is no block, one is longer than the model's context,
-            of another length than the first, or holds ids outside the vocabulary; a hidden state holds NaN or inf.
+            of another length than the first, or holds ids outside the vocabulary; a hidden state holds NaN or inf;
+            there is no model, or one is given twice.
     """
     roles = _check_roles(roles)
     if not alpha > 0:
         raise UserError(f"alpha is {alpha}; expected a positive magnitude")
+    found = _of_parts(model, blocks, partial(_trace, roles=roles, alpha=alpha, attention=attention))
+    if found is None:
+        raise UserError("no blocks to trace; expected at least one")
+    return found
+
+
+def _of_parts(
+    models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[torch.Tensor], trace_one: Callable
+) -> Trace | None:
+    """The trace of all blocks, dealt out to the models in contiguous parts, a thread each."""
+    if isinstance(models, PreTrainedModel):
+        return trace_one(models, blocks)
+    if not models or len(set(models)) < len(models):  # the hooks of two threads on one model would see both blocks
+        raise UserError(f"{len(models)} models of which {len(set(models))} differ; expected one for each device")
+    blocks = list(blocks)
+    bounds = [len(blocks) * number // len(models) for number in range(len(models) + 1)]
+    stop = Event()  # the others, where one has failed or the caller is interrupted
+    parts = [takewhile(lambda _: not stop.is_set(), blocks[start:end]) for start, end in pairwise(bounds)]
+    with ThreadPoolExecutor(len(models)) as pool:
+        running = [pool.submit(trace_one, *of_part) for of_part in zip(models, parts, strict=True)]
+        try:
+            wait(running, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+    found = [part.result() for part in running]
+    return reduce(Trace.merge, [part for part in found if part is not None]) if blocks else None
+
+
+@torch.inference_mode()  # of the thread that it runs in
+def _trace(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], roles: tuple[str, ...], alpha: float, attention: bool
+) -> Trace | None:
     observers: dict[int, _Observer] = {}  # of blocks that are not through
     observer = total = None
 
@@ -63,9 +102,7 @@ def trace(
         for number, _ids, _states in run_decoder(model, blocks, begin):
             one = observers.pop(number).result()
             total = one if total is None else total.merge(one)
-    if total is None:
-        raise UserError("no blocks to trace; expected at least one")
-    return total.cpu()
+    return None if total is None else total.cpu()
 
 
 def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
@@ -85,8 +122,9 @@ class _Observer:
     def __init__(self, ids: torch.Tensor, roles: tuple[str, ...], alpha: float, vocabulary: int):
         self.ids, self.roles, self.alpha, self.vocabulary = ids, roles, alpha, vocabulary
         self.by_layer: dict[str, list[torch.Tensor]] = defaultdict(list)
-        self.hit: dict[str, torch.Tensor] = {}  # view: (T, features), hit in any of its hidden states so far
-        self.magnitude: dict[str, torch.Tensor] = {}  # role: (T, features), the largest |x| so far
+        # (T, features) by device, so that no state that large moves before the end of the sequence
+        self.hit: dict[tuple, dict] = defaultdict(dict)  # view: hit in any of its hidden states so far
+        self.magnitude: dict[str, dict] = defaultdict(dict)  # role: the largest |x| so far
         self.sketch: list[torch.Tensor] = []
         self.massive_positions: list[torch.Tensor] = []
         self.sinks: list[torch.Tensor] = []
@@ -106,10 +144,11 @@ class _Observer:
             self.by_layer[f"{role}.{name}"].append(value)
         for view in views(self.roles):
             if role in view:
-                self.hit.setdefault(view, torch.zeros_like(x, dtype=torch.bool))[:, columns] |= hit
+                self.hit[view].setdefault(x.device, torch.zeros_like(x, dtype=torch.bool))[:, columns] |= hit
         magnitude = x.abs()
         self.by_layer[f"{role}.rest.max"].append(magnitude[1:].amax())
-        self.magnitude[role] = torch.maximum(self.magnitude.get(role, magnitude), magnitude)
+        of_role = self.magnitude[role]
+        of_role[x.device] = torch.maximum(of_role.get(x.device, magnitude), magnitude)
         features = columns.expand_as(hit)[hit]
         self.sketch.append(pack_keys(layer, TRACKED.index(role), features, buckets(candidates[hit])))
 
@@ -139,22 +178,31 @@ class _Observer:
         self.sinks.append(sinks.sum(0))
 
     def result(self) -> Trace:
-        """The trace of the sequence; call it after the forward pass."""
-        statistics = {name: torch.stack(rows) for name, rows in self.by_layer.items()}
+        """The trace of the sequence, on the device of its ids; call it after the forward pass."""
+        statistics = {name: self._stack(rows) for name, rows in self.by_layer.items()}
         for view, hit in self.hit.items():
             in_layer = torch.stack([statistics[f"{role}.sequences_hit"] for role in view]).amax(0)
             statistics[f"{'+'.join(view)}.layers_hit"] = in_layer.sum(0)
-            statistics[f"{'+'.join(view)}.positions_hit"] = hit.sum(0)
+            statistics[f"{'+'.join(view)}.positions_hit"] = reduce(torch.logical_or, self._home(hit.values())).sum(0)
         for role, magnitude in self.magnitude.items():
-            statistics[f"{role}.magnitude"] = magnitude.double()
-        massive = torch.cat(self.massive_positions).bincount(minlength=len(self.ids))
+            statistics[f"{role}.magnitude"] = reduce(torch.maximum, self._home(magnitude.values())).double()
+        massive = torch.cat(self._home(self.massive_positions)).bincount(minlength=len(self.ids))
         statistics |= {"residual.massive_positions": massive, "residual.massive_tokens": self._by_token(massive)}
         if self.sinks:
-            sinks = torch.stack(self.sinks)
+            sinks = self._stack(self.sinks)
             statistics |= {"attention.sinks": sinks, "attention.sinks_tokens": self._by_token(sinks.sum(0))}
-        keys, counts = torch.cat(self.sketch).unique(return_counts=True)
+        keys, counts = torch.cat(self._home(self.sketch)).unique(return_counts=True)
         sketch = Counter(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
         return Trace(self.alpha, self.roles, len(self.ids), 1, self.heads, statistics, sketch)
+
+    def _home(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors of several layers, which may be on several devices, on that of the ids."""
+        return [tensor.to(self.ids.device) for tensor in tensors]
+
+    def _stack(self, rows: list[torch.Tensor]) -> torch.Tensor:
+        """The rows of all layers; those of a device move together."""
+        on_devices = groupby(rows, attrgetter("device"))
+        return torch.cat(self._home(torch.stack(tuple(on_one)) for _, on_one in on_devices))
 
     def _by_token(self, by_position: torch.Tensor) -> torch.Tensor:
         """Counts by token id (V,) of counts by position (T,)."""

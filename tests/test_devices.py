@@ -1,0 +1,301 @@
+"""Models over several devices, on a machine that has one: devices that are pretended, copies on one, refusals."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from accelerate.utils import modeling
+
+from outliers.ablation.ablate import ablate
+from outliers.ablation.attention import top1_softmax
+from outliers.ablation.interventions import METHODS, Intervention
+from outliers.errors import UserError
+from outliers.evaluation.perplexity import perplexity
+from outliers.experiment import provenance
+from outliers.models import load
+from outliers.models.anatomy import anatomy_of, projections
+from outliers.models.load import device_map, find_device, load_model, weights_hash
+from outliers.models.stream import stream_model
+from outliers.quantization import store
+from outliers.quantization.convert import quantize
+from outliers.quantization.schemes import get_scheme
+from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.tracing.result import STREAM
+from outliers.tracing.trace import _Observer, trace
+from tests.conftest import make_model
+from tests.pretend_devices import PretendDevices
+
+GB = 10**9
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Pretend devices, and the int8 products that run on them and on the CPU alike."""
+    monkeypatch.setenv("OUTLIERS_KERNELS", "reference")
+    return PretendDevices()
+
+
+def places_of(model) -> dict[str, str]:
+    """Embeddings and the head on the first device, a layer on each of the others, what follows them on the second."""
+    layers, head, places = anatomy_of(model.config).layers, model.get_output_embeddings(), {}
+    for name, module in model.named_modules():
+        if name.startswith(f"{layers}."):
+            places[".".join(name.split(".")[: layers.count(".") + 2])] = None
+        elif any(itertools.chain(module._parameters, module._buffers)):
+            places[name] = "maia:1" if places and None in places.values() and module is not head else "maia:0"
+    numbers = itertools.count(1)
+    return {name: place or f"maia:{next(numbers)}" for name, place in places.items()}
+
+
+def spread(model):
+    """The model over three pretend devices."""
+    skip = model._skip_keys_device_placement
+    return dispatch_model(model, places_of(model), main_device="maia:0", skip_keys=skip)
+
+
+def devices_of(model) -> dict[str, torch.device]:
+    """Where each projection is."""
+    return {projection.path: next(projection.module.parameters()).device for projection in projections(model)}
+
+
+def same_trace(one, other) -> bool:
+    """Whether two traces hold the same, bit for bit."""
+    same = all(torch.equal(value, other.statistics[name]) for name, value in one.statistics.items())
+    return same and one.statistics.keys() == other.statistics.keys() and one.sketch == other.sketch
+
+
+def test_pretend_devices_refuse_what_devices_refuse(devices):
+    with devices:
+        one, other = torch.arange(4.0, device="maia:1"), torch.arange(4.0, device="maia")
+        assert (str(one.device), str(other.device)) == ("maia:1", "maia:0")
+        for mistake in (
+            lambda: one + other,
+            lambda: one + torch.ones(4),
+            lambda: one.index_copy_(0, other.long(), one),
+            lambda: torch.stack([one, other]),
+            lambda: torch.where(one > 1, one, other),
+            lambda: one.__setitem__(other > 1, 0.0),
+            lambda: one.__setitem__([0, 1], torch.ones(2)),
+            lambda: torch.nn.functional.linear(one, other.view(1, 4)),
+            lambda: one.add_(other),
+        ):
+            with pytest.raises(RuntimeError, match=r"mixes devices: (cpu|maia:0), maia:1"):
+                mistake()
+        assert (one * 2 + torch.tensor(1.0)).tolist() == [1, 3, 5, 7]
+        one[torch.tensor([0])] = 0.0
+        assert one.to(other).device == other.device
+        moved = one.to("maia:0")
+        assert (moved + other).tolist() == [0, 2, 4, 6]
+        moved.zero_()
+        other[1:] = 9
+        assert (one.tolist(), other.cpu().tolist()) == ([0, 1, 2, 3], [0, 9, 9, 9])
+
+
+def test_spread_models_give_the_same_numbers(model, case, blocks, devices):
+    """Bit for bit those of the model on the CPU."""
+
+    def numbers(model):
+        found = trace(model, blocks, alpha=1.0)
+        means = {(layer, role): found.statistics[f"{role}.sum"][layer] / 72 for layer in range(2) for role in STREAM}
+        interventions = [Intervention(()), *(Intervention((3, 7), method, means=means) for method in METHODS)]
+        inputs = [projection for projection in projections(model) if projection.role in STREAM]
+        perplexities = []
+        for intervention in interventions:
+            with intervention.on(inputs):
+                perplexities.append(perplexity(model, blocks[:1]))
+        return found, perplexities, top1_softmax(model, blocks[:1], interventions), weights_hash(model)
+
+    (expected, *others) = numbers(model)
+    with devices:
+        over_three = spread(make_model(case))
+        assert len({str(parameter.device) for parameter in over_three.parameters()}) == 3
+        (found, *found_others) = numbers(over_three)
+    assert same_trace(found, expected)
+    assert found_others == others
+    assert len(set(others[0])) == len(set(others[1])) == 4, "every method changes it"
+
+
+def test_an_ablation_over_devices(blocks, devices):
+    expected = ablate(make_model("opt"), blocks[:1], [3, 7])
+    with devices:
+        assert ablate(spread(make_model("opt")), blocks[:1], [3, 7]).equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("keep", "schemes"), [("exact", ["zeropoint", "llm.int8", "llm.int8-bnb"]), ("int8", ["llm.int8-zeropoint"])]
+)
+def test_spread_models_under_schemes(model, case, blocks, devices, keep, schemes):
+    schemes = [get_scheme(name, 1.0) for name in schemes]
+    blocks = blocks[:1]
+    expected = [perplexity(quantize(model, scheme, keep), blocks) for scheme in schemes]
+    exact = perplexity(model, blocks)
+    with devices:
+        over_three = spread(make_model(case))
+        places = devices_of(over_three)
+        found = []
+        for scheme in schemes:
+            quantized = quantize(over_three, scheme, keep)
+            found.append(perplexity(quantized, blocks))
+            for projection in projections(quantized):
+                tensors = [*projection.module.parameters(), *projection.module.buffers()]
+                assert {tensor.device for tensor in tensors} == {places[projection.path]}
+            quantized.to("maia:2")
+        assert found == expected
+        assert devices_of(over_three) == places
+        assert perplexity(over_three, blocks) == exact, "the original is as it was"
+
+
+def test_a_mistake_in_the_observer_is_caught(blocks, devices, monkeypatch):
+    monkeypatch.setattr(_Observer, "_home", lambda self, tensors: list(tensors))
+    with devices, pytest.raises(RuntimeError, match="cat mixes devices: maia:1, maia:2"):
+        trace(spread(make_model("gpt2")), blocks)
+
+
+def test_nan_is_found_over_devices(blocks, devices):
+    model = make_model("gpt2")
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.bias[3] = torch.nan
+    with devices, pytest.raises(UserError, match="first in the hidden states of layer 1, role ffn_out, feature 3"):
+        perplexity(spread(model), blocks)
+
+
+@pytest.fixture
+def saved(case, tmp_path) -> str:
+    """The checkpoint of a small model of every architecture."""
+    make_model(case).save_pretrained(tmp_path / case)
+    return str(tmp_path / case)
+
+
+def test_loaded_over_devices(saved, case, blocks, devices, monkeypatch):
+    """By transformers, and from checkpoints and folders of int8 models; `device_map` is tested by itself."""
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # pretend devices are known to one thread
+    one, int8 = load_model(saved), load_int8(saved)
+    expected = perplexity(one, blocks), perplexity(int8, blocks)
+    save_quantized(int8, f"{saved}-int8")
+    for module in (load, store):
+        monkeypatch.setattr(module, "device_map", lambda skeleton, name: places_of(skeleton))
+        monkeypatch.setattr(module, "find_device", lambda name: torch.device("maia:0"))
+    with devices:
+        three, int8, again = (
+            load_model(saved, device="auto"),
+            load_int8(saved, device="auto"),
+            load_quantized(f"{saved}-int8", "auto"),
+        )
+        assert weights_hash(three) == weights_hash(one)
+        assert perplexity(three, blocks) == expected[0]
+        assert [perplexity(model, blocks) for model in (int8, again)] == [expected[1]] * 2
+
+
+def memory(monkeypatch, **free: int) -> None:
+    """Let accelerate find so many bytes free: gpu0, gpu1, … and cpu."""
+    found = {int(place[3:]) if place.startswith("gpu") else place: size for place, size in free.items()}
+    usual = modeling.get_max_memory
+    for module in (load, modeling):
+        monkeypatch.setattr(module, "get_max_memory", lambda given=None: dict(found) if given is None else usual(given))
+
+
+def test_layers_are_shared_out_whole(model, monkeypatch):
+    memory(monkeypatch, gpu0=3 * model.get_memory_footprint() // 4, gpu1=GB, cpu=GB)
+    places = device_map(model, "it")
+    assert set(places.values()) == {0, 1}
+    layers = anatomy_of(model.config).layers
+    assert {part.removeprefix(layers).count(".") for part in places if part.startswith(layers)} <= {0, 1}
+    if model.config.tie_word_embeddings:
+        assert store._place("lm_head.weight", places) == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "message"),
+    [
+        ({"gpu0": 60_000, "gpu1": 60_000, "cpu": GB}, "the GPUs have too little memory"),
+        ({"gpu0": 60_000, "cpu": 1000}, "the GPUs have too little memory"),
+        ({"cpu": 60_000}, "this machine has too little memory"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, monkeypatch, free, message):
+    make_model("opt").save_pretrained(tmp_path)
+    memory(monkeypatch, **free)
+    with pytest.raises(UserError, match=f"{message} free for all of it .*use --stream or a smaller --dtype"):
+        load_model(str(tmp_path), device="auto")
+    memory(monkeypatch, **dict.fromkeys(free, 5_000))
+    with pytest.raises(UserError, match=message):
+        load_int8(str(tmp_path), device="auto")
+    save_quantized(quantize(make_model("opt"), "llm.int8", keep="int8"), tmp_path / "int8")
+    with pytest.raises(UserError, match=message):
+        load_quantized(tmp_path / "int8", "auto")
+
+
+def test_auto_without_gpus_is_the_cpu(saved, blocks, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    memory(monkeypatch, mps=GB)
+    assert find_device("auto") == torch.device("cpu")
+    for read in (load_model, load_int8):
+        one, other = read(saved), read(saved, device="auto")
+        assert other.device == torch.device("cpu")
+        assert not any(hasattr(module, "_hf_hook") for module in other.modules())
+        assert perplexity(other, blocks) == perplexity(one, blocks)
+
+
+def test_the_first_gpu_is_home(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert find_device("auto") == torch.device("cuda:0")
+
+
+def test_a_streamed_model_computes_on_one_device(saved):
+    with pytest.raises(UserError, match="computes on one device"):
+        stream_model(saved, device="auto")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_models_share_a_text(count):
+    """The parts' traces, merged; also by more models than blocks, and of blocks that can be read once."""
+    model, blocks = make_model("gpt2"), torch.randint(100, (4, 24), generator=torch.Generator().manual_seed(3))
+    whole = trace(model, blocks, alpha=1.0)
+    found = trace([copy.deepcopy(model) for _ in range(count)], iter(blocks), alpha=1.0)
+    assert (found.sequences, found.sketch) == (4, whole.sketch)
+    assert found.statistics.keys() == whole.statistics.keys()
+    for name, value in whole.statistics.items():
+        if value.dtype == torch.int64 or name.endswith(("min", "max", "largest")):
+            assert torch.equal(found.statistics[name], value), name
+        else:
+            assert torch.allclose(found.statistics[name], value, rtol=1e-12, atol=1e-12 * value.abs().max()), name
+    assert found.features().drop(columns=["max"]).equals(whole.features().drop(columns=["max"]))
+
+
+def test_a_mistake_in_one_of_the_models_is_raised(blocks):
+    model, other = make_model("gpt2"), make_model("gpt2")
+    with torch.no_grad():
+        other.transformer.h[1].mlp.c_fc.bias[:] = torch.inf
+    with pytest.raises(UserError, match="NaN or inf in the hidden states of layer 1"):
+        trace([model, other], blocks)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    seen = []
+    model.transformer.register_forward_pre_hook(lambda *_: seen.append(1))
+    with pytest.raises(UserError, match="NaN or inf"):
+        trace([model, other], blocks.repeat(200, 1))
+    assert len(seen) < 200, "the other one stops"
+    with pytest.raises(UserError, match="2 models of which 1 differ"):
+        trace([model, model], blocks)
+    with pytest.raises(UserError, match="no blocks to trace"):
+        trace([model, other], [])
+
+
+def test_provenance_of_several_gpus(monkeypatch):
+    names = ["NVIDIA H100", "NVIDIA H100", "NVIDIA L4"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[torch.device(device).index or 0])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda number: 10**number)
+    for device, name in {
+        "cuda": "NVIDIA H100",
+        torch.device("cuda:2"): "NVIDIA L4",
+        "auto": "2 × NVIDIA H100, NVIDIA L4",
+    }.items():
+        fields = provenance.environment(device)
+        assert (fields["device"], fields["device_name"]) == (str(device), name)
+        assert provenance.peak_memory(device) == 111
+    assert provenance.environment(torch.device("cpu"))["device"] == "cpu"
+    assert provenance.peak_memory("cpu") > 10**6
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert provenance.environment("auto")["device_name"] == provenance.environment("cpu")["device_name"]
