@@ -32,7 +32,7 @@ def measure(bench: Bench, job: Job, settings: Settings) -> float:
 def seconds(workers: int, cells: int, settings: Settings) -> tuple[float, float]:
     """Seconds to start so many workers, and to run so many cells on them."""
     job = prepare(MODEL, None, settings)
-    cell = Cell("cell", measure, (job, settings), 0)
+    cell = Cell("cell", measure, job, (settings,), 0)
     start = time.perf_counter()
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
     try:

@@ -1,6 +1,7 @@
 """What every command has in common: options, one line for a user's mistake or Ctrl-C, and exit codes."""
 
 import functools
+import logging
 import shlex
 import sys
 from pathlib import Path
@@ -42,11 +43,23 @@ def run(command) -> None:
     """Run a command function with the process's arguments; exit with 2 after a mistake, with 130 after Ctrl-C."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
     app.command()(_stoppable(command))
+    logger = logging.getLogger("outliers")
+    logger.handlers, logger.propagate = [_BesideBars()], False
+    logger.setLevel(logging.INFO)
     try:
         app()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+class _BesideBars(logging.Handler):
+    """Prints what a run has to say, without breaking into a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm  # late, as all that `--help` does not need
+
+        tqdm.write(record.getMessage(), file=sys.stderr)
 
 
 def _stoppable(command):

@@ -17,6 +17,9 @@ from outliers.experiment.ablation import ablate_model
 from outliers.experiment.cluster import Cluster
 from outliers.experiment.emergence import emergence
 from outliers.experiment.engine import Cell
+from outliers.experiment.foresee import PROCESS, Foreseen, Need
+from outliers.experiment.job import Job
+from outliers.experiment.room import Room
 from outliers.experiment.rows import RowFile, read_rows
 from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel, Settings
 from outliers.experiment.sweep import sweep
@@ -91,11 +94,11 @@ def test_a_worker_that_is_killed_in_the_middle_costs_no_row(tmp_path):
     assert lasting(rows) == lasting(want)
 
 
-def always_dies(_bench) -> None:
+def always_dies(_bench, _job) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def number(_bench, value: int) -> int:
+def number(_bench, _job, value: int) -> int:
     if value == 3:
         raise ValueError("three")
     return value
@@ -108,9 +111,10 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
     save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
     arguments = ["--model", MODELS[0], "--model", damaged, "--scheme", "fp32", "--block", "64", "--blocks", "4"]
     code, _, err = call(monkeypatch, capsys, *arguments, "--engine", "ray", "--out", tmp_path / "out")
-    reason = f"{damaged} fp32, blocks 0 to 1: the weights of '{damaged}' hold NaN or inf in 'transformer.h.0.mlp"
+    reason = f"the weights of '{damaged}' hold NaN or inf in 'transformer.h.0.mlp.c_fc.weight'; expected finite weights"
     assert code == 2
-    assert f"failed: {reason}" in err.splitlines()[0]
+    failed = sorted(err.splitlines()[:-1])
+    assert failed == [f"failed: {damaged}, fp32, blocks {part}: {reason}" for part in ("0 to 1", "2 to 3")]
     assert err.splitlines()[-1].startswith("error: ")
     assert "failed, all others are finished" in err.splitlines()[-1]
     assert [row["model"] for row in read_rows(tmp_path / "out")] == MODELS[:1]
@@ -121,11 +125,12 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
         Cluster(Settings(name="cells"), tqdm(disable=True)) as engine,
         pytest.raises(UserError, match=r"^2 cells failed.*run the same command again to try them once more$") as error,
     ):
-        cells = [Cell(f"cell {value}", number, (value,), 1) for value in range(5)]
-        for _, value in engine.run([Cell("dying", always_dies, (), 1), *cells]):
+        job = Job("model", None, None, None)
+        cells = [Cell(f"cell {value}", number, job, (value,), 1) for value in range(5)]
+        for _, value in engine.run([Cell("dying", always_dies, job, (), 1), *cells]):
             arrived.append(value)
     assert sorted(arrived) == [0, 1, 2, 4]
-    assert "cell 3: ValueError: three" in str(error.value)
+    assert "model, cell 3: ValueError: three" in str(error.value)
     assert "dying: WorkerCrashedError" in str(error.value)
 
 
@@ -199,6 +204,42 @@ def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
     want = {row["scheme"]: row["value"] for row in sweep(Experiment(**fields, engine="ray"), tmp_path)}
     assert len(want) == 9
     assert all(row["value"] == want[row["scheme"]] for row in rows)
+
+
+def test_a_run_is_foreseen_by_a_worker(monkeypatch, tmp_path):
+    told = []
+    monkeypatch.setattr("outliers.experiment.foresee.logger.info", told.append)
+    sweep(Experiment(**{**SWEEP, "models": MODELS[1:], "blocks": 100, "engine": "ray"}), tmp_path)
+    assert [line.split()[0] for line in told[0].splitlines()[2:]] == ["pocket/gpt2-0.5m", "available"]
+    with (
+        Cluster(Settings(name="large"), tqdm(disable=True)) as engine,
+        pytest.raises(
+            UserError, match=r"'m, cell' needs 1 CPUs, 9000.0 GB of memory; this machine has 2 CPUs, 0 GPUs, "
+        ),
+    ):
+        engine.alone = True
+        engine.foreseen = Foreseen([Need("m", 9000 * 10**9, 0, 0, 0, 1.0)], Room(1, 1, 1, 1), None)
+        list(engine.run([Cell("cell", number, Job("m", None, None, None), (1,), 0)]))
+
+
+def test_cells_ask_for_what_their_model_needs(monkeypatch):
+    nodes = [{"CPU": 64, "GPU": 8, "memory": 512e9}, {"CPU": 16, "GPU": 0, "memory": 64e9}]
+    cell = Cell("cell", number, Job("m", None, None, None), (1,), 0)
+    room = Room(8 * 80 * 10**9, 512 * 10**9, 1, 1)
+
+    def needs(device: str, memory: float, host: float = 0) -> dict:
+        with Cluster(Settings(name="needs", device=device), tqdm(disable=True)) as engine:
+            monkeypatch.setattr(engine, "_nodes", lambda: nodes)
+            assert engine._needs(cell)["memory"] == PROCESS
+            engine.foreseen = Foreseen([Need("m", int(memory), int(host), 0, 0, 1.0)], room, None)
+            return engine._needs(cell) | {"slots": engine._slots(cell)}
+
+    assert needs("cpu", 1e9) == {"CPU": 1, "GPU": 0, "memory": 1e9, "slots": 80}
+    # Two at once by memory on the first machine: each has half of its cores, and there is room for none on the second.
+    assert needs("cpu", 200e9) == {"CPU": 25, "GPU": 0, "memory": 200e9, "slots": 2}
+    assert needs("cuda", 30e9, 60e9) == {"CPU": 1, "GPU": 1, "memory": 60e9, "slots": 8}
+    assert needs("auto", 150e9, 1e9) == {"CPU": 1, "GPU": 3, "memory": 1e9, "slots": 2}
+    assert needs("auto", 600e9, 1e9)["GPU"] == 8
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,10 @@ class Storages(TorchDispatchMode):
         del self.numbers[identity]
         self.changes.append((number, -size))
 
+    def alive(self) -> int:
+        """Bytes of what was made here and is alive."""
+        return sum(size for _, size in self.changes)
+
     def size(self, tensors: Iterable) -> int:
         """Bytes of the storages of tensors that were made here and are alive."""
         numbers = self._numbers_of(tensors)

@@ -9,6 +9,7 @@ from outliers.ablation.interventions import Means
 from outliers.errors import UserError
 from outliers.experiment.engine import Bench, Cell, Engine, common_fields, engine_of, gather
 from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.parts import ablation_parts
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Ablation, short_name
@@ -38,11 +39,13 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
     """
     job = prepare(spec.model, spec.revision, spec)
     width = job.config.hidden_size
-    plan(spec.features or [0], width, spec.methods, spec.controls, spec.seed, spec.where)
+    asked = plan(spec.features or [0], width, spec.methods, spec.controls, spec.seed, spec.where)
     passes = (spec.features is None) + ("mean" in spec.methods)  # before the first row
     row_file = RowFile(Path(out or spec.folder))
     with row_file, progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
         bar.set_description(spec.model)
+        done = not force and len(row_file.rows) >= len(METRICS) * len(asked)
+        engine.foresee([job], spec, ablation_parts(spec, width), 0.0 if done else 1.0)
         (common,) = common_fields(engine, [job], spec)
         features = check_features(spec.features, width) if spec.features else _found(engine, job, spec, common)
         treatments = plan(features, width, spec.methods, spec.controls, spec.seed, spec.where)
@@ -71,7 +74,7 @@ def _cells(engine: Engine, job: Job, spec: Ablation, common: dict, missing: list
     """What is measured together: as much as one pass over the text, or over the layers, has in common."""
     means = {}
     if any(treatment.method == "mean" for _, treatment in missing):
-        (means,) = gather(engine, [Cell(f"{job.model}, means", _means, (job, spec, common), spec.blocks)])
+        (means,) = gather(engine, [Cell("means", _means, job, (spec, common), spec.blocks)])
     cells = []
     for metric in METRICS:
         treatments = [treatment for of, treatment in missing if of == metric]
@@ -79,8 +82,7 @@ def _cells(engine: Engine, job: Job, spec: Ablation, common: dict, missing: list
         sets = [treatments] if together else [[treatment] for treatment in treatments]
         for some in filter(None, sets):
             steps = spec.blocks * (1 if metric == "top1_softmax" else len(some))
-            arguments = job, spec, common, metric, some, means
-            cells.append(Cell(f"{job.model} {metric} {len(cells)}", _measure, arguments, steps))
+            cells.append(Cell(f"{metric} {len(cells)}", _measure, job, (spec, common, metric, some, means), steps))
     return cells
 
 
@@ -108,7 +110,7 @@ def _trace(bench: Bench, job: Job, spec: Ablation, common: dict) -> Trace:
 
 def _found(engine: Engine, job: Job, spec: Ablation, common: dict) -> list[int]:
     """The outlier features of the model."""
-    (found,) = gather(engine, [Cell(f"{job.model}, trace", _trace, (job, spec, common), spec.blocks)])
+    (found,) = gather(engine, [Cell("trace", _trace, job, (spec, common), spec.blocks)])
     outliers = found.outlier_features()
     if outliers.empty:
         nearest = found.features().iloc[0]

@@ -5,7 +5,6 @@ import itertools
 import logging
 import math
 import os
-import sys
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,14 +15,21 @@ import torch
 from tqdm import tqdm
 
 from outliers.errors import UserError
+from outliers.evaluation.calibration import Passes
 from outliers.experiment.engine import Bench, Cell
+from outliers.experiment.foresee import PROCESS, Foreseen, Need, announce, foresee
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Job
+from outliers.experiment.room import Room
 from outliers.experiment.spec import Settings
 
 CELLS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end at nearly the same time
 RETRIES = 3  # of a cell whose worker or node was lost
 OBJECT_STORE = 200_000_000  # bytes, of a Ray of this machine alone: token blocks and results go through it
+GPU_SPARE = 1.2  # of what a model needs, on several GPUs: whole layers are placed, and all need activations
+
+
+logger = logging.getLogger(__name__)
 
 
 class Cluster:
@@ -36,7 +42,8 @@ class Cluster:
     """
 
     def __init__(self, settings: Settings, bar: tqdm):
-        self.on_gpu, self.bar = settings.device != "cpu", bar
+        self.device, self.bar = settings.device, bar
+        self.foreseen = Foreseen([], Room(0, 0, 0, 0), None)
         # A part of a text reads all layers of a streamed model.
         self.cells_a_worker = 1 if settings.stream else CELLS_A_WORKER
         self.name = uuid.uuid4().hex  # of this run: workers outlive it, but not what they loaded for it
@@ -68,13 +75,21 @@ class Cluster:
             self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
             self.alone = True
 
+    def foresee(self, jobs: list[Job], settings: Settings, passes: Passes, left: float) -> None:
+        """Print what a run needs, which one of the workers finds out, and refuse what cannot fit there."""
+        if not left:
+            return
+        cell = Cell("what it needs", _foresee, jobs[0], (jobs, settings, passes, left), 0)
+        ((_, self.foreseen),) = self.run([cell])
+        announce(self.foreseen, max(1, self._slots(cell)))
+
     def groups(self, jobs: list[Job]) -> list[list[Job]]:
         """The jobs that are measured together: all."""
         return [jobs]
 
     def parts(self, blocks: int, cells: int) -> list[slice]:
         """How a text of so many blocks is cut where there are so many cells: so that all workers have some."""
-        workers = sum(int(node["GPU" if self.on_gpu else "CPU"]) for node in self._nodes())
+        workers = sum(int(node["CPU" if self.device == "cpu" else "GPU"]) for node in self._nodes())
         count = min(blocks, max(1, math.ceil(self.cells_a_worker * workers / max(1, cells))))
         ends = [blocks * number // count for number in range(count + 1)]
         return [slice(start, end) for start, end in itertools.pairwise(ends)]
@@ -116,8 +131,8 @@ class Cluster:
             try:
                 result = self.ray.get(reference)
             except self.ray.exceptions.RayError as error:
-                failures.append(f"{cell.label}: {_reason(error)}")
-                tqdm.write(f"failed: {failures[-1]}", file=sys.stderr)
+                failures.append(f"{cell.name}: {_reason(error)}")
+                logger.warning("failed: %s", failures[-1])
                 continue
             self.bar.update(cell.steps)
             yield cell, result
@@ -126,17 +141,26 @@ class Cluster:
         needs = self._needs(cell)
         options = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"], "memory": needs["memory"]}
         threads = int(needs["CPU"])
-        arguments = self.name, os.getcwd(), threads, cell.function, cell.arguments
-        return self.remote.options(**options, max_retries=RETRIES, name=cell.label).remote(*arguments)
+        arguments = self.name, os.getcwd(), threads, cell.function, cell.job, cell.arguments
+        return self.remote.options(**options, max_retries=RETRIES, name=cell.name).remote(*arguments)
 
     def _needs(self, cell: Cell) -> dict[str, float]:
         """What a cell needs of a machine, by Ray's names of it."""
-        if self.on_gpu:
-            return {"CPU": 1, "GPU": 1, "memory": cell.host}
+        needed = next((needed for needed in self.foreseen.needs if needed.model == cell.job.name), None)
+        if self.device != "cpu":
+            gpus = 1 if self.device == "cuda" else self._gpus(needed)
+            return {"CPU": 1, "GPU": gpus, "memory": needed.host if needed else PROCESS}
+        memory = needed.memory if needed else PROCESS
         # Where memory bounds how many cells run at once, each has its share of the cores.
-        nodes = self._nodes()
-        cores = max((node["CPU"] * min(1, cell.memory / node["memory"]) for node in nodes if node["memory"]), default=1)
-        return {"CPU": max(1, math.floor(cores)), "GPU": 0, "memory": cell.memory}
+        shares = [node["CPU"] * memory / node["memory"] for node in self._nodes() if node["memory"] >= memory]
+        cores = min(shares, default=1)
+        return {"CPU": max(1, math.floor(cores)), "GPU": 0, "memory": memory}
+
+    def _gpus(self, needed: Need | None) -> int:
+        """How many GPUs a model is spread over: as many as it needs, or all of a machine while that is not known."""
+        most = max((int(node["GPU"]) for node in self._nodes()), default=0)
+        share = GPU_SPARE * needed.memory / self.foreseen.room.memory if needed else 1
+        return max(1, min(most, math.ceil(share * most)))
 
     def _nodes(self) -> list[dict[str, float]]:
         """What each machine of the cluster has."""
@@ -159,8 +183,8 @@ class Cluster:
         needs = ", ".join(_said(name, value) for name, value in self._needs(cell).items() if value)
         have = "; ".join(", ".join(_said(*entry) for entry in node.items()) for node in self._nodes())
         if self.alone:
-            raise UserError(f"'{cell.label}' needs {needs}; this machine has {have}")
-        tqdm.write(f"waiting for a machine with {needs} for '{cell.label}'; the cluster has {have}", file=sys.stderr)
+            raise UserError(f"'{cell.name}' needs {needs}; this machine has {have}")
+        logger.warning("waiting for a machine with %s for '%s'; the cluster has %s", needs, cell.name, have)
 
     def _leave_out_queued(self, running: dict) -> None:
         """After Ctrl-C only what is being measured is finished."""
@@ -181,7 +205,7 @@ class Cluster:
 _bench: tuple[str, Bench] | None = None  # of a worker: the run that it is of, and what it keeps
 
 
-def _measure(run: str, folder: str, threads: int, function: Callable, arguments: tuple) -> Any:
+def _measure(run: str, folder: str, threads: int, function: Callable, job: Job, arguments: tuple) -> Any:
     """Measure a cell in a worker. Its cores are those that Ray reserved for it; relative paths are the driver's."""
     global _bench
     if Path(folder).is_dir():
@@ -190,9 +214,13 @@ def _measure(run: str, folder: str, threads: int, function: Callable, arguments:
     if _bench is None or _bench[0] != run:
         _bench = None
         _bench = run, Bench(tqdm(disable=True))
-    result = function(_bench[1], *arguments)
+    result = function(_bench[1], job, *arguments)
     _bench[1].check_unchanged()
     return result
+
+
+def _foresee(_bench: Bench, _job: Job, *arguments) -> Foreseen:
+    return foresee(*arguments)
 
 
 def _reason(error: Exception) -> str:

@@ -9,8 +9,9 @@ from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity_of
 from outliers.experiment.engine import Bench, Cell, Engine, common_fields, engine_of
 from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.parts import trace_parts
 from outliers.experiment.provenance import cost
-from outliers.experiment.rows import RowFile
+from outliers.experiment.rows import RowFile, rows_of
 from outliers.experiment.spec import Emergence, full_name
 from outliers.experiment.tracing import PASSES, measure_beside, tidy
 from outliers.tracing.table4 import table4_row
@@ -43,6 +44,8 @@ def emergence(spec: Emergence, out: str | Path | None = None, force: bool = Fals
     rows: dict[Place, list[dict]] = {}
     row_file = RowFile(Path(out or spec.folder))
     with row_file, progress(PASSES * spec.blocks * len(jobs)) as bar, engine_of(spec, bar) as engine:
+        done = {} if force else {(row["model"], row.get("checkpoint")) for row in rows_of(spec, row_file.rows)}
+        engine.foresee(jobs, spec, trace_parts(spec, attention=False), 1 - len(done) / len(jobs))
         for group in engine.groups(jobs):
             all_fields = [
                 {"experiment": "emergence", **common, "alpha": spec.alpha}
@@ -74,13 +77,11 @@ def _measure_missing(
         if _hashes(fields) not in measured:
             new.setdefault(_hashes(fields), (job, fields))
     steps = PASSES * spec.blocks
-    cells = [
-        Cell(full_name(job.model, job.revision), _measure, (job, spec, fields), steps) for job, fields in new.values()
-    ]
+    cells = [Cell("Table 4", _measure, job, (spec, fields), steps) for job, fields in new.values()]
     for cell, found in engine.run(cells):
-        job, _, fields = cell.arguments
+        _, fields = cell.arguments
         row_file.add(*found)
-        rows[job.model, job.revision] = measured[_hashes(fields)] = found
+        rows[cell.job.model, cell.job.revision] = measured[_hashes(fields)] = found
     for job, fields in missing:
         if (job.model, job.revision) not in rows:
             twins = measured[_hashes(fields)]
@@ -97,7 +98,7 @@ def _hashes(fields: dict) -> tuple[str, str]:
 
 def _measure(bench: Bench, job: Job, spec: Emergence, fields: dict) -> list[dict]:
     """The rows of one model."""
-    bench.bar.set_description(full_name(job.model, job.revision))
+    bench.bar.set_description(job.name)
     model, _ = bench.load(job, spec, fields)
     start = time.perf_counter()
     found = trace(model, Counted(job.blocks, bench.bar), alpha=spec.alpha, attention=False)

@@ -8,9 +8,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
+from outliers.evaluation.calibration import Passes
+from outliers.experiment.foresee import announce, foresee
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import Job, load
-from outliers.experiment.spec import Settings, full_name
+from outliers.experiment.spec import Settings
 from outliers.models.watch import check_unchanged
 
 if TYPE_CHECKING:
@@ -20,17 +22,20 @@ if TYPE_CHECKING:
 class Cell(NamedTuple):
     """A piece of an experiment.
 
-    label: what to call it in messages. function: called with a `Bench` and the arguments; it, they and what it returns
-    travel between machines. steps: how far it moves the bar. memory: bytes that it takes, on GPUs if it runs there.
-    host: bytes of host memory that it takes beside a GPU's.
+    what: what to call it in messages, beside its model. function: called with a `Bench`, the job and the arguments; it,
+    they and what it returns travel between machines. steps: how far it moves the bar.
     """
 
-    label: str
+    what: str
     function: Callable
+    job: Job
     arguments: tuple
     steps: int
-    memory: int = 0
-    host: int = 0
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return f"{self.job.name}, {self.what}"
 
 
 class Bench:
@@ -71,6 +76,10 @@ class Here:
     def __init__(self, bar: tqdm):
         self.bench = Bench(bar)
 
+    def foresee(self, jobs: list[Job], settings: Settings, passes: Passes, left: float) -> None:
+        """Print what a run needs, and refuse what cannot fit; see `outliers.experiment.foresee`."""
+        announce(foresee(jobs, settings, passes, left))
+
     def groups(self, jobs: list[Job]) -> list[list[Job]]:
         """The jobs that are measured together: each alone, for one model at a time is in memory."""
         return [[job] for job in jobs]
@@ -87,7 +96,7 @@ class Here:
         """
         for cell in cells:
             stop_if_asked()
-            yield cell, cell.function(self.bench, *cell.arguments)
+            yield cell, cell.function(self.bench, cell.job, *cell.arguments)
 
 
 def check_same_weights(fields: list[dict]) -> None:
@@ -100,6 +109,11 @@ def check_same_weights(fields: list[dict]) -> None:
 Engine = Union[Here, "Cluster"]
 
 
+def said(part: slice) -> str:
+    """A part of a text."""
+    return f"blocks {part.start} to {part.stop - 1}"
+
+
 def gather(engine: Engine, cells: list[Cell]) -> list[Any]:
     """What cells returned, in their order."""
     found = {id(cell): result for cell, result in engine.run(cells)}
@@ -108,7 +122,7 @@ def gather(engine: Engine, cells: list[Cell]) -> list[Any]:
 
 def common_fields(engine: Engine, jobs: list[Job], settings: Settings) -> list[dict]:
     """The fields that all rows of each job have in common; for its weights, every model is loaded."""
-    return gather(engine, [Cell(full_name(job.model, job.revision), _common, (job, settings), 0) for job in jobs])
+    return gather(engine, [Cell("its weights", _common, job, (settings,), 0) for job in jobs])
 
 
 def _common(bench: Bench, job: Job, settings: Settings) -> dict:

@@ -25,6 +25,11 @@ class Job(NamedTuple):
     config: PretrainedConfig
     blocks: torch.Tensor
 
+    @property
+    def name(self) -> str:
+        """The model with its revision, if it has one."""
+        return self.model if self.revision is None else f"{self.model}@{self.revision}"
+
 
 def prepare(name: str, revision: str | None, settings: Settings) -> Job:
     """Load what is light of a model, so that a mistake shows before anything is measured.

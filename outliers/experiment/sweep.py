@@ -8,10 +8,11 @@ import torch
 from outlier_kernels.dispatch import path
 
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of, variant_losses
-from outliers.experiment.engine import Bench, Cell, Engine, check_same_weights, engine_of
+from outliers.experiment.engine import Bench, Cell, Engine, check_same_weights, engine_of, said
 from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.parts import sweep_parts
 from outliers.experiment.provenance import cost, total_cost
-from outliers.experiment.rows import RowFile
+from outliers.experiment.rows import RowFile, rows_of
 from outliers.experiment.spec import Experiment, Latency, ZeroShot
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantize, under
@@ -45,6 +46,8 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
     rows: dict[Key, dict] = {}
     row_file = RowFile(Path(out or experiment.folder))
     with row_file, progress(total) as bar, engine_of(experiment, bar) as engine:
+        done = [] if force else rows_of(experiment, row_file.rows)
+        engine.foresee(jobs, experiment, sweep_parts(schemes), 1 - len(done) / (len(jobs) * len(schemes)))
         for group in engine.groups(jobs):
             if row_file.rows and not force:
                 rows |= _found(group, experiment, row_file, engine)
@@ -63,7 +66,7 @@ def schemes_of(experiment: Experiment | Latency | ZeroShot) -> list[Scheme]:
 
 def _found(jobs: list[Job], experiment: Experiment, row_file: RowFile, engine: Engine) -> dict[Key, dict]:
     """The finished rows; which weights a model has is known when it is loaded."""
-    cells = [Cell(job.model, _describe, (job, experiment, schemes_of(experiment)), 0) for job in jobs]
+    cells = [Cell("its weights", _describe, job, (experiment, schemes_of(experiment)), 0) for job in jobs]
     rows = (row_file.find(fields) for _, described in engine.run(cells) for fields in described)
     return {(row["model"], row["scheme"]): row for row in rows if row}
 
@@ -80,8 +83,8 @@ def _measured(
     cells = [_cell(job, experiment, schemes, part) for job, schemes in together for part in parts]
     arrived, rows = defaultdict(dict), {}
     for cell, result in engine.run(cells):
-        job, _, schemes, part = cell.arguments
-        of_parts = arrived[job.model, schemes[0]]
+        _, schemes, part = cell.arguments
+        of_parts = arrived[cell.job.model, schemes[0]]
         of_parts[part.start] = result
         if len(of_parts) == len(parts):
             new = [_row(of_scheme) for of_scheme in zip(*(of_parts[part.start] for part in parts), strict=True)]
@@ -91,9 +94,8 @@ def _measured(
 
 
 def _cell(job: Job, experiment: Experiment, schemes: list[Scheme], part: slice) -> Cell:
-    names = ", ".join(scheme.name for scheme in schemes)
-    label = f"{job.model} {names}, blocks {part.start} to {part.stop - 1}"
-    return Cell(label, _measure, (job, experiment, schemes, part), len(schemes) * (part.stop - part.start))
+    what = f"{', '.join(scheme.name for scheme in schemes)}, {said(part)}"
+    return Cell(what, _measure, job, (experiment, schemes, part), len(schemes) * (part.stop - part.start))
 
 
 def _describe(bench: Bench, job: Job, experiment: Experiment, schemes: list[Scheme]) -> list[dict]:

@@ -13,11 +13,12 @@ from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of
-from outliers.experiment.engine import Bench, Cell, Engine, common_fields, engine_of, gather
+from outliers.experiment.engine import Bench, Cell, Engine, common_fields, engine_of, gather, said
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.parts import trace_parts
 from outliers.experiment.provenance import cost, total_cost
-from outliers.experiment.rows import IDENTITY, RowFile
+from outliers.experiment.rows import IDENTITY, RowFile, rows_of
 from outliers.experiment.spec import OneModel
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
@@ -50,6 +51,8 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
     folder = Path(out or spec.folder)
     with RowFile(folder) as row_file, progress(PASSES * spec.blocks) as bar, engine_of(spec, bar) as engine:
         bar.set_description(spec.model)
+        done = not force and rows_of(spec, row_file.rows)
+        engine.foresee([job], spec, trace_parts(spec), 0.0 if done else 1.0)
         (common,) = common_fields(engine, [job], spec)
         fields = {"experiment": "trace", **common, "alpha": spec.alpha}
         found, costs = _resumed_trace(engine, job, spec, fields, folder / "trace", force, bar)
@@ -74,9 +77,8 @@ def _resumed_trace(
     done = found.sequences if found else 0
     bar.update(done)
     saved, arrived, costs = time.monotonic(), {}, []
-    cells = [
-        Cell(_label(job, part), _trace, (job, spec, fields, part), _size(part)) for part in _parts(engine, spec, done)
-    ]
+    parts = _parts(engine, spec, done)
+    cells = [Cell(f"trace, {said(part)}", _trace, job, (spec, fields, part), _size(part)) for part in parts]
     for cell, (one, spent) in engine.run(cells):
         arrived[cell.arguments[-1].start] = one
         costs.append(spent)
@@ -103,10 +105,6 @@ def _parts(engine: Engine, spec: OneModel, done: int) -> list[slice]:
     return [slice(done + part.start, done + part.stop) for part in engine.parts(spec.blocks - done, 1)]
 
 
-def _label(job: Job, part: slice) -> str:
-    return f"{job.model}, blocks {part.start} to {part.stop - 1}"
-
-
 def _size(part: slice) -> int:
     return part.stop - part.start
 
@@ -123,7 +121,7 @@ def _table4(
 ) -> tuple[dict[str, float], list[dict]]:
     """The row of Table 4 of a traced model, and what its parts have cost."""
     parts = engine.parts(spec.blocks, 1)
-    cells = [Cell(_label(job, part), _measure, (job, spec, fields, found, part), 2 * _size(part)) for part in parts]
+    cells = [Cell(said(part), _measure, job, (spec, fields, found, part), 2 * _size(part)) for part in parts]
     measured, costs = zip(*gather(engine, cells), strict=True)
     shares = [_size(part) / spec.blocks for part in parts]
     of_parts = zip(*(beside.top1_softmax for beside in measured), strict=True)

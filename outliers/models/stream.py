@@ -211,7 +211,7 @@ class Stream:
                             state = states[of_variant, of_block]
                             output = calls[number].on(layer, state[None].to(self.device))
                             state.copy_((output[0] if isinstance(output, tuple) else output)[0])
-                            _give_memory_back()
+                            give_memory_back()
         for of_variant, of_block in itertools.product(range(len(variants)), range(len(ids))):
             state = states[of_variant, of_block].to(self.device)
             yield of_variant, ids[of_block], self._last(model, ids[of_block], state, isinstance(output, tuple))
@@ -239,7 +239,7 @@ class Stream:
             return model.base_model(ids[None], use_cache=False).last_hidden_state[0]
 
 
-def _give_memory_back() -> None:
+def give_memory_back() -> None:
     """Let the C library return what is free to the system.
 
     What hooks keep of a layer is small, but lies between tensors that are not, and glibc gives back only the end of its

@@ -1,0 +1,254 @@
+"""What a measurement costs, by making it once on one block and a decoder layer of random weights."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from outliers.evaluation.memory import Storages
+from outliers.models.anatomy import decoder_layers
+from outliers.models.checkpoint import parameters_on_meta
+from outliers.models.decoder import run_decoder
+from outliers.models.load import DTYPES, check_finite, weights_hash
+from outliers.models.stream import give_memory_back
+
+LAYERS = 2  # the same weights twice: how what is kept grows from one layer to the next shows only with two
+STD = 0.02  # of random weights
+OUTLIER = 20.0  # the weight of one feature in each norm: schemes that decompose then have something to do
+ENOUGH = 0.05  # seconds of runs after which a part is not repeated any more
+FEW = 3  # runs in any case,
+LONG = 1.0  # but for those of so many seconds: what only the first run does is little beside it
+
+
+def _nothing(model: PreTrainedModel) -> PreTrainedModel:
+    return model
+
+
+class Part(NamedTuple):
+    """A part of a measurement.
+
+    each: what is done with every block, int64 (1, T). once: what is made of the model before, such as one under a
+    scheme, at a cost for each layer. times: how many parts of the measurement cost the same as this one.
+    """
+
+    each: Callable[[PreTrainedModel, torch.Tensor], object]
+    once: Callable[[PreTrainedModel], PreTrainedModel] = _nothing
+    times: int = 1
+
+
+Passes = list[list[Part]]  # the parts of each pass over the text; a streamed model reads its layers once a pass
+
+
+class Cost(NamedTuple):
+    """What a part costs.
+
+    once: seconds a layer. layer: seconds a block and layer. rest: seconds a block, outside of the layers. added: bytes
+    that stay of a layer after `once`, such as its codes. peak: bytes that are alive at most while a block passes one
+    layer, beside these and the weights. first, further: bytes that are kept of a block for its first layer, and for
+    each further one.
+    """
+
+    once: float
+    layer: float
+    rest: float
+    added: int
+    peak: int
+    first: int
+    further: int
+
+
+class Sizes(NamedTuple):
+    """Bytes of the weights of a model: outside of its layers, and of its largest layer; how many layers it has."""
+
+    outside: int
+    layer: int
+    layers: int
+
+    @property
+    def weights(self) -> int:
+        """All of them."""
+        return self.outside + self.layers * self.layer
+
+
+class Calibration(NamedTuple):
+    """What the parts of a measurement cost, pass by pass, and seconds a byte of weights.
+
+    copying: to bring them into memory and check them. hashing: to make their hash.
+    """
+
+    costs: list[list[Cost]]
+    copying: float
+    hashing: float
+
+
+def model_sizes(config: PretrainedConfig, dtype: str) -> Sizes:
+    """The sizes of a model's weights, from its configuration; what is tied counts once."""
+    return _sizes(_without_values(config, dtype))
+
+
+def calibrate(config: PretrainedConfig, dtype: str, device: torch.device, block: int, passes: Passes) -> Calibration:
+    """Make a measurement on one block of so many tokens and one layer of a model, of which nothing but this is built.
+
+    Weights of the layer are random; of embeddings and head only as many rows as the block has tokens are, and the rest
+    is zero and takes no memory on a CPU. Nothing of it stays.
+
+    Args:
+        config: of a causal language model.
+        dtype, device: where the measurement will run.
+        block: tokens.
+        passes: the parts of the measurement, by passes over the text.
+    """
+    try:
+        return _calibrated(_one_layer(_without_values(config, dtype), device, block), block, passes)
+    finally:
+        give_memory_back()
+
+
+def _calibrated(model: PreTrainedModel, block: int, passes: Passes) -> Calibration:
+    ids = torch.arange(block, device=model.device)[None] % model.config.vocab_size
+    copying, hashing = _loading(model)
+    plain = _run(Part(_through_the_decoder), model, ids, Storages())
+    costs = [[_cost(part, model, ids, plain) for part in parts] for parts in passes]
+    return Calibration(costs, copying, hashing)
+
+
+def _without_values(config: PretrainedConfig, dtype: str) -> PreTrainedModel:
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with parameters_on_meta():
+            return AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _sizes(model: PreTrainedModel) -> Sizes:
+    layers = decoder_layers(model)
+    largest = max(_size(layer) for layer in layers)
+    return Sizes(_size(model) - sum(_size(layer) for layer in layers), largest, len(layers))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _one_layer(model: PreTrainedModel, device: torch.device, tokens: int) -> PreTrainedModel:
+    """The model with its first two layers, if it has two, on the weights of one."""
+    layers = decoder_layers(model)
+    del layers[LAYERS:]
+    generator = torch.Generator(device).manual_seed(0)
+    in_layer = {id(parameter) for parameter in layers[0].parameters()}
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, meta in module.named_parameters(recurse=False):
+            if id(meta) not in made:
+                rows = len(meta) if id(meta) in in_layer else tokens
+                made[id(meta)] = nn.Parameter(_weight(meta, name, rows, device, generator), requires_grad=False)
+            module._parameters[name] = made[id(meta)]
+    for first, second in zip(layers[0].modules(), layers[-1].modules(), strict=True):
+        second._parameters.update(first._parameters)
+    return model.to(device)
+
+
+def _weight(meta: torch.Tensor, name: str, rows: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+    """Something like a trained weight: norms that scale one feature up, and random numbers in the first rows."""
+    weight = torch.zeros(meta.shape, dtype=meta.dtype, device=device)
+    if meta.ndim == 1 and name == "weight":
+        weight.fill_(1)[0] = OUTLIER
+    elif meta.ndim > 1:
+        weight[:rows].normal_(std=STD, generator=generator)
+    return weight
+
+
+def _loading(model: PreTrainedModel) -> tuple[float, float]:
+    """Seconds a byte to copy and check weights, and to hash them."""
+    layer, clock = decoder_layers(model)[0], _clock(model.device)
+    size = sum(parameter.nbytes for parameter in layer.parameters())
+    start = clock()
+    for name, parameter in layer.named_parameters():
+        check_finite(parameter.to(parameter.dtype, copy=True), name, "")
+    copied = clock()
+    weights_hash(layer)
+    return (copied - start) / size, (clock() - copied) / size
+
+
+def _clock(device: torch.device) -> Callable[[], float]:
+    """Seconds, when all that was asked of the device is done."""
+
+    def clock() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
+
+class _Seen(NamedTuple):
+    """What a run of a part showed: as in `Cost`, but for seconds in all but `once`, and the peak with all layers."""
+
+    once: float
+    layer: float
+    whole: float
+    added: int
+    peak: int
+    first: int
+    further: int
+
+
+@torch.inference_mode()
+def _through_the_decoder(model: PreTrainedModel, ids: torch.Tensor) -> None:
+    for _ in run_decoder(model, ids):
+        pass
+
+
+def _cost(part: Part, model: PreTrainedModel, ids: torch.Tensor, plain: _Seen) -> Cost:
+    """Bytes of one run, and the least seconds of as many runs as take no time to speak of.
+
+    plain: what a run through nothing but the decoder showed; some decoders hold the output of the layer before.
+    """
+    seen = [_run(part, model, ids, Storages())]
+    while sum(run.whole for run in seen) < (ENOUGH if len(seen) >= FEW else LONG):
+        seen.append(_run(part, model, ids))
+    once, layer, whole = (min(values) for values in list(zip(*seen, strict=True))[:3])
+    first, further = (max(0, kept - usual) for kept, usual in zip(seen[0][-2:], plain[-2:], strict=True))
+    layers = len(decoder_layers(model))
+    peak = seen[0].peak - layers * seen[0].added - further
+    return Cost(once, layer, max(0.0, whole - layers * layer), seen[0].added, peak, first, further)
+
+
+def _run(part: Part, model: PreTrainedModel, ids: torch.Tensor, storages: Storages | None = None) -> _Seen:
+    clock, layers = _clock(ids.device), len(decoder_layers(model))
+    alive = storages.alive if storages else lambda: 0
+    with storages or nullcontext():
+        start = clock()
+        changed = part.once(model)
+        once, added = clock() - start, alive() // layers
+        with _marks(changed, clock, alive) as (began, at_begin, at_end):
+            start = clock()
+            part.each(changed, ids)
+            whole = clock() - start
+    layer = (began[1] if layers > 1 else start + whole) - began[0]
+    peak = storages.peak() if storages else 0
+    first, further = (of_layers[-1] - of_layers[0] for of_layers in (at_begin, at_end))
+    return _Seen(once / layers, layer, whole, added, peak, first, further)
+
+
+@contextmanager
+def _marks(model: PreTrainedModel, clock: Callable, alive: Callable) -> Iterator[tuple[list, list, list]]:
+    """When each layer begins, and the bytes alive when it begins and when it ends."""
+    began, at_begin, at_end = [], [], []
+
+    def begin(_module, _arguments):
+        at_begin.append(alive())
+        began.append(clock())
+
+    with ExitStack() as stack:
+        for layer in decoder_layers(model):
+            stack.callback(layer.register_forward_pre_hook(begin).remove)
+            stack.callback(layer.register_forward_hook(lambda *_: at_end.append(alive())).remove)
+        yield began, at_begin, at_end
