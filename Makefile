@@ -17,7 +17,7 @@ notebooks: $(VENV)/installed-dev
 	cd notebooks && ../$(VENV)/bin/jupyter execute --inplace --NotebookClient.record_timing=False *.ipynb
 
 test: $(VENV)/installed-dev
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/installed-dev
 	$(RUN) -m ruff check .

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:  # a core each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
