@@ -17,8 +17,9 @@ from outliers.experiment.ablation import ablate_model
 from outliers.experiment.cluster import Cluster
 from outliers.experiment.emergence import emergence
 from outliers.experiment.engine import Cell
-from outliers.experiment.foresee import PROCESS, Foreseen, Need
+from outliers.experiment.foresee import Foreseen
 from outliers.experiment.job import Job
+from outliers.experiment.needs import PROCESS, Need
 from outliers.experiment.room import Room
 from outliers.experiment.rows import RowFile, read_rows
 from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel, Settings
@@ -150,6 +151,8 @@ def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):
         }
         assert row["value"] == pytest.approx(other["value"], rel=1e-12)
     assert Trace.load(tmp_path / "there" / "trace").sequences == 6
+    (tmp_path / "there" / "rows.jsonl").unlink()  # as if it was killed between the trace and its rows
+    assert lasting(trace_model(OneModel(**spec, engine="ray"), tmp_path / "there")[1]) == lasting(rows)
 
 
 def test_emergence_measures_equal_weights_once(tmp_path):

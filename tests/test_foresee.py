@@ -16,9 +16,11 @@ from outliers.evaluation.calibration import Calibration, Cost, Part, calibrate, 
 from outliers.evaluation.memory import Storages
 from outliers.evaluation.perplexity import perplexity
 from outliers.experiment import foresee as foreseeing
-from outliers.experiment import room
-from outliers.experiment.foresee import Need, announce, duration, foresee, need, size, table
+from outliers.experiment import needs, remedies, room
+from outliers.experiment.amounts import duration, size
+from outliers.experiment.foresee import announce, foresee, table
 from outliers.experiment.job import Job
+from outliers.experiment.needs import Need, need_of, run_of
 from outliers.experiment.parts import ablation_parts, sweep_parts, trace_parts
 from outliers.experiment.room import Room, free_in_groups
 from outliers.experiment.spec import Ablation, Settings
@@ -62,7 +64,7 @@ def calibrated(monkeypatch):
         asked.append((dtype, block))
         return Calibration([[COST for _ in parts] for parts in passes], copying=0.0, hashing=0.0)
 
-    monkeypatch.setattr(foreseeing, "calibrate", pretend)
+    monkeypatch.setattr(needs, "calibrate", pretend)
     return asked
 
 
@@ -76,7 +78,12 @@ def told(monkeypatch) -> list[str]:
 
 def free(monkeypatch, memory: float, temporary: float = 1e15, cache: float = 1e15) -> None:
     """Let so many bytes be free."""
-    monkeypatch.setattr(foreseeing, "room_of", lambda settings: Room(int(memory), 10**15, int(temporary), int(cache)))
+    for module in (foreseeing, needs, remedies):
+        monkeypatch.setattr(module, "room_of", lambda settings: Room(int(memory), 10**15, int(temporary), int(cache)))
+
+
+def need(job, settings, passes, left: float = 1.0) -> Need:
+    return need_of(run_of(job, settings, passes, left, {}))
 
 
 def refusal(*arguments) -> str:
@@ -189,7 +196,7 @@ def test_what_a_run_needs_is_counted(opt, calibrated, monkeypatch):
 
 def test_statistics_of_all_blocks_are_kept_while_a_traced_model_is_streamed(opt, monkeypatch):
     cost = COST._replace(first=10, further=3, added=2)
-    monkeypatch.setattr(foreseeing, "calibrate", lambda *_: Calibration([[cost]], 0.0, 0.0))
+    monkeypatch.setattr(needs, "calibrate", lambda *_: Calibration([[cost]], 0.0, 0.0))
     free(monkeypatch, 1e15)
     passes = [[Part(perplexity)]]
     streamed = [need(opt, Settings(name="test", blocks=n, stream=True), passes).memory for n in (1, 5)]
@@ -225,7 +232,7 @@ def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, calibrated, 
         "'my-opt' needs 5.8 GB of memory in bfloat16 and 3.3 GB are free; "
         "with --memory 1GB it needs 1.6 GB and 4.2 GB of disk, with --blocks 790 it needs 3.3 GB"
     )
-    monkeypatch.setattr(foreseeing.tempfile, "gettempdir", lambda: "/tmp")
+    monkeypatch.setattr(remedies.tempfile, "gettempdir", lambda: "/tmp")
     free(monkeypatch, 3.3e9, temporary=1e9)
     assert refusal([opt], streamed.model_copy(update={"memory": 10**9}), passes) == (
         "'my-opt' needs 4.2 GB of disk for hidden states and 1.0 GB are free in '/tmp'; set TMPDIR to a folder with "
@@ -234,7 +241,7 @@ def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, calibrated, 
 
 
 def test_nothing_is_calibrated_where_no_layer_fits(opt, monkeypatch):
-    monkeypatch.setattr(foreseeing, "calibrate", lambda *_: pytest.fail("calibrated"))
+    monkeypatch.setattr(needs, "calibrate", lambda *_: pytest.fail("calibrated"))
     free(monkeypatch, 100e6)
     assert refusal([opt], Settings(name="test"), sweep_parts(schemes("fp32"))) == (
         "'my-opt' needs at least 26.6 GB of memory in float32 and 100 MB are free; "
@@ -246,9 +253,9 @@ def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, calibrated, m
     sizes = {"config.json": 7, "a.safetensors": 3 * 10**9, "b.safetensors": 2 * 10**9, "onnx/c.safetensors": 9}
     siblings = [SimpleNamespace(rfilename=name, size=count) for name, count in sizes.items()]
     hub = SimpleNamespace(model_info=lambda *_, **__: SimpleNamespace(siblings=siblings))
-    monkeypatch.setattr(foreseeing, "HfApi", lambda: hub)
-    monkeypatch.setattr(foreseeing, "try_to_load_from_cache", lambda *_, **__: None)
-    monkeypatch.setattr(foreseeing, "HF_HUB_CACHE", "/cache")
+    monkeypatch.setattr(needs, "HfApi", lambda: hub)
+    monkeypatch.setattr(needs, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(remedies, "HF_HUB_CACHE", "/cache")
     free(monkeypatch, 1e15)
     passes, jobs = sweep_parts(schemes("fp32")), [opt._replace(model="some/model")] * 2
     assert need(jobs[0], Settings(name="test"), passes).download == 5 * 10**9

@@ -14,7 +14,8 @@ from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexities, perplexity
-from outliers.experiment.spec import Experiment, OneModel, parse_bytes
+from outliers.experiment.amounts import parse_bytes
+from outliers.experiment.spec import Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
 from outliers.models.anatomy import decoder_layers
@@ -24,7 +25,7 @@ from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.tracing.trace import trace
 from tests.conftest import make_model
-from tests.test_experiment import read_rows
+from tests.test_experiment import lasting, read_rows
 
 
 @pytest.fixture
@@ -216,6 +217,8 @@ def test_a_streamed_trace_is_the_same(tmp_path):
     )
     assert all(torch.equal(values, other.statistics[name]) for name, values in one.statistics.items())
     assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in rows], rel=1e-9)
+    (tmp_path / "True" / "rows.jsonl").unlink()  # as if it was killed between the trace and its rows
+    assert lasting(trace_model(OneModel(**fields, stream=True), tmp_path / "True")[1]) == lasting(streamed)
 
 
 def test_sizes():

@@ -17,9 +17,10 @@ from tqdm import tqdm
 from outliers.errors import UserError
 from outliers.evaluation.calibration import Passes
 from outliers.experiment.engine import Bench, Cell
-from outliers.experiment.foresee import PROCESS, Foreseen, Need, announce, foresee
+from outliers.experiment.foresee import Foreseen, announce, foresee
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Job
+from outliers.experiment.needs import PROCESS, Need
 from outliers.experiment.room import Room
 from outliers.experiment.spec import Settings
 
@@ -27,7 +28,6 @@ CELLS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end 
 RETRIES = 3  # of a cell whose worker or node was lost
 OBJECT_STORE = 200_000_000  # bytes, of a Ray of this machine alone: token blocks and results go through it
 GPU_SPARE = 1.2  # of what a model needs, on several GPUs: whole layers are placed, and all need activations
-
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Cluster:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         waiting, running, failures = deque(cells), {}, []
-        for cell in waiting:
+        for cell in {cell.job.name: cell for cell in waiting}.values():
             self._check(cell)
         try:
             while (waiting or running) and not asked_to_stop():
@@ -111,7 +111,7 @@ class Cluster:
                     running[self._submit(cell)] = cell
                 yield from self._finished(running, failures)
             self._leave_out_queued(running)
-            while running:
+            while running:  # after Ctrl-C
                 yield from self._finished(running, failures)
         finally:
             self._cancel(running)
@@ -187,17 +187,14 @@ class Cluster:
         logger.warning("waiting for a machine with %s for '%s'; the cluster has %s", needs, cell.name, have)
 
     def _leave_out_queued(self, running: dict) -> None:
-        """After Ctrl-C only what is being measured is finished."""
-        if not running:
-            return
-        slots = max(1, self._slots(next(iter(running.values()))))
-        queued = dict(list(running.items())[slots:]) if asked_to_stop() else {}
-        self._cancel(queued)
-        for reference in queued:
+        """Keep of the cells that Ray was given those that are being measured: the first ones."""
+        slots = max((self._slots(cell) for cell in running.values()), default=0)
+        for reference in list(running)[max(1, slots) :]:
+            self._cancel([reference])
             del running[reference]
 
-    def _cancel(self, running: dict) -> None:
-        for reference in running:
+    def _cancel(self, references: Iterable) -> None:
+        for reference in references:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self.ray.cancel(reference, force=True)
 

@@ -1,6 +1,5 @@
 """What an experiment needs to know, validated."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +15,7 @@ from pydantic import (
 )
 
 from outliers.criterion import ALPHA
+from outliers.experiment.amounts import parse_bytes
 from outliers.quantization.schemes import TABLE1
 
 # A list may be given as "a,b", as on the command line; repeated entries count once.
@@ -25,14 +25,6 @@ Names = Annotated[list[str], Split, Field(min_length=1), Once]
 Numbers = Annotated[list[int], Split, Field(min_length=1), Once]
 Counts = Annotated[list[PositiveInt], Split, Field(min_length=1), Once]
 Name = Annotated[str, Field(pattern=r"^\w[\w.@-]*(/\w[\w.@-]*)*$")]
-
-
-def parse_bytes(value):
-    """A size such as "4GB" or "500 MB", decimal as on a disk, in bytes; anything else as it is."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT])B", value) if isinstance(value, str) else None
-    if isinstance(value, str) and not found and not value.isdigit():
-        raise ValueError("expected a size such as 500MB or 4GB")
-    return round(float(found[1]) * 1000 ** (1 + "kMGT".index(found[2]))) if found else value
 
 
 class Named(BaseModel):

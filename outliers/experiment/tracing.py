@@ -102,7 +102,8 @@ def _parts(engine: Engine, spec: OneModel, done: int) -> list[slice]:
     """
     if spec.engine == "local" and not spec.stream:
         return [slice(number, number + 1) for number in range(done, spec.blocks)]
-    return [slice(done + part.start, done + part.stop) for part in engine.parts(spec.blocks - done, 1)]
+    parts = engine.parts(spec.blocks - done, 1) if done < spec.blocks else []
+    return [slice(done + part.start, done + part.stop) for part in parts]
 
 
 def _size(part: slice) -> int:

@@ -1,0 +1,184 @@
+"""What the run of a model needs: memory, disk, download and time, from a calibration of its measurement."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import HfApi, try_to_load_from_cache
+
+from outliers.evaluation.calibration import Calibration, Cost, Passes, Sizes, calibrate, model_sizes
+from outliers.experiment.job import Job
+from outliers.experiment.room import room_of
+from outliers.experiment.spec import Settings
+from outliers.models.load import DTYPES, SECONDS_FOR_THE_HUB, find_device, find_model
+
+SAMPLE = 64_000_000  # bytes of a checkpoint that are read to see how fast that is
+PROCESS = 360_000_000  # bytes of a process that has imported torch and transformers
+WORKSPACES = 50_000_000  # bytes of the libraries that compute
+# What allocators keep between tensors that come and go, as a share of these. glibc has a heap for those below 32 MB: in
+# traces of a GPT-2-small shape it took 3.8 times as much more as was alive. Never more than the second number.
+HOLES, MOST_HOLES = 3, 300_000_000
+# Seconds at least to pass a block through a layer, and for each byte of its weights and token of the block beside; and
+# bytes a second at most with which weights are loaded.
+LEAST_A_LAYER, LEAST_A_BYTE, FASTEST = 1e-3, 1e-12, 1e9
+
+
+class Need(NamedTuple):
+    """What the run of one model needs; bytes, and seconds without the download.
+
+    memory: of the process at the peak, on the device that computes. host: of the host's memory at the peak, where the
+    device is a GPU. disk: of the file with a streamed model's hidden states. download: what is not in the hub's cache
+    yet; None if nobody knows. seconds: None where nothing was calibrated, because not even one layer fits; memory is
+    then the weights alone, and the least that the run needs.
+    """
+
+    model: str  # with its revision, if it has one
+    memory: int
+    host: int
+    disk: int
+    download: int | None
+    seconds: float | None
+
+
+class Run(NamedTuple):
+    """The run of one model.
+
+    passes: see `outliers.experiment.parts`. left: the share of it that is not finished yet. reading: seconds to read
+    its files. known: what is known of configurations; runs that share it calibrate equal ones once.
+    """
+
+    job: Job
+    settings: Settings
+    passes: Passes
+    left: float
+    download: int | None
+    reading: float
+    known: dict[tuple, Any]
+
+    def under(self, **changes) -> "Run":
+        """The same run with other settings."""
+        return self._replace(settings=self.settings.model_copy(update=changes))
+
+
+def run_of(job: Job, settings: Settings, passes: Passes, left: float, known: dict[tuple, Any]) -> Run:
+    """The run of a job; the hub is asked for what must be downloaded, and reading is timed."""
+    return Run(job, settings, passes, left, _download(job), _seconds_to_read(job), known)
+
+
+def need_of(run: Run) -> Need:
+    """What a run needs on this machine. Nothing is calibrated for which there is no memory."""
+    settings, device = run.settings, find_device(run.settings.device)
+    sizes = _remembered(run, model_sizes, settings.dtype)
+    at_once = sizes.outside + sizes.layer
+    if at_once > room_of(settings).memory:
+        return Need(run.job.name, at_once if settings.stream else sizes.weights, 0, 0, run.download, None)
+    calibration = _remembered(run, calibrate, settings.dtype, device, settings.block, run.passes)
+    states = states_of(run) if settings.stream else 0
+    in_file = settings.memory is not None and states > settings.memory
+    on_host = 0 if in_file else states
+    memory, host = WORKSPACES + _memory(sizes, calibration, settings), 0
+    if device.type == "cpu":
+        memory += PROCESS + on_host
+    else:  # for one GPU all weights are on the host first, for several each tensor goes to its place
+        host = PROCESS + on_host + (0 if settings.stream or settings.device == "auto" else sizes.weights)
+    return Need(run.job.name, memory, host, states if in_file else 0, run.download, _seconds(run, sizes, calibration))
+
+
+def least_seconds(run: Run) -> float:
+    """What a run takes at the very least."""
+    sizes, settings = _remembered(run, model_sizes, run.settings.dtype), run.settings
+    a_layer = LEAST_A_LAYER + sizes.layer * settings.block * LEAST_A_BYTE
+    times = sum(part.times for parts in run.passes for part in parts)
+    return run.left * times * settings.blocks * sizes.layers * a_layer + sizes.weights / FASTEST
+
+
+def _remembered(run: Run, make: Callable, *arguments):
+    """What is made of a model's configuration; models, such as revisions of one, may have the same."""
+    key = make, run.job.config.to_json_string(), repr(arguments)
+    if key not in run.known:
+        run.known[key] = make(run.job.config, *arguments)
+    return run.known[key]
+
+
+def states_of(run: Run) -> int:
+    """Bytes of the hidden states of all blocks between two layers, for each part of a pass."""
+    of_block = run.settings.block * run.job.config.hidden_size * DTYPES[run.settings.dtype].itemsize
+    return max(sum(part.times for part in parts) for parts in run.passes) * run.settings.blocks * of_block
+
+
+def _memory(sizes: Sizes, calibration: Calibration, settings: Settings) -> int:
+    """Bytes of tensors on the device and between them, but for hidden states between layers."""
+    costs = [cost for of_pass in calibration.costs for cost in of_pass]
+    others, blocks = sizes.layers - 1, settings.blocks
+
+    def beside_weights(cost: Cost) -> int:
+        passing = cost.peak + min(HOLES * cost.peak, MOST_HOLES)
+        if settings.stream:  # what is kept of all blocks is kept until the last layer
+            return passing + cost.added + (blocks - 1) * cost.first + blocks * others * cost.further
+        return passing + sizes.layers * cost.added + others * cost.further
+
+    weights = sizes.outside + sizes.layer if settings.stream else sizes.weights
+    return weights + max(map(beside_weights, costs))
+
+
+def _seconds(run: Run, sizes: Sizes, calibration: Calibration) -> float:
+    """To read, copy and compute; a streamed model reads a layer while the one before computes, in each pass."""
+    blocks, layers = run.settings.blocks, sizes.layers
+
+    def computing(part, cost: Cost) -> float:
+        return part.times * (layers * cost.once + blocks * (cost.rest + layers * cost.layer))
+
+    passes = [
+        run.left * sum(computing(part, cost) for part, cost in zip(parts, costs, strict=True))
+        for parts, costs in zip(run.passes, calibration.costs, strict=True)
+    ]
+    copying = sizes.weights * calibration.copying
+    if not run.settings.stream:
+        return run.reading + copying + sizes.weights * calibration.hashing + sum(passes)
+    return sum(max(run.reading, seconds) + copying for seconds in passes)
+
+
+def _seconds_to_read(job: Job) -> float:
+    """Of a checkpoint's files, by the middle of the largest; 0 where they are not there or cannot be read."""
+    sizes = {file: file.stat().st_size for file in _files(job)}
+    if not any(sizes.values()):
+        return 0.0
+    largest = max(sizes, key=sizes.get)
+    start = time.perf_counter()
+    try:
+        with largest.open("rb", buffering=0) as file:
+            file.seek(max(0, sizes[largest] - SAMPLE) // 2)
+            count = len(file.read(SAMPLE))
+    except OSError:  # loading says what is wrong
+        return 0.0
+    return (time.perf_counter() - start) * sum(sizes.values()) / count
+
+
+def _is_local(job: Job) -> bool:
+    return job.model.startswith("pocket/") or Path(job.model).is_dir()
+
+
+def _files(job: Job) -> list[Path]:
+    """The safetensors files of a model that are on this machine."""
+    if _is_local(job):
+        return list(Path(find_model(job.model, job.revision).path).glob("*.safetensors"))
+    config = try_to_load_from_cache(job.model, "config.json", revision=job.revision)
+    return list(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else []
+
+
+def _download(job: Job) -> int | None:
+    """Bytes of weights that are not on this machine; None if the hub cannot be asked and its cache has none."""
+    if _is_local(job):
+        return 0
+    cached = {file.name for file in _files(job)}
+    try:
+        asked = {"revision": job.revision, "files_metadata": True, "timeout": SECONDS_FOR_THE_HUB}
+        sizes = {file.rfilename: file.size or 0 for file in HfApi().model_info(job.model, **asked).siblings}
+    except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
+        return 0 if cached else None
+    for suffix in (".safetensors", ".bin"):  # pickled weights are converted by the hub, to files of their size
+        wanted = {name: count for name, count in sizes.items() if name.endswith(suffix) and "/" not in name}
+        if wanted:
+            return sum(count for name, count in wanted.items() if name not in cached)
+    return None
