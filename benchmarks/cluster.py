@@ -15,8 +15,8 @@ import ray
 from tqdm import tqdm
 
 from outliers.evaluation.perplexity import perplexity
+from outliers.experiment.cell import Bench, Cell
 from outliers.experiment.cluster import Cluster
-from outliers.experiment.engine import Bench, Cell
 from outliers.experiment.job import Job, prepare
 from outliers.experiment.spec import Settings
 

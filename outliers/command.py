@@ -29,7 +29,7 @@ Stream = Annotated[
 ]
 Memory = Annotated[
     str | None,
-    Option(help="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default all in memory."),
+    Option(help="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default none."),
 ]
 Engine = Annotated[
     str | None,

@@ -14,9 +14,9 @@ from tqdm import tqdm
 from outliers.errors import UserError
 from outliers.experiment import cluster
 from outliers.experiment.ablation import ablate_model
+from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
 from outliers.experiment.emergence import emergence
-from outliers.experiment.engine import Cell
 from outliers.experiment.foresee import Foreseen
 from outliers.experiment.job import Job
 from outliers.experiment.needs import PROCESS, Need

@@ -243,6 +243,18 @@ def test_the_first_gpu_is_home(monkeypatch):
     assert find_device("auto") == torch.device("cuda:0")
 
 
+def test_streamed_hidden_states_are_on_a_gpu_if_they_leave_enough_of_it(tmp_path, devices, monkeypatch):
+    make_model("opt").save_pretrained(tmp_path)
+    stream = stream_model(str(tmp_path), memory=10**6).stream
+    stream.device, shape = torch.device("maia:1"), (2, 3, 24, 32)
+    size = 4 * torch.Size(shape).numel()
+    for free, kind in ((2 * size, "maia"), (2 * size - 1, "cpu")):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, GB))
+        with devices:
+            storage = stream._storage(shape)
+        assert (storage.device.type, storage.shape) == (kind, shape)
+
+
 def test_a_streamed_model_computes_on_one_device(saved):
     with pytest.raises(UserError, match="computes on one device"):
         stream_model(saved, device="auto")

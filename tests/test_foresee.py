@@ -194,6 +194,20 @@ def test_what_a_run_needs_is_counted(opt, calibrated, monkeypatch):
     assert pickle.loads(pickle.dumps(on_disk)) == on_disk
 
 
+def test_hidden_states_are_on_a_gpu_where_they_leave_room(opt, calibrated, monkeypatch):
+    monkeypatch.setattr(needs, "find_device", lambda name: torch.device("cuda"))
+    settings = Settings(name="test", device="cuda", blocks=100, stream=True)
+    states = 100 * 256 * 4096 * 4
+    outside = 4 * 4096 * (50272 + 2050 + 2)
+    found = {}
+    for where, memory in {"gpu": outside + 2 * states, "host": outside + 2 * states - 2}.items():
+        free(monkeypatch, memory)
+        found[where] = need(opt, settings, sweep_parts(schemes("fp32")))
+    assert found["gpu"].memory - found["host"].memory == states
+    assert found["host"].host - found["gpu"].host == states
+    assert found["gpu"].host == needs.PROCESS
+
+
 def test_statistics_of_all_blocks_are_kept_while_a_traced_model_is_streamed(opt, monkeypatch):
     cost = COST._replace(first=10, further=3, added=2)
     monkeypatch.setattr(needs, "calibrate", lambda *_: Calibration([[cost]], 0.0, 0.0))

@@ -7,7 +7,8 @@ from pathlib import Path
 from outliers.ablation.ablate import Treatment, feature_means, measure, plan
 from outliers.ablation.interventions import Means
 from outliers.errors import UserError
-from outliers.experiment.engine import Bench, Cell, Engine, common_fields, engine_of, gather
+from outliers.experiment.cell import Bench, Cell
+from outliers.experiment.engine import Engine, common_fields, engine_of, gather
 from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.parts import ablation_parts
 from outliers.experiment.provenance import cost

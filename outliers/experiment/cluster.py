@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from outliers.errors import UserError
 from outliers.evaluation.calibration import Passes
-from outliers.experiment.engine import Bench, Cell
+from outliers.experiment.cell import Bench, Cell
 from outliers.experiment.foresee import Foreseen, announce, foresee
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Job

@@ -7,7 +7,8 @@ from tqdm import tqdm
 
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity_of
-from outliers.experiment.engine import Bench, Cell, Engine, common_fields, engine_of
+from outliers.experiment.cell import Bench, Cell
+from outliers.experiment.engine import Engine, common_fields, engine_of
 from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.parts import trace_parts
 from outliers.experiment.provenance import cost

@@ -12,6 +12,7 @@ from outliers.experiment.job import Job
 from outliers.experiment.room import room_of
 from outliers.experiment.spec import Settings
 from outliers.models.load import DTYPES, SECONDS_FOR_THE_HUB, find_device, find_model
+from outliers.models.stream import STATES_ON_GPU
 
 SAMPLE = 64_000_000  # bytes of a checkpoint that are read to see how fast that is
 PROCESS = 360_000_000  # bytes of a process that has imported torch and transformers
@@ -69,18 +70,21 @@ def run_of(job: Job, settings: Settings, passes: Passes, left: float, known: dic
 def need_of(run: Run) -> Need:
     """What a run needs on this machine. Nothing is calibrated for which there is no memory."""
     settings, device = run.settings, find_device(run.settings.device)
+    free = room_of(settings).memory
     sizes = _remembered(run, model_sizes, settings.dtype)
     at_once = sizes.outside + sizes.layer
-    if at_once > room_of(settings).memory:
+    if at_once > free:
         return Need(run.job.name, at_once if settings.stream else sizes.weights, 0, 0, run.download, None)
     calibration = _remembered(run, calibrate, settings.dtype, device, settings.block, run.passes)
     states = states_of(run) if settings.stream else 0
-    in_file = settings.memory is not None and states > settings.memory
-    on_host = 0 if in_file else states
+    on_gpu = device.type == "cuda" and states <= STATES_ON_GPU * (free - sizes.outside)
+    in_file = not on_gpu and settings.memory is not None and states > settings.memory
+    on_host = 0 if on_gpu or in_file else states
     memory, host = WORKSPACES + _memory(sizes, calibration, settings), 0
     if device.type == "cpu":
         memory += PROCESS + on_host
     else:  # for one GPU all weights are on the host first, for several each tensor goes to its place
+        memory += states if on_gpu else 0
         host = PROCESS + on_host + (0 if settings.stream or settings.device == "auto" else sizes.weights)
     return Need(run.job.name, memory, host, states if in_file else 0, run.download, _seconds(run, sizes, calibration))
 

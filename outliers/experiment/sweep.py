@@ -8,7 +8,8 @@ import torch
 from outlier_kernels.dispatch import path
 
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of, variant_losses
-from outliers.experiment.engine import Bench, Cell, Engine, check_same_weights, engine_of, said
+from outliers.experiment.cell import Bench, Cell, check_same_weights, said
+from outliers.experiment.engine import Engine, engine_of
 from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.parts import sweep_parts
 from outliers.experiment.provenance import cost, total_cost

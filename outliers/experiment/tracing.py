@@ -13,7 +13,8 @@ from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of
-from outliers.experiment.engine import Bench, Cell, Engine, common_fields, engine_of, gather, said
+from outliers.experiment.cell import Bench, Cell, said
+from outliers.experiment.engine import Engine, common_fields, engine_of, gather
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.parts import trace_parts

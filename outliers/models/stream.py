@@ -24,6 +24,7 @@ from outliers.models.load import DTYPES, check_complete, check_finite, find_devi
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 SAMPLE = 4096  # bytes of a tensor that its fingerprint looks at
+STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
 
 # What runs in the place of a layer: (model, number of the layer) to a context in which a module stands for it.
 Variant = Callable[[PreTrainedModel, int], AbstractContextManager[nn.Module]]
@@ -74,8 +75,8 @@ def stream_model(
 
     Args:
         name, dtype, device, revision: as `load_model`.
-        memory: bytes of hidden states between layers that are held in memory; more are in a file that is mapped into
-            it. None for no limit.
+        memory: bytes of hidden states between layers that are held in the host's memory; more are in a file that is
+            mapped into it. None for no limit. Up to half of what is free on a GPU they are there instead.
 
     Raises:
         UserError: as `load_model`.
@@ -217,9 +218,13 @@ class Stream:
             yield of_variant, ids[of_block], self._last(model, ids[of_block], state, isinstance(output, tuple))
 
     def _storage(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Room for hidden states: in memory within the limit, else in a file that is gone when nobody uses it."""
+        """Room for hidden states: on the GPU if they leave enough of it, else in the host's memory within the limit,
+        else in a file that is gone when nobody uses it."""
         count = torch.Size(shape).numel()
-        if self.memory is None or count * self.dtype.itemsize <= self.memory:
+        size = count * self.dtype.itemsize
+        if self.device.type != "cpu" and size <= STATES_ON_GPU * torch.cuda.mem_get_info(self.device)[0]:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        if self.memory is None or size <= self.memory:
             return torch.empty(shape, dtype=self.dtype)
         with tempfile.NamedTemporaryFile(prefix="hidden_states.") as file:
             return torch.from_file(file.name, shared=True, size=count, dtype=self.dtype).view(shape)

@@ -1,0 +1,75 @@
+"""The pieces of an experiment, and what a process that measures them keeps between two."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.experiment.job import Job, load
+from outliers.experiment.spec import Settings
+from outliers.models.watch import check_unchanged
+
+
+class Cell(NamedTuple):
+    """A piece of an experiment.
+
+    what: what to call it in messages, beside its model. function: called with a `Bench`, the job and the arguments; it,
+    they and what it returns travel between machines. steps: how far it moves the bar.
+    """
+
+    what: str
+    function: Callable
+    job: Job
+    arguments: tuple
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return f"{self.job.name}, {self.what}"
+
+
+def said(part: slice) -> str:
+    """A part of a text."""
+    return f"blocks {part.start} to {part.stop - 1}"
+
+
+class Bench:
+    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move."""
+
+    def __init__(self, bar: tqdm):
+        self.bar = bar
+        self._key, self._loaded = None, None
+
+    def load(self, job: Job, settings: Settings, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
+        """The model of a job, in the form that it was left in, and the fields that all its rows have in common.
+
+        Raises:
+            UserError: as `outliers.experiment.job.load`; or its weights are not those of the fields `like`, because
+                they changed after another process read them.
+        """
+        key = job.model, job.revision, settings.model_dump_json()
+        if key != self._key:
+            self._key = self._loaded = None  # never two at once
+            self._loaded = load(job, settings)
+            self._key = key
+        check_same_weights([self._loaded[1], like or self._loaded[1]])
+        return self._loaded
+
+    def check_unchanged(self) -> None:
+        """Raise UserError if the files of the last model changed since they were read."""
+        if self._key:
+            check_unchanged(*self._key[:2])
+
+    def leave(self, model: PreTrainedModel) -> None:
+        """Keep the last model in another form, such as under a scheme whose codes the next one shares."""
+        self._loaded = model, self._loaded[1]
+
+
+def check_same_weights(fields: list[dict]) -> None:
+    """Raise UserError if measurements of a model, which several processes may have made, are of different weights."""
+    if len({of_one["weights_hash"] for of_one in fields}) > 1:
+        model = fields[0]["model"]
+        raise UserError(f"the weights of '{model}' changed while they were measured; run again once they are whole")
