@@ -259,6 +259,26 @@ def test_mistakes_are_one_line(monkeypatch, capsys, tmp_path, arguments, message
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
+    asked = []
+
+    def init(address=None, **options):
+        asked.append((address, options.get("object_store_memory")))
+        if address:
+            raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: asked.append("shutdown"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with Cluster(Settings(name="alone"), tqdm(disable=True)) as engine:
+        assert engine.alone
+    assert asked == [("auto", None), (None, cluster.OBJECT_STORE), "shutdown"]
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(UserError, match=r"no Ray cluster at RAY_ADDRESS=10.0.0.1:6379 \(nobody answers\)"):
+        sweep(Experiment(models=MODELS, engine="ray"), "never-made")
+
+
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"engine 'ray' needs Ray; pip install 'outliers\[cluster\]'"):
