@@ -275,7 +275,7 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
         assert engine.alone
     assert asked == [("auto", None), (None, cluster.OBJECT_STORE), "shutdown"]
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(UserError, match=r"no Ray cluster at RAY_ADDRESS=10.0.0.1:6379 \(nobody answers\)"):
+    with pytest.raises(UserError, match=r"no Ray cluster lets us in at RAY_ADDRESS=10.0.0.1:6379 \(nobody answers\)"):
         sweep(Experiment(models=MODELS, engine="ray"), "never-made")
 
 

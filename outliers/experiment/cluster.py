@@ -71,7 +71,10 @@ class Cluster:
             self.ray.init(address="auto", **quiet)
         except ConnectionError as error:
             if os.environ.get("RAY_ADDRESS"):
-                raise UserError(f"no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']} ({error})") from None
+                raise UserError(
+                    f"no Ray cluster lets us in at RAY_ADDRESS={os.environ['RAY_ADDRESS']} ({error}); start it, unset "
+                    "RAY_ADDRESS for one of this machine alone, or set RAY_AUTH_MODE=token if it asks for its token"
+                ) from None
             self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
             self.alone = True
 
