@@ -17,6 +17,7 @@ from outliers.evaluation.memory import Storages
 from outliers.evaluation.perplexity import perplexity
 from outliers.experiment import foresee as foreseeing
 from outliers.experiment import needs, remedies, room
+from outliers.experiment.ablation import ablate_model
 from outliers.experiment.amounts import duration, size
 from outliers.experiment.foresee import announce, foresee, table
 from outliers.experiment.job import Job
@@ -388,3 +389,12 @@ def test_a_command_prints_what_it_needs_and_refuses(monkeypatch, capsys, tmp_pat
         "error: 'pocket/gpt2-0.1m' needs 427 MB of memory in float32 and 1 MB are free; no option makes it fit on this "
         "machine"
     )
+
+
+def test_an_ablation_is_foreseen_as_long_as_rows_are_missing(monkeypatch, calibrated, tmp_path):
+    lefts = []
+    monkeypatch.setattr("outliers.experiment.engine.foresee", lambda *given: lefts.append(given[-1]) or foresee(*given))
+    fields = {"model": "pocket/gpt2-0.1m", "block": 32, "blocks": 1, "features": [1]}
+    for more in ({}, {}, {"methods": ["mean"]}, {"blocks": 2}):
+        ablate_model(Ablation(**fields | more), tmp_path)
+    assert lefts == [1, 0, pytest.approx(22 / 24), 1]

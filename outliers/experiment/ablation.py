@@ -40,13 +40,15 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
     """
     job = prepare(spec.model, spec.revision, spec)
     width = job.config.hidden_size
-    asked = plan(spec.features or [0], width, spec.methods, spec.controls, spec.seed, spec.where)
+    planned = plan(spec.features or [0], width, spec.methods, spec.controls, spec.seed, spec.where)
     passes = (spec.features is None) + ("mean" in spec.methods)  # before the first row
     row_file = RowFile(Path(out or spec.folder))
     with row_file, progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
         bar.set_description(spec.model)
-        done = not force and len(row_file.rows) >= len(METRICS) * len(asked)
-        engine.foresee([job], spec, ablation_parts(spec, width), 0.0 if done else 1.0)
+        alike = row_file.find_all(spec.model_dump(include={"model", "text", "block", "blocks", "dtype", "device"}))
+        done = [] if force else [row for row in alike if row.get("method") in (None, *spec.methods)]
+        left = max(0.0, 1 - len(done) / (len(METRICS) * len(planned)))
+        engine.foresee([job], spec, ablation_parts(spec, width), left)
         (common,) = common_fields(engine, [job], spec)
         features = check_features(spec.features, width) if spec.features else _found(engine, job, spec, common)
         treatments = plan(features, width, spec.methods, spec.controls, spec.seed, spec.where)
