@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import os
 import platform
 import shlex
@@ -57,6 +58,7 @@ def locked(folder: Path) -> Iterator[None]:
         UserError: the folder cannot be written, or another run has it.
     """
     path = folder / LOCK
+    made = [folder, *itertools.takewhile(lambda parent: not parent.exists(), folder.parents)]
     try:
         with writing(folder):
             descriptor = _take(path)
@@ -68,7 +70,8 @@ def locked(folder: Path) -> Iterator[None]:
             os.close(descriptor)  # not before the file is gone: whoever opened it meanwhile sees that it is no longer
     finally:
         with contextlib.suppress(OSError):
-            folder.rmdir()
+            for place in made:
+                place.rmdir()
 
 
 def _take(path: Path) -> int:

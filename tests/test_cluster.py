@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 
@@ -249,6 +250,10 @@ def test_cells_ask_for_what_their_model_needs(monkeypatch):
     ("arguments", "message"),
     [
         (["--device", "cuda:1"], "device 'cuda:1' with engine 'ray', which chooses GPUs; expected cpu, cuda or auto"),
+        (
+            ["--engine", "local", "--stream", "--device", "auto"],
+            "device 'auto' with --stream: a streamed model computes on one device; expected cpu or cuda",
+        ),
         (["--engine", "slurm"], "field 'engine': Input should be 'local' or 'ray', got 'slurm'"),
     ],
 )
@@ -257,6 +262,18 @@ def test_mistakes_are_one_line(monkeypatch, capsys, tmp_path, arguments, message
     code, out, err = call(monkeypatch, capsys, *options)
     assert (code, out, err) == (2, "", f"error: {message}\n")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_address_that_is_none_is_one_line(tmp_path):
+    """In a process of its own, for this one is connected."""
+    command = [sys.executable, "-m", "outliers.sweep", "--model", MODELS[0], "--engine", "ray", "--out", "a/b"]
+    run = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"RAY_ADDRESS": "nonsense"}, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.splitlines()[-1].startswith("error: no Ray cluster lets us in at RAY_ADDRESS=nonsense (")
+    assert "Traceback" not in run.stderr
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):

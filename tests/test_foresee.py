@@ -21,7 +21,7 @@ from outliers.experiment.ablation import ablate_model
 from outliers.experiment.amounts import duration, size
 from outliers.experiment.foresee import announce, foresee, table
 from outliers.experiment.job import Job
-from outliers.experiment.needs import Need, need_of, run_of
+from outliers.experiment.needs import Need, Run, need_of
 from outliers.experiment.parts import ablation_parts, sweep_parts, trace_parts
 from outliers.experiment.room import Room, free_in_groups
 from outliers.experiment.spec import Ablation, Settings
@@ -84,7 +84,7 @@ def free(monkeypatch, memory: float, temporary: float = 1e15, cache: float = 1e1
 
 
 def need(job, settings, passes, left: float = 1.0) -> Need:
-    return need_of(run_of(job, settings, passes, left, {}))
+    return need_of(Run(job, settings, passes, left, {}))
 
 
 def refusal(*arguments) -> str:

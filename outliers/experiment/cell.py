@@ -36,6 +36,11 @@ def said(part: slice) -> str:
     return f"blocks {part.start} to {part.stop - 1}"
 
 
+def size(part: slice) -> int:
+    """How many blocks a part of a text has."""
+    return part.stop - part.start
+
+
 class Bench:
     """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move."""
 

@@ -69,7 +69,7 @@ class Cluster:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             self.ray.init(address="auto", **quiet)
-        except ConnectionError as error:
+        except (ConnectionError, ValueError) as error:  # nobody answers; RAY_ADDRESS is no address
             if os.environ.get("RAY_ADDRESS"):
                 raise UserError(
                     f"no Ray cluster lets us in at RAY_ADDRESS={os.environ['RAY_ADDRESS']} ({error}); start it, unset "

@@ -7,7 +7,7 @@ from outliers.errors import UserError
 from outliers.evaluation.calibration import Passes
 from outliers.experiment.amounts import duration, size
 from outliers.experiment.job import Job, progress
-from outliers.experiment.needs import Need, least_seconds, need_of, run_of
+from outliers.experiment.needs import Need, Run, least_seconds, need_of
 from outliers.experiment.remedies import refusal_of, refusal_of_downloads
 from outliers.experiment.room import Room, room_of
 from outliers.experiment.spec import Settings
@@ -41,7 +41,7 @@ def foresee(jobs: list[Job], settings: Settings, passes: Passes, left: float = 1
         Of a run that may take no longer than foreseeing it does, no needs.
     """
     known: dict[tuple, Any] = {}
-    runs = [run_of(job, settings, passes, left, known) for job in jobs if left]
+    runs = [Run(job, settings, passes, left, known) for job in jobs if left]
     if sum(map(least_seconds, runs)) < WORTH_FORESEEING:
         runs = []
     needs = []

@@ -13,7 +13,7 @@ from outliers.experiment.provenance import environment
 from outliers.experiment.spec import Machine, Settings
 from outliers.models.anatomy import check_block
 from outliers.models.load import find_device, load_config, load_model, load_tokenizer, weights_hash
-from outliers.models.stream import is_streamed, stream_model
+from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.text.blocks import find_text, load_text, tokens_hash
 
 
@@ -41,6 +41,8 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
         check_kernels(settings)
     elif settings.device not in ("cpu", "cuda", "auto"):
         raise UserError(f"device '{settings.device}' with engine 'ray', which chooses GPUs; expected cpu, cuda or auto")
+    if settings.stream:
+        check_one_device(settings.device)
     config = load_config(name, revision)
     check_block(config, settings.block)
     tokenizer = load_tokenizer(name, revision)

@@ -11,7 +11,7 @@ from outliers.evaluation.calibration import Calibration, Cost, Passes, Sizes, ca
 from outliers.experiment.job import Job
 from outliers.experiment.room import room_of
 from outliers.experiment.spec import Settings
-from outliers.models.load import DTYPES, SECONDS_FOR_THE_HUB, find_device, find_model
+from outliers.models.load import DTYPES, SECONDS_FOR_THE_HUB, find_device, find_model, local_folder
 from outliers.models.stream import STATES_ON_GPU
 
 SAMPLE = 64_000_000  # bytes of a checkpoint that are read to see how fast that is
@@ -45,16 +45,14 @@ class Need(NamedTuple):
 class Run(NamedTuple):
     """The run of one model.
 
-    passes: see `outliers.experiment.parts`. left: the share of it that is not finished yet. reading: seconds to read
-    its files. known: what is known of configurations; runs that share it calibrate equal ones once.
+    passes: see `outliers.experiment.parts`. left: the share of it that is not finished yet. known: what was found out,
+    which runs that share it find out once.
     """
 
     job: Job
     settings: Settings
     passes: Passes
     left: float
-    download: int | None
-    reading: float
     known: dict[tuple, Any]
 
     def under(self, **changes) -> "Run":
@@ -62,20 +60,15 @@ class Run(NamedTuple):
         return self._replace(settings=self.settings.model_copy(update=changes))
 
 
-def run_of(job: Job, settings: Settings, passes: Passes, left: float, known: dict[tuple, Any]) -> Run:
-    """The run of a job; the hub is asked for what must be downloaded, and reading is timed."""
-    return Run(job, settings, passes, left, _download(job), _seconds_to_read(job), known)
-
-
 def need_of(run: Run) -> Need:
     """What a run needs on this machine. Nothing is calibrated for which there is no memory."""
     settings, device = run.settings, find_device(run.settings.device)
     free = room_of(settings).memory
-    sizes = _remembered(run, model_sizes, settings.dtype)
+    sizes, download = _of_config(run, model_sizes, settings.dtype), _of_job(run, _download)
     at_once = sizes.outside + sizes.layer
     if at_once > free:
-        return Need(run.job.name, at_once if settings.stream else sizes.weights, 0, 0, run.download, None)
-    calibration = _remembered(run, calibrate, settings.dtype, device, settings.block, run.passes)
+        return Need(run.job.name, at_once if settings.stream else sizes.weights, 0, 0, download, None)
+    calibration = _of_config(run, calibrate, settings.dtype, device, settings.block, run.passes)
     states = states_of(run) if settings.stream else 0
     on_gpu = device.type == "cuda" and states <= STATES_ON_GPU * (free - sizes.outside)
     in_file = not on_gpu and settings.memory is not None and states > settings.memory
@@ -86,22 +79,30 @@ def need_of(run: Run) -> Need:
     else:  # for one GPU all weights are on the host first, for several each tensor goes to its place
         memory += states if on_gpu else 0
         host = PROCESS + on_host + (0 if settings.stream or settings.device == "auto" else sizes.weights)
-    return Need(run.job.name, memory, host, states if in_file else 0, run.download, _seconds(run, sizes, calibration))
+    return Need(run.job.name, memory, host, states if in_file else 0, download, _seconds(run, sizes, calibration))
 
 
 def least_seconds(run: Run) -> float:
     """What a run takes at the very least."""
-    sizes, settings = _remembered(run, model_sizes, run.settings.dtype), run.settings
+    sizes, settings = _of_config(run, model_sizes, run.settings.dtype), run.settings
     a_layer = LEAST_A_LAYER + sizes.layer * settings.block * LEAST_A_BYTE
     times = sum(part.times for parts in run.passes for part in parts)
     return run.left * times * settings.blocks * sizes.layers * a_layer + sizes.weights / FASTEST
 
 
-def _remembered(run: Run, make: Callable, *arguments):
-    """What is made of a model's configuration; models, such as revisions of one, may have the same."""
-    key = make, run.job.config.to_json_string(), repr(arguments)
+def _of_config(run: Run, find_out: Callable, *arguments):
+    """What is found out of a model's configuration; models, such as revisions of one, may have the same."""
+    key = find_out, run.job.config.to_json_string(), repr(arguments)
     if key not in run.known:
-        run.known[key] = make(run.job.config, *arguments)
+        run.known[key] = find_out(run.job.config, *arguments)
+    return run.known[key]
+
+
+def _of_job(run: Run, find_out: Callable):
+    """What is found out of a model's files."""
+    key = find_out, run.job.name
+    if key not in run.known:
+        run.known[key] = find_out(run.job)
     return run.known[key]
 
 
@@ -137,10 +138,10 @@ def _seconds(run: Run, sizes: Sizes, calibration: Calibration) -> float:
         run.left * sum(computing(part, cost) for part, cost in zip(parts, costs, strict=True))
         for parts, costs in zip(run.passes, calibration.costs, strict=True)
     ]
-    copying = sizes.weights * calibration.copying
+    reading, copying = _of_job(run, _seconds_to_read), sizes.weights * calibration.copying
     if not run.settings.stream:
-        return run.reading + copying + sizes.weights * calibration.hashing + sum(passes)
-    return sum(max(run.reading, seconds) + copying for seconds in passes)
+        return reading + copying + sizes.weights * calibration.hashing + sum(passes)
+    return sum(max(reading, seconds) + copying for seconds in passes)
 
 
 def _seconds_to_read(job: Job) -> float:
@@ -159,13 +160,9 @@ def _seconds_to_read(job: Job) -> float:
     return (time.perf_counter() - start) * sum(sizes.values()) / count
 
 
-def _is_local(job: Job) -> bool:
-    return job.model.startswith("pocket/") or Path(job.model).is_dir()
-
-
 def _files(job: Job) -> list[Path]:
     """The safetensors files of a model that are on this machine."""
-    if _is_local(job):
+    if local_folder(job.model):
         return list(Path(find_model(job.model, job.revision).path).glob("*.safetensors"))
     config = try_to_load_from_cache(job.model, "config.json", revision=job.revision)
     return list(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else []
@@ -173,7 +170,7 @@ def _files(job: Job) -> list[Path]:
 
 def _download(job: Job) -> int | None:
     """Bytes of weights that are not on this machine; None if the hub cannot be asked and its cache has none."""
-    if _is_local(job):
+    if local_folder(job.model):
         return 0
     cached = {file.name for file in _files(job)}
     try:

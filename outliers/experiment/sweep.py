@@ -8,7 +8,7 @@ import torch
 from outlier_kernels.dispatch import path
 
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of, variant_losses
-from outliers.experiment.cell import Bench, Cell, check_same_weights, said
+from outliers.experiment.cell import Bench, Cell, check_same_weights, said, size
 from outliers.experiment.engine import Engine, engine_of
 from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.parts import sweep_parts
@@ -96,7 +96,7 @@ def _measured(
 
 def _cell(job: Job, experiment: Experiment, schemes: list[Scheme], part: slice) -> Cell:
     what = f"{', '.join(scheme.name for scheme in schemes)}, {said(part)}"
-    return Cell(what, _measure, job, (experiment, schemes, part), len(schemes) * (part.stop - part.start))
+    return Cell(what, _measure, job, (experiment, schemes, part), len(schemes) * size(part))
 
 
 def _describe(bench: Bench, job: Job, experiment: Experiment, schemes: list[Scheme]) -> list[dict]:
@@ -120,7 +120,7 @@ def _measure(
     start = time.perf_counter()
     if is_streamed(model):
         found = variant_losses(model, job.blocks[part], [under(scheme) for scheme in schemes])
-        bench.bar.update(len(schemes) * (part.stop - part.start))
+        bench.bar.update(len(schemes) * size(part))
     else:
         # One quantization of the weights serves all schemes that share its codes.
         (scheme,) = schemes

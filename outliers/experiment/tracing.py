@@ -13,7 +13,7 @@ from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of
-from outliers.experiment.cell import Bench, Cell, said
+from outliers.experiment.cell import Bench, Cell, said, size
 from outliers.experiment.engine import Engine, common_fields, engine_of, gather
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Counted, Job, prepare, progress
@@ -79,7 +79,7 @@ def _resumed_trace(
     bar.update(done)
     saved, arrived, costs = time.monotonic(), {}, []
     parts = _parts(engine, spec, done)
-    cells = [Cell(f"trace, {said(part)}", _trace, job, (spec, fields, part), _size(part)) for part in parts]
+    cells = [Cell(f"trace, {said(part)}", _trace, job, (spec, fields, part), size(part)) for part in parts]
     for cell, (one, spent) in engine.run(cells):
         arrived[cell.arguments[-1].start] = one
         costs.append(spent)
@@ -107,10 +107,6 @@ def _parts(engine: Engine, spec: OneModel, done: int) -> list[slice]:
     return [slice(done + part.start, done + part.stop) for part in parts]
 
 
-def _size(part: slice) -> int:
-    return part.stop - part.start
-
-
 def _trace(bench: Bench, job: Job, spec: OneModel, fields: dict, part: slice) -> tuple[Trace, dict]:
     """The trace of a part of the text, and what it has cost."""
     model, _ = bench.load(job, spec, fields)
@@ -123,9 +119,9 @@ def _table4(
 ) -> tuple[dict[str, float], list[dict]]:
     """The row of Table 4 of a traced model, and what its parts have cost."""
     parts = engine.parts(spec.blocks, 1)
-    cells = [Cell(said(part), _measure, job, (spec, fields, found, part), 2 * _size(part)) for part in parts]
+    cells = [Cell(said(part), _measure, job, (spec, fields, found, part), 2 * size(part)) for part in parts]
     measured, costs = zip(*gather(engine, cells), strict=True)
-    shares = [_size(part) / spec.blocks for part in parts]
+    shares = [size(part) / spec.blocks for part in parts]
     of_parts = zip(*(beside.top1_softmax for beside in measured), strict=True)
     top1 = [sum(share * value for share, value in zip(shares, values, strict=True)) for values in of_parts]
     perplexity = perplexity_of([loss for beside in measured for loss in beside.losses])

@@ -45,6 +45,12 @@ def pocket_models() -> list[str]:
     return [f"pocket/{file.parent.name}" for file in files]
 
 
+def local_folder(name: str) -> Path | None:
+    """The folder of a pocket model, or an existing one of this name; None if `name` is of the hub."""
+    folder = POCKET / name.removeprefix("pocket/") if name.startswith("pocket/") else Path(name)
+    return folder if folder.is_dir() else None
+
+
 def find_model(name: str, revision: str | None = None) -> Source:
     """Decide where `name` is: a pocket model, an existing folder, or a repository on the hub.
 
@@ -56,13 +62,9 @@ def find_model(name: str, revision: str | None = None) -> Source:
     Raises:
         UserError: nothing of that name is known, here or on the hub.
     """
-    if name.startswith("pocket/"):
-        if name not in pocket_models():
-            raise unknown_name("model", name, pocket_models())
-        folder = POCKET / name.removeprefix("pocket/")
-    else:
-        folder = Path(name)
-    if folder.is_dir():
+    if name.startswith("pocket/") and name not in pocket_models():
+        raise unknown_name("model", name, pocket_models())
+    if folder := local_folder(name):
         if revision is not None and not (folder / revision / "config.json").exists():
             checkpoints = sorted(file.parent.name for file in folder.glob("*/config.json"))
             if not checkpoints:

@@ -83,14 +83,19 @@ def stream_model(
     """
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
-    if device == "auto":
-        raise UserError("device 'auto' with --stream: a streamed model computes on one device; expected cpu or cuda")
+    check_one_device(device)
     device, config = find_device(device), load_config(name, revision)
     with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
     model.stream = Stream(name, model, safetensors_files(name, revision), device, DTYPES[dtype], memory)
     model.stream.load_what_is_not_in_layers(model)
     return model
+
+
+def check_one_device(device: str | torch.device) -> None:
+    """Raise UserError if a streamed model cannot be on a device."""
+    if device == "auto":
+        raise UserError("device 'auto' with --stream: a streamed model computes on one device; expected cpu or cuda")
 
 
 class Stream:
