@@ -5,6 +5,7 @@ import itertools
 import logging
 import math
 import os
+import socket
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from outliers.experiment.spec import Settings
 
 CELLS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end at nearly the same time
 RETRIES = 3  # of a cell whose worker or node was lost
+SECONDS_TO_ANSWER = 5
 OBJECT_STORE = 200_000_000  # bytes, of a Ray of this machine alone: token blocks and results go through it
 GPU_SPARE = 1.2  # of what a model needs, on several GPUs: whole layers are placed, and all need activations
 
@@ -68,8 +70,9 @@ class Cluster:
     def _connect(self) -> None:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
+            _check_answers(os.environ.get("RAY_ADDRESS", ""))
             self.ray.init(address="auto", **quiet)
-        except (ConnectionError, ValueError) as error:  # nobody answers; RAY_ADDRESS is no address
+        except (OSError, ValueError) as error:
             if os.environ.get("RAY_ADDRESS"):
                 raise UserError(
                     f"no Ray cluster lets us in at RAY_ADDRESS={os.environ['RAY_ADDRESS']} ({error}); start it, unset "
@@ -200,6 +203,14 @@ class Cluster:
         for reference in references:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self.ray.cancel(reference, force=True)
+
+
+def _check_answers(address: str) -> None:
+    """Raise OSError or ValueError if nobody listens at an address, of which Ray would try to convince itself for
+    minutes; those that are names or of another protocol are Ray's own affair."""
+    if address not in ("", "auto", "local") and "://" not in address:
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
 
 
 _bench: tuple[str, Bench] | None = None  # of a worker: the run that it is of, and what it keeps
