@@ -18,7 +18,8 @@ from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
-from outliers.models.load import POCKET, load_model, load_tokenizer, pocket_models
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.names import POCKET, pocket_models
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1
 from outliers.text.blocks import load_text

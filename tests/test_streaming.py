@@ -19,7 +19,8 @@ from outliers.experiment.spec import Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
 from outliers.models.anatomy import decoder_layers
-from outliers.models.load import POCKET, load_model
+from outliers.models.load import load_model
+from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import TABLE1, get_scheme

@@ -12,7 +12,14 @@ from outliers.errors import UserError
 from outliers.experiment.provenance import environment
 from outliers.experiment.spec import Machine, Settings
 from outliers.models.anatomy import check_block
-from outliers.models.load import find_device, load_config, load_model, load_tokenizer, weights_hash
+from outliers.models.load import (
+    find_device,
+    load_config,
+    load_model,
+    load_tokenizer,
+    quantized_from,
+    weights_hash,
+)
 from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.text.blocks import find_text, load_text, tokens_hash
 
@@ -76,6 +83,7 @@ def describe_model(name: str, revision: str | None, model: PreTrainedModel, mach
         "checkpoint": revision,
         "revision": getattr(model.config, "_commit_hash", None),
         "weights_hash": model.stream.fingerprint() if is_streamed(model) else weights_hash(model),
+        "quantized_from": quantized_from(name, revision),
         "streamed": is_streamed(model) or None,
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),

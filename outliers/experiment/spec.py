@@ -190,7 +190,7 @@ class ZeroShot(Machine):
 
 def short_name(model: str) -> str:
     """A model's name without where it comes from."""
-    return model.rstrip("/").rpartition("/")[2]
+    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
 
 
 def full_name(model: str, revision: str | None) -> str:

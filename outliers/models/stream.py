@@ -3,13 +3,11 @@
 import ctypes
 import hashlib
 import itertools
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
-from outliers.models.checkpoint import opened, own_names, parameters_on_meta, safetensors_files
+from outliers.models.checkpoint import parameters_on_meta, stored_tensors
 from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -39,15 +37,6 @@ def is_streamed(model: PreTrainedModel) -> bool:
 def one_variant(model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
     """The variant that changes nothing."""
     yield decoder_layers(model)[number]
-
-
-class Place(NamedTuple):
-    """Where a tensor is: file, key, and from which byte to which."""
-
-    file: Path
-    key: str
-    start: int
-    end: int
 
 
 class Call(NamedTuple):
@@ -87,7 +76,8 @@ def stream_model(
     device, config = find_device(device), load_config(name, revision)
     with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
-    model.stream = Stream(name, model, safetensors_files(name, revision), device, DTYPES[dtype], memory)
+    stored = stored_tensors(name, revision, model, dict.fromkeys(model.state_dict(), 0))
+    model.stream = Stream(name, model, stored, device, DTYPES[dtype], memory)
     model.stream.load_what_is_not_in_layers(model)
     return model
 
@@ -99,20 +89,23 @@ def check_one_device(device: str | torch.device) -> None:
 
 
 class Stream:
-    """Reads the decoder layers of a model from its safetensors files, one at a time and the next one ahead."""
+    """Reads the decoder layers of a model from its files, one at a time and the next one ahead.
+
+    stored: where its tensors are, see `outliers.models.checkpoint.stored_tensors`.
+    """
 
     def __init__(
         self,
         name: str,
         model: PreTrainedModel,
-        files: list[Path],
+        stored: dict,
         device: torch.device,
         dtype: torch.dtype,
         memory: int | None,
     ):
         self.name, self.device, self.dtype, self.memory = name, device, dtype, memory
         self.prefix = f"{anatomy_of(model.config).layers}."
-        self.places = _places(name, model, files)
+        self.stored = stored
         self.bytes_read = 0
 
     def __deepcopy__(self, _memo) -> "Stream":
@@ -120,7 +113,7 @@ class Stream:
 
     def load_what_is_not_in_layers(self, model: PreTrainedModel) -> None:
         """Embeddings, final norm and head; they stay."""
-        for own in self.places:
+        for own in self.stored:
             if not own.startswith(self.prefix):
                 _assign(model, own, self._read(own))
         model.tie_weights()
@@ -128,16 +121,14 @@ class Stream:
             buffers = {part: buffer for part, buffer in module._buffers.items() if buffer is not None}
             module._buffers.update({part: buffer.to(self.device) for part, buffer in buffers.items()})
         meta = (own for own, parameter in model.named_parameters() if parameter.is_meta)
-        missing = [own for own in meta if own not in self.places]
+        missing = [own for own in meta if own not in self.stored]
         check_complete(missing, self.name)
 
     def _read(self, own: str) -> torch.Tensor:
-        place = self.places[own]
-        with opened(place.file, self.name) as file:
-            tensor = file.get_tensor(place.key)
-            self.bytes_read += tensor.nbytes
-            # copied, for a tensor that shares the memory of the file would keep all of it in memory
-            tensor = tensor.to(self.device, self.dtype, copy=True)
+        stored = self.stored[own]
+        self.bytes_read += sum(end - start for _, start, end in stored.spans)
+        # copied, for a tensor that shares the memory of the file would keep all of it in memory
+        tensor = stored.read().to(self.device, self.dtype, copy=True)
         check_finite(tensor, own, self.name)
         return tensor
 
@@ -156,15 +147,15 @@ class Stream:
                     module._parameters[part] = nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     def _names(self, number: int) -> list[str]:
-        return [own for own in self.places if own.startswith(f"{self.prefix}{number}.")]
+        return [own for own in self.stored if own.startswith(f"{self.prefix}{number}.")]
 
     def _read_ahead(self, number: int) -> None:
         """Let the system read the files of a layer into its cache while something else is computed."""
         if not hasattr(os, "posix_fadvise"):  # not on macOS, which reads when asked
             return
-        for place in (self.places[own] for own in self._names(number)):
-            with open(place.file, "rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), place.start, place.end - place.start, os.POSIX_FADV_WILLNEED)
+        for path, start, end in (span for own in self._names(number) for span in self.stored[own].spans):
+            with open(path, "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
 
     def fingerprint(self) -> str:
         """SHA-256 over names, dtypes, shapes and the first bytes of all tensors: 16 hexadecimal digits.
@@ -172,12 +163,12 @@ class Stream:
         A hash of all weights would read all of them once more.
         """
         digest = hashlib.sha256()
-        for own, place in sorted(self.places.items()):
-            with opened(place.file, self.name) as file:
-                part = file.get_slice(place.key)
-                digest.update(f"{own} {part.get_dtype()} {part.get_shape()}".encode())
-                rows = part[: max(1, SAMPLE // (2 * max(1, part.get_shape()[-1])))]
-                digest.update(rows.contiguous().view(-1).view(torch.uint8)[:SAMPLE].numpy())
+        for own, stored in sorted(self.stored.items()):
+            digest.update(f"{own} {stored.about}".encode())
+            for path, start, end in stored.spans:
+                with open(path, "rb", buffering=0) as file:
+                    file.seek(start)
+                    digest.update(file.read(min(SAMPLE, end - start)))
         return digest.hexdigest()[:16]
 
     def run(
@@ -298,21 +289,6 @@ def _in_the_place_of_layers(model: PreTrainedModel, gates: list[_Gate]) -> Itera
         yield
     finally:
         layers._modules.update(originals)
-
-
-def _places(name: str, model: PreTrainedModel, files: list[Path]) -> dict[str, Place]:
-    """Every tensor of the model that the files hold, by its own name."""
-    own_name = own_names(model, dict.fromkeys(model.state_dict(), 0))
-    places = {}
-    for path in files:
-        with opened(path, name), open(path, "rb") as file:  # the first says what is wrong with a damaged one
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-        for key, about in header.items():
-            own = None if key == "__metadata__" else own_name(key)
-            if own is not None:
-                places[own] = Place(path, key, *(8 + length + offset for offset in about["data_offsets"]))
-    return places
 
 
 def _assign(model: PreTrainedModel, own: str, tensor: torch.Tensor) -> None:

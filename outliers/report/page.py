@@ -24,6 +24,7 @@ ABOUT = {  # what a section says of its rows: field and form, in this order
     "headroom": "{} GiB of headroom a GPU",
     "alpha": "α = {}",
     "dtype": "{}",
+    "quantized_from": "weights dequantized from {}",
     "device": "on {}",
 }
 PROVENANCE = {  # label: field
