@@ -4,6 +4,7 @@
 ALPHA = 6.0  # magnitude of a hidden state
 LAYERS = 0.25  # fraction of the layers with at least one hit
 POSITIONS = 0.06  # fraction of the positions of a sequence with at least one hit
+FEW = 0.5  # fraction of all features; where more pass, as under large gains of the norms, the criterion tells nothing
 
 # Massive activations: Sun et al., 2024, section 2.
 MASSIVE = 100.0  # magnitude of an entry of the residual stream

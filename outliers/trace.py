@@ -1,5 +1,7 @@
 """`python -m outliers.trace`: which features are outliers, where, and how large."""
 
+from functools import partial
+
 from outliers.command import (
     Alpha,
     Block,
@@ -37,8 +39,8 @@ def trace(
 ) -> None:
     """Trace a model's hidden states: its outlier features and its row in the paper's Table 4.
 
-    Prints the features and writes the trace, rows, tables and figures to results/trace/NAME. Run again, it goes on
-    where it stopped.
+    Prints the features, the largest input of each kind of projection, massive activations and attention sinks; writes
+    the trace, rows, tables and figures to results/trace/NAME. Run again, it goes on where it stopped.
 
     Examples:
 
@@ -54,11 +56,14 @@ def trace(
     specified = make_experiment(fields, OneModel)
 
     from outliers.experiment.tracing import trace_model
+    from outliers.models.load import load_tokenizer
     from outliers.report.trace_section import trace_section
     from outliers.report.write import write
+    from outliers.text.tokens import visible_token
 
     found, rows = trace_model(specified, out, force)
-    print(write(trace_section(found, rows), out or specified.folder, typed("trace")))
+    names = partial(visible_token, load_tokenizer(specified.model, specified.revision))
+    print(write(trace_section(found, rows, names), out or specified.folder, typed("trace")))
 
 
 if __name__ == "__main__":

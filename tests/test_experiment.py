@@ -21,12 +21,13 @@ from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
+from outliers.models.anatomy import ROLES
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import PACKAGED, POCKET, pocket_models
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1
 from outliers.text.blocks import load_text
-from outliers.tracing.result import Trace
+from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from tests.conftest import make_model
@@ -263,7 +264,39 @@ def test_trace_rows_are_what_the_api_measures(tmp_path):
     assert {"hidden_state.kurtosis_token", "residual.max", "hidden_state.infinity_norm_rest"} <= {
         row["metric"] for row in rows
     }
+    largest = [row for row in rows if row["metric"] == "largest.value"]
+    places = ["role", "layer", "feature", "position", "token", "value"]
+    wanted = want.largest_values(by="layer")[places]
+    assert [[row[name] for name in places] for row in largest] == wanted.to_numpy().tolist()
+    assert {row["role"] for row in largest} == set(row["roles"]) == set(ROLES)
     assert {"weights_hash", "tokens_hash", "alpha", "block", "version", *TIMES} <= set(row)
+
+
+def test_rows_of_other_roles_are_not_taken_for_these(tmp_path):
+    """As a version of this project that traced fewer has left them."""
+    found, rows = trace_model(OneModel(**TRACED), tmp_path)
+    old = [{**row, "roles": list(PAPER)} for row in rows if row.get("role") != "ffn_out"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
+    found.about["roles"] = list(PAPER)
+    found.save(tmp_path / "trace")
+    again, new = trace_model(OneModel(**TRACED), tmp_path)
+    assert again.about["roles"] == list(ROLES)
+    assert again.sequences == found.sequences
+    assert lasting(new) == lasting(rows)
+
+
+def test_emergence_traces_what_the_paper_looks_at(tmp_path, monkeypatch):
+    traced = []
+
+    def spy(model, blocks, roles, *arguments, **keywords):
+        traced.append(tuple(roles))
+        return trace(model, blocks, roles, *arguments, **keywords)
+
+    monkeypatch.setattr("outliers.experiment.emergence.trace", spy)
+    rows = emergence(Emergence(models=[TRACED["model"]], block=64, blocks=6, alpha=3), tmp_path / "family")
+    assert traced == [PAPER]
+    _, of_one = trace_model(OneModel(**TRACED), tmp_path / "one")
+    assert metrics(rows) == metrics(of_one)
 
 
 def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):

@@ -124,7 +124,11 @@ def test_a_model_of_one_layer_is_calibrated():
 @pytest.mark.parametrize("kind", ["fp32", "absmax", "llm.int8-zeropoint", "trace", "trace without sinks"])
 def test_one_layer_foretells_the_peak_of_all(kind):
     config = AutoConfig.for_model("gpt2", **SMALL)
-    passes = trace_parts(Settings(name="test"), kind == "trace")[:1] if "trace" in kind else sweep_parts(schemes(kind))
+    passes = (
+        trace_parts(Settings(name="test"), attention=kind == "trace")[:1]
+        if "trace" in kind
+        else sweep_parts(schemes(kind))
+    )
     ((part,),) = passes
     ((cost,),) = calibrate(config, "float32", CPU, 128, passes).costs
     model = AutoModelForCausalLM.from_config(config).eval()

@@ -1,6 +1,9 @@
 """Tables and figures from rows."""
 
+import html
+import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 
 from outliers.ablation.ablate import plan
+from outliers.models.anatomy import ROLES
 from outliers.models.plant import plant
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.ablation_figures import ablation_bars
@@ -17,13 +21,14 @@ from outliers.report.ablation_section import ablation_section, ablation_summary,
 from outliers.report.emergence import exponential_fit
 from outliers.report.emergence_figures import figure3, figure4
 from outliers.report.emergence_section import emergence_section
+from outliers.report.page import page
 from outliers.report.style import GREY
 from outliers.report.sweep_figures import STYLES, sweep_figure
 from outliers.report.table1 import cost_table, published_table, scatter, sweep_section, table1, terminal
 from outliers.report.table4 import by_model
 from outliers.report.table4 import published_table as table4_table
 from outliers.report.trace_figures import _pooled, heat_map, magnitude_by_position, sorted_profile
-from outliers.report.trace_section import trace_section
+from outliers.report.trace_section import _ranges, trace_section
 from outliers.report.write import write
 from outliers.tracing.trace import trace
 from tests.conftest import SHARED, make_model
@@ -308,8 +313,15 @@ def found():
 def test_heat_map_shows_the_maxima(found):
     panels = heat_map(found).axes
     images = [axes.get_images()[0] for axes in panels if axes.get_images()]
-    assert len(images) == 3
-    assert np.array_equal(images[0].get_array(), found.largest("attn_in"))
+    assert len(images) == 4
+    for image, role in zip(images, ROLES, strict=True):
+        assert np.array_equal(image.get_array(), found.largest(role))
+    assert [axes.get_xlabel() for axes in panels[:4]] == [
+        "feature",
+        "feature of the concatenated heads",
+        "feature",
+        "feed-forward unit",
+    ]
     names = [[label.get_text() for label in child.get_xticklabels()] for child in panels[0].child_axes]
     assert [sorted(labels) for labels in names] == [["20", "5"]]
     wide = replace(found, roles=("attn_in",), statistics={**found.statistics})
@@ -317,8 +329,62 @@ def test_heat_map_shows_the_maxima(found):
         wide.statistics[f"attn_in.{end}"] = torch.nn.functional.pad(found.statistics[f"attn_in.{end}"], (2500, 3))
     pooled = heat_map(replace(wide, roles=("attn_out",))).axes[0].get_images()[0].get_array()
     assert pooled.shape == (2, 32)
-    assert _pooled(wide.largest("attn_in")).shape[1] <= 1024
-    assert _pooled(wide.largest("attn_in")).max() == found.largest("attn_in").max()
+    pooled = _pooled(wide.largest("attn_in").numpy())
+    assert pooled.shape[1] <= 1024
+    assert pooled.max() == found.largest("attn_in").max()
+
+
+def with_largest(found, role: str, layer: int, value: float):
+    """The trace with one larger value."""
+    high = found.statistics[f"{role}.max"].clone()
+    high[layer, 7] = value
+    return replace(found, statistics={**found.statistics, f"{role}.max": high})
+
+
+def test_a_heat_map_can_be_read_whatever_its_largest_value_is(found):
+    """On a scale of four decades: hits stand out, and what is close differs."""
+    for value in (8, 3000, 60_000):
+        axes = heat_map(with_largest(found, "ffn_out", 1, value)).axes
+        image = axes[0].get_images()[0]
+        colors = image.cmap(image.norm(np.array([0.4, 1.5, 5.9, 6.1, value])))[:, :3]
+        luminance = colors @ (0.2126, 0.7152, 0.0722)
+        assert (np.diff(luminance) > 0).all()
+        assert luminance[3] - luminance[2] > 0.15
+        bar = axes[-1]
+        assert "log" in bar.get_ylabel()
+        assert bar.get_yscale() == "log"
+
+
+def labels_of(figure, axis: str) -> list[list[tuple[str, float, float]]]:
+    """Of each panel the labels of an axis with where they begin and end, in pixels, ascending."""
+    figure.draw_without_rendering()
+    found = []
+    for axes in figure.axes:
+        ticks = [tick for tick in getattr(axes, f"get_{axis}ticklabels")(which="both") if tick.get_text()]
+        low, high = getattr(axes, f"get_{axis}lim")()
+        ticks = [t for t in ticks if min(low, high) <= t.get_position()[axis == "y"] <= max(low, high)]
+        boxes = [(t.get_text(), t.get_window_extent()) for t in ticks]
+        ends = [(text, *((box.y0, box.y1) if axis == "y" else (box.x0, box.x1))) for text, box in boxes]
+        found.append(sorted(ends, key=lambda end: end[1]))
+    return found
+
+
+@pytest.mark.parametrize("draw", [heat_map, sorted_profile, magnitude_by_position])
+@pytest.mark.parametrize("value", [None, 3000])
+def test_labels_of_a_trace_do_not_overlap_or_repeat(found, draw, value):
+    statistics = {**found.statistics, "attn_in.max": found.statistics["attn_in.max"].clone()}
+    statistics["attn_in.min"] = statistics["attn_in.min"].clone()
+    for end in ("min", "max"):
+        statistics[f"attn_in.{end}"][:, 9] *= 1e-6  # a feature that is as good as dead
+    shown = replace(found, statistics=statistics)
+    figure = draw(with_largest(shown, "ffn_out", 1, value) if value else shown)
+    for axis in ("x", "y"):
+        for labels in labels_of(figure, axis):
+            texts = [text for text, *_ in labels]
+            assert len(texts) == len(set(texts)), texts
+            assert all(one[2] < other[1] for one, other in itertools.pairwise(labels)), labels
+    if draw is not magnitude_by_position:
+        assert sum(len(labels) > 1 for labels in labels_of(figure, "y")) >= 3
 
 
 def test_lines_of_a_trace(found):
@@ -326,24 +392,132 @@ def test_lines_of_a_trace(found):
     labels = [line.get_label() for line in axes.lines]
     assert {*labels[:2]} == {"feature 5", "feature 20"}
     assert labels[2] == "median feature"
-    left, right, _ = sorted_profile(found).axes
-    for panel, role in ((left, "attn_in"), (right, "ffn_in")):
+    *panels, _ = sorted_profile(found).axes
+    for panel, role in zip(panels, ROLES, strict=True):
         profile = panel.lines[0].get_ydata()
         assert np.array_equal(profile, found.largest(role)[0].sort(descending=True).values)
+    assert len(sorted_profile(replace(found, roles=("attn_in", "attn_out", "ffn_in"))).axes) == 4
+    magnitude_by_position(replace(found, roles=("ffn_in",)))
 
 
 def test_trace_files(found, tmp_path, family):
-    printed = write(trace_section(found, family[:8]), tmp_path, "")
+    section = trace_section(found, family[:8], "<token {}>".format)
+    printed = write(section, tmp_path, "")
     names = {"report.html", "rows.parquet"}
-    names |= {f"{table}.{kind}" for table in ("table4", "features") for kind in ("md", "tex", "csv")}
-    names |= {f"{t}.csv" for t in ("features_by_layer", "hidden_states", "massive_activations")}
-    names |= {"attention_sinks.csv"}
+    tables = ("table4", "features", "largest")
+    names |= {f"{table}.{kind}" for table in tables for kind in ("md", "tex", "csv")}
+    further = ("features_by_layer", "hidden_states", "massive_activations", "attention_sinks", "sink_tokens")
+    names |= {f"{t}.csv" for t in (*further, "largest_by_layer")}
     names |= {f"{f}.{k}" for f in ("heat_map", "magnitude_by_position", "sorted_profile") for k in ("png", "svg")}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert "Outlier features: 2 (|x| ≥ 6" in printed
     assert len(pd.read_csv(tmp_path / "features.csv")) == 32
     none = trace(make_model("gpt2"), torch.randint(100, (1, 24)), alpha=1000)
-    assert "No outlier feature; the nearest ones" in trace_section(none, family[:8]).printed
+    assert "No outlier feature; the nearest ones" in trace_section(none, family[:8], str).printed
+
+    shown = html.unescape((tmp_path / "report.html").read_text())
+    largest = pd.read_csv(tmp_path / "largest.csv")
+    assert largest["role"].tolist() == list(ROLES)
+    for row in largest.to_dict("records"):
+        name = f"<token {row['token']}>"
+        assert row["token_text"] == name
+        cells = [f"{row['max']:,.1f}", *(str(row[column]) for column in ("layer", "feature", "position")), name]
+        line = next(line for line in printed.splitlines() if line.startswith(f"{row['role']}  "))
+        assert re.sub(r"  +", "  ", line).split("  ")[2:] == cells
+        assert all(f"{cell}</td>" in shown for cell in cells)
+    assert len(pd.read_csv(tmp_path / "largest_by_layer.csv")) == 8
+    assert r"\<token " in (tmp_path / "largest.md").read_text(), "Markdown does not take it as HTML"
+    assert r"max \|x\|" in (tmp_path / "largest.md").read_text(), "nor this as the end of a cell"
+
+
+SINKS = {
+    # (layer, head) pairs of 2 × 4 for which a position is a sink, in 3 sequences
+    (0, 0): 12,
+    (1, 0): 6,
+    (1, 5): 3,
+}
+
+
+def changed(found, **statistics):
+    """A trace with other statistics; `_` in a name stands for a dot."""
+    return replace(found, statistics={**found.statistics, **{k.replace("_", ".", 1): v for k, v in statistics.items()}})
+
+
+def test_massive_activations_and_sinks_are_said(found, family):
+    sinks = torch.zeros(2, 24, dtype=torch.int64)
+    for (layer, position), count in SINKS.items():
+        sinks[layer, position] = count
+    massive = torch.zeros(2, 32, dtype=torch.int64)
+    massive[1, 3] = 6
+    largest = torch.tensor([[90.0, -90, 4, 1, 17], [2500, 2500, 3, 0, 40]], dtype=torch.float64)
+    tokens = torch.zeros(100, dtype=torch.int64)
+    tokens[[40, 17]] = torch.tensor([18, 3])
+    shown = changed(
+        found,
+        attention_sinks=sinks,
+        attention_sinks_tokens=tokens,
+        residual_massive=massive,
+        residual_largest=largest,
+        residual_sum_of_ratios=torch.tensor([30.0, 6000]).double(),
+    )
+    section = trace_section(shown, family[:8], "'{}'".format)
+    tables = {table.name: table for table in section.tables}
+    assert tables["massive_activations"].cells == [["1", "2", "2,000", "2,500", "3", "0", "'40'"]]
+    assert tables["attention_sinks"].cells == [["0", "75.0%"], ["5", "12.5%"]]
+    assert "most often: '40' (86%), '17' (14%)." in tables["attention_sinks"].caption
+    assert not section.notes
+    for table in tables.values():
+        assert table.form("simple") in section.printed
+        assert " ".join(table.caption.split()) in " ".join(section.printed.split())
+
+    nothing = trace_section(
+        changed(
+            shown,
+            attention_sinks=0 * sinks,
+            attention_sinks_tokens=0 * tokens,
+            residual_massive=0 * massive,
+        ),
+        family[:8],
+        "'{}'".format,
+    )
+    assert {table.name for table in nothing.tables} == {"features", "table4", "largest"}
+    massive, sinks = nothing.notes
+    assert massive.startswith("No massive activation in the residual stream (|x| > 100 and at least 1,000 times")
+    assert massive.endswith("is 2,500.0, after layer 1 in feature 3, at position 0, token '40'.")
+    assert sinks.startswith("No attention sink (")
+    assert all(note in " ".join(nothing.printed.split()) for note in nothing.notes)
+    assert massive in html.unescape(page("", [nothing], ""))
+
+
+def test_layers_are_named_in_ranges():
+    assert _ranges([2, 3, 4, 7, 9, 10]) == "2–4, 7, 9–10"
+    assert _ranges([5]) == "5"
+
+
+def test_a_role_that_was_not_traced_is_named(found, family):
+    section = trace_section(replace(found, roles=("attn_in", "attn_out", "ffn_in")), family[:8], str)
+    assert "Not traced, because some layers have no such projection: ffn_out." in section.printed
+
+
+@pytest.mark.parametrize(("gain", "telling"), [(1, True), (20, False)])
+def test_large_gains_of_the_norms_are_said(family, gain, telling):
+    """Nearly every feature passes the criterion then, which stays what it is."""
+    model = plant(make_model("llama"), [5, 20], 30)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm.weight *= gain
+    found = trace(model, torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1)))
+    section = trace_section(found, family[:8], str)
+    (table,) = (table for table in section.tables if table.name == "features")
+    said = "More than half of all 32 features pass, as happens where norms have large gains: with this α the criterion"
+    assert (said in table.caption) != telling
+    assert (said in " ".join(section.printed.split())) != telling
+    assert (said in html.unescape(page("", [section], ""))) != telling
+    count = len(found.outlier_features())
+    assert (count == 2) if telling else (count > 28)
+    assert f"Outlier features: {count}" in section.printed
+    assert len(table.cells) == min(count, 20)
+    assert ("the 20 most common" in table.caption) != telling
 
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"

@@ -5,11 +5,14 @@ import json
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from outliers.errors import UserError
 from outliers.models.load import load_tokenizer
 from outliers.text.blocks import find_text, load_text, tokens_hash
 from outliers.text.documents import read_file, sample
+from outliers.text.tokens import LONGEST, visible_token
 from tests.conftest import C4, STORIES, needs_shared
 
 
@@ -151,3 +154,27 @@ def test_c4_rows_with_a_tokenizer_that_adds_special_tokens():
     assert blocks.shape == (32, 256)
     assert (blocks == tokenizer.eos_token_id).sum() > 1
     assert (blocks == tokenizer.bos_token_id).sum() == 0
+
+
+def test_tokens_as_people_read_them(tokenizer):
+    """Byte-level tokens: blanks are seen, and pieces of a character are what the vocabulary has."""
+    ids = tokenizer(" the\n|'s é")["input_ids"]
+    assert [visible_token(tokenizer, token) for token in ids] == ["'␣the'", r"'\n'", "'|'", '"\'"', "'s'", "'␣'", "'é'"]
+    assert visible_token(tokenizer, tokenizer.eos_token_id) == "'<|endoftext|>'"
+    piece = tokenizer("漢", add_special_tokens=False)["input_ids"][0]
+    assert visible_token(tokenizer, piece) == tokenizer.convert_ids_to_tokens(piece) != "'漢'"
+    assert visible_token(tokenizer, len(tokenizer)) == f"#{len(tokenizer)}"
+    assert len({visible_token(tokenizer, token) for token in range(len(tokenizer))}) == len(tokenizer)
+
+
+def test_the_space_before_a_word_is_seen_in_every_kind_of_tokenizer():
+    """Tokenizers of LLaMA's kind leave out the space before the first token of a text."""
+    vocabulary = {"<unk>": 0, "▁the": 1, "the": 2, "▁": 3, "<0x0A>": 4, "<0xE6>": 5, f"▁{'-' * 60}": 6}
+    backend = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    llamas = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    seen = [visible_token(llamas, token) for token in range(7)]
+    assert seen[:6] == ["'<unk>'", "'␣the'", "'the'", "'␣'", r"'\n'", "<0xE6>"]
+    assert seen[6] == f"'␣{'-' * (LONGEST - 2)}…'"

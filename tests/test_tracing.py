@@ -1,6 +1,7 @@
 """Traces against second computations: plain loops, transformers' own outputs, scipy, and outliers planted or known."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outliers.errors import UserError
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import ROLES, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.plant import plant
 from outliers.text.blocks import load_text
 from outliers.tracing import sketch, state
-from outliers.tracing.result import Trace
+from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from tests.conftest import C4, CONFIGS, STORIES, make_model, needs_shared
@@ -107,7 +108,8 @@ def test_every_architecture_against_transformers(model, blocks):
     assert model.config._attn_implementation == implementation
     assert torch.equal(model(blocks).logits, before)
     assert sorted(found.features()["feature"]) == list(range(32))
-    assert len(found.hidden_states()) == 3 * found.layers
+    assert found.roles == ROLES
+    assert len(found.hidden_states()) == 4 * found.layers
 
     if implementation != "eager":
         model.set_attn_implementation("eager")
@@ -127,6 +129,83 @@ def test_every_architecture_against_transformers(model, blocks):
     at = [int(i) for _, s, _, k in (received > 0.3).nonzero() for i in [blocks[s, k]]]
     tokens = found.sink_tokens().set_index("token")["share"]
     assert tokens.to_dict() == pytest.approx({token: at.count(token) / len(at) for token in set(at)})
+
+
+def recorded(model, blocks) -> dict:
+    """The input of each role's first projection, by plain hooks: (role, layer) to float64 (sequences, T, features)."""
+    states, handles = {}, []
+    for projection in projections(model):
+        place = projection.role, projection.layer
+        if place not in states:
+            hook = lambda _, inputs, place=place: states[place].append(inputs[0].detach().view(24, -1))  # noqa: E731
+            states[place] = []
+            handles.append(projection.module.register_forward_pre_hook(hook))
+    for block in blocks:
+        model(block[None])
+    for handle in handles:
+        handle.remove()
+    return {place: torch.stack(seen).double() for place, seen in states.items()}
+
+
+def test_every_role_of_every_architecture_against_recorded_inputs(model, blocks):
+    """In float64, from what hooks of our own see; the feed-forward units of ffn_out are more than the features."""
+    found, states = trace(model, blocks, alpha=0.5, attention=False), recorded(model, blocks)
+    by_layer = found.largest_values(by="layer").set_index(["role", "layer"])
+    norms = found.hidden_states().set_index(["role", "layer"])
+    assert set(by_layer.index) == set(states) == set(itertools.product(ROLES, range(2)))
+    for (role, layer), x in states.items():
+        row = by_layer.loc[role, layer]
+        position, feature = int(row["position"]), int(row["feature"])
+        sequence = int(x[:, position, feature].abs().argmax())
+        assert row["max"] == norms.loc[role, layer]["infinity_norm"] == pytest.approx(x.abs().max().item(), rel=1e-6)
+        assert row["value"] == pytest.approx(x[sequence, position, feature].item(), rel=1e-6)
+        assert abs(row["value"]) == row["max"]
+        assert row["token"] == blocks[sequence, position]
+        hits = x.abs() >= 0.5
+        assert torch.equal(found.statistics[f"{role}.hits"][layer], hits.sum((0, 1)))
+        assert torch.equal(found.statistics[f"{role}.sequences_hit"][layer], hits.any(1).sum(0))
+        assert torch.allclose(found.statistics[f"{role}.squares"][layer], x.square().sum((0, 1)), rtol=1e-6)
+        assert torch.allclose(found.statistics[f"{role}.squares_rest"][layer], x[:, 1:].square().sum((0, 1)), rtol=1e-6)
+        want = np.mean([scipy.stats.kurtosis(s, axis=None, fisher=False) for s in x.numpy()])
+        assert norms.loc[role, layer]["kurtosis_tensor"] == pytest.approx(want, rel=1e-5)
+    for role in ROLES:
+        both = torch.stack([states[role, layer] for layer in range(2)]).abs() >= 0.5
+        table = found.features(role).set_index("feature").sort_index()
+        assert np.allclose(table["layers"], both.any(2).double().mean((0, 1)))
+        assert np.allclose(table["positions"], both.any(0).double().mean((0, 1)))
+    assert found.features("ffn_out")["q1"].isna().all(), "no quartiles of so many units"
+    most = found.largest_values()
+    assert most["role"].tolist() == list(ROLES)
+    assert most["max"].tolist() == [by_layer.loc[role]["max"].max() for role in ROLES]
+
+
+def test_what_every_sign_is(gpt2):
+    """By the extremes, where all hit values are counted one by one."""
+    model, blocks, *_ = gpt2
+    found, states = trace(model, blocks, alpha=ALPHA), recorded(model, blocks)
+    kinds = set()
+    for role in ROLES:
+        table = found.features(role, by="layer").set_index(["layer", "feature"])
+        for (layer, feature), one_sided in table["one_sided"].items():
+            x = states[role, layer][..., feature]
+            of_hits = x[x.abs() >= ALPHA].sign().unique()
+            assert one_sided == (len(of_hits) == 1)
+            kinds.add(len(of_hits))
+    assert kinds == {0, 1, 2}, "no hits, of one sign, of both"
+
+
+def test_layers_that_lack_a_role(gpt2, monkeypatch):
+    """As where a mixture of experts, which is no projection of all tokens, stands in some layers."""
+    model, blocks, _, whole = gpt2
+    some = [one for one in projections(model) if (one.layer, one.role) != (1, "ffn_out")]
+    monkeypatch.setattr("outliers.tracing.trace.projections", lambda _: iter(some))
+    found = trace(model, blocks, alpha=ALPHA)
+    assert found.roles == ("attn_in", "attn_out", "ffn_in")
+    assert all(torch.equal(value, whole.statistics[name]) for name, value in found.statistics.items())
+    assert found.sketch == whole.sketch
+    assert whole.statistics.keys() - found.statistics.keys() == {n for n in whole.statistics if n.startswith("ffn_out")}
+    with pytest.raises(UserError, match="not every layer of this model has ffn_out; trace other roles"):
+        trace(model, blocks, "ffn_out")
 
 
 def test_massive_activations():
@@ -263,6 +342,13 @@ def test_save_and_load(gpt2, tmp_path):
     assert all(torch.equal(loaded.statistics[name], value) for name, value in found.statistics.items())
     assert {**vars(loaded), "statistics": 0} == {**vars(found), "statistics": 0}
     assert loaded.outlier_features().equals(found.outlier_features())
+    assert loaded.features("ffn_out").equals(found.features("ffn_out"))
+    assert loaded.largest_values("layer").equals(found.largest_values("layer"))
+
+    kept = {name: value for name, value in found.statistics.items() if not name.endswith("in.largest")}
+    replace(found, statistics=kept, roles=("attn_in", "ffn_in")).save(tmp_path / "old")
+    with pytest.raises(UserError, match=r"of an earlier version, without attn_in\.largest; trace again"):
+        Trace.load(tmp_path / "old")
 
     found.merge(found).save(tmp_path / "other")
     (tmp_path / "other.parquet").rename(tmp_path / "found.parquet")
@@ -302,6 +388,7 @@ def test_hooks_come_off_after_an_error():
     [
         ("ln_1.bias", "layer 1, role attn_in, feature 9"),
         ("ln_2.bias", "layer 1, role ffn_in, feature 9"),
+        ("mlp.c_fc.bias", "layer 1, role ffn_out, feature 9"),
         ("mlp.c_proj.bias", "layer 1, role residual, feature 9"),
     ],
 )
@@ -317,7 +404,7 @@ def test_not_finite(name, message, bad):
 def test_mistakes(gpt2):
     model, blocks, (one, *_), _ = gpt2
     for message, arguments in {
-        "unknown role 'ffn_out'": {"roles": ["ffn_out"]},
+        "unknown role 'ffn_mid'; did you mean": {"roles": ["ffn_mid"]},
         "no roles to trace": {"roles": []},
         "alpha is 0": {"alpha": 0},
         "no blocks to trace": {"blocks": blocks[:0]},
@@ -331,8 +418,12 @@ def test_mistakes(gpt2):
         one.features(["attn_in", "attn_out"])
     with pytest.raises(UserError, match="this trace has attn_out"):
         trace(model, blocks, "attn_out").features()
+    with pytest.raises(UserError, match="roles ffn_in, ffn_out together; this trace has"):
+        one.features(["ffn_in", "ffn_out"])
     with pytest.raises(UserError, match="by 'head'"):
         one.features(by="head")
+    with pytest.raises(UserError, match="largest values by 'role'"):
+        one.largest_values("role")
     with pytest.raises(UserError, match="attention=True"):
         trace(model, blocks, attention=False).attention_sinks()
     model = torch.nn.Linear(2, 2)
@@ -373,6 +464,9 @@ def test_row_of_table4(blocks):
     assert row["one_sided"] == outliers["one_sided"].sum()
     everything = sum(found.features(view)["hits"].sum() for view in ("attn_in", "attn_out", "ffn_in"))
     assert row["outliers_per_sequence"] == everything / 3
+    low, papers = trace(model, blocks, alpha=0.5), trace(model, blocks, PAPER, alpha=0.5)
+    assert low.features("ffn_out")["hits"].sum() > 0
+    assert table4_row(low, 12.5) == table4_row(papers, 12.5), "what the paper does not look at is not counted"
     nothing = table4_row(trace(make_model("gpt2"), blocks, alpha=1000), 12.5)
     assert nothing["count"] == nothing["layers"] == 0
     assert not {"median", "top1_softmax"} & set(nothing)

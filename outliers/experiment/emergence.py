@@ -15,6 +15,7 @@ from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile, rows_of
 from outliers.experiment.spec import Emergence, full_name
 from outliers.experiment.tracing import PASSES, measure_beside, tidy
+from outliers.tracing.result import PAPER
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 
@@ -46,7 +47,7 @@ def emergence(spec: Emergence, out: str | Path | None = None, force: bool = Fals
     row_file = RowFile(Path(out or spec.folder))
     with row_file, progress(PASSES * spec.blocks * len(jobs)) as bar, engine_of(spec, bar) as engine:
         done = {} if force else {(row["model"], row.get("checkpoint")) for row in rows_of(spec, row_file.rows)}
-        engine.foresee(jobs, spec, trace_parts(spec, attention=False), 1 - len(done) / len(jobs))
+        engine.foresee(jobs, spec, trace_parts(spec, PAPER, attention=False), 1 - len(done) / len(jobs))
         for group in engine.groups(jobs):
             all_fields = [
                 {"experiment": "emergence", **common, "alpha": spec.alpha}
@@ -102,7 +103,7 @@ def _measure(bench: Bench, job: Job, spec: Emergence, fields: dict) -> list[dict
     bench.bar.set_description(job.name)
     model, _ = bench.load(job, spec, fields)
     start = time.perf_counter()
-    found = trace(model, Counted(job.blocks, bench.bar), alpha=spec.alpha, attention=False)
+    found = trace(model, Counted(job.blocks, bench.bar), PAPER, spec.alpha, attention=False)
     beside = measure_beside(model, job.blocks, found, bench.bar)
     values = table4_row(found, perplexity_of(beside.losses), beside.top1_softmax)
     spent = cost(start, model.device)

@@ -13,7 +13,7 @@ from outliers.ablation.interventions import Intervention
 from outliers.evaluation.calibration import LAYERS, Part, Passes
 from outliers.evaluation.perplexity import perplexity
 from outliers.experiment.spec import Ablation, Settings
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import ROLES, projections
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme
 from outliers.tracing.result import STREAM
@@ -33,11 +33,11 @@ def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
     return [[Part(perplexity, partial(_with_codes, schemes[0]), len(schemes) * draws) for schemes in alike.values()]]
 
 
-def trace_parts(spec: Settings, attention: bool = True) -> Passes:
-    """Of a trace and its row of Table 4; attention: whether it finds sinks, as in `trace`."""
+def trace_parts(spec: Settings, roles: Iterable[str] = ROLES, attention: bool = True) -> Passes:
+    """Of a trace and its row of Table 4; roles and attention as in `trace`."""
     interventions = [Intervention(()), Intervention((FEATURE,))]
     return [
-        [Part(partial(trace, alpha=spec.alpha, attention=attention))],
+        [Part(partial(trace, roles=roles, alpha=spec.alpha, attention=attention))],
         [Part(partial(top1_softmax, interventions=interventions))],
         [Part(perplexity)],
     ]

@@ -23,6 +23,7 @@ IDENTITY = (
     "block",
     "blocks",
     "alpha",
+    "roles",
     "device",
     "dtype",
     "kernels",

@@ -21,6 +21,7 @@ from outliers.experiment.parts import trace_parts
 from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import IDENTITY, RowFile, rows_of
 from outliers.experiment.spec import OneModel
+from outliers.models.anatomy import ROLES
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
@@ -42,8 +43,8 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
         force: measure again what is finished.
 
     Returns:
-        The trace and its rows: those of `table4_row`, `outlier_feature.*`, `hidden_state.*`, `residual.*` and
-        `attention_sink.share`.
+        The trace and its rows: those of `table4_row`, `outlier_feature.*`, `hidden_state.*`, `largest.value`,
+        `residual.*` and `attention_sink.share`; tokens are ids.
 
     Raises:
         UserError: something is unknown, unreachable or does not fit together; a hidden state holds NaN or inf.
@@ -55,7 +56,7 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
         done = not force and rows_of(spec, row_file.rows)
         engine.foresee([job], spec, trace_parts(spec), 0.0 if done else 1.0)
         (common,) = common_fields(engine, [job], spec)
-        fields = {"experiment": "trace", **common, "alpha": spec.alpha}
+        fields = {"experiment": "trace", **common, "alpha": spec.alpha, "roles": list(ROLES)}
         found, costs = _resumed_trace(engine, job, spec, fields, folder / "trace", force, bar)
         rows = [] if force else row_file.find_all(fields)
         if not rows:
@@ -166,6 +167,7 @@ def details(found: Trace) -> list[dict]:
     tables = {
         "outlier_feature": found.outlier_features(),
         "hidden_state": found.hidden_states(),
+        "largest": found.largest_values(by="layer").drop(columns="max"),  # an infinity norm
         "residual": found.massive_activations(),
         "attention_sink": sinks[sinks["share"] > 0],
     }

@@ -1,8 +1,9 @@
 """What a run shows: tables and figures with their words, before they become files, a page or lines on a terminal."""
 
+import re
 import textwrap
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import pandas as pd
@@ -10,6 +11,9 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from outliers.report.figures import drawn
+
+# What a format takes as its own and tabulate leaves as it is: |x| would end two cells of Markdown, <s> strike text out.
+ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
 
 
 class Table(NamedTuple):
@@ -30,7 +34,8 @@ class Table(NamedTuple):
     def form(self, tablefmt: str) -> str:
         """The table in a format of the tabulate library: github, latex_booktabs, simple, html."""
         align = ["left"] * self.names + ["right"] * (len(self.headers) - self.names)
-        return tabulate(self.cells, self.headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
+        headers, *cells = [list(map(ESCAPED.get(tablefmt, str), row)) for row in (self.headers, *self.cells)]
+        return tabulate(cells, headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
 
     @property
     def printed(self) -> str:

@@ -1,6 +1,7 @@
 """What all figures share: readable in grey and by the colour-blind, sized for a column of a paper."""
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
 # Okabe and Ito's palette, which stays apart in the common forms of colour blindness; markers keep it apart in grey.
@@ -17,6 +18,7 @@ BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = (
 COLORS = (BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY)
 MARKERS = "osv^DPX*"
 SEQUENTIAL = "cividis"  # lightness grows evenly, with and without colour
+HEAT = "inferno"  # so does its, through more hues
 
 
 def count_label(value: float, _position=None) -> str:
@@ -48,6 +50,14 @@ def _ticks(axes: Axes, subs: tuple[int, ...], label) -> None:
     axes.xaxis.set_major_locator(FixedLocator([sub * 10**power for power in range(16) for sub in subs]))
     axes.xaxis.set_major_formatter(label)
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def log_axis(axis: Axis, low: float, high: float) -> None:
+    """Label a logarithmic axis that shows values between two with as many numbers as have room."""
+    subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5) if high > 3 * low else range(1, 10)
+    axis.set_major_locator(FixedLocator([sub * 10.0**power for power in range(-9, 10) for sub in subs]))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def bare(*panels: Axes) -> None:

@@ -1,41 +1,83 @@
 """What a trace shows."""
 
+import textwrap
+from collections.abc import Callable
+
 import pandas as pd
 
+from outliers.criterion import FEW, MASSIVE, MASSIVE_RATIO, SINK
 from outliers.experiment.spec import short_name
+from outliers.models.anatomy import ROLES
 from outliers.report.section import Drawing, Section, Table
 from outliers.report.table4 import published_table
-from outliers.report.trace_figures import heat_map, magnitude_by_position, sorted_profile
+from outliers.report.trace_figures import READERS, heat_map, magnitude_by_position, sorted_profile
 from outliers.tracing.result import Trace
 
 CAPTIONS = {
-    heat_map: "Largest absolute value of each feature in each layer.",
-    magnitude_by_position: "Magnitude by position in the sequence.",
-    sorted_profile: "Largest absolute value of each feature, sorted; one line a layer.",
+    heat_map: "Largest absolute value of each feature in each layer; colours have a step at α, so that hits stand out.",
+    magnitude_by_position: "Magnitude by position in the sequence, averaged over sequences.",
+    sorted_profile: "Largest absolute value of each feature, sorted; one line a layer. The lowest values are cut off.",
 }
-HEADERS = ["feature", "layers", "positions", "pos. mean", "hits", "one-sided", "q1", "median", "q3", "max |x|"]
+FEATURES = ["feature", "layers", "positions", "pos. mean", "hits", "one-sided", "q1", "median", "q3", "max |x|"]
+LARGEST = ["role", "goes into", "max |x|", "layer", "feature", "position", "token"]
+MASSIVE_ONES = ["layers", "in a sequence", "max / median", "max |x|", "feature", "position", "token"]
+SINKS = ["position", "(layer, head) pairs"]
+SHOWN = 5  # rows of tables that would be long
+FEATURES_SHOWN = 20
+
+Names = Callable[[int], str]  # of a token, by its id
 
 
-def trace_section(trace: Trace, rows: list[dict]) -> Section:
-    """The outlier features, the model's row of Table 4, and the figures."""
-    features, found = trace.features(), trace.outlier_features()
-    table = published_table([row for row in rows if "." not in row["metric"]])
-    heading = f"Outlier features: {len(found)}" if len(found) else "No outlier feature; the nearest ones"
-    caption = f"{heading} (|x| ≥ {trace.alpha:g} in ≥ 25 % of layers and ≥ 6 % of positions)"
-    shown = Table("features", caption, HEADERS, _cells(found if len(found) else features.head(3)), features, names=0)
+def trace_section(trace: Trace, rows: list[dict], names: Names) -> Section:
+    """The outlier features, the model's row of Table 4, the largest inputs, massive activations, sinks, the figures.
+
+    names: what a token id is called, see `outliers.text.tokens`.
+    """
+    table4 = published_table([row for row in rows if "." not in row["metric"]])
+    massive, sinks, sink_tokens = trace.massive_activations(), trace.attention_sinks(), trace.sink_tokens()
     further = {
         "features_by_layer": trace.features(by="layer"),
         "hidden_states": trace.hidden_states(),
-        "massive_activations": trace.massive_activations(),
-        "attention_sinks": trace.attention_sinks(),
+        "largest_by_layer": _named(trace.largest_values(by="layer"), names),
+        "massive_activations": _named(massive, names),
+        "attention_sinks": sinks,
+        "sink_tokens": _named(sink_tokens, names),
     }
-    printed = f"{caption}\n\n{shown.form('simple')}\n\n{table.form('simple')}"
+    found = [_massive(further["massive_activations"]), _sinks(sinks, further["sink_tokens"])]
+    largest = _largest(_named(trace.largest_values(), names))
+    shown = [_features(trace), table4, largest, *(one for one in found if isinstance(one, Table))]
+    notes = [*_not_traced(trace), *(one for one in found if isinstance(one, str))]
+    printed = "\n\n".join([*map(_printed, shown), *(textwrap.fill(note, 100) for note in notes)])
     drawings = [Drawing(draw.__name__, said, draw(trace)) for draw, said in CAPTIONS.items()]
     title = f"Outlier features of {short_name(rows[0]['model'])}"
-    return Section(title, printed, [shown, table], drawings, [], further, rows)
+    return Section(title, printed, shown, drawings, notes, further, rows)
 
 
-def _cells(features: pd.DataFrame) -> list[list[str]]:
+def _printed(table: Table) -> str:
+    return f"{textwrap.fill(table.caption, 100)}\n\n{table.form('simple')}"
+
+
+def _named(table: pd.DataFrame, names: Names) -> pd.DataFrame:
+    """A table with the names of its tokens beside their ids."""
+    return table.assign(token_text=[names(token) for token in table["token"]])
+
+
+def _features(trace: Trace) -> Table:
+    features, found = trace.features(), trace.outlier_features()
+    heading = f"Outlier features: {len(found)}" if len(found) else "No outlier feature; the nearest ones"
+    caption = f"{heading} (|x| ≥ {trace.alpha:g} in ≥ 25 % of layers and ≥ 6 % of positions)"
+    if len(found) > FEATURES_SHOWN:
+        caption += f"; the {FEATURES_SHOWN} most common"
+    if len(found) > FEW * len(features):
+        caption += (
+            f". More than half of all {len(features):,} features pass, as happens where norms have large gains: with "
+            "this α the criterion tells nothing, a larger --alpha may"
+        )
+    shown = found.head(FEATURES_SHOWN) if len(found) else features.head(3)
+    return Table("features", f"{caption}.", FEATURES, _feature_cells(shown), features, names=0)
+
+
+def _feature_cells(features: pd.DataFrame) -> list[list[str]]:
     return [
         [
             str(int(row["feature"])),
@@ -48,3 +90,74 @@ def _cells(features: pd.DataFrame) -> list[list[str]]:
         ]
         for row in features.to_dict("records")
     ]
+
+
+def _largest(table: pd.DataFrame) -> Table:
+    cells = [
+        [row["role"], READERS[row["role"]], f"{row['max']:,.1f}", str(row["layer"]), *_place(row)]
+        for row in table.to_dict("records")
+    ]
+    caption = (
+        "The largest input of each kind of projection; all of them are quantized, the criterion looks at attn_in and "
+        "ffn_in alone. The features of attn_out are those of the concatenated heads, of ffn_out the feed-forward units."
+    )
+    return Table("largest", caption, LARGEST, cells, table, names=2)
+
+
+def _place(row: dict) -> list[str]:
+    return [str(row["feature"]), str(row["position"]), row["token_text"]]
+
+
+def _not_traced(trace: Trace) -> list[str]:
+    missing = ", ".join(role for role in ROLES if role not in trace.roles)
+    return [f"Not traced, because some layers have no such projection: {missing}."] if missing else []
+
+
+def _massive(every: pd.DataFrame) -> Table | str:
+    """The massive activations of all layers: a row for each place that is the largest of some."""
+    rule = f"|x| > {MASSIVE:g} and at least {MASSIVE_RATIO:,.0f} times the median |x| of a layer's output"
+    table = every[every["massive"] > 0]
+    if table.empty:
+        most = every.loc[every["value"].abs().idxmax()].to_dict()
+        return (
+            f"No massive activation in the residual stream ({rule}): its largest entry is {most['value']:,.1f}, after "
+            f"layer {most['layer']} in feature {most['feature']}, at position {most['position']}, token "
+            f"{most['token_text']}."
+        )
+    cells = []
+    of_places = table.assign(largest=table["value"].abs()).groupby(["feature", "position", "token_text"], sort=False)
+    for place, group in sorted(of_places, key=lambda found: -found[1]["largest"].max())[:SHOWN]:
+        means = f"{group['massive'].mean():.2g}", f"{group['ratio'].mean():,.0f}"
+        largest = f"{group['largest'].max():,.0f}"
+        cells.append([_ranges(group["layer"].tolist()), *means, largest, *map(str, place)])
+    caption = (
+        f"Massive activations in the residual stream ({rule}): the layers after which there are some; how many a "
+        "sequence has, and its largest |x| over its median |x|, both on average; the largest of all and its place."
+    )
+    return Table("massive_activations", caption, MASSIVE_ONES, cells, every)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Ascending numbers as people write them: 2–5, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
+    """The positions that are attention sinks for the most heads."""
+    rule = f"a position that receives more than {SINK:g} of a head's attention, on average over the queries from it on"
+    found = every[every["share"] > 0].sort_values("share", ascending=False, kind="stable").head(SHOWN)
+    if found.empty:
+        return f"No attention sink ({rule})."
+    said = ", ".join(f"{row['token_text']} ({row['share']:.0%})" for row in tokens.head(SHOWN).to_dict("records"))
+    caption = (
+        f"Attention sinks ({rule}; the last positions have few queries): for how many (layer, head) pairs, averaged "
+        f"over sequences. The tokens at sinks, most often: {said}."
+    )
+    cells = [[str(row["position"]), f"{row['share']:.1%}"] for row in found.to_dict("records")]
+    return Table("attention_sinks", caption, SINKS, cells, every, names=0)

@@ -18,10 +18,13 @@ from safetensors.torch import save
 from outliers.criterion import LAYERS, POSITIONS
 from outliers.errors import UserError
 from outliers.files import write_whole
+from outliers.models.anatomy import ROLES
 from outliers.tracing.sketch import BUCKETS, quantiles
 
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
-TRACKED = ("attn_in", "attn_out", "ffn_in")
+PAPER = ("attn_in", "attn_out", "ffn_in")  # the hidden states in which the paper counts outliers
+SKETCHED = PAPER  # roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long
+PLACE = ["feature", "position", "token"]
 QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
 
 
@@ -53,18 +56,22 @@ class Trace:
     | name | shape | |
     |---|---|---|
     | ROLE.min, ROLE.max | (L, h) float32 | extremes |
+    | ROLE.largest | (L, 5) float64 | absolute value, value, feature, position, token id of the largest entry |
     | ROLE.rest.max | (L,) float32 | largest absolute value without position 0 |
     | ROLE.hits, ROLE.sequences_hit | (L, h) int64 | entries, and sequences with an entry, of at least alpha |
     | ROLE.sum, ROLE.squares, ROLE.squares_rest | (L, h) float64 | power sums; rest: without position 0 |
     | ROLE.kurtosis_tensor, ROLE.kurtosis_token | (L, 2) float64 | sums over sequences, tokens; without position 0 |
-    | ROLE.magnitude | (T, h) float64 | largest absolute value over the layers, summed over sequences |
+    | ROLE.magnitude | (T, h) float64 | largest absolute value over the layers, summed over sequences; of `STREAM` |
     | VIEW.layers_hit, VIEW.positions_hit | (h,) int64 | for roles together ("attn_in+ffn_in"), summed over sequences |
-    | residual.largest | (L, 5) float64 | absolute value, value, feature, position, token id of the largest entry |
+    | residual.largest | (L, 5) float64 | as ROLE.largest |
     | residual.sum_of_max, residual.sum_of_ratios | (L,) float64 | of max |x| and max |x| / median |x| |
     | residual.massive | (L, h) int64 | massive activations; residual.massive_positions (T,), _tokens (V,) |
     | attention.sinks | (L, T) int64 | heads for which a position is a sink; attention.sinks_tokens (V,) |
 
-    sketch: counts of hit values by (layer, role, feature, bucket), packed into one integer.
+    The features of attn_in and ffn_in are those of the residual stream, of attn_out the concatenated heads, of ffn_out
+    the feed-forward units: only the first mean the same in every layer.
+
+    sketch: counts of hit values by (layer, role, feature, bucket), packed into one integer; of `SKETCHED`.
     """
 
     alpha: float
@@ -124,7 +131,7 @@ class Trace:
         """Read what `save` wrote.
 
         Raises:
-            UserError: the pair is missing, damaged, or its two files are of different traces.
+            UserError: the pair is missing, damaged, of a version that kept less, or of different traces.
         """
         try:
             with safe_open(f"{stem}.safetensors", "pt") as file:
@@ -138,13 +145,15 @@ class Trace:
             raise UserError(f"'{stem}.safetensors' and '{stem}.parquet' are of different traces; trace again")
         fields = json.loads(header)
         fields["roles"] = tuple(fields["roles"])
+        if lacking := [name for role in fields["roles"] if (name := f"{role}.largest") not in statistics]:
+            raise UserError(f"'{stem}.safetensors' is of an earlier version, without {lacking[0]}; trace again")
         columns = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("layer", "role", "feature", "bucket"))
         keys = pack_keys(*columns).tolist()
         sketch = Counter(dict(zip(keys, table["count"].to_pylist(), strict=True)))
         return cls(**fields, statistics=statistics, sketch=sketch)
 
     def _hit_values(self) -> pd.DataFrame:
-        """The sketch as a table: layer, role (its place in `TRACKED`), feature, bucket, count."""
+        """The sketch as a table: layer, role (its place in `ROLES`), feature, bucket, count."""
         keys = np.fromiter(self.sketch.keys(), np.int64, len(self.sketch))
         counts = np.fromiter(self.sketch.values(), np.int64, len(self.sketch))
         return pd.DataFrame({**_unpack_keys(keys), "count": counts}).sort_values(
@@ -163,7 +172,8 @@ class Trace:
             `layers`, fraction of layers with a hit (by layer: 1 or 0 averaged over sequences), and `positions`,
             fraction of positions with one, both in a sequence, averaged over sequences; `positions_mean`, fraction of
             all pairs of hidden state and position; `hits`, their number; `one_sided`, whether hits are of one sign;
-            `q1`, `median`, `q3` of the hit values, within 1 %; `max`, the largest absolute value.
+            `q1`, `median`, `q3` of the hit values, within 1 %, which are empty without hits and for ffn_out; `max`, the
+            largest absolute value.
 
         Raises:
             UserError: the roles were not traced, or not together.
@@ -202,10 +212,10 @@ class Trace:
 
     def _check_view(self, roles: Iterable[str]) -> tuple[str, ...]:
         asked = {roles} if isinstance(roles, str) else set(roles)
-        view = tuple(role for role in TRACKED if role in asked)
+        view = tuple(role for role in ROLES if role in asked)
         if asked == set(STREAM) and len(asked & set(self.roles)) == 1:  # the default of a trace of one of them
             view = tuple(asked & set(self.roles))
-        if view not in views(self.roles) or not asked <= set(TRACKED):
+        if view not in views(self.roles) or not asked <= set(ROLES):
             known = ", ".join("+".join(view) for view in views(self.roles))
             raise UserError(f"no statistics of the roles {', '.join(sorted(asked))} together; this trace has {known}")
         return view
@@ -218,12 +228,12 @@ class Trace:
             "positions_mean": hits.double() / (len(view) * self.layers * self.block * self.sequences),
             "hits": hits,
         }
-        largest = torch.stack([self.largest(role).amax(0) for role in view]).amax(0)
-        table = pd.DataFrame({name: value.numpy() for name, value in columns.items()})
-        values = self._hit_values()
-        values = values[values["role"].isin([TRACKED.index(role) for role in view])]
-        table = self._with_hit_values(table.rename_axis("feature"), values).assign(max=largest.numpy())
-        return table.reset_index()
+        low = torch.stack([self.statistics[f"{role}.min"].amin(0) for role in view]).amin(0)
+        high = torch.stack([self.statistics[f"{role}.max"].amax(0) for role in view]).amax(0)
+        columns |= {"one_sided": self._one_sided(low, high)}
+        table = pd.DataFrame({name: value.numpy() for name, value in columns.items()}).rename_axis("feature")
+        largest = torch.maximum(-low, high)
+        return self._with_quartiles(table, view).assign(max=largest.numpy()).reset_index()
 
     def _features_in_layers(self, role: str) -> pd.DataFrame:
         hits = self.statistics[f"{role}.hits"]
@@ -233,20 +243,22 @@ class Trace:
             "positions": positions,
             "positions_mean": positions,
             "hits": hits,
+            "one_sided": self._one_sided(self.statistics[f"{role}.min"], self.statistics[f"{role}.max"]),
         }
         index = pd.MultiIndex.from_product([range(size) for size in hits.shape], names=["layer", "feature"])
         table = pd.DataFrame({name: value.flatten().numpy() for name, value in columns.items()}, index)
-        values = self._hit_values()
-        table = self._with_hit_values(table, values[values["role"] == TRACKED.index(role)])
+        table = self._with_quartiles(table, (role,))
         return table.assign(max=self.largest(role).flatten().numpy(), role=role).reset_index()
 
-    def _with_hit_values(self, table: pd.DataFrame, values: pd.DataFrame) -> pd.DataFrame:
-        """Add `one_sided` and the quartiles of the hit values to a table whose index says where they are."""
-        by = list(table.index.names)
-        signs = values.groupby(by)["bucket"].agg(["min", "max"])
-        one_sided = (signs["min"] > 0) | (signs["max"] < 0)
-        table["one_sided"] = one_sided.reindex(table.index, fill_value=False)
-        quartiles = quantiles(values, by, QUARTILES)
+    def _one_sided(self, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        """Whether there are hits, and of one sign, between these extremes."""
+        return (high >= self.alpha) ^ (low <= -self.alpha)
+
+    def _with_quartiles(self, table: pd.DataFrame, view: tuple[str, ...]) -> pd.DataFrame:
+        """Add the quartiles of a view's hit values to a table whose index says where they are."""
+        values = self._hit_values()
+        values = values[values["role"].isin([ROLES.index(role) for role in view])]
+        quartiles = quantiles(values, list(table.index.names), QUARTILES)
         # a bucket's estimate may lie below alpha by 1 %, a hit does not
         return table.join(np.sign(quartiles) * quartiles.abs().clip(lower=self.alpha))
 
@@ -271,6 +283,32 @@ class Trace:
             rows.append(pd.DataFrame(table))
         return pd.concat(rows, ignore_index=True)
 
+    def largest_values(self, by: str | None = None) -> pd.DataFrame:
+        """The largest |x| of each role: what sets the scale of a tensor that is quantized as a whole.
+
+        Args:
+            by: None for one row a role; "layer" for one row a layer and role.
+
+        Returns:
+            `role`, `layer`; `max`, the largest absolute value, and `value`, the same with its sign; its `feature` (of
+            the role's own axis), `position` in its sequence, and `token` id there.
+
+        Raises:
+            UserError: `by` is something else.
+        """
+        if by not in (None, "layer"):
+            raise UserError(f"largest values by '{by}'; expected by None or 'layer'")
+        of_roles = [self._largest_entries(role).assign(role=role) for role in self.roles]
+        table = pd.concat(of_roles, ignore_index=True)
+        if by is None:
+            table = table.loc[table.groupby("role", sort=False)["max"].idxmax()]
+        return table[["role", "layer", "max", "value", *PLACE]].reset_index(drop=True)
+
+    def _largest_entries(self, state: str) -> pd.DataFrame:
+        """The largest entry of each layer in a role's hidden states or in the residual stream."""
+        table = pd.DataFrame(self.statistics[f"{state}.largest"].numpy(), columns=["max", "value", *PLACE])
+        return table.astype(dict.fromkeys(PLACE, "int64")).rename_axis("layer").reset_index()
+
     def massive_activations(self) -> pd.DataFrame:
         """One row a layer: what is largest in the residual stream (DEFINITIONS: massive activations).
 
@@ -279,15 +317,14 @@ class Trace:
             median |x| of a sequence, averaged over sequences; the largest `value` of all, with its `feature`,
             `position` and `token` id.
         """
-        largest = self.statistics["residual.largest"]
-        places = {name: largest[:, n].long().numpy() for n, name in ((2, "feature"), (3, "position"), (4, "token"))}
         means = {
             "massive": self.statistics["residual.massive"].sum(1),
             "max": self.statistics["residual.sum_of_max"],
             "ratio": self.statistics["residual.sum_of_ratios"],
         }
         means = {name: (value.double() / self.sequences).numpy() for name, value in means.items()}
-        return pd.DataFrame({"layer": range(self.layers), **means, "value": largest[:, 1].numpy(), **places})
+        largest = self._largest_entries("residual")[["value", *PLACE]]
+        return pd.DataFrame({"layer": range(self.layers), **means}).join(largest)
 
     def attention_sinks(self) -> pd.DataFrame:
         """One row a position: `share` of the (layer, head) pairs for which it is a sink, averaged over sequences.
@@ -311,11 +348,11 @@ class Trace:
 
 
 def pack_keys(layer, role, feature: torch.Tensor, bucket: torch.Tensor) -> torch.Tensor:
-    """One int64 of the layer, the place of the role in `TRACKED`, the feature and the bucket of each hit."""
-    return ((layer * len(TRACKED) + role << 24) + feature) * (2 * BUCKETS) + bucket + BUCKETS
+    """One int64 of the layer, the place of the role in `ROLES`, the feature and the bucket of each hit."""
+    return ((layer * len(ROLES) + role << 24) + feature) * (2 * BUCKETS) + bucket + BUCKETS
 
 
 def _unpack_keys(keys: np.ndarray) -> dict[str, np.ndarray]:
     place, bucket = np.divmod(keys, 2 * BUCKETS)
-    layer, role = np.divmod(place >> 24, len(TRACKED))
+    layer, role = np.divmod(place >> 24, len(ROLES))
     return {"layer": layer, "role": role, "feature": place & (1 << 24) - 1, "bucket": bucket - BUCKETS}

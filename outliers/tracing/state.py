@@ -4,6 +4,8 @@ import torch
 
 from outliers.errors import UserError
 
+IN_CACHE = 1 << 16  # entries of float64 at once on a CPU, two to three times as fast as all; a GPU takes all
+
 
 def moments(x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Power sums by feature and kurtosis of one hidden state (tokens, features), in float64.
@@ -13,17 +15,21 @@ def moments(x: torch.Tensor) -> dict[str, torch.Tensor]:
         entries and `kurtosis_token`, over the features of a token and summed over tokens, each (2,): of all positions
         and without position 0.
     """
-    x = x.double()
-    squares = x * x
-    sum_of_squares, first_squares = squares.sum(0), squares[0].clone()
-    by_token = [x.sum(1), squares.sum(1), torch.linalg.vecdot(squares, x), squares.square_().sum(1)]
-    by_token = torch.stack(by_token)  # (4, tokens)
+    rows = len(x) if x.is_cuda else max(1, IN_CACHE // x.shape[1])
+    sums, sums_of_squares, by_token = 0, 0, []
+    for part in x.split(rows):
+        part = part.double()
+        squares = part * part
+        sums, sums_of_squares = sums + part.sum(0), sums_of_squares + squares.sum(0)
+        powers = part.sum(1), squares.sum(1), torch.linalg.vecdot(squares, part), torch.linalg.vecdot(squares, squares)
+        by_token.append(torch.stack(powers))
+    by_token = torch.cat(by_token, 1)  # (4, tokens)
     of_tokens = kurtosis(by_token / x.shape[1])
     of_tensor = [kurtosis(by_token[:, first:].mean(1) / x.shape[1]) for first in (0, 1)]
     return {
-        "sum": x.sum(0),
-        "squares": sum_of_squares,
-        "squares_rest": sum_of_squares - first_squares,
+        "sum": sums,
+        "squares": sums_of_squares,
+        "squares_rest": sums_of_squares - x[0].double().square(),
         "kurtosis_tensor": torch.stack(of_tensor),
         "kurtosis_token": torch.stack([of_tokens.sum(), of_tokens[1:].sum()]),
     }

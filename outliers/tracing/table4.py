@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from outliers.criterion import LAYERS, POSITIONS
-from outliers.tracing.result import Trace
+from outliers.tracing.result import PAPER, Trace
 
 
 def table4_row(
@@ -23,15 +23,16 @@ def table4_row(
 
     Returns:
         `perplexity`; `count`, outlier features, and `one_sided`, how many of them; `outliers_per_sequence`, entries of
-        at least alpha in everything that was traced; of the most common outlier feature (without one, of the feature
-        that hits the most positions), whose number is `most_common`: `layers`, `positions`, `positions_mean`
-        (fractions), `max`, and, if there are hits, the quartiles of the hit values `q1`, `median`, `q3`;
-        `top1_softmax` and `top1_softmax_without` if given.
+        at least alpha in what the paper looks at, the inputs of the q/k/v, attention output and first feed-forward
+        projections, as far as they were traced, and not in ffn_out; of the most common outlier feature (without one,
+        of the feature that hits the most positions), whose number is `most_common`: `layers`, `positions`,
+        `positions_mean` (fractions), `max`, and, if there are hits, the quartiles of the hit values `q1`, `median`,
+        `q3`; `top1_softmax` and `top1_softmax_without` if given.
     """
     features = trace.features()
     outliers = trace.outlier_features(layers, positions)
     common = (features if outliers.empty else outliers).iloc[0]
-    hits = sum(trace.statistics[f"{role}.hits"].sum().item() for role in trace.roles)
+    hits = sum(trace.statistics[f"{role}.hits"].sum().item() for role in PAPER if role in trace.roles)
     row = {
         "perplexity": perplexity,
         "count": len(outliers),

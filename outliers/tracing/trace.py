@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import ROLES, decoder_layers, projections
 from outliers.models.decoder import run_decoder
 from outliers.models.hooks import attention_hooks, input_hooks, residual_hooks
-from outliers.tracing.result import TRACKED, Trace, pack_keys, views
+from outliers.tracing.result import SKETCHED, STREAM, Trace, pack_keys, views
 from outliers.tracing.sketch import buckets
 from outliers.tracing.state import check_finite, largest_entry, median, moments
 
@@ -25,7 +25,7 @@ from outliers.tracing.state import check_finite, largest_entry, median, moments
 def trace(
     model: PreTrainedModel | Sequence[PreTrainedModel],
     blocks: Iterable[torch.Tensor],
-    roles: Iterable[str] = TRACKED,
+    roles: Iterable[str] = ROLES,
     alpha: float = ALPHA,
     attention: bool = True,
 ) -> Trace:
@@ -38,16 +38,18 @@ def trace(
             its own, trace a part of the blocks each, at the same time, and the traces are merged; the blocks are then
             collected first.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them.
-        roles: the hidden states to trace: "attn_in", "attn_out" and "ffn_in", the inputs of the q/k/v, the attention
-            output and the first feed-forward projections. The residual stream is always looked at.
+        roles: the hidden states to trace: "attn_in", "attn_out", "ffn_in" and "ffn_out", the inputs of the q/k/v, the
+            attention output, the first and the second feed-forward projections; all that is quantized. Those that some
+            layer of the model lacks, such as ffn_out in a mixture of experts, are left out, which `Trace.roles` says.
+            The residual stream is always looked at.
         alpha: magnitude from which an entry is a hit.
         attention: whether to find attention sinks; the model then attends eagerly, with memory for one layer's
             attention matrix (heads, T, T). Without it long contexts take less.
 
     Raises:
-        UserError: a role is unknown; alpha is not positive; there is no block, one is longer than the model's context,
-            of another length than the first, or holds ids outside the vocabulary; a hidden state holds NaN or inf;
-            there is no model, or one is given twice.
+        UserError: a role is unknown, or the model has none of them; alpha is not positive; there is no block, one is
+            longer than the model's context, of another length than the first, or holds ids outside the vocabulary; a
+            hidden state holds NaN or inf; there is no model, or one is given twice.
     """
     roles = _check_roles(roles)
     if not alpha > 0:
@@ -84,6 +86,7 @@ def _of_parts(
 def _trace(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], roles: tuple[str, ...], alpha: float, attention: bool
 ) -> Trace | None:
+    roles = _in_every_layer(model, roles)
     observers: dict[int, _Observer] = {}  # of blocks that are not through
     observer = total = None
 
@@ -106,14 +109,25 @@ def _trace(
 
 
 def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
-    """The roles in the order of `TRACKED`."""
+    """The roles in the order of `ROLES`."""
     roles = [roles] if isinstance(roles, str) else list(roles)
     for role in roles:
-        if role not in TRACKED:
-            raise unknown_name("role", role, TRACKED)
+        if role not in ROLES:
+            raise unknown_name("role", role, ROLES)
     if not roles:
-        raise UserError(f"no roles to trace; expected some of {', '.join(TRACKED)}")
-    return tuple(role for role in TRACKED if role in roles)
+        raise UserError(f"no roles to trace; expected some of {', '.join(ROLES)}")
+    return tuple(role for role in ROLES if role in roles)
+
+
+def _in_every_layer(model: PreTrainedModel, roles: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the roles those that every layer has."""
+    layers: dict[str, set[int]] = defaultdict(set)
+    for projection in projections(model):
+        layers[projection.role].add(projection.layer)
+    found = tuple(role for role in roles if len(layers[role]) == len(decoder_layers(model)))
+    if not found:
+        raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")
+    return found
 
 
 class _Observer:
@@ -124,7 +138,7 @@ class _Observer:
         self.by_layer: dict[str, list[torch.Tensor]] = defaultdict(list)
         # (T, features) by device, so that no state that large moves before the end of the sequence
         self.hit: dict[tuple, dict] = defaultdict(dict)  # view: hit in any of its hidden states so far
-        self.magnitude: dict[str, dict] = defaultdict(dict)  # role: the largest |x| so far
+        self.magnitude: dict[str, dict] = defaultdict(dict)  # role in the residual stream: the largest |x| so far
         self.sketch: list[torch.Tensor] = []
         self.massive_positions: list[torch.Tensor] = []
         self.sinks: list[torch.Tensor] = []
@@ -139,18 +153,27 @@ class _Observer:
         candidates = x[:, columns]
         hit = candidates.abs() >= self.alpha
         hits = torch.zeros_like(low, dtype=torch.int64).index_copy_(0, columns, hit.sum(0))
-        statistics = {"min": low, "max": high, "hits": hits, "sequences_hit": hits.clamp(max=1), **moments(x)}
+        low_rest, high_rest = torch.aminmax(x[1:])
+        statistics = {
+            "min": low,
+            "max": high,
+            "largest": largest_entry(x, by_feature, self.ids),
+            "rest.max": torch.maximum(-low_rest, high_rest),
+            "hits": hits,
+            "sequences_hit": hits.clamp(max=1),
+            **moments(x),
+        }
         for name, value in statistics.items():
             self.by_layer[f"{role}.{name}"].append(value)
         for view in views(self.roles):
             if role in view:
                 self.hit[view].setdefault(x.device, torch.zeros_like(x, dtype=torch.bool))[:, columns] |= hit
-        magnitude = x.abs()
-        self.by_layer[f"{role}.rest.max"].append(magnitude[1:].amax())
-        of_role = self.magnitude[role]
-        of_role[x.device] = torch.maximum(of_role.get(x.device, magnitude), magnitude)
-        features = columns.expand_as(hit)[hit]
-        self.sketch.append(pack_keys(layer, TRACKED.index(role), features, buckets(candidates[hit])))
+        if role in STREAM:
+            magnitude, of_role = x.abs(), self.magnitude[role]
+            of_role[x.device] = torch.maximum(of_role.get(x.device, magnitude), magnitude)
+        if role in SKETCHED:
+            features = columns.expand_as(hit)[hit]
+            self.sketch.append(pack_keys(layer, ROLES.index(role), features, buckets(candidates[hit])))
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
         x = x.float()
@@ -191,7 +214,7 @@ class _Observer:
         if self.sinks:
             sinks = self._stack(self.sinks)
             statistics |= {"attention.sinks": sinks, "attention.sinks_tokens": self._by_token(sinks.sum(0))}
-        keys, counts = torch.cat(self._home(self.sketch)).unique(return_counts=True)
+        keys, counts = torch.cat([self.ids[:0], *self._home(self.sketch)]).unique(return_counts=True)
         sketch = Counter(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
         return Trace(self.alpha, self.roles, len(self.ids), 1, self.heads, statistics, sketch)
 
