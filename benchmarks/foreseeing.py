@@ -99,7 +99,7 @@ def main() -> None:
                 for what in ("trace", "sweep"):
                     rows.append(pool.apply(measure, (what, name, folder, BLOCKS[name], stream)))
                     print(rows[-1], flush=True)
-    keep("foreseeing", rows, COLUMNS, arguments.out, names=3)
+    keep("foreseeing", rows, COLUMNS, arguments.out)
 
 
 if __name__ == "__main__":
