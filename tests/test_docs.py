@@ -28,6 +28,12 @@ from outliers.experiment.rows import read_rows
 from outliers.experiment.spec import Memory
 from outliers.models.load import POCKET, pocket_models
 from outliers.models.pocket.train import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
+from outliers.report.ablation_section import ablation_section
+from outliers.report.emergence_section import table4_section
+from outliers.report.table1 import sweep_section
+from outliers.report.table3 import memory_section
+from outliers.report.table5 import speed_section
+from outliers.report.table6 import latency_section
 from outliers.tracing.sketch import RELATIVE_ERROR
 
 ROOT = Path(__file__).parent.parent
@@ -319,6 +325,24 @@ def test_tables_are_those_that_were_kept(page, name):
         pytest.skip(contents[0])
 
 
+# Kept run to what draws its tables from its rows.
+DRAWN = {
+    "pocket/table1": sweep_section,
+    "pocket/table3": memory_section,
+    "pocket/table5": speed_section,
+    "pocket/table6": latency_section,
+    "emergence": table4_section,
+    "training": table4_section,
+    **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
+}
+
+
+@pytest.mark.parametrize("run", DRAWN)
+def test_kept_tables_are_those_of_their_rows(run):
+    for drawn in DRAWN[run](kept_rows(run)).tables:
+        assert read(f"results/kept/{run}/{drawn.name}.md") == drawn.form("github") + "\n"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_place_of_a_table_is_found(page):
     assert read(page).count("<!-- table: ") == read(page).count("<!-- end of table -->")
@@ -347,7 +371,7 @@ def test_a_table_of_a_benchmark():
         "| trace |       1.2 |",
         "| sweep |      56.7 |",
         "",
-        "Measured by `python x.py` on a CPU, 1 thread; torch 2, transformers 5.",
+        "Measured by `python benchmarks/x.py` on a CPU, 1 thread; torch 2, transformers 5.",
     ]
 
 
