@@ -35,7 +35,7 @@ def keep(name: str, rows: list[dict], columns: dict[str, str], out: Path) -> Non
     print(f"\n{table(kept, 'simple')}\n\n{out}/{name}.json")
 
 
-def table(kept: dict, form: str = "github") -> str:
+def table(kept: dict, form: str = "pipe") -> str:
     """The table of what `keep` wrote, in a format of the tabulate library, and a sentence on what measured it."""
     cells = [[cell.format(**row) for cell in kept["columns"].values()] for row in kept["rows"]]
     versions = ", ".join(f"{package} {kept[package]}" for package in ("torch", "transformers"))

@@ -65,7 +65,8 @@ def schemes() -> str:
         ]
         for scheme in SCHEMES.values()
     ]
-    return _markdown(["name", "activations", "weights", "outlier features in 16 bits", "in the tables"], rows)
+    headers = ["name", "activations", "weights", "outlier features in 16 bits", "in the tables"]
+    return _markdown(headers, rows, texts=len(headers))
 
 
 def architectures() -> str:
@@ -107,11 +108,15 @@ def speed_by_shape() -> str:
         [way, *(f"{wide.loc[way, tuple(shape)]:.2f}" for shape in shapes.to_numpy())] for way in found["way"].unique()
     ]
     headers = [f"{tokens} × {features} → {outputs}" for tokens, features, outputs in shapes.to_numpy()]
-    return _markdown(["", *headers], rows)
+    one = found.iloc[0]
+    on = f"on {one['device_name']}, " if "device_name" in one else ""
+    return f"{_markdown(['', *headers], rows)}\n\nMeasured {on}with {one['threads']} threads; torch {one['torch']}."
 
 
-def _markdown(headers: list, rows: list[list]) -> str:
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+def _markdown(headers: list, rows: list[list[str]], texts: int = 1) -> str:
+    """texts: so many columns from the left are text, the others numbers."""
+    align = ["left"] * texts + ["right"] * (len(headers) - texts)
+    return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
 TABLES: dict[str, Callable[[], str]] = {

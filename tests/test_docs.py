@@ -283,6 +283,22 @@ def test_words_agree_with_numbers(page, words, numbers):
     assert pattern(expected).search(read(page)), f"{page} should say: {expected}"
 
 
+def test_sentences_without_numbers():
+    ablation = table("results/kept/ablation/gpt2-1.7m/ablation.csv").set_index(["subject", "method"])["top1_softmax"]
+    none = ablation["none"].item()
+    assert ablation["outliers", "shuffle"] > none, "pocket.md: shuffled, the attention is more certain"
+    for fit in table("results/kept/emergence/fits.csv")["scale_interval"].map(ast.literal_eval):
+        assert fit[0] < 0 < fit[1], "pocket.md: over the seven models the exponential is not determined"
+    with_outliers = [name for name in pocket_models() if along_training(name[7:])["outlier_features"].iloc[-1]]
+    assert len(pocket_models()) == 7
+    assert len(with_outliers) == 3, "pocket.md: in three of them outlier features grew"
+    layers = table("results/kernels/table5-cpu.csv")
+    fast = layers.loc[layers["way"] == "LLM.int8()", "times_16_bits"]
+    assert fast.min() > 1, "int8-models.md: faster than bfloat16 at every dimension"
+    published = read("results/kept/pocket/table3/table3_published.md").splitlines()[2:]
+    assert [line.split("|")[-2].strip() for line in published] == 12 * ["same"], "paper.md: all twelve cells"
+
+
 # What is not prose, and names that have digits.
 NOT_PROSE = re.compile(
     r"```.*?```|<!-- table: .*?<!-- end of table -->|<!--.*?-->|`[^`]+`|\]\([^)]*\)"
@@ -367,7 +383,7 @@ def test_a_table_of_a_benchmark():
     kept = {**about, "columns": {"": "{what}", "seconds": "{seconds:.1f}"}, "rows": rows}
     assert fill_docs.benchmark_table(json.loads(json.dumps(kept))).splitlines() == [
         "|       |   seconds |",
-        "|-------|-----------|",
+        "|:------|----------:|",
         "| trace |       1.2 |",
         "| sweep |      56.7 |",
         "",
