@@ -487,7 +487,7 @@ def test_a_wrong_option_is_noticed():
 @pytest.mark.parametrize("page", PAGES)
 def test_other_programs_are_there(page):
     for arguments in typed(page, "python (?:benchmarks|scripts|kernels)/"):
-        source = read(arguments[1])
+        source = read(arguments[1]) + read("benchmarks/kept.py")
         assert all(option in source for option in arguments if option.startswith("--"))
     for _, script, *options in typed(page, "sbatch "):
         test_commands_take_what_is_typed(["python", "-m", "outliers.sweep", *options])
