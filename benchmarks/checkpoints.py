@@ -11,7 +11,7 @@ OPT = {"model_type": "opt", "num_hidden_layers": 24, "vocab_size": 50272}
 SHAPES = {
     "gpt2-124m": {"model_type": "gpt2"},
     "opt-350m": OPT | {"hidden_size": 1024, "ffn_dim": 4096, "num_attention_heads": 16, "word_embed_proj_dim": 1024},
-    "llama-650m": {
+    "llama-640m": {
         "model_type": "llama",
         "hidden_size": 2048,
         "intermediate_size": 5504,

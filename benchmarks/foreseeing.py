@@ -27,11 +27,11 @@ COLUMNS = {
     "model": "{model}",
     "layers": "{layers}",
     "seconds foreseen": "{foreseen_seconds:.1f}",
-    "taken": "{seconds:.1f}",
-    "foreseen / taken": "{of_seconds:.2f}",
+    "seconds taken": "{seconds:.1f}",
+    "ratio of seconds": "{of_seconds:.2f}",
     "MB foreseen": "{foreseen_MB:.0f}",
     "MB taken": "{MB:.0f}",
-    "foreseen / MB taken": "{of_MB:.2f}",
+    "ratio of MB": "{of_MB:.2f}",
 }
 
 

@@ -57,7 +57,7 @@ def main() -> None:
     """Write the checkpoint if need be, measure, and keep the table."""
     options = parser(__doc__)
     options.add_argument("--work", type=Path, default=Path("build/checkpoints"), help="where the checkpoint is")
-    options.add_argument("--model", choices=SHAPES, default="llama-650m")
+    options.add_argument("--model", choices=SHAPES, default="llama-640m")
     options.add_argument("--tokens", type=int, default=32, help="that are generated and timed")
     options.add_argument("--repeats", type=int, default=3, help="of the generation")
     arguments = options.parse_args()
