@@ -3,15 +3,15 @@
     python benchmarks/cluster.py
 
 A cell is the perplexity of a pocket model on a text, on one thread. The clock runs over all cells with the workers
-warm; how long it takes to start Ray and to import torch in its workers is printed beside. Rounds alternate, because
-machines have moods.
+warm; how long it takes to start Ray and to import torch in its workers is kept beside. One worker and two are measured
+in turns, so that a machine that is slower for a while is slower for both.
 """
 
-import argparse
 import statistics
 import time
 
 import ray
+from kept import keep, parser
 from tqdm import tqdm
 
 from outliers.evaluation.perplexity import perplexity
@@ -45,24 +45,37 @@ def seconds(workers: int, cells: int, settings: Settings) -> tuple[float, float]
         ray.shutdown()
 
 
+COLUMNS = {
+    "workers": "{workers}",
+    "seconds to start": "{start:.1f}",
+    "seconds for {cells} cells": "{seconds:.1f}",
+    "times the throughput of one": "{times:.2f}",
+}
+
+
 def main() -> None:
-    """Measure in turns and print the ratio of throughputs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, default=16)
-    parser.add_argument("--blocks", type=int, default=32, help="of 256 tokens, a cell")
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    """Measure in turns and keep the medians."""
+    options = parser(__doc__)
+    options.add_argument("--cells", type=int, default=16)
+    options.add_argument("--blocks", type=int, default=32, help="of 256 tokens, a cell")
+    options.add_argument("--rounds", type=int, default=3)
+    arguments = options.parse_args()
     settings = Settings(name="cluster", blocks=arguments.blocks, engine="ray")
-    ratios = []
+    rounds = []
     for _ in range(arguments.rounds):
-        (start_1, one), (start_2, two) = (seconds(workers, arguments.cells, settings) for workers in (1, 2))
-        ratios.append(one / two)
-        print(
-            f"{arguments.cells} cells: one worker {one:.1f} s (start {start_1:.1f} s), two {two:.1f} s (start "
-            f"{start_2:.1f} s): {ratios[-1]:.2f} times the throughput",
-            flush=True,
-        )
-    print(f"median {statistics.median(ratios):.2f}")
+        rounds.append({workers: seconds(workers, arguments.cells, settings) for workers in (1, 2)})
+        print(rounds[-1], flush=True)
+    rows = [
+        {
+            "workers": workers,
+            "start": statistics.median(found[workers][0] for found in rounds),
+            "seconds": statistics.median(found[workers][1] for found in rounds),
+            "times": statistics.median(found[1][1] / found[workers][1] for found in rounds),
+        }
+        for workers in (1, 2)
+    ]
+    columns = {header.format(cells=arguments.cells): form for header, form in COLUMNS.items()}
+    keep("cluster", rows, columns, arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """What streaming costs: an OPT-6.7B-shaped checkpoint that is traced and swept without ever being in memory.
 
-    python benchmarks/streaming.py --work build/streaming
+    python benchmarks/streaming.py
 
 Writes the checkpoint once (random weights, planted outliers, float16, 13 GB in shards of two layers; `--layers` makes
-it smaller), reads its files once for comparison, then traces 4 blocks of 512 tokens and sweeps three schemes over them.
-Printed: seconds of reading, of computing and in all, gigabytes that were read, and the peak of resident memory, which
-is of a process that did nothing else.
+it smaller), reads its files once for comparison, then traces 4 blocks of 512 tokens and sweeps three schemes over them,
+in bfloat16 and in float32. Kept: seconds in all, of computing, and of reading the files alone; gigabytes that were
+read; the peak of resident memory, which is of a process that did nothing else; and how large the weights are, which a
+resident model would hold at once.
 """
 
-import argparse
-import json
 import multiprocessing
 import os
 import resource
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from kept import keep, parser
 from safetensors.torch import save_file
 
 BLOCKS, TOKENS = 4, 512
@@ -134,6 +134,14 @@ def sweep(folder: Path, dtype: str) -> dict:
     return _measured(folder, dtype, stream_model, lambda model, blocks: perplexities(model, blocks, variants))
 
 
+def size_of_weights(folder: Path, dtype: str) -> float:
+    """Gigabytes of all weights in a dtype."""
+    from outliers.evaluation.calibration import model_sizes
+    from outliers.models.load import load_config
+
+    return model_sizes(load_config(str(folder)), dtype).weights / 1e9
+
+
 def _check(found) -> list[int]:
     return sorted(found.outlier_features()["feature"].tolist())
 
@@ -154,22 +162,37 @@ def _measured(folder: Path, dtype: str, load: Callable, run: Callable) -> dict:
     }
 
 
+MEASUREMENTS = {"trace": trace, f"sweep of {', '.join(SCHEMES)}": sweep}
+COLUMNS = {
+    "": "{what}",
+    "seconds": "{seconds:.0f}",
+    "of which computing": "{computing:.0f}",
+    "reading the files alone, s": "{reading:.0f}",
+    "GB read": "{read_GB:.1f}",
+    "weights, GB": "{weights_GB:.1f}",
+    "peak of resident memory, GB": "{peak_GB:.1f}",
+}
+
+
 def main() -> None:
-    """Write the checkpoint if need be, measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("build/streaming"))
-    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
-    parser.add_argument("--dtype", default="float32")
-    arguments = parser.parse_args()
+    """Write the checkpoint if need be, measure, and keep the table."""
+    options = parser(__doc__)
+    options.add_argument("--work", type=Path, default=Path("build/streaming"), help="where the checkpoint is")
+    options.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"], help="of the checkpoint")
+    arguments = options.parse_args()
     folder = arguments.work / f"opt-{arguments.layers}-layers"
+    rows = []
     # Each in a process of its own: a peak of memory is of all that a process ever did.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         if not (folder / "config.json").exists():
             pool.apply(write_checkpoint, (folder, arguments.layers))
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        print(f"checkpoint: {size / 1e9:.1f} GB; reading it: {pool.apply(read_files, (folder,)):.1f} s", flush=True)
-        for name, measure in (("trace", trace), ("sweep", sweep)):
-            print(name, json.dumps(pool.apply(measure, (folder, arguments.dtype))), flush=True)
+        reading = pool.apply(read_files, (folder,))
+        for name, measure in MEASUREMENTS.items():
+            for dtype in ("bfloat16", "float32"):
+                weights = {"reading": reading, "weights_GB": pool.apply(size_of_weights, (folder, dtype))}
+                rows.append({"what": f"{name}, {dtype}", **pool.apply(measure, (folder, dtype)), **weights})
+                print(rows[-1], flush=True)
+    keep("streaming", rows, COLUMNS, arguments.out)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 A GPT-2-small-shaped random model (12 layers, d = 768) reads 8 blocks of 512 tokens, one at a time: the plain forward
 pass, its decoder alone (tracing does not need the head), the trace, the trace without attention sinks, and the forward
-pass that stores what `output_hidden_states=True` returns. All are timed in turn, several rounds; medians are printed.
-Then each of them reads 4 and 16 blocks in a process of its own; printed is how far its resident memory rises at most
+pass that stores what `output_hidden_states=True` returns. All are timed in turn, several rounds; medians are kept.
+Then each of them reads 4, 16 and 64 blocks in a process of its own; kept is how far its resident memory rises at most
 above that of the loaded model.
 """
 
@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 
 import torch
+from kept import keep, parser
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from outliers import trace
 
-TOKENS, BLOCKS, ROUNDS, MEMORY_BLOCKS = 512, 8, 3, (4, 16)
+MEMORY_BLOCKS = (4, 16, 64)
 
 
 def store(model, blocks: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
@@ -39,11 +40,11 @@ WAYS = {
 }
 
 
-def prepare(blocks: int) -> tuple[GPT2LMHeadModel, torch.Tensor]:
+def prepare(blocks: int, tokens: int) -> tuple[GPT2LMHeadModel, torch.Tensor]:
     """The model and its token blocks."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config()).eval()
-    return model, torch.randint(model.config.vocab_size, (blocks, TOKENS))
+    return model, torch.randint(model.config.vocab_size, (blocks, tokens))
 
 
 def seconds(way: str, model, blocks: torch.Tensor) -> float:
@@ -59,37 +60,57 @@ def resident(field: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def rise(way: str, blocks: int) -> float:
+def rise(way: str, blocks: int, tokens: int) -> float:
     """How far resident memory rises, in MB, in a process that does nothing else."""
-    command = [sys.executable, __file__, way, str(blocks)]
+    command = [sys.executable, __file__, "--rise", way, "--blocks", str(blocks), "--tokens", str(tokens)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def own_rise(way: str, model, blocks: torch.Tensor) -> float:
+    """How far resident memory rises in this process."""
+    WAYS["decoder alone"](model, blocks[:1, :8])  # what is allocated once, such as the libraries' own buffers
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before = resident("VmRSS")
+    WAYS[way](model, blocks)
+    return resident("VmHWM") - before
+
+
+COLUMNS = {
+    "": "{what}",
+    "seconds": "{seconds:.2f}",
+    "of a forward pass": "{of_forward:.2f}",
+    "of its decoder alone": "{of_decoder:.2f}",
+    **{f"MB at {blocks} blocks": f"{{MB_{blocks}:.0f}}" for blocks in MEMORY_BLOCKS},
+}
 
 
 @torch.inference_mode()
 def main() -> None:
-    """Print the table; or, with a way and a number of blocks, how far memory rises in this process."""
-    if len(sys.argv) == 3:
-        model, ids = prepare(int(sys.argv[2]))
-        WAYS["decoder alone"](model, ids[:1, :8])  # what is allocated once, such as the libraries' own buffers
-        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-        before = resident("VmRSS")
-        WAYS[sys.argv[1]](model, ids)
-        print(resident("VmHWM") - before)
+    """Measure and keep the table; or print how far memory rises in this process."""
+    options = parser(__doc__)
+    options.add_argument("--blocks", type=int, default=8)
+    options.add_argument("--tokens", type=int, default=512, help="of a block")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--rise", choices=WAYS, help="print the rise of memory of one of them, and nothing else")
+    arguments = options.parse_args()
+    model, ids = prepare(arguments.blocks, arguments.tokens)
+    if arguments.rise:
+        print(own_rise(arguments.rise, model, ids))
         return
-    model, ids = prepare(BLOCKS)
     for way in WAYS:
         WAYS[way](model, ids[:1])
-    rounds = [{way: seconds(way, model, ids) for way in WAYS} for _ in range(ROUNDS)]
-    print(f"{'':<26}{'seconds':>8}{'/ plain':>9}{'/ decoder':>11}   MB at {MEMORY_BLOCKS} blocks")
-    for way in WAYS:
-        median = statistics.median(times[way] for times in rounds)
-        ratios = [
-            statistics.median(times[way] / times[base] for times in rounds)
-            for base in ("plain forward pass", "decoder alone")
-        ]
-        rises = ", ".join(f"{rise(way, blocks):.0f}" for blocks in MEMORY_BLOCKS)
-        print(f"{way:<26}{median:>8.2f}{ratios[0]:>9.2f}{ratios[1]:>11.2f}   {rises}")
-    print(f"{BLOCKS} blocks of {TOKENS} tokens, {ROUNDS} rounds, {torch.get_num_threads()} threads")
+    rounds = [{way: seconds(way, model, ids) for way in WAYS} for _ in range(arguments.rounds)]
+    rows = [
+        {
+            "what": way,
+            "seconds": statistics.median(times[way] for times in rounds),
+            "of_forward": statistics.median(times[way] / times["plain forward pass"] for times in rounds),
+            "of_decoder": statistics.median(times[way] / times["decoder alone"] for times in rounds),
+            **{f"MB_{blocks}": rise(way, blocks, arguments.tokens) for blocks in MEMORY_BLOCKS},
+        }
+        for way in WAYS
+    ]
+    keep("trace_cost", rows, COLUMNS, arguments.out)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
 
 The ways are those of `outliers.evaluation.linear_layer`. All ways of one shape are timed in turn, several rounds, on a
 GPU (16 bits: float16) if there is one, otherwise on the CPU (bfloat16, for CPUs have no fast float16). Printed, and
-written as CSV to `--out`, are medians in milliseconds with the spread between the quartiles, and how many times faster
-than 16 bits each way is (medians of the ratios of a round). The layers of the paper's Table 5 are the experiments
-`pocket/table5` and `paper/table5`.
+written with the processor and versions as CSV to `--out`, are medians in milliseconds with the spread between the
+quartiles, and how many times faster than 16 bits each way is (medians of the ratios of a round). The layers of the
+paper's Table 5 are the experiments `pocket/table5` and `paper/table5`.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import torch
 from outlier_kernels import dispatch
 
 from outliers.evaluation.linear_layer import milliseconds, rows_of, ways
+from outliers.experiment.provenance import environment
 
 # Tokens, features, outputs.
 SHAPES = (
@@ -27,7 +28,6 @@ SHAPES = (
     (16, 4096, 4096),
     (1, 4096, 4096),
 )
-SECONDS = 3.0
 QUARTILES = [f"{value}_{quartile}" for value in ("milliseconds", "times_16_bits") for quartile in ("q1", "q3")]
 
 
@@ -35,16 +35,17 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/kernels"))
+    parser.add_argument("--seconds", type=float, default=3.0, help="how long the ways of a shape are timed at least")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float16 if device.type == "cuda" else torch.bfloat16
     rows = []
     for shape in SHAPES:
-        rows += rows_of(shape, milliseconds(ways(*shape, device, dtype), device, SECONDS))
+        rows += rows_of(shape, milliseconds(ways(*shape, device, dtype), device, arguments.seconds))
     table = pd.DataFrame(rows)
     table.insert(5, "spread", table["milliseconds_q3"] - table["milliseconds_q1"])
     table = table.drop(columns=QUARTILES).round(4)
-    table["device"], table["threads"], table["torch"] = str(device), torch.get_num_threads(), torch.__version__
+    table = table.assign(**environment(device))
     arguments.out.mkdir(parents=True, exist_ok=True)
     table.to_csv(arguments.out / f"layers-{device.type}.csv", index=False)
     for value in ("milliseconds", "times_16_bits"):

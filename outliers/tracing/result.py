@@ -161,7 +161,7 @@ class Trace:
         )
 
     def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> pd.DataFrame:
-        """What was found of every feature, the most affected first (DEFINITIONS: outlier features).
+        """What was found of every feature, the most affected first (docs/definitions.md#outlier-features).
 
         Args:
             roles: whose hits are united: ("attn_in", "ffn_in"), which share the residual stream's features, or one.
@@ -310,7 +310,7 @@ class Trace:
         return table.astype(dict.fromkeys(PLACE, "int64")).rename_axis("layer").reset_index()
 
     def massive_activations(self) -> pd.DataFrame:
-        """One row a layer: what is largest in the residual stream (DEFINITIONS: massive activations).
+        """One row a layer: what is largest in the residual stream (docs/definitions.md#massive-activations).
 
         Returns:
             `massive`, entries of a sequence that are massive activations; `max` and `ratio`, max |x| and max |x| /

@@ -1,0 +1,142 @@
+"""Put into README and docs the tables that kept results and the code hold.
+
+    python scripts/fill_docs.py
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is a Markdown file that a run has kept,
+the JSON file of a benchmark, or one of `TABLES`, made of kept numbers or of the code. Run it after a result changed; a
+test sees that nothing is left to fill in.
+"""
+
+import json
+import re
+import sys
+from ast import literal_eval
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+from tabulate import tabulate
+
+from outliers.models.anatomy import ANATOMIES
+from outliers.quantization.schemes import SCHEMES
+from outliers.report.emergence import fits_of
+from outliers.report.paper import PUBLISHED, published_models
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+from kept import table as benchmark_table  # noqa: E402, the scripts are no packages
+
+PLACE = re.compile(r"<!-- table: (?P<name>[^>]+) -->\n(?P<content>((?!<!--).)*)<!-- end of table -->", re.DOTALL)
+NOT_MEASURED = "*Not measured yet"
+
+
+def pages() -> list[Path]:
+    """README, and every page of docs."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def filled(text: str) -> str:
+    """A page with its tables as they are now."""
+    form = "<!-- table: {name} -->\n\n{table}\n\n<!-- end of table -->"
+    return PLACE.sub(lambda place: form.format(name=place["name"], table=table(place["name"])), text)
+
+
+def table(name: str) -> str:
+    """The Markdown of a table; what makes it, where it was not measured yet."""
+    if name in TABLES:
+        return TABLES[name]()
+    path = ROOT / name
+    if not path.exists():
+        return f"{NOT_MEASURED}: `python benchmarks/{path.stem}.py` makes this table.*"
+    text = path.read_text(encoding="utf-8").strip()
+    return benchmark_table(json.loads(text)) if path.suffix == ".json" else text
+
+
+def schemes() -> str:
+    """Every scheme and its parts."""
+    kinds = {True: "absmax", False: "zeropoint"}
+    rows = [
+        [
+            f"`{scheme.name}`",
+            f"{kinds[scheme.symmetric]}, {scheme.activation_granularity}" if scheme.bits == 8 else "–",
+            f"{kinds[scheme.symmetric]}, {scheme.weight_granularity}" if scheme.bits == 8 else "–",
+            "no" if scheme.outlier_threshold is None else "yes",
+            scheme.label,
+        ]
+        for scheme in SCHEMES.values()
+    ]
+    headers = ["name", "activations", "weights", "outlier features in 16 bits", "in the tables"]
+    return _markdown(headers, rows, texts=len(headers))
+
+
+def architectures() -> str:
+    """Every architecture, as its configuration calls it."""
+    return ", ".join(f"`{name}`" for name in ANATOMIES)
+
+
+def fits() -> str:
+    """The exponentials of Figure 3b, of the kept runs and of the published rows."""
+    rows = []
+    for run, of in (("training", "along the training of `gpt2-1.7m`"), ("emergence", "over the seven pocket models")):
+        for fit in pd.read_csv(ROOT / f"results/kept/{run}/fits.csv").to_dict("records"):
+            values = (f"{fit[name]:.0f} [{{:.0f}}, {{:.0f}}]" for name in ("full", "scale"))
+            intervals = (literal_eval(fit[f"{name}_interval"]) for name in ("full", "scale"))
+            cells = (value.format(*interval) for value, interval in zip(values, intervals, strict=True))
+            rows.append([f"{fit['fraction']} affected, {of}", *cells])
+    for fraction, fit in fits_of(published_models()).items():
+        rows.append([f"{fraction} affected, the rows of the paper's Table 4", f"{fit.full:.1f}", f"{fit.scale:.1f}"])
+    return _markdown(["", "a", "b"], rows)
+
+
+def speed_by_dimension() -> str:
+    """How many times faster than bfloat16 some ways are at the dimensions of Table 5, and the paper's LLM.int8()."""
+    found = pd.read_csv(ROOT / "results/kernels/table5-cpu.csv")
+    wide = found.pivot(index="way", columns="features", values="times_16_bits")
+    ways = ("int8 alone", "vector-wise", "LLM.int8()", "bitsandbytes")
+    rows = [[way, *(f"{value:.2f}" for value in wide.loc[way])] for way in ways]
+    published = PUBLISHED["table5"].values
+    paper = [f"{published['LLM.int8()', str(dimension)]:.2f}" for dimension in wide.columns]
+    return _markdown(["", *wide.columns], [*rows, ["the paper's LLM.int8(), A100, against float16", *paper]])
+
+
+def speed_by_shape() -> str:
+    """How many times faster than bfloat16 each way is, from prefill to decoding."""
+    found = pd.read_csv(ROOT / "results/kernels/layers-cpu.csv")
+    shapes = found[["tokens", "features", "outputs"]].drop_duplicates()
+    wide = found.pivot(index="way", columns=["tokens", "features", "outputs"], values="times_16_bits")
+    rows = [
+        [way, *(f"{wide.loc[way, tuple(shape)]:.2f}" for shape in shapes.to_numpy())] for way in found["way"].unique()
+    ]
+    headers = [f"{tokens} × {features} → {outputs}" for tokens, features, outputs in shapes.to_numpy()]
+    one = found.iloc[0]
+    on = f"on {one['device_name']}, " if "device_name" in one else ""
+    return f"{_markdown(['', *headers], rows)}\n\nMeasured {on}with {one['threads']} threads; torch {one['torch']}."
+
+
+def _markdown(headers: list, rows: list[list[str]], texts: int = 1) -> str:
+    """texts: so many columns from the left are text, the others numbers."""
+    align = ["left"] * texts + ["right"] * (len(headers) - texts)
+    return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True, colalign=align)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "schemes": schemes,
+    "architectures": architectures,
+    "fits": fits,
+    "speed by dimension": speed_by_dimension,
+    "speed by shape": speed_by_shape,
+}
+
+
+def main() -> None:
+    """Fill every page, and say which ones changed."""
+    for page in pages():
+        before = page.read_text(encoding="utf-8")
+        after = filled(before)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,525 @@
+"""README and docs: every number has a source, every table is as it was kept, and what a stranger types works."""
+
+import ast
+import importlib
+import importlib.util
+import json
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import typer
+from outlier_kernels.cpu import ROUND_TO_UINT8
+from outlier_kernels.reference import CODE_MAX
+
+from outliers import criterion
+from outliers.ablation.ablate import LEAST_CONTROLS, RESAMPLES
+from outliers.experiment.foresee import table as table_of_needs
+from outliers.experiment.needs import Need
+from outliers.experiment.room import Room
+from outliers.experiment.rows import read_rows
+from outliers.experiment.spec import Memory
+from outliers.models.load import POCKET, pocket_models
+from outliers.models.pocket.train import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
+from outliers.report.ablation_section import ablation_section
+from outliers.report.emergence_section import table4_section
+from outliers.report.table1 import sweep_section
+from outliers.report.table3 import memory_section
+from outliers.report.table5 import speed_section
+from outliers.report.table6 import latency_section
+from outliers.tracing.sketch import RELATIVE_ERROR
+
+ROOT = Path(__file__).parent.parent
+KEPT = ROOT / "results" / "kept"
+sys.path.insert(0, str(ROOT / "scripts"))
+import fill_docs  # noqa: E402
+
+KERNELS, TRAINING = "kernels/README.md", "outliers/models/pocket/README.md"
+PAGES = [*(page.relative_to(ROOT).as_posix() for page in fill_docs.pages()), KERNELS, TRAINING]
+
+
+@cache
+def read(file: str) -> str:
+    """A file of the repository."""
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
+# Where numbers come from
+
+
+@cache
+def kept_rows(run: str) -> list[dict]:
+    """The rows of a kept run."""
+    return read_rows(KEPT / run)
+
+
+@cache
+def table(file: str) -> pd.DataFrame:
+    """A CSV file of the repository."""
+    return pd.read_csv(ROOT / file)
+
+
+def size(run: str) -> tuple[int, int]:
+    """How many blocks of how many tokens a kept run read."""
+    ((blocks, block),) = {(row["blocks"], row["block"]) for row in kept_rows(run)}
+    return blocks, block
+
+
+def increases() -> list[float]:
+    """What each 8-bit scheme adds to the perplexity of each pocket model, %."""
+    rows = kept_rows("pocket/table1")
+    exact = {row["model"]: row["value"] for row in rows if row["scheme"] == "fp32"}
+    return [100 * (row["value"] / exact[row["model"]] - 1) for row in rows if row["scheme"] != "fp32"]
+
+
+def damage(model: str, method: str = "zero") -> dict[str, float]:
+    """What a pocket model loses without its outlier features, %; without random ones, and the interval of that."""
+    found = table(f"results/kept/ablation/{model}/ablation.csv")
+    of_method = 100 * found[found["method"] == method].set_index("subject")[["damage", "damage_low", "damage_high"]]
+    own, control = of_method.loc["outliers"], of_method.loc["control"]
+    return {"own": own["damage"], "times": own["damage"] / control["damage"], **control}
+
+
+def speeds(column: str) -> list[float]:
+    """Of LLM.int8() in the kept Table 5."""
+    rows = [row for row in kept_rows("pocket/table5") if row["way"] == "LLM.int8()"]
+    return [row[column] for row in rows if row["metric"] == "linear_layer.times_16_bits"]
+
+
+def slower_tokens() -> list[float]:
+    """How many times as long as in bfloat16 a token of each model and batch takes under LLM.int8()."""
+    rows = [row for row in kept_rows("pocket/table6") if row["metric"] == "latency.decode"]
+    times = {(row["model"], row["batch"], row["scheme"]): row["value"] for row in rows}
+    cells = {(model, batch) for model, batch, _ in times}
+    return [times[(*cell, "llm.int8")] / times[(*cell, "fp32")] for cell in cells]
+
+
+def along_training(model: str) -> pd.DataFrame:
+    """The checkpoints of a pocket model, in their order."""
+    found = table("outliers/models/pocket/emergence.csv")
+    return found[found["model"] == f"pocket/{model}"]
+
+
+def first_step_above(model: str) -> int:
+    """From which checkpoint on the largest hidden state of a pocket model stays above α."""
+    steps = along_training(model)
+    return steps["step"].iloc[(steps["max"] < criterion.ALPHA).to_numpy().nonzero()[0][-1] + 1].item()
+
+
+def steps_with(model: str, count: int) -> tuple[int, int]:
+    """The first and the last checkpoint of a pocket model with so many outlier features."""
+    steps = along_training(model)
+    return tuple(steps.loc[steps["outlier_features"] == count, "step"].agg(["min", "max"]))
+
+
+def parameters(model: str) -> int:
+    """Of a model of Table 3."""
+    return next(row["parameters"] for row in kept_rows("pocket/table3") if row["model"] == model)
+
+
+def megabytes() -> float:
+    """Of the files of the pocket models."""
+    return sum(file.stat().st_size for name in pocket_models() for file in (POCKET.parent / name).iterdir()) / 1e6
+
+
+def pinned(package: str) -> str:
+    """The version of a package that results are made with, without its last part."""
+    return re.search(rf"^{package}==(\d+\.\d+)", read("constraints.txt"), re.MULTILINE)[1]
+
+
+def oldest_python() -> str:
+    """Of those that the project takes."""
+    return tomllib.loads(read("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")
+
+
+def in_source(file: str, pattern: str) -> tuple:
+    """The numbers of the one place of a file that a pattern matches."""
+    (found,) = re.finditer(pattern, read(file))
+    return found.groups()
+
+
+def default(benchmark: str, option: str):
+    """What an option of a benchmark is where it is not given."""
+    calls = [node for node in ast.walk(ast.parse(read(f"benchmarks/{benchmark}.py"))) if isinstance(node, ast.Call)]
+    (of_option,) = (call for call in calls if call.args and ast.unparse(call.args[0]) == repr(option))
+    return next(ast.literal_eval(keyword.value) for keyword in of_option.keywords if keyword.arg == "default")
+
+
+# Page to sentences with places for numbers, in the format in which they stand there, and where the numbers come from.
+CLAIMS = {
+    "README.md": [("Python ≥ {}", lambda: (oldest_python(),))],
+    "docs/definitions.md": [
+        ("clipped to [−{0}, {0}]", lambda: (CODE_MAX,)),
+        ("with α = {} unless the user gives another one", lambda: (criterion.ALPHA,)),
+        ("as bitsandbytes {} computes it", lambda: (pinned("bitsandbytes"),)),
+        ("|X[l, r, t, i]| ≥ α, with α = {}", lambda: (criterion.ALPHA,)),
+        ("each within {:g} % of a value that occurred", lambda: (100 * RELATIVE_ERROR,)),
+        ("`layers` is at least {:g} %", lambda: (100 * criterion.LAYERS,)),
+        ("`positions` is at least {:g} %, as in the paper", lambda: (100 * criterion.POSITIONS,)),
+        ("|x| > {:g} and |x| ≥ {:g} times the median", lambda: (criterion.MASSIVE, criterion.MASSIVE_RATIO)),
+        ("at positions i ≥ k exceeds {:g}", lambda: (criterion.SINK,)),
+        ("at least {} draws", lambda: (LEAST_CONTROLS,)),
+        ("the means of {:,} resamples", lambda: (RESAMPLES,)),
+        ("as they were loaded, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["weights_hash"]),)),
+        ("of its token ids, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["tokens_hash"]),)),
+    ],
+    "docs/schemes.md": [
+        ("({} unless you say otherwise)", lambda: (criterion.ALPHA,)),
+        ("reads one block of {} tokens", lambda: (default("sweep_cost", "--tokens"),)),
+    ],
+    "docs/large-models.md": [
+        (
+            "what streaming costs, on {} blocks of {} tokens",
+            lambda: in_source("benchmarks/streaming.py", r"BLOCKS, TOKENS = (\d+), (\d+)"),
+        ),
+        ("GPT-2 small reads blocks of {} tokens", lambda: (default("trace_cost", "--tokens"),)),
+    ],
+    "docs/int8-models.md": [
+        ("at most {} MB a file", lambda: in_source("benchmarks/checkpoints.py", r'max_shard_size="(\d+)MB"')),
+        (
+            "the first feed-forward layer, {} tokens",
+            lambda: (table("results/kernels/table5-cpu.csv")["tokens"].unique().item(),),
+        ),
+        (
+            "it has {:.1f} to {:.1f} times the speed of bfloat16 at the dimensions up to {}",
+            lambda: (min(speeds("value")), max(speeds("value")), max(speeds("dimension"))),
+        ),
+    ],
+    "docs/paper.md": [
+        ("The pocket models on the embedded text, {} blocks of {} tokens", lambda: size("pocket/table1")),
+        ("no scheme costs more than {:.2f} %", lambda: (max(increases()),)),
+        (
+            "for one sequence of {} tokens and {} GiB of each GPU left free",
+            lambda: (Memory(models=["gpt2"]).context, Memory(models=["gpt2"]).headroom),
+        ),
+        ("({:.2f} billion parameters)", lambda: (parameters("openai-community/gpt2-xl") / 1e9,)),
+        ("which is exact within {:g} %", lambda: (100 * RELATIVE_ERROR,)),
+        (
+            "LLM.int8() takes {:.1f} to {:.1f} times as long for a token",
+            lambda: (min(slower_tokens()), max(slower_tokens())),
+        ),
+    ],
+    "docs/pocket.md": [
+        ("{:.0f} MB in all", lambda: (megabytes(),)),
+        ("a vocabulary of {:,} tokens and a context of {} tokens", lambda: (VOCABULARY, CONTEXT)),
+        ("seen {:.1f} million tokens", lambda: (LADDER["gpt2-5.9m"].batch * CONTEXT * STEPS / 1e6,)),
+        ("({} blocks of {} tokens; the criterion", lambda: size("emergence")),
+        ("`gpt2-1.7m` is feature {:.0f}", lambda: (along_training("gpt2-1.7m")["feature"].iloc[-1],)),
+        ("Magnitude of feature {:.0f}", lambda: (along_training("gpt2-1.7m")["feature"].iloc[-1],)),
+        ("({} blocks of {} tokens) gave this table", lambda: size("ablation/gpt2-1.7m")),
+        (
+            "feature {:.0f} misleads the model",
+            lambda: (along_training("gpt2-1.7m")["feature"].iloc[-1],),
+        ),
+        ("the perplexity rises by {:.0f} %", lambda: (damage("gpt2-1.7m", "shuffle")["own"],)),
+        (
+            "Setting them to zero costs {own:.2f} % of perplexity, which is {times:.1f} times as much as two random "
+            "features cost ({damage:.2f} % [{damage_low:.2f}, {damage_high:.2f}])",
+            lambda: damage("gpt2-5.9m"),
+        ),
+        (
+            "their means in their place costs {:.2f} %, and shuffling costs {:.2f} %",
+            lambda: (damage("gpt2-5.9m", "mean")["own"], damage("gpt2-5.9m", "shuffle")["own"]),
+        ),
+        (
+            "features to zero costs {own:.2f} %, which is {times:.1f} times as much as two random features cost",
+            lambda: damage("opt-1.7m"),
+        ),
+        ("at {} points of the training", lambda: (len(CHECKPOINTS),)),
+        (
+            "it exceeds {} from step {} on, and in `gpt2-1.7m` from step {} on",
+            lambda: (
+                criterion.ALPHA,
+                *{first_step_above("gpt2-5.9m"), first_step_above("opt-1.7m")},
+                first_step_above("gpt2-1.7m"),
+            ),
+        ),
+    ],
+    KERNELS: [
+        ("codes with zero point {0}: adding 1.5 · 2²³ + {0} to", lambda: (f"{ROUND_TO_UINT8 - 1.5 * 2**23:.0f}",)),
+        (
+            "from compute capability {}.0 (not {}.x",
+            lambda: in_source("kernels/outlier_kernels/dispatch.py", r"return major >= (\d+) and major != (\d+)"),
+        ),
+    ],
+    TRAINING: [
+        ("with {} blocks a step, as the other rungs have", lambda: (LADDER["gpt2-5.9m"].batch,)),
+        ("With {} blocks a step", lambda: (LADDER["gpt2-1.7m"].batch,)),
+        (
+            "grew feature {feature:.0f} ({layers:.0%} of layers, {positions:.0%} of positions, {max:.1f} at most)",
+            lambda: along_training("gpt2-1.7m").iloc[-1].to_dict(),
+        ),
+        ("the lowest perplexity of all ({:.1f})", lambda: (along_training("gptj-1.7m")["perplexity"].iloc[-1],)),
+        ("`opt-1.7m`, at {:.1f}, has two", lambda: (along_training("opt-1.7m")["perplexity"].iloc[-1],)),
+        ("between steps {:,} and {:,} and has two at the end", lambda: steps_with("gpt2-5.9m", 3)),
+    ],
+}
+
+
+def said(words: str, numbers) -> str:
+    """A claim as the page has to have it."""
+    text = words.format(**numbers) if isinstance(numbers, dict) else words.format(*numbers)
+    return re.sub(r"(\d)%", r"\1 %", text)
+
+
+def pattern(text: str) -> re.Pattern:
+    """Text that may be broken into lines anywhere."""
+    return re.compile(r"\s+".join(map(re.escape, text.split())))
+
+
+@pytest.mark.parametrize(
+    ("page", "words", "numbers"),
+    [pytest.param(page, *claim, id=f"{page}: {claim[0]}") for page, claims in CLAIMS.items() for claim in claims],
+)
+def test_words_agree_with_numbers(page, words, numbers):
+    expected = said(words, numbers())
+    assert pattern(expected).search(read(page)), f"{page} should say: {expected}"
+
+
+def test_sentences_without_numbers():
+    ablation = table("results/kept/ablation/gpt2-1.7m/ablation.csv").set_index(["subject", "method"])["top1_softmax"]
+    none = ablation["none"].item()
+    assert ablation["outliers", "shuffle"] > none, "pocket.md: shuffled, the attention is more certain"
+    for fit in table("results/kept/emergence/fits.csv")["scale_interval"].map(ast.literal_eval):
+        assert fit[0] < 0 < fit[1], "pocket.md: over the seven models the exponential is not determined"
+    with_outliers = [name for name in pocket_models() if along_training(name[7:])["outlier_features"].iloc[-1]]
+    assert len(pocket_models()) == 7
+    assert len(with_outliers) == 3, "pocket.md: in three of them outlier features grew"
+    layers = table("results/kernels/table5-cpu.csv")
+    fast = layers.loc[layers["way"] == "LLM.int8()", "times_16_bits"]
+    assert fast.min() > 1, "int8-models.md: faster than bfloat16 at every dimension"
+    published = read("results/kept/pocket/table3/table3_published.md").splitlines()[2:]
+    *others, (*_, ours, theirs, _, _) = [[cell.strip() for cell in line.split("|")] for line in published]
+    assert [row[-2] for row in others] == 11 * ["same"], "paper.md: all twelve cells"
+    assert (ours, theirs) == ("GPT-2 XL 1.5B", "GPT-2 1.3B"), "paper.md: if GPT-2 XL is taken for it"
+
+
+# What is not prose, and names that have digits.
+NOT_PROSE = re.compile(
+    r"```.*?```|<!-- table: .*?<!-- end of table -->|<!--.*?-->|`[^`]+`|\]\([^)]*\)"
+    r"|(?:Tables?|Figures?|[Ss]ections?|equations?) \d[\w.]*(?:(?:, | and )\d[\w.]*)*|et\s+al\.,\s+\d{4}"
+    r"|\b(?:8|16|32) bits?\b|95 % (?=intervals|bootstrap)|Zen 4",
+    re.DOTALL,
+)
+NUMBER = re.compile(r"(?<![\w.#-])\d[\d,]*(?:\.\d+)*(?![\w-]|\.\d)")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_number_has_a_source(page):
+    """A number in a sentence is one of a claim; the numbers of tables are tested with their tables."""
+    text = read(page)
+    for one in [*(pattern(said(words, numbers())) for words, numbers in CLAIMS.get(page, [])), NOT_PROSE]:
+        text = one.sub(lambda found: re.sub(r"\S", "·", found[0]), text)
+    lines = read(page).splitlines()
+    without = [
+        f"{page}, line {text.count(chr(10), 0, found.start()) + 1}: {found[0]} "
+        f"in '{lines[text.count(chr(10), 0, found.start())]}'"
+        for found in NUMBER.finditer(text)
+    ]
+    assert not without, "add these numbers to CLAIMS, with what they come from, or take them out"
+
+
+# Tables
+
+PLACES = [
+    pytest.param(page, place["name"], id=f"{page}: {place['name']}")
+    for page in PAGES
+    for place in fill_docs.PLACE.finditer(read(page))
+]
+
+
+@pytest.mark.parametrize(("page", "name"), PLACES)
+def test_tables_are_those_that_were_kept(page, name):
+    contents = [place["content"].strip() for place in fill_docs.PLACE.finditer(read(page)) if place["name"] == name]
+    assert contents == [fill_docs.table(name)], "run: python scripts/fill_docs.py"
+    if contents[0].startswith(fill_docs.NOT_MEASURED):
+        pytest.skip(contents[0])
+
+
+# Kept run to what draws its tables from its rows.
+DRAWN = {
+    "pocket/table1": sweep_section,
+    "pocket/table3": memory_section,
+    "pocket/table5": speed_section,
+    "pocket/table6": latency_section,
+    "emergence": table4_section,
+    "training": table4_section,
+    **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
+}
+
+
+@pytest.mark.parametrize("run", DRAWN)
+def test_kept_tables_are_those_of_their_rows(run):
+    for drawn in DRAWN[run](kept_rows(run)).tables:
+        assert read(f"results/kept/{run}/{drawn.name}.md") == drawn.form("github") + "\n"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_place_of_a_table_is_found(page):
+    assert read(page).count("<!-- table: ") == read(page).count("<!-- end of table -->")
+    assert read(page).count("<!-- table: ") == len(list(fill_docs.PLACE.finditer(read(page))))
+
+
+def test_every_kept_benchmark_is_on_a_page():
+    shown = {name for place in PLACES for name in place.values[1:]}
+    kept = {file.relative_to(ROOT).as_posix() for file in (KEPT / "benchmarks").glob("*.json")}
+    assert kept <= shown
+
+
+def test_a_table_of_a_benchmark():
+    rows = [{"what": "trace", "seconds": 1.234}, {"what": "sweep", "seconds": 56.7}]
+    about = {
+        "command": "python benchmarks/x.py",
+        "device_name": "a CPU",
+        "threads": 1,
+        "torch": "2",
+        "transformers": "5",
+    }
+    kept = {**about, "columns": {"": "{what}", "seconds": "{seconds:.1f}"}, "rows": rows}
+    assert fill_docs.benchmark_table(json.loads(json.dumps(kept))).splitlines() == [
+        "|       |   seconds |",
+        "|:------|----------:|",
+        "| trace |       1.2 |",
+        "| sweep |      56.7 |",
+        "",
+        "Measured by `python benchmarks/x.py` on a CPU, 1 thread; torch 2, transformers 5.",
+    ]
+
+
+def test_the_example_of_what_a_run_needs():
+    example = table_of_needs(
+        [Need("opt-6.7b", 34_500_000_000, 0, 0, 0, 360.0)], Room(23_500_000_000, 0, 56_600_000_000, 10**12)
+    )
+    assert f"```\n{example}\n```" in read("docs/large-models.md")
+
+
+def test_all_fields_of_rows_are_defined():
+    defined = set(re.findall(r"`([^`\n]+)`", read("docs/definitions.md").partition("## What is reported")[2]))
+    for run in ("pocket/table1", "emergence", "ablation/gpt2-1.7m"):
+        assert {field for row in kept_rows(run) for field in row} <= defined | OF_ONE_METRIC
+
+
+OF_ONE_METRIC = {"same_weights_as"}
+
+
+# What a stranger clicks and types
+
+CARDS = [card.relative_to(ROOT).as_posix() for card in sorted(POCKET.glob("*/README.md"))]
+ROOMS = "benchmarks|docs|experiments|kernels|notebooks|outliers|results/kept|results/kernels|scripts|tests"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *CARDS])
+def test_links_and_paths_exist(page):
+    folder = (ROOT / page).parent
+    for link in re.findall(r"\]\(([^)\s]+)\)", read(page)):
+        if "://" not in link:
+            path, _, anchor = link.partition("#")
+            target = folder / path if path else ROOT / page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+    words = re.sub(r"\]\([^)]*\)|<!--.*?-->", "]", read(page), flags=re.DOTALL)
+    for path in re.findall(rf"(?<![\w/.])(?:{ROOMS})/[\w./-]*\w", words):
+        assert (ROOT / path).exists() or (folder / path).exists(), path
+
+
+def test_pages_are_linked():
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in read("README.md")
+    for page in (KERNELS, TRAINING):
+        assert any(re.search(rf"\]\((?:\.\./)?{re.escape(page)}\)", read(other)) for other in PAGES), page
+
+
+def test_docstrings_cite_what_is_there():
+    for file in sorted(ROOT.glob("outliers/**/*.py")):
+        for path, anchor in re.findall(r"(docs/[\w-]+\.md)(?:#([\w-]+))?", file.read_text(encoding="utf-8")):
+            assert not anchor or anchor in anchors(ROOT / path), f"{file}: {path}#{anchor}"
+        assert "DEFINITIONS" not in file.read_text(encoding="utf-8"), file
+
+
+def typed(page: str, program: str) -> Iterator[list[str]]:
+    """The arguments of each line of a page that runs a program."""
+    for block in re.findall(r"```(?:sh)?\n(.*?)```|(?<!`)`([^`]+)`(?!`)", read(page), re.DOTALL):
+        for line in "".join(block).splitlines():
+            for found in re.findall(rf"(?<!\S)'?{program}\S*[^'#|]*", line):
+                yield shlex.split(found.strip("'"))
+
+
+COMMANDS = [
+    pytest.param(arguments, id=f"{page}: {' '.join(arguments)}")
+    for page in PAGES
+    for arguments in typed(page, "python -m outliers")
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_commands_take_what_is_typed(arguments):
+    module, options = arguments[2], arguments[3:]
+    name = module.rpartition(".")[2]
+    if module == "outliers.get" and importlib.util.find_spec(module) is None:
+        pytest.skip("this command is not there yet")
+    assert importlib.util.find_spec(module), module
+    if module == "outliers" or "." in module.removeprefix("outliers."):
+        return  # the list of commands; scripts of the package
+    app = typer.Typer()
+    # run, for an import would put the module into the place of the function `outliers.sweep`
+    app.command()(runpy.run_module(module)[name])
+    typer.main.get_command(app).make_context(name, options)
+
+
+def test_a_wrong_option_is_noticed():
+    with pytest.raises(Exception, match="--modle"):
+        test_commands_take_what_is_typed(["python", "-m", "outliers.sweep", "--modle", "gpt2"])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_other_programs_are_there(page):
+    for arguments in typed(page, "python (?:benchmarks|scripts|kernels)/"):
+        source = read(arguments[1]) + read("benchmarks/kept.py")
+        assert all(option in source for option in arguments if option.startswith("--"))
+    for _, script, *options in typed(page, "sbatch "):
+        test_commands_take_what_is_typed(["python", "-m", "outliers.sweep", *options])
+        assert (ROOT / script).exists()
+    for _, *targets in typed(page, "make "):
+        for target in targets:
+            assert re.search(rf"^{target}:", read("Makefile"), re.MULTILINE), target
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    assert set(re.findall(r"(?:outliers|\.)\[(\w+)\]", read(page))) <= set(extras)
+
+
+BLOCKS = [
+    pytest.param(block, id=f"{page}, {number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", read(page), re.DOTALL), 1)
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_python_runs(block, monkeypatch, tmp_path):
+    """Each block by itself, with a pocket model in the place of the one that is downloaded."""
+    for module, name in (
+        ("outliers.models.anatomy", "ANATOMIES"),
+        ("outliers.quantization.schemes", "SCHEMES"),
+        ("outliers.text.blocks", "TEXTS"),
+    ):
+        home = importlib.import_module(module)
+        monkeypatch.setattr(home, name, dict(getattr(home, name)))  # what a block adds goes with it
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block.replace("smollm2-135m", "pocket/gpt2-1.7m"), "block", "exec"), {"__name__": "block"})
+
+
+def test_the_readme_is_short():
+    assert len(read("README.md").splitlines()) <= 150
