@@ -69,8 +69,12 @@ def test_all_schemes_in_one_pass(folder, blocks):
     names = [*TABLE1, "llm.int8-bnb"]
     before = streamed.stream.bytes_read
     found = perplexities(streamed, blocks, [under(get_scheme(name, 1.0)) for name in names])
-    places = streamed.stream.places.items()
-    layers = sum(place.end - place.start for own, place in places if own.startswith(streamed.stream.prefix))
+    layers = sum(
+        place.end - place.start
+        for own, places in streamed.stream.places.items()
+        for place in places
+        if own.startswith(streamed.stream.prefix)
+    )
     assert streamed.stream.bytes_read - before == layers, "each weight of the layers is read once"
     expected = [perplexity(quantize(resident, get_scheme(name, 1.0)), blocks) for name in names]
     assert found == pytest.approx(expected, rel=1e-6)

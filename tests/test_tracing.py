@@ -109,8 +109,7 @@ def test_every_architecture_against_transformers(model, blocks):
     assert sorted(found.features()["feature"]) == list(range(32))
     assert len(found.hidden_states()) == 3 * found.layers
 
-    if implementation != "eager":
-        model.set_attn_implementation("eager")
+    model.config._attn_implementation = "eager"
     with torch.no_grad():
         out = model(blocks, output_hidden_states=True, output_attentions=True, use_cache=False)
     first = out.hidden_states[1].abs()  # after the first layer; the last one is after the final norm
@@ -341,7 +340,7 @@ def test_mistakes(gpt2):
         list(projections(model))
 
 
-PLANTABLE = sorted(set(CONFIGS) - {"opt-350m"})
+PLANTABLE = sorted(set(CONFIGS) - {"opt-350m", "olmo2"})
 
 
 @pytest.mark.parametrize("planted_case", PLANTABLE)

@@ -1,18 +1,23 @@
-"""The safetensors files of a model, and where in them each of its tensors is."""
+"""The safetensors files of a model, and how their tensors become its own."""
 
-from collections.abc import Callable, Iterator
+import copy
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.quantizers import AutoHfQuantizer
 
 from outliers.errors import UserError
-from outliers.models.load import find_model
+from outliers.models.anatomy import TEXT_KEYS
+from outliers.models.load import check_complete, dequantized, find_model
 from outliers.models.watch import watch
 
 
@@ -44,18 +49,63 @@ def opened(file: Path, name: str, device: str = "cpu") -> Iterator[safe_open]:
         raise UserError(f"the weights of '{name}' are corrupt ({error}); download or copy them again") from None
 
 
-def own_names(model: PreTrainedModel, names: dict) -> Callable[[str], str | None]:
-    """A function from a key of a checkpoint to the model's own name of the tensor, one of `names`, or None.
+class Conversion:
+    """How the tensors of a checkpoint become a model's own: by other names, and experts joined to one tensor.
 
-    Keys that are none of the model's are buffers that older checkpoints carry, such as causal masks.
+    Both are transformers' rules for the architecture, and for the format in which its weights are stored.
+
+    Args:
+        name: of the model.
+        model: without its weights, in their dtype.
+        names: of its tensors, with anything that has their shapes.
     """
-    renamings = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)]
 
-    def own_name(key: str) -> str | None:
-        own, _ = rename_source_key(key, renamings, [], model.base_model_prefix, names)
-        return own if own in names else None
+    def __init__(self, name: str, model: PreTrainedModel, names: dict):
+        stored = dequantized(model.config, name)
+        quantizer = None if stored is None else AutoHfQuantizer.from_config(stored, pre_quantized=True)
+        steps = get_model_conversion_mapping(model, TEXT_KEYS, quantizer)
+        self.name, self.names, self.prefix = name, names, model.base_model_prefix
+        self.dtype, self.other_dtypes = model.dtype, model._get_dtype_plan(model.dtype)
+        self.skeleton = None if quantizer is None else copy.deepcopy(model)  # says the dtype to dequantize to
+        self.renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+        self.converters = [step for step in steps if isinstance(step, WeightConverter)]
 
-    return own_name
+    def own_name(self, key: str) -> tuple[str | None, str | None]:
+        """The model's own name, one of `names`, of the tensor that a key of a checkpoint is, or is a part of; and the
+        pattern that says which part.
+
+        Keys that are none of the model's have None; they are buffers that older checkpoints carry, such as causal
+        masks, or what a model that takes pictures too needs for that.
+        """
+        own, pattern = rename_source_key(key, self.renamings, self.converters, self.prefix, self.names)
+        return (own, pattern) if own in self.names else (None, None)
+
+    def dtype_of(self, own: str) -> torch.dtype:
+        """What a tensor is cast to: the model's dtype, but float32 for GPT-OSS's norms in a float16 model."""
+        return next((dtype for part, dtype in self.other_dtypes.items() if part in own), self.dtype)
+
+    def join(self, own: str, parts: list[tuple[str, str | None, torch.Tensor]]) -> torch.Tensor:
+        """A tensor of the model from all its parts: key, pattern and values of each.
+
+        Raises:
+            UserError: some are missing.
+        """
+        if parts[0][1] is None:
+            return parts[0][2]
+        found = defaultdict(list)
+        for _, pattern, values in sorted(parts, key=lambda part: dot_natural_key(part[0])):
+            found[pattern].append(values)
+        converter = next(step for step in self.converters if parts[0][1] in step.source_patterns)
+        patterns = {"source_patterns": converter.source_patterns, "target_patterns": converter.target_patterns}
+        try:
+            for operation in converter.operations:
+                found = operation.convert(found, **patterns, full_layer_name=own, model=self.skeleton)
+            (tensor,) = found.values()
+            complete = tensor.shape == self.names[own].shape
+        except RuntimeError:  # torch refuses to join tensors that do not fit together
+            complete = False
+        check_complete([] if complete else [f"a part of {own}"], self.name)
+        return tensor
 
 
 @contextmanager

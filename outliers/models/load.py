@@ -16,19 +16,22 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    Mxfp4Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import anatomy_of
+from outliers.models.anatomy import TEXT_KEYS, anatomy_of, text_config
 from outliers.models.watch import watch
 
 POCKET = Path(__file__).parent / "pocket"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SECONDS_FOR_THE_HUB = 5
+DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
 
 
 class Source(NamedTuple):
@@ -114,14 +117,14 @@ def _refusals(name: str, source: Source):
 
 
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's configuration alone, of any architecture.
+    """Load a model's configuration alone, of any architecture; of one that takes pictures too, its text part's.
 
     Raises:
         UserError: the model is unknown or unreachable.
     """
     source = find_model(name, revision)
     with _refusals(name, source):
-        return AutoConfig.from_pretrained(source.path, **_keywords(source))
+        return text_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
@@ -132,7 +135,26 @@ def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """
     config = read_config(name, revision)
     anatomy_of(config)
+    dequantized(config, name)
     return config
+
+
+def dequantized(config: PretrainedConfig, name: str) -> QuantizationConfigMixin | None:
+    """How transformers brings back the weights of model `name`, if they are stored in a format of few bits.
+
+    Raises:
+        UserError: it is not one that is undone exactly.
+    """
+    stored = getattr(config, "quantization_config", None)
+    if stored is None:
+        return None
+    method = stored["quant_method"] if isinstance(stored, dict) else stored.quant_method
+    if method not in DEQUANTIZED:
+        raise UserError(
+            f"the weights of '{name}' are stored quantized by '{method}'; expected 16 or 32 bits or "
+            f"{', '.join(DEQUANTIZED)}: use the model that they were made of"
+        )
+    return DEQUANTIZED[method]
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -151,6 +173,8 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal language model in eval mode from safetensors; no foreign code runs.
 
+    Of a model that takes pictures too, its text part.
+
     Args:
         name: a hub id ("gpt2", "facebook/opt-125m"), a local folder, or a pocket model ("pocket/gpt2-1.7m").
         dtype: "float32", "float16" or "bfloat16".
@@ -168,10 +192,13 @@ def load_model(
     source = find_model(name, revision)
     watch(name, revision, source.path)
     with _refusals(name, source):
-        config = AutoConfig.from_pretrained(source.path, **_keywords(source))
+        config = text_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
         anatomy_of(config)
         model, report = AutoModelForCausalLM.from_pretrained(
             source.path,
+            config=config,
+            key_mapping=TEXT_KEYS,
+            quantization_config=dequantized(config, name),
             dtype=DTYPES[dtype],
             device_map=device_map(_skeleton(config, DTYPES[dtype]), name) if device == "auto" else None,
             use_safetensors=True,

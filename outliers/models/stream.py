@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
-from outliers.models.checkpoint import opened, own_names, parameters_on_meta, safetensors_files
+from outliers.models.checkpoint import Conversion, opened, parameters_on_meta, safetensors_files
 from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -42,12 +43,13 @@ def one_variant(model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
 
 
 class Place(NamedTuple):
-    """Where a tensor is: file, key, and from which byte to which."""
+    """Where a tensor, or a part of one, is: file, key, and from which byte to which; which part it is."""
 
     file: Path
     key: str
     start: int
     end: int
+    part: str | None
 
 
 class Call(NamedTuple):
@@ -112,7 +114,8 @@ class Stream:
     ):
         self.name, self.device, self.dtype, self.memory = name, device, dtype, memory
         self.prefix = f"{anatomy_of(model.config).layers}."
-        self.places = _places(name, model, files)
+        self.conversion = Conversion(name, model, model.state_dict())
+        self.places = _places(name, self.conversion, files)
         self.bytes_read = 0
 
     def __deepcopy__(self, _memo) -> "Stream":
@@ -132,12 +135,15 @@ class Stream:
         check_complete(missing, self.name)
 
     def _read(self, own: str) -> torch.Tensor:
-        place = self.places[own]
-        with opened(place.file, self.name) as file:
-            tensor = file.get_tensor(place.key)
-            self.bytes_read += tensor.nbytes
-            # copied, for a tensor that shares the memory of the file would keep all of it in memory
-            tensor = tensor.to(self.device, self.dtype, copy=True)
+        parts = []
+        for place in self.places[own]:
+            with opened(place.file, self.name) as file:
+                tensor = file.get_tensor(place.key)
+                self.bytes_read += tensor.nbytes
+                # copied, for a tensor that shares the memory of the file would keep all of it in memory
+                dtype = self.conversion.dtype_of(own) if tensor.is_floating_point() else None
+                parts.append((place.key, place.part, tensor.to(self.device, dtype, copy=True)))
+        tensor = self.conversion.join(own, parts)
         check_finite(tensor, own, self.name)
         return tensor
 
@@ -162,7 +168,7 @@ class Stream:
         """Let the system read the files of a layer into its cache while something else is computed."""
         if not hasattr(os, "posix_fadvise"):  # not on macOS, which reads when asked
             return
-        for place in (self.places[own] for own in self._names(number)):
+        for place in (place for own in self._names(number) for place in self.places[own]):
             with open(place.file, "rb", buffering=0) as file:
                 os.posix_fadvise(file.fileno(), place.start, place.end - place.start, os.POSIX_FADV_WILLNEED)
 
@@ -172,7 +178,7 @@ class Stream:
         A hash of all weights would read all of them once more.
         """
         digest = hashlib.sha256()
-        for own, place in sorted(self.places.items()):
+        for own, place in sorted((own, place) for own, places in self.places.items() for place in places):
             with opened(place.file, self.name) as file:
                 part = file.get_slice(place.key)
                 digest.update(f"{own} {part.get_dtype()} {part.get_shape()}".encode())
@@ -300,19 +306,19 @@ def _in_the_place_of_layers(model: PreTrainedModel, gates: list[_Gate]) -> Itera
         layers._modules.update(originals)
 
 
-def _places(name: str, model: PreTrainedModel, files: list[Path]) -> dict[str, Place]:
-    """Every tensor of the model that the files hold, by its own name."""
-    own_name = own_names(model, dict.fromkeys(model.state_dict(), 0))
-    places = {}
+def _places(name: str, conversion: Conversion, files: list[Path]) -> dict[str, list[Place]]:
+    """Every tensor of the model that the files hold, by its own name, in all its parts."""
+    places = defaultdict(list)
     for path in files:
         with opened(path, name), open(path, "rb") as file:  # the first says what is wrong with a damaged one
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
         for key, about in header.items():
-            own = None if key == "__metadata__" else own_name(key)
+            own, part = (None, None) if key == "__metadata__" else conversion.own_name(key)
             if own is not None:
-                places[own] = Place(path, key, *(8 + length + offset for offset in about["data_offsets"]))
-    return places
+                start, end = (8 + length + offset for offset in about["data_offsets"])
+                places[own].append(Place(path, key, start, end, part))
+    return dict(places)
 
 
 def _assign(model: PreTrainedModel, own: str, tensor: torch.Tensor) -> None:

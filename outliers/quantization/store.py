@@ -1,6 +1,7 @@
 """Int8 models on disk, and checkpoints that are quantized while they are read."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
-from outliers.models.checkpoint import opened, own_names, parameters_on_meta, safetensors_files
+from outliers.models.checkpoint import Conversion, opened, parameters_on_meta, safetensors_files
 from outliers.models.load import DTYPES, check_complete, check_finite, device_map, find_device, load_config
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
@@ -99,15 +100,22 @@ def load_int8(
     find_device(device)
     model = _skeleton(load_config(name, revision), scheme, DTYPES[dtype])
     places = _places(model, name, device)
-    names = dict.fromkeys([*model.state_dict(), *(f"{projection.path}.weight" for projection in projections(model))], 0)
-    own_name = own_names(model, names)
+    weights = {f"{projection.path}.weight": projection.module for projection in projections(model)}
+    conversion = Conversion(name, model, model.state_dict() | weights)
+    parts = defaultdict(list)  # of experts, which may be in several files
     for file in safetensors_files(name, revision):
         for key, tensor in _tensors(file, name):
-            own = own_name(key)
-            if own is not None:
-                tensor = tensor.to(_place(own, places))
-                check_finite(tensor, own, name)
-                _assign(model, own, tensor, DTYPES[dtype])
+            own, part = conversion.own_name(key)
+            if own is None:
+                continue
+            tensor = tensor.to(_place(own, places))
+            check_finite(tensor, own, name)
+            if part is None:
+                _assign(model, own, tensor, conversion.dtype_of(own))
+            else:
+                parts[own].append((key, part, tensor.clone()))
+    for own in list(parts):
+        _assign(model, own, conversion.join(own, parts.pop(own)), conversion.dtype_of(own))
     return _finished(model, name, places)
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import readers
 from outliers.models.decoder import run_decoder
 from outliers.models.hooks import attention_hooks, input_hooks, residual_hooks
 from outliers.tracing.result import TRACKED, Trace, pack_keys, views
@@ -93,7 +93,7 @@ def _trace(
             observers[number] = _Observer(ids, roles, alpha, model.config.vocab_size)
         observer = observers[number]
 
-    tracked = (projection for projection in projections(model) if projection.role in roles)
+    tracked = (reader for reader in readers(model) if reader.role in roles)
     with (
         input_hooks(tracked, lambda *seen: observer.see_hidden_state(*seen)),
         residual_hooks(model, lambda *seen: observer.see_residual(*seen)),
