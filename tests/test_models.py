@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, projections, readers, share_of_experts
+from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, projections, readers, weights_of_experts
 from outliers.models.load import POCKET, find_model, load_model, load_tokenizer, pocket_models, weights_hash
 from outliers.models.plant import plant
 from outliers.tracing.result import STREAM
@@ -99,16 +99,15 @@ def test_attn_out_and_ffn_roles_see_what_their_names_say(case, blocks):
     assert {(layer, role) for layer in range(2) for role in ("attn_in", "attn_out", "ffn_in")} <= set(seen)
 
 
-def test_share_of_experts():
+def test_weights_of_experts():
     """Three matrices an expert, and in GPT-OSS their biases."""
-    assert share_of_experts(make_model("llama")) == 0
+    assert weights_of_experts(make_model("llama")) == 0
     for case, weights in (
         ("mixtral", 2 * 4 * 3 * 32 * 48),
         ("gpt-oss", 2 * 4 * (3 * 32 * 48 + 2 * 48 + 32)),
         ("qwen3-moe-dense-first", 4 * 3 * 32 * 16),
     ):
-        model = make_model(case)
-        assert share_of_experts(model) == weights / sum(parameter.numel() for parameter in model.parameters())
+        assert weights_of_experts(make_model(case)) == weights
 
 
 def test_context_length():

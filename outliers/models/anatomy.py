@@ -221,8 +221,8 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
         similar = f" (known and similar: {', '.join(near)})" if near else ""
         raise UserError(
             f"unknown architecture '{config.model_type}'{similar}; it needs a row in ANATOMIES of "
-            "outliers/models/anatomy.py: the paths of its decoder layers and, in a layer, of its attention, of the norms "
-            f"before projections and of the projections that read {', '.join(ROLES)}"
+            "outliers/models/anatomy.py: where its decoder layers are and, in a layer, its attention, its norms and "
+            f"the projections that read {', '.join(ROLES)}"
         )
     return ANATOMIES[config.model_type]
 
@@ -275,12 +275,12 @@ def norms_of(anatomy: Anatomy, layer: nn.Module) -> Norms:
     return next(norms for norms in anatomy.norms if _has(layer, norms))
 
 
-def share_of_experts(model: PreTrainedModel) -> float:
-    """The share of a model's parameters that is weights of experts; 0 where it has none."""
+def weights_of_experts(model: PreTrainedModel) -> int:
+    """How many of a model's parameters are those of experts."""
     anatomy = anatomy_of(model.config)
     layers = [layer for layer in decoder_layers(model) if has_experts(anatomy, layer)]
     experts = (parameter for layer in layers for parameter in layer.get_submodule(anatomy.mixture.experts).parameters())
-    return sum(parameter.numel() for parameter in experts) / model.num_parameters()
+    return sum(parameter.numel() for parameter in experts)
 
 
 def context_length(config: PretrainedConfig) -> int | None:
