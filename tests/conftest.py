@@ -130,11 +130,11 @@ VARIANTS = {
 }
 
 
-def make_model(case: str):
+def make_model(case: str, vocabulary: int = 100):
     """A random model with weights large enough that its layers matter."""
     model_type, fields = (CONFIGS | VARIANTS)[case]
     torch.manual_seed(0)
-    ids = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    ids = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     config = AutoConfig.for_model(model_type, **ids, **fields)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -147,6 +147,9 @@ def make_model(case: str):
 def case(request) -> str:
     """The name of one small architecture."""
     return request.param
+
+
+every_kind = pytest.mark.parametrize("case", [*CONFIGS, *VARIANTS])
 
 
 @pytest.fixture

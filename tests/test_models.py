@@ -16,7 +16,7 @@ from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, proje
 from outliers.models.load import POCKET, find_model, load_model, load_tokenizer, pocket_models, weights_hash
 from outliers.models.plant import plant
 from outliers.tracing.result import STREAM
-from tests.conftest import CONFIGS, VARIANTS, make_model
+from tests.conftest import CONFIGS, every_kind, make_model
 
 QKV = [("q_proj", 32, 32), ("k_proj", 32, 32), ("v_proj", 32, 32)]
 GROUPED = [("q_proj", 32, 32), ("k_proj", 32, 16), ("v_proj", 32, 16)]
@@ -60,7 +60,6 @@ FACTS = {
     "qwen3-moe-dense-first": (GATED, GATED[:4]),
     "gpt-oss": GATED[:4],
 }
-every_kind = pytest.mark.parametrize("case", [*CONFIGS, *VARIANTS])
 
 
 def shape(module) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.tracing.trace import trace
-from tests.conftest import make_model
+from tests.conftest import every_kind, make_model
 from tests.test_experiment import lasting, read_rows
 
 
@@ -48,6 +48,7 @@ def on_meta(model) -> bool:
     return all(parameter.is_meta for parameter in decoder_layers(model).parameters())
 
 
+@every_kind
 def test_same_numbers_for_every_architecture(folder, blocks):
     resident, streamed = load_model(folder), stream_model(folder)
     assert on_meta(streamed)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
+from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.plant import plant
 from outliers.text.blocks import load_text
@@ -18,7 +19,7 @@ from outliers.tracing import sketch, state
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
-from tests.conftest import C4, CONFIGS, STORIES, make_model, needs_shared
+from tests.conftest import C4, CONFIGS, STORIES, every_kind, make_model, needs_shared
 
 ALPHA = 1.5
 
@@ -98,8 +99,10 @@ def test_criterion_and_order(gpt2):
     assert trace(model, blocks, "ffn_in", alpha=ALPHA).features().equals(found.features("ffn_in"))
 
 
-def test_every_architecture_against_transformers(model, blocks):
+@every_kind
+def test_every_architecture_against_transformers(case, blocks):
     """Residual stream and attention against what the model itself returns; and it is left as it was."""
+    model = make_model(case)
     before = model(blocks).logits
     implementation = model.config._attn_implementation
     found = trace(model, blocks, alpha=0.5)
@@ -109,9 +112,8 @@ def test_every_architecture_against_transformers(model, blocks):
     assert sorted(found.features()["feature"]) == list(range(32))
     assert len(found.hidden_states()) == 3 * found.layers
 
-    model.config._attn_implementation = "eager"
     with torch.no_grad():
-        out = model(blocks, output_hidden_states=True, output_attentions=True, use_cache=False)
+        out = model(blocks, output_hidden_states=True, use_cache=False)
     first = out.hidden_states[1].abs()  # after the first layer; the last one is after the final norm
     massive = found.massive_activations().loc[0]
     assert massive["max"] == pytest.approx(first.amax((1, 2)).mean().item(), rel=1e-4)
@@ -120,12 +122,36 @@ def test_every_architecture_against_transformers(model, blocks):
     where = (massive["position"], massive["feature"])
     assert first[:, *map(int, where)].max() == pytest.approx(first.max().item(), rel=1e-4)
 
+    if case == "falcon-rw":  # transformers returns others than it computes with; see the next test
+        return
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        out = model(blocks, output_attentions=True, use_cache=False)
     received = torch.stack(out.attentions).sum(3) / torch.arange(24, 0, -1)  # layers, sequences, heads, keys
     shares = (received > 0.3).float().mean((0, 1, 2))
     assert np.allclose(found.attention_sinks()["share"], shares)
     at = [int(i) for _, s, _, k in (received > 0.3).nonzero() for i in [blocks[s, k]]]
     tokens = found.sink_tokens().set_index("token")["share"]
     assert tokens.to_dict() == pytest.approx({token: at.count(token) / len(at) for token in set(at)})
+
+
+@torch.no_grad()
+def test_alibi_of_falcon_counts_once(blocks):
+    """While transformers attends eagerly, as it does when it is fused; and as Falcon defines it, in the first layer."""
+    model, seen = make_model("falcon-rw"), {}
+    fused = model(blocks).logits
+    with attention_hooks(
+        model, lambda layer, probabilities, recompute: seen.update({layer: (probabilities, recompute())})
+    ):
+        assert torch.allclose(model(blocks, use_cache=False).logits, fused, atol=1e-5)
+    first = model.transformer.h[0]
+    states = first.self_attention.query_key_value(first.input_layernorm(model.transformer.word_embeddings(blocks)))
+    query, key, _ = states.double().view(3, 24, 4, 3, 8).permute(3, 0, 2, 1, 4)
+    slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8], dtype=torch.float64)
+    scores = (query @ key.mT + slopes[:, None, None] * torch.arange(24)) / 8**0.5
+    expected = scores.masked_fill(torch.ones(24, 24).triu(1).bool(), -torch.inf).softmax(-1)
+    for probabilities in seen[0]:
+        assert torch.allclose(probabilities.double(), expected, atol=1e-6)
 
 
 def test_massive_activations():

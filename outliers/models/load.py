@@ -108,6 +108,8 @@ def _refusals(name: str, source: Source):
                 f"a local folder or one of {', '.join(pocket_models())}"
             ) from None
         reason = " ".join(str(error).split())[:300]
+        if "above report" in reason:  # which is not printed
+            reason = "tensors of its checkpoint are missing or have other shapes than its configuration says"
         if "safetensors" in reason:
             reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
         raise UserError(f"cannot load '{name}': {reason}") from None
