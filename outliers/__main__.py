@@ -1,8 +1,11 @@
-"""`python -m outliers`: lists the commands."""
+"""`python -m outliers`: lists the commands, and the models that are there."""
 
 import outliers
+from outliers.models.names import PACKAGED, packaged_file, pocket_models
+from outliers.report.style import count_label
 
 COMMANDS = {
+    "get": "a trained language model, out of a package of the package index",
     "trace": "which features are outliers, where, and how large",
     "ablate": "what a model loses without its outlier features",
     "emergence": "outlier features along a family of models or along training, Figures 3 and 4",
@@ -17,3 +20,9 @@ if __name__ == "__main__":
     print(f"outliers {outliers.__version__}: {outliers.__doc__}\n\nCommands, each with --help:\n")
     for name, description in COMMANDS.items():
         print(f"  python -m outliers.{name:<10} {description}")
+    print("\nModels by name; others are a hub id, a local folder, or a GGUF file:\n")
+    for name in pocket_models():
+        print(f"  {name:<20} trained for this project, embedded")
+    for name, packaged in PACKAGED.items():
+        place = packaged_file(name) or f"`python -m outliers.get {name}` gets it"
+        print(f"  {name:<20} {count_label(packaged.parameters)} parameters, {packaged.licence}: {place}")

@@ -12,8 +12,9 @@ from typer import Argument, Option
 
 from outliers.errors import UserError
 
-Model = Annotated[str, Argument(help="Hub id, local folder or pocket/NAME.", show_default=False)]
-Models = Annotated[list[str] | None, Option("--model", help="Hub id, local folder or pocket/NAME; repeatable.")]
+MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m"
+Model = Annotated[str, Argument(help=f"{MODEL}.", show_default=False)]
+Models = Annotated[list[str] | None, Option("--model", help=f"{MODEL}; repeatable.")]
 Text = Annotated[str | None, Option(help="sample (the default), c4, wikitext2, or a .txt, .txt.gz or .jsonl file.")]
 Block = Annotated[int | None, Option(help="Tokens a block; by default 256.")]
 Blocks = Annotated[int | None, Option(help="How many blocks, from the start of the text; by default 32.")]

@@ -40,6 +40,10 @@ def sweep(
     device: Device = None,
     dtype: Dtype = None,
     revision: Revision = None,
+    draws: Annotated[
+        int | None,
+        Option(help="Measure each so many times with embeddings changed by 1e-6, for mean ± scatter; by default 1."),
+    ] = None,
     stream: Stream = None,
     memory: Memory = None,
     engine: Engine = None,

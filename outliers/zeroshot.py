@@ -19,12 +19,15 @@ def zeroshot(
         Option(
             "--task",
             help="Repeatable; of lm-eval, by default hellaswag, piqa, winogrande and lambada_openai; or lambada-local "
-            "and piqa-local, which read files.",
+            "and piqa-local, of which 200 examples each come along.",
         ),
     ] = None,
     data: Annotated[
         str | None,
-        Option(help="Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst for the local tasks."),
+        Option(
+            help="Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, from which the local "
+            "tasks read more than the examples that come along."
+        ),
     ] = None,
     limit: Annotated[int | None, Option(help="Examples of each task, from its start; by default all.")] = None,
     alpha: Alpha = None,
@@ -42,9 +45,9 @@ def zeroshot(
 
     Examples:
 
-    `python -m outliers.zeroshot --data ../shared/text`
+    `python -m outliers.zeroshot`
 
-    `python -m outliers.zeroshot --model pocket/gpt2-1.7m --task piqa-local --data ../shared/text --limit 200`
+    `python -m outliers.zeroshot --model smollm2-135m --task lambada-local --scheme fp32 --scheme absmax`
 
     `python -m outliers.zeroshot paper/figure1 --model facebook/opt-125m --task piqa --task winogrande`
     """

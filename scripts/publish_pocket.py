@@ -15,7 +15,8 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outliers.evaluation.perplexity import perplexity
-from outliers.models.load import POCKET, load_model, load_tokenizer
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.names import POCKET
 from outliers.models.pocket.train import C4_TRAINING_ROWS, CONTEXT, LADDER, STEPS, Rung
 from outliers.report.emergence_figures import emergence_along_training
 from outliers.report.figures import write_figure

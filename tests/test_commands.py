@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import outliers
 from outliers.__main__ import COMMANDS
-from outliers.models.load import POCKET, load_tokenizer
+from outliers.models.load import load_tokenizer
+from outliers.models.names import POCKET
 
 SMALL = ["--model", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--scheme", "fp32", "--scheme", "absmax"]
 

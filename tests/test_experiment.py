@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import statistics
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import Loss, perplexity
+from outliers.evaluation.scatter import drawn
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.emergence import emergence
 from outliers.experiment.files import make_experiment, read_experiment
@@ -21,7 +23,8 @@ from outliers.experiment.rows import RowFile, rows_of
 from outliers.experiment.spec import Ablation, Emergence, Experiment, Latency, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
-from outliers.models.load import POCKET, load_model, load_tokenizer, pocket_models
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.names import PACKAGED, POCKET, pocket_models
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1
 from outliers.text.blocks import load_text
@@ -48,7 +51,7 @@ def test_the_default_sweep_is_table_1_of_all_pocket_models():
     experiment = make_experiment(read_experiment("pocket/table1"), Experiment)
     assert experiment.name == "pocket/table1"
     assert experiment.schemes == TABLE1
-    assert set(experiment.models) == set(pocket_models())
+    assert set(experiment.models) == {*pocket_models(), *PACKAGED}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +155,48 @@ def test_rows_are_what_the_api_measures(tmp_path):
     assert {"weights_hash", "tokens_hash", "protocol", "block", "blocks", "parameters", *TIMES} <= set(row)
     assert {"dtype", "device", "device_name", "threads", "python", "torch", "transformers", "version"} <= set(row)
     assert "alpha" not in next(row for row in rows if row["scheme"] == "absmax")
+
+
+def test_draws_give_mean_and_scatter(tmp_path):
+    asked = {**SMALL, "models": ["pocket/gpt2-0.5m"], "schemes": ["fp32", "absmax"]}
+    rows = sweep(Experiment(**asked, draws=3), tmp_path)
+    model, tokenizer = load_model("pocket/gpt2-0.5m"), load_tokenizer("pocket/gpt2-0.5m")
+    blocks, values = load_text("sample", tokenizer, 64, 4), {"fp32": [], "absmax": []}
+    for scheme, found in values.items():
+        for draw in range(3):
+            quantized = quantize(model, scheme)
+            with drawn(quantized, draw):
+                found.append(perplexity(quantized, blocks))
+    for row in rows:
+        assert row["draws"] == 3
+        assert row["value"] == statistics.fmean(values[row["scheme"]])
+        assert row["standard_deviation"] == statistics.stdev(values[row["scheme"]])
+    assert len(set(values["absmax"])) == 3
+    assert rows[0]["standard_deviation"] < 1e-5 * rows[0]["value"], "without quantization nothing scatters"
+    assert values["absmax"][0] == perplexity(quantize(model, "absmax"), blocks), "draw 0 changes nothing"
+    assert "standard_deviation" not in sweep(Experiment(**asked), tmp_path)[0]
+    assert len(read_rows(tmp_path)) == 4, "another number of draws is another measurement"
+    streamed = sweep(Experiment(**asked, draws=3, stream=True), tmp_path / "streamed")
+    assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in rows], rel=1e-6)
+
+
+def test_a_draw_changes_every_embedding_entry_and_leaves_the_model():
+    model, ids = make_model("llama"), torch.arange(40)[None]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with drawn(model, 5):
+        changed = model(ids).logits
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert model(ids).logits.equal(model(ids).logits)
+    noise = torch.randn(model.get_input_embeddings().weight.shape, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1 + 1e-6 * noise)
+    assert model(ids).logits.equal(changed)
+
+
+def test_draws_in_16_bits_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"3 draws in bfloat16.*expected float32 or 1 draw"):
+        sweep(Experiment(**SMALL, draws=3, dtype="bfloat16"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_finished_rows_are_used_again(tmp_path, monkeypatch):

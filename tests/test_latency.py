@@ -3,6 +3,7 @@
 import csv
 import gc
 import json
+import logging
 import weakref
 
 import numpy as np
@@ -13,21 +14,25 @@ from safetensors.torch import load_file
 
 from outliers.errors import UserError
 from outliers.evaluation.latency import Timings, latency, quartiles
-from outliers.evaluation.linear_layer import LEAST_ROUNDS, OUTLIERS, bitsandbytes_layer, milliseconds, rows_of, ways
+from outliers.evaluation.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
+from outliers.evaluation.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.experiment import latency as experiment
 from outliers.experiment import linear_layers
 from outliers.experiment.files import make_experiment, read_experiment
 from outliers.experiment.latency import measure_latency
 from outliers.experiment.linear_layers import measure_linear_layers
 from outliers.experiment.spec import Latency, LinearLayers
+from outliers.models.anatomy import projections
 from outliers.models.load import load_model
 from outliers.quantization.convert import quantize
+from outliers.quantization.linear import stored_weight
 from outliers.quantization.store import load_int8, save_quantized
 from outliers.report import table5, table6
 from tests.conftest import SHARED, make_model, needs_shared
 from tests.test_commands import call
 
 CPU = torch.device("cpu")
+needs_bitsandbytes = pytest.mark.skipif(not has_bitsandbytes(), reason="bitsandbytes is not installed")
 
 
 def generated(model, prompts, tokens: int) -> torch.Tensor:
@@ -207,6 +212,38 @@ def test_mistakes_show_before_anything_is_measured(tmp_path, timed_generations):
     assert not timed_generations
 
 
+@needs_bitsandbytes
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_bitsandbytes_layers_compute_what_our_scheme_of_their_name_does(case):
+    """Conv1D and Linear, with and without bias; their CPU path scales by a constant that is off by 2e-5."""
+    model = make_model(case)
+    for own, peer in zip(
+        projections(quantize(model, "llm.int8-bnb")), projections(with_bitsandbytes(model)), strict=True
+    ):
+        assert type(peer.module).__name__ == "Linear8bitLt"
+        x = torch.randn(7, stored_weight(own.module.projection).shape[1], generator=torch.Generator().manual_seed(0))
+        x[2, 3] = 20.0
+        ours, theirs, exact = own.module(x), peer.module(x), own.module.projection(x)
+        assert (theirs - ours).norm() < 2e-3 * ours.norm()
+        assert (theirs - ours).norm() < 0.3 * (ours - exact).norm(), "they round alike"
+
+
+@needs_bitsandbytes
+def test_bitsandbytes_is_timed_beside_our_schemes(tmp_path, caplog, monkeypatch):
+    asked = {**SMALL, "models": ["pocket/gpt2-0.1m"], "schemes": ["fp32", "llm.int8", "bitsandbytes"]}
+    rows = measure_latency(Latency(**asked), tmp_path)
+    of_peer = [row for row in rows if row["scheme"] == "bitsandbytes"]
+    assert {row["kernels"] for row in of_peer} == {"bitsandbytes"}
+    assert of_peer[0]["weights_bytes"] < next(row["weights_bytes"] for row in rows if row["scheme"] == "fp32")
+    monkeypatch.setattr(experiment, "has_bitsandbytes", lambda: False)
+    monkeypatch.setattr(logging.getLogger("outliers"), "propagate", True)
+    with caplog.at_level("INFO"):
+        assert [row["scheme"] for row in measure_latency(Latency(**asked), tmp_path)] == [
+            row["scheme"] for row in rows if row["scheme"] != "bitsandbytes"
+        ]
+    assert "goes on without it" in caplog.text
+
+
 def test_latency_table():
     common = {"metric": "latency.decode", "q1": 1.0, "q3": 9.0, "prompt": 8, "tokens": 4, "repeats": 2}
     common |= {"dtype": "bfloat16", "device_name": "one", "threads": 2}
@@ -271,7 +308,7 @@ def test_ways_are_one_product():
         again = {name: run() for name, run in ways(32, 64, 48, CPU, torch.bfloat16).items()}
     exact = results["32 bits"]
     assert list(named)[:3] == ["16 bits", "int8 alone", "absmax, plain torch"]
-    assert ("bitsandbytes" in named) == (bitsandbytes_layer(torch.nn.Linear(8, 8)) is not None)
+    assert ("bitsandbytes" in named) == has_bitsandbytes()
     errors = {
         name: ((result.float() - exact).norm() / exact.norm()).item()
         for name, result in results.items()

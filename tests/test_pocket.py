@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outliers.models.load import POCKET, load_model, pocket_models
+from outliers.models.load import load_model
+from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.train import (
     CONTEXT,
     LADDER,

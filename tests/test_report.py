@@ -17,8 +17,9 @@ from outliers.report.ablation_section import ablation_section, ablation_summary,
 from outliers.report.emergence import exponential_fit
 from outliers.report.emergence_figures import figure3, figure4
 from outliers.report.emergence_section import emergence_section
-from outliers.report.sweep_figures import STYLES, perplexity_by_size
-from outliers.report.table1 import published_table, sweep_section, table1, terminal
+from outliers.report.style import GREY
+from outliers.report.sweep_figures import STYLES, sweep_figure
+from outliers.report.table1 import cost_table, published_table, scatter, sweep_section, table1, terminal
 from outliers.report.table4 import by_model
 from outliers.report.table4 import published_table as table4_table
 from outliers.report.trace_figures import _pooled, heat_map, magnitude_by_position, sorted_profile
@@ -73,7 +74,7 @@ def test_a_baseline_in_16_bits_is_not_called_32_bit(rows):
 
 
 def test_terminal_table_is_narrow(rows):
-    lines = terminal(table1(rows)).splitlines()
+    lines = terminal(table1(rows), scatter(rows)).splitlines()
     assert lines[0].split() == ["perplexity", "gpt2", "opt"]
     assert lines[3].split() == ["fp32", "100.00", "10.00"]
     assert max(map(len, lines)) <= 40
@@ -89,27 +90,61 @@ def test_every_scheme_has_a_style_of_its_own():
     assert len(set(STYLES.values())) == len(STYLES)
 
 
-def test_figure_shows_the_rows(rows):
-    for row in rows:
-        row["architecture"] = "gpt2"
-    left, right = perplexity_by_size(rows).axes
-    lines = {line.get_label(): line.get_xydata().tolist() for line in left.lines}
-    assert lines["absmax"] == [[1e6, 110], [2e6, 11.25]]
-    increases = {line.get_label(): [float(y) for y in line.get_ydata()] for line in right.lines}
-    assert increases["absmax"] == pytest.approx([10, 12.5])
-    assert "fp32" not in increases
-    assert [label.get_text() for label in right.get_xticklabels()] == ["gpt2-1m", "opt-2m"]
-    assert len(perplexity_by_size([row for row in rows if row["scheme"] != "fp32"]).axes) == 1
+def test_scatter_stands_beside_its_mean(rows):
+    drawn = [{**row, "draws": 4, "standard_deviation": row["value"] / 1000} for row in rows]
+    lines = terminal(table1(drawn), scatter(drawn)).splitlines()
+    assert lines[3].split() == ["fp32", "100.00±0.10", "10.00±0.01"]
+    assert published_table(drawn).cells[1] == ["Int8 absmax", "110.00±0.11", "11.25±0.01"]
+    (increase,) = cost_table(drawn)
+    assert increase.cells[0] == ["Int8 absmax", "+10.00±0.11", "+12.50±0.11"]
+    assert "over 4 draws" in sweep_section(drawn).printed
+    assert "measured once" in sweep_section(rows).printed
+    assert cost_table(rows[:-2]) == []
 
 
-def test_lines_join_models_of_one_architecture(rows):
-    left, _ = perplexity_by_size(rows).axes
-    assert {len(line.get_xdata()) for line in left.lines} == {1}
+def points(axes) -> dict[str, list[tuple[float, float]]]:
+    """What a figure of costs shows: (x, y) of the points of each scheme; those of the paper under "paper"."""
+    found = {}
+    for container in axes.containers:
+        line = container.lines[0]
+        label = container.get_label() if line.get_color() != GREY else "paper"
+        found.setdefault(label, []).extend(zip(*line.get_data(), strict=True))
+    return found
+
+
+def test_figure_shows_what_schemes_cost_beside_the_paper(rows):
+    (axes,) = sweep_figure(rows).axes
+    shown = points(axes)
+    assert [y for _, y in shown["absmax"]] == pytest.approx([10, 12.5])
+    assert "fp32" not in shown
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert names == ["gpt2-1m", "opt-2m", "paper, 125m", "paper, 1.3b", "paper, 2.7b", "paper, 6.7b", "paper, 13b"]
+    collapse = 100 * (19.08 / 12.45 - 1)  # absmax at 13 B, published
+    assert any(x > 5.5 and y == pytest.approx(collapse) for x, y in shown["paper"])
+    assert all(x > 1.5 for x, _ in shown["paper"])
+    assert len(sweep_figure([row for row in rows if row["scheme"] != "fp32"]).axes) == 1
+
+
+def test_figure_shows_scatter_as_bars(rows):
+    drawn = [{**row, "standard_deviation": 1.0} for row in rows]
+    (axes,) = sweep_figure(drawn).axes
+    container = next(c for c in axes.containers if c.get_label() == "absmax")
+    spans = [tuple(segment[:, 1]) for segment in container.lines[2][0].get_segments()]
+    assert spans == [pytest.approx((9, 11)), pytest.approx((2.5, 22.5))]
+
+
+def test_without_a_baseline_lines_join_models_of_one_architecture(rows):
+    quantized = [row for row in rows if row["scheme"] != "fp32"]
+    (axes,) = sweep_figure(quantized).axes
+    assert {len(line.get_xdata()) for line in axes.lines} == {1}
+    (axes,) = sweep_figure([{**row, "architecture": "gpt2"} for row in quantized]).axes
+    assert {line.get_label(): line.get_xydata().tolist() for line in axes.lines}["absmax"] == [[1e6, 110], [2e6, 11.25]]
 
 
 def test_files(rows, tmp_path):
     printed = write(sweep_section(rows), tmp_path, "python -m outliers.sweep")
-    names = {"report.html", "rows.parquet", "table1.md", "table1.tex", "table1.csv", "perplexity.png", "perplexity.svg"}
+    names = {"report.html", "rows.parquet", "perplexity.png", "perplexity.svg"}
+    names |= {f"{table}.{ending}" for table in ("table1", "table1_increase") for ending in ("md", "tex", "csv")}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert str(tmp_path) in printed
     assert (tmp_path / "table1.csv").read_text().splitlines()[1] == "fp32,100,10"

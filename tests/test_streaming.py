@@ -19,7 +19,8 @@ from outliers.experiment.spec import Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
 from outliers.models.anatomy import decoder_layers
-from outliers.models.load import POCKET, load_model
+from outliers.models.load import load_model
+from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import TABLE1, get_scheme
@@ -70,12 +71,8 @@ def test_all_schemes_in_one_pass(folder, blocks):
     names = [*TABLE1, "llm.int8-bnb"]
     before = streamed.stream.bytes_read
     found = perplexities(streamed, blocks, [under(get_scheme(name, 1.0)) for name in names])
-    layers = sum(
-        place.end - place.start
-        for own, places in streamed.stream.places.items()
-        for place in places
-        if own.startswith(streamed.stream.prefix)
-    )
+    stored = (stored for own, stored in streamed.stream.stored.items() if own.startswith(streamed.stream.prefix))
+    layers = sum(end - start for of_one in stored for _, start, end in of_one.spans)
     assert streamed.stream.bytes_read - before == layers, "each weight of the layers is read once"
     expected = [perplexity(quantize(resident, get_scheme(name, 1.0)), blocks) for name in names]
     assert found == pytest.approx(expected, rel=1e-6)

@@ -30,7 +30,8 @@ from outliers.experiment.spec import Ablation, Emergence, Experiment, Latency, O
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
 from outliers.files import LOCK, locked, write_whole
-from outliers.models.load import POCKET, load_model, weights_hash
+from outliers.models.load import load_model, weights_hash
+from outliers.models.names import POCKET
 from outliers.tracing.result import Trace
 from tests.test_commands import call
 from tests.test_experiment import lasting

@@ -21,7 +21,7 @@ from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.report.figure1 import accuracy_table, measured, published_table, zeroshot_section
 from outliers.report.zeroshot_figures import accuracy_by_size, mean_accuracy, mean_chance
-from tests.conftest import SHARED, needs_shared
+from tests.conftest import C4, SHARED, needs_shared
 from tests.test_commands import call
 
 MISSING = [name for name in ("lm_eval", "accelerate") if importlib.util.find_spec(name) is None]
@@ -236,9 +236,11 @@ def test_spoilt_data(tmp_path, task, spoil, message):
 
 
 @needs_harness
-def test_local_task_without_a_folder():
-    with pytest.raises(UserError, match=r"reads the local file 'piqa_valid.jsonl'; name the folder .* \(--data\)"):
-        load_tasks(["piqa-local"])
+def test_the_examples_that_come_along_are_the_first_of_the_tasks():
+    for task in load_tasks(LOCAL):
+        assert len(list(task.eval_docs)) == 200
+        if C4.exists():
+            assert documents_hash(task) == documents_hash(load_tasks([task.task_name], C4.parent)[0], 200)
 
 
 @needs_harness

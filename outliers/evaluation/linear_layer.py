@@ -1,6 +1,5 @@
 """One linear layer with three outlier features, multiplied in many ways (Table 5)."""
 
-import logging
 import time
 from collections.abc import Callable
 
@@ -9,6 +8,7 @@ from outlier_kernels import dispatch, reference
 from torch import nn
 
 from outliers.evaluation.latency import quartiles, timed
+from outliers.evaluation.peers import bitsandbytes_layer, has_bitsandbytes
 
 BASELINE = "16 bits"
 LEAST_ROUNDS = 5
@@ -35,7 +35,7 @@ def ways(
     half.load_state_dict(exact.state_dict())
     of_row, of_tensor = (reference.quantize(exact.weight, symmetric=True, per_row=row) for row in (True, False))
     codes, fast, bias = reference.quantize(x, True, True).codes, dispatch.prepare(of_row), exact.bias
-    peer = bitsandbytes_layer(exact)
+    peer = bitsandbytes_layer(exact) if has_bitsandbytes() else None
     named = {
         BASELINE: lambda: half(in_half),
         "int8 alone": lambda: reference.int8_matmul(codes, of_row.codes),
@@ -49,19 +49,6 @@ def ways(
         "bitsandbytes, 32 bits in": lambda: peer(x),
     }
     return {name: run for name, run in named.items() if peer or not name.startswith("bitsandbytes")}
-
-
-def bitsandbytes_layer(exact: nn.Linear) -> nn.Module | None:
-    """The same layer by bitsandbytes, in eval mode (in training mode its CPU path does not quantize activations); None
-    where it is not installed."""
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it complains of optional kernels as it is imported
-    try:
-        import bitsandbytes
-    except ImportError:
-        return None
-    layer = bitsandbytes.nn.Linear8bitLt(exact.in_features, exact.out_features, has_fp16_weights=False, threshold=6.0)
-    layer.load_state_dict(exact.state_dict())
-    return layer.to(exact.weight.device).eval()
 
 
 @torch.inference_mode()

@@ -56,7 +56,7 @@ def zeroshot(
         model: a causal language model, on its device and in its dtype.
         tokenizer: of that model.
         tasks: names of the harness, or `lambada-local` and `piqa-local`, which read local files.
-        data: the folder of those files.
+        data: the folder of those files; None for the first 200 examples of each, which come along.
         limit: so many examples from the start of each task; None for all.
 
     Returns:

@@ -1,5 +1,6 @@
 """Experiment files: YAML mappings that become specifications, with file, line and field of a mistake."""
 
+import logging
 import posixpath
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar
@@ -9,8 +10,10 @@ from pydantic import ValidationError
 
 from outliers.errors import UserError, unknown_name
 from outliers.experiment.spec import Named
+from outliers.models.names import PACKAGED, not_here, packaged_file
 
 Kind = TypeVar("Kind", bound=Named)
+logger = logging.getLogger(__name__)
 
 
 class Fields(NamedTuple):
@@ -28,14 +31,28 @@ class Fields(NamedTuple):
 def specify(name: str | None, fields: dict, default: str, kind: type[Kind]) -> Kind:
     """What a command runs: an experiment of this name, or the default one, with other values of some fields.
 
-    With models and no name, the other fields have the defaults of their kind.
+    With models and no name, the other fields have the defaults of their kind. An experiment that comes with the project
+    goes on without the packaged models that are not on this machine, and says so.
 
     Raises:
         UserError: as `read_experiment` and `make_experiment`.
     """
     if name is None and "models" in fields:
         return make_experiment(fields, kind)
-    return make_experiment(read_experiment(name or default).replaced(fields), kind)
+    name = name or default
+    found = read_experiment(name)
+    if name in experiment_files() and "models" not in fields:
+        found = _with_models_that_are_here(found)
+    return make_experiment(found.replaced(fields), kind)
+
+
+def _with_models_that_are_here(found: Fields) -> Fields:
+    models = found.values.get("models", [])
+    missing = [model for model in models if model in PACKAGED and not packaged_file(model)]
+    for model in missing:
+        logger.info(f"{not_here(model)}; this run goes on without it")
+    kept = [model for model in models if model not in missing]
+    return found.replaced({"models": kept}) if kept and missing else found
 
 
 def experiment_files() -> dict[str, Path]:

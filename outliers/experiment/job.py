@@ -14,7 +14,14 @@ from outliers.evaluation.memory import meta_model
 from outliers.experiment.provenance import environment
 from outliers.experiment.spec import BOS, Machine, Settings
 from outliers.models.anatomy import anatomy_of, check_block, weights_of_experts
-from outliers.models.load import find_device, load_config, load_model, load_tokenizer, weights_hash
+from outliers.models.load import (
+    find_device,
+    load_config,
+    load_model,
+    load_tokenizer,
+    quantized_from,
+    weights_hash,
+)
 from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.quantization.schemes import Scheme
 from outliers.text.blocks import find_text, load_text, tokens_hash
@@ -85,9 +92,9 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
     return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
 
 
-def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme]) -> None:
-    """Log it, which a command prints, before a model is under 8-bit schemes."""
-    if anatomy_of(config).mixture and any(scheme.bits == 8 for scheme in schemes):
+def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:
+    """Log it, which a command prints, before a model is under 8-bit schemes, or None for another library's."""
+    if anatomy_of(config).mixture and any(scheme is None or scheme.bits == 8 for scheme in schemes):
         model = meta_model(config)
         share = weights_of_experts(model) / model.num_parameters()
         logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")
@@ -100,6 +107,7 @@ def describe_model(name: str, revision: str | None, model: PreTrainedModel, mach
         "checkpoint": revision,
         "revision": getattr(model.config, "_commit_hash", None),
         "weights_hash": model.stream.fingerprint() if is_streamed(model) else weights_hash(model),
+        "quantized_from": quantized_from(name, revision),
         "streamed": is_streamed(model) or None,
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),

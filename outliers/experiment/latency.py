@@ -1,6 +1,7 @@
 """Time the generation of tokens: models × schemes × batches to rows, going on where an earlier run stopped."""
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from outliers.evaluation.latency import Timings, check_generation, latency, quartiles
+from outliers.evaluation.peers import BITSANDBYTES, has_bitsandbytes, with_bitsandbytes
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import (
     Job,
@@ -31,6 +33,8 @@ from outliers.quantization.schemes import Scheme
 from outliers.quantization.store import load_int8
 from outliers.text.blocks import tokens_hash
 
+logger = logging.getLogger(__name__)
+
 # Metric: its unit, and the values of which it is the median.
 METRICS = {
     "latency.decode": ("ms/token", lambda timings: timings.per_token),
@@ -43,7 +47,8 @@ def measure_latency(spec: Latency, out: str | Path | None = None, force: bool = 
     """Time every model under every scheme with every batch (Table 6).
 
     One model is in memory at a time: not quantized in the dtype of the specification under `fp32`, otherwise with int8
-    weights alone. The rows of a batch are on disk before the next one starts; rows found there are used again.
+    weights alone, ours or those of bitsandbytes. The rows of a batch are on disk before the next one starts; rows found
+    there are used again.
 
     Args:
         spec: what to run.
@@ -58,7 +63,7 @@ def measure_latency(spec: Latency, out: str | Path | None = None, force: bool = 
         UserError: something is unknown, unreachable or does not fit together.
     """
     check_kernels(spec)
-    schemes = schemes_of(spec)
+    schemes = _schemes(spec)
     shared = spec.model_dump(include={"name", "text", "bos", "alpha", "device", "dtype"})
     settings = Settings(**shared, block=spec.prompt, blocks=max(spec.batches))
     for name in spec.models:
@@ -77,16 +82,16 @@ def measure_latency(spec: Latency, out: str | Path | None = None, force: bool = 
 
 
 def _measure(
-    job: Job, scheme: Scheme, spec: Latency, settings: Settings, row_file: RowFile, force: bool, bar: tqdm
+    job: Job, scheme: Scheme | None, spec: Latency, settings: Settings, row_file: RowFile, force: bool, bar: tqdm
 ) -> Iterator[dict]:
     """The rows of one model under one scheme."""
-    bar.set_description(f"{job.model} {scheme.name}")
+    bar.set_description(f"{job.model} {_name(scheme)}")
     device = find_device(spec.device)
     if device.type == "cuda":
         for number in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(number)
     model = _load(job, scheme, spec)
-    common = {"experiment": spec.name, "scheme": scheme.name, **_fields(job, scheme, settings, model)}
+    common = {"experiment": spec.name, "scheme": _name(scheme), **_fields(job, scheme, settings, model)}
     for batch in spec.batches:
         prompts = job.blocks[:batch]
         cell = common | {
@@ -108,10 +113,27 @@ def _measure(
         yield from rows
 
 
-def _load(job: Job, scheme: Scheme, spec: Latency) -> PreTrainedModel:
-    if scheme.bits == 8:
-        return load_int8(job.model, scheme, spec.dtype, spec.device, job.revision)
-    return load_model(job.model, spec.dtype, spec.device, job.revision)
+def _schemes(spec: Latency) -> list[Scheme | None]:
+    """The schemes of a specification, and None for bitsandbytes where that is asked for and installed."""
+    own = [name for name in spec.schemes if name != BITSANDBYTES]
+    found: list[Scheme | None] = list(schemes_of(spec.model_copy(update={"schemes": own})))
+    if BITSANDBYTES in spec.schemes:
+        if has_bitsandbytes():
+            return [*found, None]
+        logger.info("bitsandbytes is not installed (pip install 'outliers[peers]'); this run goes on without it")
+    return found
+
+
+def _name(scheme: Scheme | None) -> str:
+    return scheme.name if scheme else BITSANDBYTES
+
+
+def _load(job: Job, scheme: Scheme | None, spec: Latency) -> PreTrainedModel:
+    place = spec.dtype, spec.device, job.revision
+    if scheme and scheme.bits == 8:
+        return load_int8(job.model, scheme, *place)
+    model = load_model(job.model, *place)
+    return model if scheme else with_bitsandbytes(model, spec.alpha)
 
 
 def _rows(timings: Timings) -> Iterator[dict]:
@@ -121,10 +143,13 @@ def _rows(timings: Timings) -> Iterator[dict]:
         yield {"metric": metric, "value": middle, "q1": low, "q3": high, "unit": unit}
 
 
-def _fields(job: Job, scheme: Scheme, settings: Settings, model: PreTrainedModel) -> dict:
+def _fields(job: Job, scheme: Scheme | None, settings: Settings, model: PreTrainedModel) -> dict:
     """What the rows of a model under a scheme have in common; its text is said by prompt and batch."""
     fields = {name: value for name, value in describe(job, model, settings).items() if name not in ("block", "blocks")}
-    if scheme.bits != 8:
+    if not scheme:
+        fields |= {"kernels": BITSANDBYTES, "alpha": settings.alpha, "outlier_weights": "dequantized"}
+        fields |= left_fields(model, fields["parameters"])
+    if not scheme or scheme.bits != 8:
         return fields | {"weights_bytes": sum(weight.nbytes for weight in model.parameters())}
     layers = [module for *_, module in projections(model)]
     buffers = [buffer for layer in layers for buffer in layer.buffers()]  # codes and scales

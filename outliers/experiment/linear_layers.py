@@ -12,7 +12,7 @@ from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import check_kernels, progress
 from outliers.experiment.provenance import cost, environment
 from outliers.experiment.rows import RowFile
-from outliers.experiment.spec import LinearLayers
+from outliers.experiment.spec import LinearLayers, layer_shape
 from outliers.models.load import DTYPES
 
 METRICS = {"milliseconds": "ms", "times_16_bits": "1"}  # with their units
@@ -43,7 +43,7 @@ def measure_linear_layers(spec: LinearLayers, out: str | Path | None = None, for
         return [
             row
             for dimension in spec.dimensions
-            for row in _measure(common | {"dimension": dimension, "outputs": 4 * dimension}, spec, row_file, force, bar)
+            for row in _measure(common | {"dimension": dimension}, spec, row_file, force, bar)
         ]
 
 
@@ -54,10 +54,11 @@ def _measure(cell: dict, spec: LinearLayers, row_file: RowFile, force: bool, bar
     if not rows:
         stop_if_asked()
         start, device = time.perf_counter(), torch.device(cell["device"])
-        shape = cell["tokens"], cell["dimension"], cell["outputs"]
+        shape = spec.tokens, *layer_shape(cell["dimension"])
         times = milliseconds(ways(*shape, device, DTYPES[spec.dtype]), device, spec.seconds)
         spent = cost(start, device)
-        rows = [cell | row | spent for of_way in rows_of(shape, times) for row in _tidy(of_way)]
+        outputs = {"outputs": shape[-1]}
+        rows = [cell | outputs | row | spent for of_way in rows_of(shape, times) for row in _tidy(of_way)]
         row_file.add(*rows)
     bar.update()
     return rows

@@ -11,7 +11,7 @@ from outliers.evaluation.calibration import Calibration, Cost, Passes, Sizes, ca
 from outliers.experiment.job import Job
 from outliers.experiment.room import room_of
 from outliers.experiment.spec import Settings
-from outliers.models.load import DTYPES, SECONDS_FOR_THE_HUB, find_device, find_model, local_folder
+from outliers.models.load import DTYPES, SECONDS_FOR_THE_HUB, find_device, find_model, local_place
 from outliers.models.stream import STATES_ON_GPU
 
 SAMPLE = 64_000_000  # bytes of a checkpoint that are read to see how fast that is
@@ -161,16 +161,16 @@ def _seconds_to_read(job: Job) -> float:
 
 
 def _files(job: Job) -> list[Path]:
-    """The safetensors files of a model that are on this machine."""
-    if local_folder(job.model):
-        return list(Path(find_model(job.model, job.revision).path).glob("*.safetensors"))
+    """The files of a model's weights that are on this machine."""
+    if local_place(job.model):
+        return find_model(job.model, job.revision).files
     config = try_to_load_from_cache(job.model, "config.json", revision=job.revision)
     return list(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else []
 
 
 def _download(job: Job) -> int | None:
     """Bytes of weights that are not on this machine; None if the hub cannot be asked and its cache has none."""
-    if local_folder(job.model):
+    if local_place(job.model):
         return 0
     cached = {file.name for file in _files(job)}
     try:

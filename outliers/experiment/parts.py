@@ -22,12 +22,15 @@ from outliers.tracing.trace import trace
 FEATURE = 0  # stands for outlier features that nobody knows yet
 
 
-def sweep_parts(schemes: Iterable[Scheme]) -> Passes:
-    """Of a sweep: one part for all schemes that differ in nothing but the granularity of their scales."""
+def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
+    """Of a sweep: one part for all schemes that differ in nothing but the granularity of their scales.
+
+    draws: how many times each scheme is measured.
+    """
     alike = defaultdict(list)
     for scheme in schemes:
         alike[scheme.bits, scheme.symmetric, scheme.outlier_threshold, scheme.bitsandbytes].append(scheme)
-    return [[Part(perplexity, partial(_with_codes, schemes[0]), len(schemes)) for schemes in alike.values()]]
+    return [[Part(perplexity, partial(_with_codes, schemes[0]), len(schemes) * draws) for schemes in alike.values()]]
 
 
 def trace_parts(spec: Settings, attention: bool = True) -> Passes:

@@ -32,6 +32,7 @@ IDENTITY = (
     "where",
     "features",
     "draw",
+    "draws",
     "seed",
     "feature",
     "layer",

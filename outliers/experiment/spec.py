@@ -24,6 +24,9 @@ Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Names = Annotated[list[str], Split, Field(min_length=1), Once]
 Numbers = Annotated[list[int], Split, Field(min_length=1), Once]
 Counts = Annotated[list[PositiveInt], Split, Field(min_length=1), Once]
+# A model dimension d, of which a layer has 4 d outputs, or features and outputs as "576x1536".
+Shape = PositiveInt | Annotated[str, Field(pattern=r"^[1-9]\d*x[1-9]\d*$")]
+Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 Name = Annotated[str, Field(pattern=r"^\w[\w.@-]*(/\w[\w.@-]*)*$")]
 
 BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
@@ -70,12 +73,16 @@ class Settings(Machine):
 
 
 class Experiment(Settings):
-    """A sweep: every model under every scheme on one text."""
+    """A sweep: every model under every scheme on one text.
+
+    draws: how many times each is measured, with embeddings changed by 1e-6; rounding scatters the results.
+    """
 
     name: Name = "sweep"
     models: Names
     schemes: Names = TABLE1
     revision: str | None = None
+    draws: PositiveInt = 1
 
 
 class OneModel(Settings):
@@ -143,14 +150,14 @@ class Memory(Named):
 
 
 class LinearLayers(Machine):
-    """The first feed-forward layer of models of some dimensions: d features, 4 d outputs (Table 5).
+    """The first feed-forward layer of models of some dimensions: d features, 4 d outputs, or as it says (Table 5).
 
     tokens: rows of the input. seconds: how long a layer is timed at least. dtype: what 16 bits are.
     """
 
     name: Name = "linear-layers"
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
-    dimensions: Counts
+    dimensions: Shapes
     tokens: PositiveInt = 512
     seconds: PositiveFloat = 3.0
 
@@ -158,8 +165,8 @@ class LinearLayers(Machine):
 class Latency(Machine):
     """Time a generated token with a KV cache; prompts are the first tokens of a text, after the model's own with `bos`.
 
-    batches: sequences at once. prompt: tokens a sequence. tokens: how many are generated after the first. repeats: of
-    the whole generation.
+    schemes: those of a sweep, and "bitsandbytes" for the layers of that library. batches: sequences at once. prompt:
+    tokens a sequence. tokens: how many are generated after the first. repeats: of the whole generation.
     """
 
     name: Name = "latency"
@@ -179,8 +186,8 @@ class Latency(Machine):
 class ZeroShot(Machine):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1).
 
-    tasks: of the harness, or of this project (`lambada-local`, `piqa-local`), which read the files in `data`. limit: so
-    many examples of each task; None for all.
+    tasks: of the harness, or of this project (`lambada-local`, `piqa-local`), which read the files in the folder
+    `data`, or the examples that come along. limit: so many examples of each task; None for all.
     """
 
     name: Name = "zeroshot"
@@ -193,9 +200,17 @@ class ZeroShot(Machine):
     alpha: PositiveFloat = ALPHA
 
 
+def layer_shape(dimension: int | str) -> tuple[int, int]:
+    """Features and outputs of a layer of `LinearLayers`."""
+    if isinstance(dimension, int):
+        return dimension, 4 * dimension
+    features, outputs = map(int, dimension.split("x"))
+    return features, outputs
+
+
 def short_name(model: str) -> str:
     """A model's name without where it comes from."""
-    return model.rstrip("/").rpartition("/")[2]
+    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
 
 
 def full_name(model: str, revision: str | None) -> str:

@@ -1,13 +1,18 @@
 """Run an experiment: models × schemes to rows, going on where an earlier run stopped."""
 
+import statistics
 import time
 from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 
+import torch
 from outlier_kernels.dispatch import path
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of, variant_losses
+from outliers.evaluation.scatter import check_draws, drawn
 from outliers.experiment.cell import Bench, Cell, check_same_weights, said, size
 from outliers.experiment.engine import Engine, engine_of
 from outliers.experiment.job import Counted, Job, left_fields, prepare, progress, say_what_is_left
@@ -35,28 +40,31 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
         force: measure again what is finished.
 
     Returns:
-        One row a model and scheme, model by model; schemes that share weight codes are side by side.
+        One row a model and scheme, model by model; schemes that share weight codes are side by side. Of several draws
+        the value is their mean, with their sample standard deviation.
 
     Raises:
-        UserError: something in the experiment is unknown, unreachable or does not fit together; or cells failed on a
-            cluster.
+        UserError: something in the experiment is unknown, unreachable or does not fit together; there are several
+            draws and a dtype of 16 bits; or cells failed on a cluster.
     """
     schemes = schemes_of(experiment)
+    check_draws(experiment.draws, experiment.dtype)
     jobs = [prepare(name, experiment.revision, experiment) for name in experiment.models]
     for job in jobs:
         say_what_is_left(job.name, job.config, schemes)
-    total = len(jobs) * len(schemes) * experiment.blocks
+    total = len(jobs) * len(schemes) * experiment.blocks * experiment.draws
     rows: dict[Key, dict] = {}
     row_file = RowFile(Path(out or experiment.folder))
     with row_file, progress(total) as bar, engine_of(experiment, bar) as engine:
         done = [] if force else rows_of(experiment, row_file.rows)
-        engine.foresee(jobs, experiment, sweep_parts(schemes), 1 - len(done) / (len(jobs) * len(schemes)))
+        engine.foresee(
+            jobs, experiment, sweep_parts(schemes, experiment.draws), 1 - len(done) / (len(jobs) * len(schemes))
+        )
         for group in engine.groups(jobs):
             if row_file.rows and not force:
                 rows |= _found(group, experiment, row_file, engine)
-                bar.update(
-                    experiment.blocks * sum((job.model, scheme.name) in rows for job in group for scheme in schemes)
-                )
+                found = sum((job.model, scheme.name) in rows for job in group for scheme in schemes)
+                bar.update(found * experiment.blocks * experiment.draws)
             missing = [(job, [scheme for scheme in schemes if (job.model, scheme.name) not in rows]) for job in group]
             rows |= _measured(missing, experiment, row_file, engine)
     return [rows[job.model, scheme.name] for job in jobs for scheme in schemes]
@@ -98,7 +106,8 @@ def _measured(
 
 def _cell(job: Job, experiment: Experiment, schemes: list[Scheme], part: slice) -> Cell:
     what = f"{', '.join(scheme.name for scheme in schemes)}, {said(part)}"
-    return Cell(what, _measure, job, (experiment, schemes, part), len(schemes) * size(part))
+    steps = len(schemes) * size(part) * experiment.draws
+    return Cell(what, _measure, job, (experiment, schemes, part), steps)
 
 
 def _describe(bench: Bench, job: Job, experiment: Experiment, schemes: list[Scheme]) -> list[dict]:
@@ -106,6 +115,7 @@ def _describe(bench: Bench, job: Job, experiment: Experiment, schemes: list[Sche
     model, common = bench.load(job, experiment)
     return [
         {"experiment": experiment.name, "model": job.model, "scheme": scheme.name, "metric": "perplexity"}
+        | {"draws": experiment.draws}
         | common
         | scheme_fields(scheme, model)
         for scheme in schemes
@@ -114,31 +124,45 @@ def _describe(bench: Bench, job: Job, experiment: Experiment, schemes: list[Sche
 
 def _measure(
     bench: Bench, job: Job, experiment: Experiment, schemes: list[Scheme], part: slice
-) -> list[tuple[dict, list[Loss]]]:
-    """The fields of the row of each scheme, and the losses of a part of the text."""
+) -> list[tuple[dict, list[list[Loss]]]]:
+    """The fields of the row of each scheme, and draw by draw the losses of a part of the text."""
     bench.bar.set_description(f"{job.model} {schemes[0].name}")
     described = _describe(bench, job, experiment, schemes)
     model, _ = bench.load(job, experiment)
     start = time.perf_counter()
-    if is_streamed(model):
-        found = variant_losses(model, job.blocks[part], [under(scheme) for scheme in schemes])
-        bench.bar.update(len(schemes) * size(part))
-    else:
+    if not is_streamed(model):
         # One quantization of the weights serves all schemes that share its codes.
         (scheme,) = schemes
         model = quantize(model, scheme)
         bench.leave(model)
-        found = [losses(model, Counted(job.blocks[part], bench.bar))]
+    found = []
+    for draw in range(experiment.draws):
+        with drawn(model, draw):
+            found.append(_losses(model, job.blocks[part], schemes, bench.bar))
     spent = cost(start, model.device)
-    return [(fields | spent, of_scheme) for fields, of_scheme in zip(described, found, strict=True)]
+    by_scheme = map(list, zip(*found, strict=True))
+    return [(fields | spent, of_scheme) for fields, of_scheme in zip(described, by_scheme, strict=True)]
 
 
-def _row(parts: tuple[tuple[dict, list[Loss]], ...]) -> dict:
-    """A row of what was measured on all parts of the text, in their order."""
+def _losses(model: PreTrainedModel, blocks: torch.Tensor, schemes: list[Scheme], bar: tqdm) -> list[list[Loss]]:
+    """The losses under each scheme; a resident model is under its own already."""
+    if not is_streamed(model):
+        return [losses(model, Counted(blocks, bar))]
+    found = variant_losses(model, blocks, [under(scheme) for scheme in schemes])
+    bar.update(len(schemes) * len(blocks))
+    return found
+
+
+def _row(parts: tuple[tuple[dict, list[list[Loss]]], ...]) -> dict:
+    """A row of what was measured on all parts of the text, in their order: the mean over draws, and their scatter."""
     fields = [fields for fields, _ in parts]
     check_same_weights(fields)
-    value = perplexity_of([loss for _, losses in parts for loss in losses])
-    return fields[0] | {"value": value, "unit": "1"} | total_cost(fields)
+    draws = zip(*(of_part for _, of_part in parts), strict=True)
+    values = [perplexity_of(list(chain.from_iterable(of_draw))) for of_draw in draws]
+    found = {"value": statistics.fmean(values), "unit": "1"}
+    if len(values) > 1:
+        found["standard_deviation"] = statistics.stdev(values)
+    return fields[0] | found | total_cost(fields)
 
 
 def scheme_fields(scheme: Scheme, model: PreTrainedModel) -> dict:

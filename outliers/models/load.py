@@ -1,7 +1,8 @@
-"""Where a model comes from: a hub id, a local folder, or the name of a pocket model."""
+"""Where a model comes from: a hub id, a local folder or GGUF file, or the name of a pocket or packaged model."""
 
+import copy
+import functools
 import hashlib
-import json
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -26,9 +27,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import TEXT_KEYS, anatomy_of, text_config
-from outliers.models.watch import watch
+from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
+from outliers.models.watch import state_of, watch
 
-POCKET = Path(__file__).parent / "pocket"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SECONDS_FOR_THE_HUB = 5
 DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
@@ -40,24 +41,47 @@ class Source(NamedTuple):
     path: str
     revision: str | None
     local_files_only: bool
+    gguf_file: str | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of its weights on this machine, outside the hub's cache."""
+        if self.gguf_file:
+            return [Path(self.path) / self.gguf_file]
+        return sorted(Path(self.path).glob("*.safetensors"))
 
 
-def pocket_models() -> list[str]:
-    """Names of the embedded models, smallest first."""
-    files = sorted(POCKET.glob("*/model.safetensors"), key=lambda file: (file.stat().st_size, file))
-    return [f"pocket/{file.parent.name}" for file in files]
+def local_place(name: str) -> Path | None:
+    """Where a model is on this machine: the folder of a pocket model, the file of a packaged one, or an existing folder
+    or GGUF file of this name; None if `name` is of the hub.
+
+    Raises:
+        UserError: it is a packaged model that is not here, or a pocket model or GGUF file that does not exist.
+    """
+    if name.startswith("pocket/"):
+        if name not in pocket_models():
+            raise unknown_name("model", name, here())
+        return POCKET / name.removeprefix("pocket/")
+    if name in PACKAGED:
+        if not (file := packaged_file(name)):
+            raise not_here(name)
+        return file
+    place = Path(name)
+    if place.suffix == ".gguf" and not place.is_file():
+        raise UserError(f"model file '{name}' does not exist; expected a GGUF file")
+    return place if place.suffix == ".gguf" or place.is_dir() else None
 
 
-def local_folder(name: str) -> Path | None:
-    """The folder of a pocket model, or an existing one of this name; None if `name` is of the hub."""
-    folder = POCKET / name.removeprefix("pocket/") if name.startswith("pocket/") else Path(name)
-    return folder if folder.is_dir() else None
+def here() -> list[str]:
+    """The names of the models that are on this machine without being asked for by a path."""
+    return [*pocket_models(), *packaged_models()]
 
 
 def find_model(name: str, revision: str | None = None) -> Source:
-    """Decide where `name` is: a pocket model, an existing folder, or a repository on the hub.
+    """Decide where `name` is: a pocket or packaged model, an existing folder or GGUF file, or a repository on the hub.
 
-    A revision of a folder is a model folder in it, such as a training checkpoint.
+    A folder without safetensors files may hold a GGUF file. A revision of a folder is a model folder in it, such as a
+    training checkpoint.
 
     The hub is asked once, with a time limit, so that a machine without network falls back to its cache at once
     instead of retrying for half a minute.
@@ -65,15 +89,13 @@ def find_model(name: str, revision: str | None = None) -> Source:
     Raises:
         UserError: nothing of that name is known, here or on the hub.
     """
-    if name.startswith("pocket/") and name not in pocket_models():
-        raise unknown_name("model", name, pocket_models())
-    if folder := local_folder(name):
-        if revision is not None and not (folder / revision / "config.json").exists():
-            checkpoints = sorted(file.parent.name for file in folder.glob("*/config.json"))
+    if place := local_place(name):
+        if revision is not None and not (place / revision / "config.json").is_file():
+            checkpoints = sorted(file.parent.name for file in place.glob("*/config.json"))
             if not checkpoints:
                 raise UserError(f"'{name}' is a local model and has no revision '{revision}'; leave the revision out")
             raise unknown_name(f"revision (a folder in '{name}')", revision, checkpoints)
-        return Source(str(folder / (revision or "")), None, True)
+        return _in_file(place) if place.is_file() else _in_folder(place / (revision or ""))
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"model folder '{name}' does not exist; expected a folder with config.json and safetensors")
     try:
@@ -86,9 +108,24 @@ def find_model(name: str, revision: str | None = None) -> Source:
     except GatedRepoError:
         raise UserError(f"model '{name}' is gated: accept its terms on the hub and run `hf auth login`") from None
     except (RepositoryNotFoundError, HFValidationError):
-        raise unknown_name("model", name, pocket_models(), "(it is no folder, and no repository on the hub)") from None
+        raise unknown_name("model", name, here(), "(it is no folder, and no repository on the hub)") from None
     except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
         return Source(name, revision, True)
+
+
+def _in_folder(folder: Path) -> Source:
+    """A model folder, in which safetensors files come first."""
+    files = sorted(folder.glob("*.gguf"))
+    if not files or any(folder.glob("*.safetensors")):
+        return Source(str(folder), None, True)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise UserError(f"'{folder}' holds {len(files)} GGUF files ({names}); name one of them as the model")
+    return _in_file(files[0])
+
+
+def _in_file(file: Path) -> Source:
+    return Source(str(file.parent), None, True, file.name)
 
 
 @contextmanager
@@ -101,11 +138,13 @@ def _refusals(name: str, source: Source):
         yield
     except SafetensorError as error:
         raise UserError(f"the weights of '{name}' are corrupt ({error}); download or copy them again") from None
-    except (OSError, ValueError, RuntimeError, json.JSONDecodeError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # what a file that nobody checked makes transformers raise is of any kind
         if source.local_files_only and not Path(source.path).is_dir():
             raise UserError(
                 f"cannot reach the hub to load '{name}', and it is not in the local cache; check the network or use "
-                f"a local folder or one of {', '.join(pocket_models())}"
+                f"a local folder or one of {', '.join(here())}"
             ) from None
         reason = " ".join(str(error).split())[:300]
         if "above report" in reason:  # which is not printed
@@ -118,6 +157,19 @@ def _refusals(name: str, source: Source):
         logging.enable_progress_bar()
 
 
+def quantized_from(name: str, revision: str | None = None) -> str | None:
+    """What a model's weights were quantized to before they were dequantized, such as "Q4_1"; None where they were not.
+
+    Of a GGUF file; other files hold the weights as they are used.
+    """
+    source = find_model(name, revision) if local_place(name) else None
+    if source is None or not source.gguf_file:
+        return None
+    from outliers.models.gguf import read_header
+
+    return read_header(*source.files).type
+
+
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """Load a model's configuration alone, of any architecture; of one that takes pictures too, its text part's.
 
@@ -126,7 +178,23 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """
     source = find_model(name, revision)
     with _refusals(name, source):
+        return _config(source)
+
+
+def _config(source: Source) -> PretrainedConfig:
+    if not source.gguf_file:
         return text_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
+    from outliers.models.gguf import read_header
+
+    (file,) = source.files
+    read_header(file)
+    return copy.deepcopy(_config_in(source, state_of(file)))
+
+
+@functools.lru_cache(maxsize=4)
+def _config_in(source: Source, _state: tuple | None) -> PretrainedConfig:
+    """The configuration in a GGUF file, whose vocabulary takes transformers seconds to read each time."""
+    return AutoConfig.from_pretrained(source.path, **_keywords(source))
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
@@ -173,12 +241,15 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
 def load_model(
     name: str, dtype: str = "float32", device: str | torch.device = "cpu", revision: str | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model in eval mode from safetensors; no foreign code runs.
+    """Load a causal language model in eval mode from safetensors or GGUF; no foreign code runs.
+
+    The weights of a quantized GGUF file are the dequantized ones.
 
     Of a model that takes pictures too, its text part.
 
     Args:
-        name: a hub id ("gpt2", "facebook/opt-125m"), a local folder, or a pocket model ("pocket/gpt2-1.7m").
+        name: a hub id ("gpt2", "facebook/opt-125m"), a local folder or GGUF file, a pocket model ("pocket/gpt2-1.7m"),
+            or a packaged one ("smollm2-135m").
         dtype: "float32", "float16" or "bfloat16".
         device: where to put it, such as "cpu" or "cuda"; "auto" spreads its layers over all GPUs by what is free on
             them, and is the CPU where there is none.
@@ -192,20 +263,17 @@ def load_model(
         raise unknown_name("dtype", dtype, DTYPES)
     home = find_device(device)
     source = find_model(name, revision)
-    watch(name, revision, source.path)
+    watch(name, revision, source.files)
     with _refusals(name, source):
-        config = text_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
+        config = _config(source)
         anatomy_of(config)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            source.path,
-            config=config,
-            key_mapping=TEXT_KEYS,
+        model, report = _from_pretrained(
+            source,
+            config,
             quantization_config=dequantized(config, name),
             dtype=DTYPES[dtype],
             device_map=device_map(_skeleton(config, DTYPES[dtype]), name) if device == "auto" else None,
-            use_safetensors=True,
             output_loading_info=True,
-            **_keywords(source),
         )
     check_complete(sorted(report["missing_keys"]), name)
     if Path(source.path).is_dir() and home.type == "cpu":
@@ -213,6 +281,23 @@ def load_model(
     for tensor_name, tensor in model.named_parameters():
         check_finite(tensor, tensor_name, name)
     return model.eval() if device == "auto" else model.to(home).eval()
+
+
+def _from_pretrained(source: Source, config: PretrainedConfig, **options) -> tuple[PreTrainedModel, dict]:
+    """The model as transformers loads it, with its report of what was missing.
+
+    Tensors of a GGUF file are handed over as they are to be: by itself transformers would make the same ones in four
+    times the time, or keep them in blocks and ask for kernels to multiply those.
+    """
+    if not source.gguf_file:
+        options |= {"config": config, "key_mapping": TEXT_KEYS, "use_safetensors": True, **_keywords(source)}
+        return AutoModelForCausalLM.from_pretrained(source.path, **options)
+    from outliers.models.gguf import made_of
+
+    skeleton = _skeleton(config, torch.float32)
+    tensors = made_of(*source.files, skeleton, skeleton.state_dict())
+    state_dict = {own: made.read() for own, made in tensors.items()}
+    return type(skeleton).from_pretrained(None, config=config, state_dict=state_dict, **options)
 
 
 def _skeleton(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -306,4 +391,5 @@ def _keywords(source: Source) -> dict:
         "revision": source.revision or "main",
         "local_files_only": source.local_files_only,
         "trust_remote_code": False,
+        **({"gguf_file": source.gguf_file} if source.gguf_file else {}),
     }

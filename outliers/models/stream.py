@@ -3,14 +3,11 @@
 import ctypes
 import hashlib
 import itertools
-import json
 import os
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
-from outliers.models.checkpoint import Conversion, opened, parameters_on_meta, safetensors_files
+from outliers.models.checkpoint import dtype_of, parameters_on_meta, stored_tensors
 from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -40,16 +37,6 @@ def is_streamed(model: PreTrainedModel) -> bool:
 def one_variant(model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
     """The variant that changes nothing."""
     yield decoder_layers(model)[number]
-
-
-class Place(NamedTuple):
-    """Where a tensor, or a part of one, is: file, key, and from which byte to which; which part it is."""
-
-    file: Path
-    key: str
-    start: int
-    end: int
-    part: str | None
 
 
 class Call(NamedTuple):
@@ -89,7 +76,8 @@ def stream_model(
     device, config = find_device(device), load_config(name, revision)
     with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
-    model.stream = Stream(name, model, safetensors_files(name, revision), device, DTYPES[dtype], memory)
+    stored = stored_tensors(name, revision, model, dict.fromkeys(model.state_dict(), 0))
+    model.stream = Stream(name, model, stored, device, DTYPES[dtype], memory)
     model.stream.load_what_is_not_in_layers(model)
     return model
 
@@ -101,21 +89,24 @@ def check_one_device(device: str | torch.device) -> None:
 
 
 class Stream:
-    """Reads the decoder layers of a model from its safetensors files, one at a time and the next one ahead."""
+    """Reads the decoder layers of a model from its files, one at a time and the next one ahead.
+
+    stored: where its tensors are, see `outliers.models.checkpoint.stored_tensors`.
+    """
 
     def __init__(
         self,
         name: str,
         model: PreTrainedModel,
-        files: list[Path],
+        stored: dict,
         device: torch.device,
         dtype: torch.dtype,
         memory: int | None,
     ):
         self.name, self.device, self.dtype, self.memory = name, device, dtype, memory
         self.prefix = f"{anatomy_of(model.config).layers}."
-        self.conversion = Conversion(name, model, model.state_dict())
-        self.places = _places(name, self.conversion, files)
+        self.stored = stored
+        self.dtypes = {own: dtype_of(model, own) for own in stored}
         self.bytes_read = 0
 
     def __deepcopy__(self, _memo) -> "Stream":
@@ -123,7 +114,7 @@ class Stream:
 
     def load_what_is_not_in_layers(self, model: PreTrainedModel) -> None:
         """Embeddings, final norm and head; they stay."""
-        for own in self.places:
+        for own in self.stored:
             if not own.startswith(self.prefix):
                 _assign(model, own, self._read(own))
         model.tie_weights()
@@ -131,19 +122,14 @@ class Stream:
             buffers = {part: buffer for part, buffer in module._buffers.items() if buffer is not None}
             module._buffers.update({part: buffer.to(self.device) for part, buffer in buffers.items()})
         meta = (own for own, parameter in model.named_parameters() if parameter.is_meta)
-        missing = [own for own in meta if own not in self.places]
+        missing = [own for own in meta if own not in self.stored]
         check_complete(missing, self.name)
 
     def _read(self, own: str) -> torch.Tensor:
-        parts = []
-        for place in self.places[own]:
-            with opened(place.file, self.name) as file:
-                tensor = file.get_tensor(place.key)
-                self.bytes_read += tensor.nbytes
-                # copied, for a tensor that shares the memory of the file would keep all of it in memory
-                dtype = self.conversion.dtype_of(own) if tensor.is_floating_point() else None
-                parts.append((place.key, place.part, tensor.to(self.device, dtype, copy=True)))
-        tensor = self.conversion.join(own, parts)
+        stored = self.stored[own]
+        self.bytes_read += sum(end - start for _, start, end in stored.spans)
+        # copied, for a tensor that shares the memory of the file would keep all of it in memory
+        tensor = stored.read().to(self.device, self.dtypes[own], copy=True)
         check_finite(tensor, own, self.name)
         return tensor
 
@@ -162,15 +148,15 @@ class Stream:
                     module._parameters[part] = nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     def _names(self, number: int) -> list[str]:
-        return [own for own in self.places if own.startswith(f"{self.prefix}{number}.")]
+        return [own for own in self.stored if own.startswith(f"{self.prefix}{number}.")]
 
     def _read_ahead(self, number: int) -> None:
         """Let the system read the files of a layer into its cache while something else is computed."""
         if not hasattr(os, "posix_fadvise"):  # not on macOS, which reads when asked
             return
-        for place in (place for own in self._names(number) for place in self.places[own]):
-            with open(place.file, "rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), place.start, place.end - place.start, os.POSIX_FADV_WILLNEED)
+        for path, start, end in (span for own in self._names(number) for span in self.stored[own].spans):
+            with open(path, "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
 
     def fingerprint(self) -> str:
         """SHA-256 over names, dtypes, shapes and the first bytes of all tensors: 16 hexadecimal digits.
@@ -178,12 +164,12 @@ class Stream:
         A hash of all weights would read all of them once more.
         """
         digest = hashlib.sha256()
-        for own, place in sorted((own, place) for own, places in self.places.items() for place in places):
-            with opened(place.file, self.name) as file:
-                part = file.get_slice(place.key)
-                digest.update(f"{own} {part.get_dtype()} {part.get_shape()}".encode())
-                rows = part[: max(1, SAMPLE // (2 * max(1, part.get_shape()[-1])))]
-                digest.update(rows.contiguous().view(-1).view(torch.uint8)[:SAMPLE].numpy())
+        for own, stored in sorted(self.stored.items()):
+            digest.update(f"{own} {stored.about}".encode())
+            for path, start, end in stored.spans:
+                with open(path, "rb", buffering=0) as file:
+                    file.seek(start)
+                    digest.update(file.read(min(SAMPLE, end - start)))
         return digest.hexdigest()[:16]
 
     def run(
@@ -304,21 +290,6 @@ def _in_the_place_of_layers(model: PreTrainedModel, gates: list[_Gate]) -> Itera
         yield
     finally:
         layers._modules.update(originals)
-
-
-def _places(name: str, conversion: Conversion, files: list[Path]) -> dict[str, list[Place]]:
-    """Every tensor of the model that the files hold, by its own name, in all its parts."""
-    places = defaultdict(list)
-    for path in files:
-        with opened(path, name), open(path, "rb") as file:  # the first says what is wrong with a damaged one
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-        for key, about in header.items():
-            own, part = (None, None) if key == "__metadata__" else conversion.own_name(key)
-            if own is not None:
-                start, end = (8 + length + offset for offset in about["data_offsets"])
-                places[own].append(Place(path, key, start, end, part))
-    return dict(places)
 
 
 def _assign(model: PreTrainedModel, own: str, tensor: torch.Tensor) -> None:

@@ -1,8 +1,6 @@
 """Int8 models on disk, and checkpoints that are quantized while they are read."""
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
-from outliers.models.checkpoint import Conversion, opened, parameters_on_meta, safetensors_files
+from outliers.models.checkpoint import dtype_of, parameters_on_meta, stored_tensors
 from outliers.models.load import DTYPES, check_complete, check_finite, device_map, find_device, load_config
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
@@ -78,12 +76,12 @@ def load_int8(
     device: str | torch.device = "cpu",
     revision: str | None = None,
 ) -> PreTrainedModel:
-    """Load a causal language model from safetensors and quantize each weight as it is read.
+    """Load a causal language model from safetensors or GGUF and quantize each weight as it is read.
 
     The memory that it takes at most is the int8 model and one file of the checkpoint.
 
     Args:
-        name: a hub id, a local folder, or a pocket model, as for `load_model`.
+        name: as for `load_model`.
         scheme: an 8-bit scheme.
         dtype: of what is not quantized, and of the hidden states: "float32", "float16" or "bfloat16".
         device: where to put it; "auto" as for `load_model`.
@@ -100,22 +98,11 @@ def load_int8(
     find_device(device)
     model = _skeleton(load_config(name, revision), scheme, DTYPES[dtype])
     places = _places(model, name, device)
-    weights = {f"{projection.path}.weight": projection.module for projection in projections(model)}
-    conversion = Conversion(name, model, model.state_dict() | weights)
-    parts = defaultdict(list)  # of experts, which may be in several files
-    for file in safetensors_files(name, revision):
-        for key, tensor in _tensors(file, name):
-            own, part = conversion.own_name(key)
-            if own is None:
-                continue
-            tensor = tensor.to(_place(own, places))
-            check_finite(tensor, own, name)
-            if part is None:
-                _assign(model, own, tensor, conversion.dtype_of(own))
-            else:
-                parts[own].append((key, part, tensor.clone()))
-    for own in list(parts):
-        _assign(model, own, conversion.join(own, parts.pop(own)), conversion.dtype_of(own))
+    names = dict.fromkeys([*model.state_dict(), *(f"{projection.path}.weight" for projection in projections(model))], 0)
+    for own, stored in stored_tensors(name, revision, model, names).items():
+        tensor = stored.read().to(_place(own, places))
+        check_finite(tensor, own, name)
+        _assign(model, own, tensor, dtype_of(model, own))
     return _finished(model, name, places)
 
 
@@ -134,13 +121,6 @@ def _places(skeleton: PreTrainedModel, name: str, device: str | torch.device) ->
 def _place(name: str, places: dict) -> int | str | torch.device:
     """The device of a tensor."""
     return next(place for part, place in places.items() if f"{name}.".startswith(f"{part}." if part else ""))
-
-
-def _tensors(file: Path, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a file, one at a time."""
-    with opened(file, name) as open_file:
-        for key in open_file.keys():  # noqa: SIM118, it is no mapping
-            yield key, open_file.get_tensor(key)
 
 
 def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

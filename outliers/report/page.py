@@ -25,6 +25,7 @@ ABOUT = {  # what a section says of its rows: field and form, in this order
     "alpha": "α = {}",
     "unquantized_experts": "{} of the weights are experts and not quantized",
     "dtype": "{}",
+    "quantized_from": "weights dequantized from {}",
     "device": "on {}",
 }
 PROVENANCE = {  # label: field

@@ -7,21 +7,33 @@ from outliers.experiment.spec import short_name
 from outliers.quantization.schemes import SCHEMES
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Drawing, Section, Table
-from outliers.report.sweep_figures import perplexity_by_size
+from outliers.report.sweep_figures import BASELINE, costs, sweep_figure
+
+ONCE = (
+    "Compare within a column. Each was measured once: rounding alone scatters an 8-bit perplexity, by some hundredths "
+    "of a per cent in pocket models and by about one per cent in real ones; --draws 4 measures how far."
+)
+DRAWN = (
+    "Compare within a column. Mean ± standard deviation over {} draws of embeddings changed by 1e-6, which rounding "
+    "alone causes: a difference below two standard deviations is none."
+)
 
 
 def sweep_section(rows: list[dict]) -> Section:
     """What a sweep shows."""
     table = table1(rows)
-    notes = [
-        "Compare within a column. Rounding alone scatters an 8-bit perplexity by 0.004 to 0.03 % at the size of the "
-        "pocket models; smaller differences mean nothing."
-    ]
-    caption = "Perplexity, and what each 8-bit scheme adds to it. Hollow markers: outlier features in 16 bits."
-    drawings = [Drawing("perplexity", caption, perplexity_by_size(rows))]
-    return Section(
-        "Perplexity under 8-bit schemes", terminal(table), [published_table(rows)], drawings, notes, {}, rows
+    draws = rows[0].get("draws", 1)
+    note = DRAWN.format(draws) if draws > 1 else ONCE
+    tables = [published_table(rows), *cost_table(rows)]
+    caption = (
+        "What each 8-bit scheme costs of perplexity, and what it cost the models of the paper (Table 1, grey). Hollow "
+        "markers: outlier features in 16 bits. Bars: one standard deviation by rounding."
+        if len(tables) > 1
+        else "Perplexity by model size. Hollow markers: outlier features in 16 bits."
     )
+    drawings = [Drawing("perplexity", caption, sweep_figure(rows))]
+    printed = f"{terminal(table, scatter(rows))}\n\n{note}"
+    return Section("Perplexity under 8-bit schemes", printed, tables, drawings, [note], {}, rows)
 
 
 def measured(rows: list[dict]) -> dict[Key, float]:
@@ -29,35 +41,61 @@ def measured(rows: list[dict]) -> dict[Key, float]:
     return {(key_of(row["model"]), row["scheme"]): row["value"] for row in rows}
 
 
-def table1(rows: list[dict]) -> pd.DataFrame:
-    """Perplexity by scheme (index, in the order of `SCHEMES`) and model (columns, in the order of the rows)."""
+def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
+    """Perplexity, or another column of the rows, by scheme (index, in the order of `SCHEMES`) and model (columns, in
+    the order of the rows)."""
     frame = pd.DataFrame([row for row in rows if row["metric"] == "perplexity"])
-    table = frame.pivot(index="scheme", columns="model", values="value")
+    table = frame.reindex(columns=["scheme", "model", column]).pivot(index="scheme", columns="model", values=column)
     return table.loc[[name for name in SCHEMES if name in table.index], frame["model"].unique()]
 
 
-def terminal(table: pd.DataFrame) -> str:
+def scatter(rows: list[dict]) -> pd.DataFrame:
+    """The standard deviation of each perplexity over draws, in the shape of `table1`; empty where there was one."""
+    return table1(rows, "standard_deviation").astype(float)
+
+
+def terminal(table: pd.DataFrame, scatter: pd.DataFrame) -> str:
     """The table for a terminal: scheme names as a user types them, model names broken at their hyphens."""
     headers = ["perplexity", *(short_name(model).replace("-", "\n") for model in table.columns)]
-    cells = [[scheme, *_cells(row)] for scheme, row in table.iterrows()]
+    cells = [[scheme, *_cells(table.loc[scheme], scatter.loc[scheme])] for scheme in table.index]
     align = ["left"] + ["right"] * len(table.columns)
     return tabulate(cells, headers, tablefmt="simple", disable_numparse=True, colalign=align)
 
 
 def published_table(rows: list[dict]) -> Table:
     """The table with the paper's own row labels."""
-    table = table1(rows)
+    table, deviations = table1(rows), scatter(rows)
     headers = ["Perplexity", *map(short_name, table.columns)]
-    cells = [[_label(scheme, rows[0]["dtype"]), *_cells(row)] for scheme, row in table.iterrows()]
+    cells = [
+        [_label(scheme, rows[0]["dtype"]), *_cells(table.loc[scheme], deviations.loc[scheme])] for scheme in table.index
+    ]
     return Table("table1", "Perplexity by scheme and model.", headers, cells, table.reset_index())
 
 
+def cost_table(rows: list[dict]) -> list[Table]:
+    """What each scheme adds to the perplexity of a model, in per cent; none where fp32 was not measured."""
+    found = costs(rows)
+    if not found:
+        return []
+    table, deviations = table1(found), scatter(found)
+    headers = ["Increase (%)", *map(short_name, table.columns)]
+    cells = [
+        [_label(scheme, rows[0]["dtype"]), *_cells(table.loc[scheme], deviations.loc[scheme], "+.2f")]
+        for scheme in table.index
+    ]
+    caption = f"What each scheme adds to the perplexity under {BASELINE}, in per cent."
+    return [Table("table1_increase", caption, headers, cells, table.reset_index())]
+
+
 def _label(scheme: str, dtype: str) -> str:
-    if scheme == "fp32" and dtype != "float32":
+    if scheme == BASELINE and dtype != "float32":
         return f"{dtype}, not quantized"
     return SCHEMES[scheme].label
 
 
-def _cells(row: pd.Series) -> list[str]:
+def _cells(values: pd.Series, deviations: pd.Series, form: str = ".2f") -> list[str]:
     """What is missing is a dash, never a number."""
-    return ["-" if pd.isna(value) else f"{value:.2f}" for value in row]
+    return [
+        "-" if pd.isna(value) else f"{value:{form}}" if pd.isna(deviation) else f"{value:{form}}±{deviation:.2f}"
+        for value, deviation in zip(values, deviations, strict=True)
+    ]

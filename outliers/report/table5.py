@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from outliers.experiment.spec import layer_shape
 from outliers.report.paper import Key
 from outliers.report.section import Section, Table
 
@@ -21,7 +22,8 @@ def measured(rows: list[dict]) -> dict[Key, float]:
 def speed_table(rows: list[dict]) -> pd.DataFrame:
     """Times faster than 16 bits by way (index, in the order of the rows) and model dimension (columns, ascending)."""
     frame = pd.DataFrame([row for row in rows if row["metric"] == "linear_layer.times_16_bits"])
-    return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique()]
+    dimensions = sorted(set(frame["dimension"].tolist()), key=layer_shape)
+    return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique(), dimensions]
 
 
 def published_table(rows: list[dict]) -> Table:
@@ -29,7 +31,8 @@ def published_table(rows: list[dict]) -> Table:
     table, one = speed_table(rows), rows[0]
     cells = [[way, *("-" if pd.isna(value) else f"{value:.2f}" for value in row)] for way, row in table.iterrows()]
     caption = (
-        f"Times faster than {one['dtype']}: the first feed-forward layer (d features, 4 d outputs) at {one['tokens']} "
-        f"tokens with three outlier features, by model dimension d. {one['device_name']}, {one['threads']} threads."
+        f"Times faster than {one['dtype']}: the first feed-forward layer (d features, 4 d outputs), or a layer of "
+        f"features x outputs, at {one['tokens']} tokens with three outlier features, by model dimension d. "
+        f"{one['device_name']}, {one['threads']} threads."
     )
     return Table("table5", caption, ["way", *map(str, table.columns)], cells, table.reset_index())

@@ -1,4 +1,4 @@
-"""The data of the tasks beside this file, read from a local folder.
+"""The data of the tasks beside this file, read from a local folder, or the examples that come along.
 
 Their YAML files name these functions; the harness calls them with all fields of a task's metadata, of which `data` is
 the folder.
@@ -12,6 +12,7 @@ from datasets import Dataset
 from outliers.errors import UserError
 from outliers.text.documents import read_file
 
+EXAMPLES = Path(__file__).parent / "data"  # the first 200 of each task
 PIQA_FIELDS = ("goal", "sol1", "sol2")
 
 
@@ -19,7 +20,7 @@ def lambada(data: str | None = None, **_metadata) -> dict[str, Dataset]:
     """Rows {"text"} of `lambada_test.jsonl`.
 
     Raises:
-        UserError: no folder is named, or the file is missing or holds something else.
+        UserError: the file is missing or holds something else.
     """
     return {"test": Dataset.from_dict({"text": read_file(_file(data, "lambada_test.jsonl"))})}
 
@@ -28,7 +29,7 @@ def piqa(data: str | None = None, **_metadata) -> dict[str, Dataset]:
     """Rows {"goal", "sol1", "sol2"} of `piqa_valid.jsonl` with the labels, 0 or 1, of `piqa_valid_labels.lst`.
 
     Raises:
-        UserError: no folder is named, or a file is missing or holds something else.
+        UserError: a file is missing or holds something else.
     """
     questions, answers = _file(data, "piqa_valid.jsonl"), _file(data, "piqa_valid_labels.lst")
     rows = [_row(line, number, questions) for number, line in enumerate(_lines(questions), 1)]
@@ -40,9 +41,7 @@ def piqa(data: str | None = None, **_metadata) -> dict[str, Dataset]:
 
 
 def _file(data: str | None, name: str) -> Path:
-    if data is None:
-        raise UserError(f"this task reads the local file '{name}'; name the folder it is in as data (--data)")
-    path = Path(data).expanduser() / name
+    path = (EXAMPLES if data is None else Path(data).expanduser()) / name
     if not path.is_file():
         raise UserError(f"file '{path}' does not exist; name the folder with '{name}' as data (--data)")
     return path

