@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3F
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity
 from outliers.models.configs import find_config
-from outliers.models.load import load_config, load_model
+from outliers.models.load import load_config, load_model, stored_as
 from outliers.models.stream import stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.store import load_int8
@@ -89,6 +89,10 @@ def test_experts_stored_in_four_bits(tmp_path, blocks):
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
     check_all_ways(tmp_path, blocks, model(blocks).logits)
+    assert stored_as(load_config(str(tmp_path))) == "mxfp4"
+    load_model(str(tmp_path)).save_pretrained(tmp_path / "exact")
+    assert stored_as(load_config(str(tmp_path / "exact"))) is None
+    check_all_ways(tmp_path / "exact", blocks, model(blocks).logits)
 
 
 def test_weights_stored_quantized_otherwise_are_refused(tmp_path):

@@ -20,6 +20,7 @@ from outliers.models.load import (
     load_model,
     load_tokenizer,
     quantized_from,
+    stored_as,
     weights_hash,
 )
 from outliers.models.stream import check_one_device, is_streamed, stream_model
@@ -72,7 +73,7 @@ def load(job: Job, settings: Settings) -> tuple[PreTrainedModel, dict]:
 
 def describe(job: Job, model: PreTrainedModel, settings: Settings) -> dict:
     """The fields that all rows of a job's loaded model have in common."""
-    return describe_model(job.model, job.revision, model, settings) | {
+    return describe_model(job.model, job.revision, job.config, model, settings) | {
         "text": settings.text,
         "tokens_hash": tokens_hash(job.blocks),
         "protocol": protocol_of(settings),
@@ -100,14 +101,16 @@ def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme |
         logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")
 
 
-def describe_model(name: str, revision: str | None, model: PreTrainedModel, machine: Machine) -> dict:
-    """The fields that all rows of a loaded model have in common, whatever it reads."""
+def describe_model(
+    name: str, revision: str | None, config: PretrainedConfig, model: PreTrainedModel, machine: Machine
+) -> dict:
+    """The fields that all rows of a loaded model have in common, whatever it reads; config: as its files have it."""
     fields = {
         "model": name,
         "checkpoint": revision,
         "revision": getattr(model.config, "_commit_hash", None),
         "weights_hash": model.stream.fingerprint() if is_streamed(model) else weights_hash(model),
-        "quantized_from": quantized_from(name, revision),
+        "quantized_from": quantized_from(name, revision) or stored_as(config),
         "streamed": is_streamed(model) or None,
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),

@@ -67,7 +67,8 @@ def _measure(
     """One load of the model serves all its schemes, and one quantization of its weights all schemes that share it."""
     bar.set_description(name)
     model = load_model(name, spec.dtype, spec.device, spec.revision)
-    common = {"experiment": spec.name, **describe_model(name, spec.revision, model, spec)}
+    config = load_config(name, spec.revision)
+    common = {"experiment": spec.name, **describe_model(name, spec.revision, config, model, spec)}
     common["lm_eval"] = importlib.metadata.version("lm_eval")
     for scheme in schemes_of(spec):
         for task in tasks:

@@ -209,16 +209,21 @@ def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
     return config
 
 
+def stored_as(config: PretrainedConfig) -> str | None:
+    """The format of few bits in which a folder or repository holds a model's weights; None where it does not."""
+    stored = getattr(config, "quantization_config", None)
+    return stored["quant_method"] if isinstance(stored, dict) else getattr(stored, "quant_method", None)
+
+
 def dequantized(config: PretrainedConfig, name: str) -> QuantizationConfigMixin | None:
     """How transformers brings back the weights of model `name`, if they are stored in a format of few bits.
 
     Raises:
         UserError: it is not one that is undone exactly.
     """
-    stored = getattr(config, "quantization_config", None)
-    if stored is None:
+    method = stored_as(config)
+    if method is None:
         return None
-    method = stored["quant_method"] if isinstance(stored, dict) else stored.quant_method
     if method not in DEQUANTIZED:
         raise UserError(
             f"the weights of '{name}' are stored quantized by '{method}'; expected 16 or 32 bits or "
@@ -275,6 +280,7 @@ def load_model(
             device_map=device_map(_skeleton(config, DTYPES[dtype]), name) if device == "auto" else None,
             output_loading_info=True,
         )
+    model._weight_conversions = None  # save_pretrained would undo those by which it was read
     check_complete(sorted(report["missing_keys"]), name)
     if Path(source.path).is_dir() and home.type == "cpu":
         _leave_the_file(model)
