@@ -18,6 +18,9 @@ Models = Annotated[list[str] | None, Option("--model", help=f"{MODEL}; repeatabl
 Text = Annotated[str | None, Option(help="sample (the default), c4, wikitext2, or a .txt, .txt.gz or .jsonl file.")]
 Block = Annotated[int | None, Option(help="Tokens a block; by default 256.")]
 Blocks = Annotated[int | None, Option(help="How many blocks, from the start of the text; by default 32.")]
+Bos = Annotated[
+    bool | None, Option("--bos", help="Begin each block with the model's own first token, as Gemma needs it.")
+]
 Alpha = Annotated[float | None, Option(help="From which magnitude on a value is an outlier; by default 6.")]
 Device = Annotated[str | None, Option(help="cpu (the default), cuda, cuda:N, or auto: layers spread over all GPUs.")]
 Dtype = Annotated[str | None, Option(help="Of weights and activations: float32 (the default), float16 or bfloat16.")]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.command import Alpha, Device, Force, Out, Revision, Text, given, run, typed
+from outliers.command import Alpha, Bos, Device, Force, Out, Revision, Text, given, run, typed
 
 
 def latency(
@@ -19,6 +19,7 @@ def latency(
     tokens: Annotated[int | None, Option(help="Timed decode steps of a generation; by default 32.")] = None,
     repeats: Annotated[int | None, Option(help="Timed generations; by default 3.")] = None,
     text: Text = None,
+    bos: Bos = None,
     alpha: Alpha = None,
     device: Device = None,
     dtype: Annotated[

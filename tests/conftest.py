@@ -38,6 +38,10 @@ OPT = {
     "max_position_embeddings": 64,
 }
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GEMMA = {**LLAMA, "head_dim": 16, "query_pre_attn_scalar": 12}
+WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+FALCON_40B = {**LLAMA, "new_decoder_architecture": True, "num_kv_heads": 2}
+QWEN3_MOE = {**LLAMA, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 # Case: model type and the fields that make it small.
 CONFIGS = {
@@ -75,14 +79,62 @@ CONFIGS = {
     "mistral": ("mistral", {**LLAMA, "sliding_window": None}),
     "qwen2": ("qwen2", LLAMA),
     "qwen3": ("qwen3", {**LLAMA, "head_dim": 8}),
+    "smollm3": ("smollm3", {**LLAMA, "no_rope_layers": [0, 1]}),
+    "granite": (
+        "granite",
+        {
+            **LLAMA,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "olmo2": ("olmo2", LLAMA),
+    "phi3": ("phi3", LLAMA),
+    "stablelm": ("stablelm", LLAMA),
+    "starcoder2": ("starcoder2", LLAMA),
+    "gemma": ("gemma", {**LLAMA, "head_dim": 16}),
+    "gemma2": (
+        "gemma2",
+        {**GEMMA, **WINDOWS, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0},
+    ),
+    "gemma3": ("gemma3_text", {**GEMMA, **WINDOWS}),
+    "falcon": ("falcon", LLAMA),
+    "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}),
+    "mixtral": ("mixtral", {**LLAMA, "num_local_experts": 4, "sliding_window": None}),
+    "qwen3-moe": ("qwen3_moe", QWEN3_MOE),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            **LLAMA,
+            **WINDOWS,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+}
+
+# Kinds of an architecture above that differ from it in what its layers consist of, or in how they attend.
+VARIANTS = {
+    "falcon-rw": (
+        "falcon",
+        {**LLAMA, "alibi": True, "parallel_attn": False, "multi_query": False, "bias": True},
+    ),
+    "falcon-40b": ("falcon", FALCON_40B),
+    "falcon-11b": ("falcon", {**FALCON_40B, "num_ln_in_parallel_attn": 1}),
+    "stablelm-12b": ("stablelm", {**LLAMA, "use_parallel_residual": True, "qk_layernorm": True}),
+    "qwen3-moe-dense-first": ("qwen3_moe", {**QWEN3_MOE, "mlp_only_layers": [0]}),
 }
 
 
-def make_model(case: str):
+def make_model(case: str, vocabulary: int = 100):
     """A random model with weights large enough that its layers matter."""
-    model_type, fields = CONFIGS[case]
+    model_type, fields = (CONFIGS | VARIANTS)[case]
     torch.manual_seed(0)
-    ids = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    ids = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     config = AutoConfig.for_model(model_type, **ids, **fields)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -95,6 +147,9 @@ def make_model(case: str):
 def case(request) -> str:
     """The name of one small architecture."""
     return request.param
+
+
+every_kind = pytest.mark.parametrize("case", [*CONFIGS, *VARIANTS])
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Ablations against second computations, and what they must leave alone."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -26,13 +28,16 @@ def without_weights(model, features, layers, roles=("attn_in",)):
                 weight = projection.module.weight
                 weight = weight if type(projection.module).__name__ == "Conv1D" else weight.T
                 weight[list(features)] = 0
+        mixture = anatomy_of(model.config).mixture
+        for layer in (layer for layer in layers if mixture and "ffn_in" in roles):
+            for path, axis in mixture.reads.items():
+                decoder_layers(model)[layer].get_parameter(path).transpose(0, axis)[list(features)] = 0
     return model
 
 
 def attentions(model, blocks):
     """Probabilities as transformers returns them, (layers, sequences, heads, T, T)."""
-    if model.config._attn_implementation != "eager":
-        model.set_attn_implementation("eager")
+    model.config._attn_implementation = "eager"
     with torch.no_grad():
         return torch.stack(model(blocks, output_attentions=True, use_cache=False).attentions)
 
@@ -182,7 +187,7 @@ def test_hooks_come_off_after_an_error(blocks):
 
 def test_attention_that_gives_no_probabilities(blocks, monkeypatch):
     model = make_model("gpt_neox")
-    monkeypatch.setattr(model, "set_attn_implementation", lambda _name: None)
+    monkeypatch.setattr("outliers.models.hooks._eager", contextlib.nullcontext)
     with pytest.raises(UserError, match="gives no probabilities"):
         top1_softmax(model, blocks)
 

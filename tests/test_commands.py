@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import outliers
 from outliers.__main__ import COMMANDS
+from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
 
 SMALL = ["--model", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--scheme", "fp32", "--scheme", "absmax"]
@@ -71,6 +72,18 @@ def test_mistakes(monkeypatch, capsys, tmp_path, arguments, message):
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["sweep", "trace", "ablate", "emergence", "latency"])
+def test_a_tokenizer_without_a_first_token(monkeypatch, capsys, tmp_path, command):
+    folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.bos_token = None
+    tokenizer.save_pretrained(folder)
+    model = ["--model", folder] if command in ("sweep", "emergence") else [folder]
+    code, out, err = call(monkeypatch, capsys, *model, "--bos", "--out", tmp_path / "out", command=command)
+    assert (code, out) == (2, "")
+    assert err == "error: the model's tokenizer has no first token (bos_token_id); run without --bos\n"
 
 
 def test_a_table_that_cannot_be_written(monkeypatch, capsys, tmp_path):

@@ -12,7 +12,7 @@ from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.text.blocks import load_text
-from tests.conftest import C4, STORIES, make_model, needs_shared
+from tests.conftest import C4, STORIES, every_kind, make_model, needs_shared
 
 
 def own_loss(model, blocks) -> float:
@@ -22,7 +22,9 @@ def own_loss(model, blocks) -> float:
 
 
 @pytest.mark.parametrize("head_outputs", [7, 4096])
-def test_equals_the_models_own_loss(model, blocks, monkeypatch, head_outputs):
+@every_kind
+def test_equals_the_models_own_loss(case, blocks, monkeypatch, head_outputs):
+    model = make_model(case)
     """For every architecture, whatever lies between its last layer and its logits, and however the head is cut."""
     monkeypatch.setattr(module, "HEAD_OUTPUTS", head_outputs)
     assert perplexity(model, blocks) == pytest.approx(own_loss(model, blocks), rel=1e-5)

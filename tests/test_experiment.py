@@ -1,6 +1,7 @@
 """Experiment files, rows on disk, runs that are killed and go on."""
 
 import json
+import logging
 import shutil
 import statistics
 
@@ -17,8 +18,9 @@ from outliers.evaluation.scatter import drawn
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.emergence import emergence
 from outliers.experiment.files import make_experiment, read_experiment
-from outliers.experiment.rows import RowFile
-from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel
+from outliers.experiment.latency import measure_latency
+from outliers.experiment.rows import RowFile, rows_of
+from outliers.experiment.spec import Ablation, Emergence, Experiment, Latency, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
 from outliers.models.anatomy import ROLES
@@ -213,6 +215,46 @@ def test_finished_rows_are_used_again(tmp_path, monkeypatch):
     sweep(Experiment(**SMALL), tmp_path, force=True)
     assert len(measured) == 24
     assert len(read_rows(tmp_path)) == 24, "a row that is measured again replaces the old one"
+
+
+def test_rows_with_the_first_token_are_others(tmp_path):
+    """Also for what reads rows without asking models; the first token is not predicted."""
+    plain, bos = (Experiment(**SMALL, schemes=["fp32"], bos=bos) for bos in (False, True))
+    rows = [*sweep(plain, tmp_path), *sweep(bos, tmp_path)]
+    assert [row["protocol"] for row in rows] == ["first-blocks"] * 2 + ["first-blocks+bos"] * 2
+    assert len(read_rows(tmp_path)) == 4
+    assert rows_of(plain, rows) == rows[:2]
+    assert rows_of(bos, rows) == rows[2:]
+    tokenizer = load_tokenizer("pocket/gpt2-0.1m")
+    blocks = load_text("sample", tokenizer, 64, 4, bos=True)
+    assert set(blocks[:, 0].tolist()) == {tokenizer.bos_token_id}
+    model = load_model("pocket/gpt2-0.1m")
+    with torch.inference_mode():
+        predicted = model(blocks).logits[:, :-1].log_softmax(-1).gather(2, blocks[:, 1:, None])
+    assert rows[2]["value"] == pytest.approx(predicted.double().mean().neg().exp().item(), rel=1e-5)
+    field = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 4, "bos": True}
+    _, traced = trace_model(OneModel(**field), tmp_path / "trace")
+    ablated = ablate_model(Ablation(**field, features=[3]), tmp_path / "ablation")
+    assert {row["protocol"] for row in (*traced, *ablated)} == {"first-blocks+bos"}
+    assert next(row["value"] for row in traced if row["metric"] == "perplexity") == rows[2]["value"]
+
+
+def test_experts_are_said_to_be_left(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "outliers")
+    make_model("mixtral", 4096).save_pretrained(tmp_path / "mixtral")
+    load_tokenizer("pocket/gpt2-0.1m").save_pretrained(tmp_path / "mixtral")
+    model = {"models": [str(tmp_path / "mixtral")]}
+    share = 2 * 4 * 3 * 32 * 48 / sum(p.numel() for p in make_model("mixtral", 4096).parameters())
+    said = f"the experts of '{tmp_path / 'mixtral'}', {share:.0%} of its weights, are not quantized"
+    rows = sweep(Experiment(**model, block=32, blocks=1, schemes=["fp32", "absmax"]), tmp_path / "sweep")
+    rows += measure_latency(Latency(**model, batches=[1], prompt=8, tokens=1, repeats=2), tmp_path / "latency")
+    for row in rows:
+        assert row.get("unquantized_experts") == (None if row["scheme"] == "fp32" else round(share, 4))
+    assert caplog.messages.count(said) == 2
+    caplog.clear()
+    sweep(Experiment(**model, block=32, blocks=1, schemes=["fp32"]), tmp_path / "sweep")
+    sweep(Experiment(**SMALL, schemes=["absmax"]), tmp_path / "dense")
+    assert "not quantized" not in caplog.text
 
 
 def test_mistakes_show_before_anything_is_measured(tmp_path):

@@ -1,5 +1,6 @@
 """Anatomy, loading, the pocket family."""
 
+import itertools
 import json
 import shutil
 import time
@@ -11,19 +12,22 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, projections
+from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, projections, readers, weights_of_experts
 from outliers.models.load import find_model, load_model, load_tokenizer, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.plant import plant
-from tests.conftest import CONFIGS, make_model
+from outliers.tracing.result import STREAM
+from tests.conftest import CONFIGS, every_kind, make_model
 
 QKV = [("q_proj", 32, 32), ("k_proj", 32, 32), ("v_proj", 32, 32)]
 GROUPED = [("q_proj", 32, 32), ("k_proj", 32, 16), ("v_proj", 32, 16)]
 FAIRSEQ = [*QKV, ("out_proj", 32, 32), ("fc1", 32, 64), ("fc2", 64, 32)]
 GATED = [*GROUPED, ("o_proj", 32, 32), ("gate_proj", 32, 48), ("up_proj", 32, 48), ("down_proj", 48, 32)]
+FUSED = [("qkv_proj", 32, 64), ("o_proj", 32, 32), ("gate_up_proj", 32, 96), ("down_proj", 48, 32)]
+WIDE = [("q_proj", 32, 64), ("k_proj", 32, 32), ("v_proj", 32, 32), ("o_proj", 64, 32), *GATED[4:]]
 NEOX = [("query_key_value", 32, 96), ("dense", 32, 32), ("dense_h_to_4h", 32, 128), ("dense_4h_to_h", 128, 32)]
 
-# What one layer of each small model holds: last part of the name, features in, features out.
+# What one layer of each small model, or each of its layers, holds: last part of the name, features in, features out.
 FACTS = {
     "gpt2": [("c_attn", 32, 96), ("c_proj", 32, 32), ("c_fc", 32, 128), ("c_proj", 128, 32)],
     "gptj": [*QKV, ("out_proj", 32, 32), ("fc_in", 32, 128), ("fc_out", 128, 32)],
@@ -37,6 +41,25 @@ FACTS = {
     "mistral": GATED,
     "qwen2": GATED,
     "qwen3": GATED,
+    "smollm3": GATED,
+    "granite": GATED,
+    "olmo2": GATED,
+    "phi3": FUSED,
+    "stablelm": GATED,
+    "stablelm-12b": GATED,
+    "starcoder2": [*GATED[:4], ("c_fc", 32, 48), ("c_proj", 48, 32)],
+    "gemma": WIDE,
+    "gemma2": WIDE,
+    "gemma3": WIDE,
+    "falcon": [("query_key_value", 32, 48), *NEOX[1:]],
+    "falcon-rw": NEOX,
+    "falcon-40b": [("query_key_value", 32, 64), *NEOX[1:]],
+    "falcon-11b": [("query_key_value", 32, 64), *NEOX[1:]],
+    "mpt": [("Wqkv", 32, 96), ("out_proj", 32, 32), ("up_proj", 32, 128), ("down_proj", 128, 32)],
+    "mixtral": GATED[:4],
+    "qwen3-moe": GATED[:4],
+    "qwen3-moe-dense-first": (GATED, GATED[:4]),
+    "gpt-oss": GATED[:4],
 }
 
 
@@ -49,38 +72,61 @@ def test_every_architecture_has_a_case():
     assert {model_type for model_type, _ in CONFIGS.values()} == set(ANATOMIES)
 
 
-def test_projections_are_the_known_modules(case, model):
-    found = [(p.layer, p.path.rpartition(".")[2], *shape(p.module)) for p in projections(model)]
-    assert found == [(layer, *fact) for layer in range(2) for fact in FACTS[case]]
+@every_kind
+def test_projections_are_the_known_modules(case):
+    found = [(p.layer, p.path.rpartition(".")[2], *shape(p.module)) for p in projections(make_model(case))]
+    facts = FACTS[case] if isinstance(FACTS[case], tuple) else [FACTS[case]] * 2
+    assert found == [(layer, *fact) for layer in range(2) for fact in facts[layer]]
 
 
-def test_no_linear_of_a_decoder_layer_is_missed(model):
+@every_kind
+def test_no_linear_of_a_decoder_layer_is_missed(case):
+    model = make_model(case)
     layers = model.get_submodule(anatomy_of(model.config).layers)
     linear = {id(m) for m in layers.modules() if isinstance(m, (torch.nn.Linear, Conv1D))}
     assert linear == {id(p.module) for p in projections(model)}
 
 
-def test_attn_out_and_ffn_roles_see_what_their_names_say(model, blocks):
-    seen = {}
-    for p in projections(model):
+@every_kind
+def test_attn_out_and_ffn_roles_see_what_their_names_say(case, blocks):
+    model, seen = make_model(case), {}
+    for p in readers(model):
         p.module.register_forward_pre_hook(lambda _, x, p=p: seen.setdefault((p.layer, p.role), []).append(x[0]))
     model(blocks[:1])
     for (_, role), inputs in seen.items():
         assert all(torch.equal(inputs[0], other) for other in inputs), "projections of one role share their input"
-        assert inputs[0].shape[-1] == 32 or role == "ffn_out"
+        assert inputs[0].shape[-1] == 32 or role not in STREAM
+    assert {(layer, role) for layer in range(2) for role in ("attn_in", "attn_out", "ffn_in")} <= set(seen)
+
+
+def test_weights_of_experts():
+    """Three matrices an expert, and in GPT-OSS their biases."""
+    assert weights_of_experts(make_model("llama")) == 0
+    for case, weights in (
+        ("mixtral", 2 * 4 * 3 * 32 * 48),
+        ("gpt-oss", 2 * 4 * (3 * 32 * 48 + 2 * 48 + 32)),
+        ("qwen3-moe-dense-first", 4 * 3 * 32 * 16),
+    ):
+        assert weights_of_experts(make_model(case)) == weights
 
 
 def test_context_length():
     assert context_length(make_model("gpt2").config) == 64
     assert context_length(make_model("opt").config) == 64
+    assert context_length(make_model("mpt").config) == 64
     assert context_length(make_model("bloom").config) is None
 
 
-def test_unknown_architecture_names_the_nearest():
-    from transformers import BertConfig
+def test_unknown_architecture_says_what_its_row_needs():
+    from transformers import BertConfig, Olmo3Config
 
-    with pytest.raises(UserError, match="unknown architecture 'bert'"):
+    with pytest.raises(UserError, match="unknown architecture 'bert'") as refused:
         anatomy_of(BertConfig())
+    for needed in ("outliers/models/anatomy.py", "layers", "attention", "norms", "attn_in, attn_out, ffn_in, ffn_out"):
+        assert needed in str(refused.value)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match=r"unknown architecture 'olmo3' .*similar: olmo2"):
+        anatomy_of(Olmo3Config())
 
 
 def test_loading_equals_transformers():
@@ -224,12 +270,13 @@ def test_pocket_family_is_complete_and_light():
     assert sum(file.stat().st_size for file in POCKET.rglob("*.safetensors")) <= 40e6
 
 
+@every_kind
 def test_planting_keeps_the_function(case, blocks):
     """Exactly for a power of two, up to rounding for another factor; the given model is not touched."""
     model = make_model(case)
     before, weights = model(blocks).logits, {k: v.clone() for k, v in model.state_dict().items()}
-    if case == "opt-350m":
-        with pytest.raises(UserError, match="norms are in its residual stream"):
+    if case in ("opt-350m", "olmo2"):
+        with pytest.raises(UserError, match="projections read its residual stream"):
             plant(model, [3], 8)
         return
     assert torch.equal(plant(model, [3, 17], 64)(blocks).logits, before)
@@ -237,7 +284,9 @@ def test_planting_keeps_the_function(case, blocks):
     assert (planted(blocks).logits - before).abs().max() < 2e-5 * before.abs().max()
     changed = {k for k, v in planted.state_dict().items() if not torch.equal(v, weights[k])}
     anatomy = anatomy_of(model.config)
-    assert all(any(part in name for part in (*anatomy.norms, *anatomy.attn_in, *anatomy.ffn_in)) for name in changed)
+    parts = [*itertools.chain(*anatomy.norms), *anatomy.attn_in, *anatomy.ffn_in]
+    parts += anatomy.mixture.reads if anatomy.mixture else []
+    assert all(any(part in name for part in parts) for name in changed)
     assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
 
 

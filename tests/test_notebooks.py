@@ -22,7 +22,7 @@ CLAIMS = {
             "(m := sum(trace.statistics[f'{role}.magnitude'][:, 247] for role in ('attn_in', 'ffn_in')))[0] "
             "< 0.5 * m[1:].min()"
         ),
-        "The largest value by far stands in front of the second feed-forward projection (`ffn_out`), on the first token": (
+        "The largest value by far stands in front of the second feed-forward projection": (
             "(t := trace.largest_values().set_index('role'))['max']['ffn_out'] > 20 * t['max'].drop('ffn_out').max() "
             "and t['position']['ffn_out'] == 0"
         ),

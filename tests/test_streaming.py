@@ -25,7 +25,7 @@ from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.tracing.trace import trace
-from tests.conftest import make_model
+from tests.conftest import every_kind, make_model
 from tests.test_experiment import lasting, read_rows
 
 
@@ -49,6 +49,7 @@ def on_meta(model) -> bool:
     return all(parameter.is_meta for parameter in decoder_layers(model).parameters())
 
 
+@every_kind
 def test_same_numbers_for_every_architecture(folder, blocks):
     resident, streamed = load_model(folder), stream_model(folder)
     assert on_meta(streamed)
@@ -70,8 +71,8 @@ def test_all_schemes_in_one_pass(folder, blocks):
     names = [*TABLE1, "llm.int8-bnb"]
     before = streamed.stream.bytes_read
     found = perplexities(streamed, blocks, [under(get_scheme(name, 1.0)) for name in names])
-    places = streamed.stream.places.items()
-    layers = sum(place.end - place.start for own, place in places if own.startswith(streamed.stream.prefix))
+    stored = (stored for own, stored in streamed.stream.stored.items() if own.startswith(streamed.stream.prefix))
+    layers = sum(end - start for of_one in stored for _, start, end in of_one.spans)
     assert streamed.stream.bytes_read - before == layers, "each weight of the layers is read once"
     expected = [perplexity(quantize(resident, get_scheme(name, 1.0)), blocks) for name in names]
     assert found == pytest.approx(expected, rel=1e-6)

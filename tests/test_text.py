@@ -61,6 +61,19 @@ def test_no_special_tokens_and_no_end_where_there_is_none(documents, tokenizer):
     assert load_text(str(folder / "a.jsonl"), tokenizer, len(ids), 1).flatten().tolist() == ids
 
 
+def test_blocks_that_begin_with_the_first_token(documents, tokenizer):
+    folder, _ = documents
+    tokenizer.bos_token = tokenizer.convert_ids_to_tokens(7)
+    with_it, without = (load_text(str(folder / "a.jsonl"), tokenizer, 3 + bos, 2, bos) for bos in (True, False))
+    assert with_it[:, 0].tolist() == [7, 7]
+    assert torch.equal(with_it[:, 1:], without), "the first token counts among the four of a block"
+    with pytest.raises(UserError, match=r"too short: (\d+) tokens make \1 blocks of 2"):
+        load_text(str(folder / "a.jsonl"), tokenizer, 2, 1000, bos=True)
+    tokenizer.bos_token = None
+    with pytest.raises(UserError, match=r"has no first token \(bos_token_id\); run without --bos"):
+        load_text(str(folder / "a.jsonl"), tokenizer, 4, 2, bos=True)
+
+
 def test_sample_is_large_and_varied(tokenizer):
     documents = sample()
     assert sum(len(document.encode()) for document in documents) >= 60_000

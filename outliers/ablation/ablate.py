@@ -15,7 +15,7 @@ from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import METHODS, Intervention, Means
 from outliers.errors import UserError, unknown_name
 from outliers.evaluation.perplexity import perplexities, perplexity
-from outliers.models.anatomy import Projection, check_features, decoder_layers, projections
+from outliers.models.anatomy import Projection, check_features, decoder_layers, readers
 from outliers.models.stream import Variant, is_streamed
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
@@ -101,7 +101,7 @@ def measure(
     if metric == "top1_softmax":
         yield from zip(treatments, top1_softmax(model, blocks, interventions), strict=True)
         return
-    inputs = [projection for projection in projections(model) if projection.role in where]
+    inputs = [reader for reader in readers(model) if reader.role in where]
     if is_streamed(model):
         variants = [_variant(intervention, inputs) for intervention in interventions]
         yield from zip(treatments, perplexities(model, blocks, variants), strict=True)

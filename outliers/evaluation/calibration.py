@@ -1,5 +1,6 @@
 """What a measurement costs, by making it once on one block and a decoder layer of random weights."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -138,9 +139,12 @@ def _size(module: nn.Module) -> int:
 
 
 def _one_layer(model: PreTrainedModel, device: torch.device, tokens: int) -> PreTrainedModel:
-    """The model with its first two layers, if it has two, on the weights of one."""
+    """The model with its largest layer twice, if it has two, on the same weights."""
     layers = decoder_layers(model)
+    largest = max(layers, key=_size)
     del layers[LAYERS:]
+    again = copy.deepcopy(largest, {id(model.config): model.config})  # says how to attend, to all layers
+    layers[0], layers[-1] = largest, again
     generator = torch.Generator(device).manual_seed(0)
     in_layer = {id(parameter) for parameter in layers[0].parameters()}
     made: dict[int, nn.Parameter] = {}

@@ -19,6 +19,10 @@ from outliers.models.anatomy import context_length
 
 GIB = 2**30
 BITS = (16, 8)
+ATTENTION = (
+    torch.ops.aten.scaled_dot_product_attention.default,
+    torch.ops.aten._scaled_dot_product_attention_math.default,
+)
 
 
 class Footprint(NamedTuple):
@@ -131,6 +135,9 @@ class Storages(TorchDispatchMode):
     def __torch_dispatch__(self, operator, _types, arguments=(), keywords=None):
         keywords = keywords or {}
         self._note((arguments, keywords), made=False)
+        if operator in ATTENTION and not _can_be_fused(*arguments[:2], **keywords):
+            with self:
+                return operator.decompose(*arguments, **keywords)
         result = operator(*arguments, **keywords)
         self._note(result, made=True)
         return result
@@ -164,6 +171,11 @@ class Storages(TorchDispatchMode):
 
     def _numbers_of(self, tensors: Iterable) -> set[int]:
         return {self.numbers[id(storage)] for storage in _storages(tensors)}
+
+
+def _can_be_fused(query: torch.Tensor, key: torch.Tensor, enable_gqa: bool = False, **_keywords) -> bool:
+    """Whether kernels attend without a matrix of scores: not where Falcon's one head of keys serves all queries."""
+    return enable_gqa or query.shape[-3] == key.shape[-3]
 
 
 def _storages(leaves: Iterable) -> Iterator[torch.UntypedStorage]:

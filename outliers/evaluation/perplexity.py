@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import anatomy_of, readers
 from outliers.models.decoder import run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
@@ -95,7 +95,7 @@ def _loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> to
     The head is applied to a part of the vocabulary at a time: all logits of a block, (T, vocabulary), are by far the
     largest tensor of an evaluation, and making them costs more than using them.
     """
-    head = model.get_output_embeddings()
+    head, finish = model.get_output_embeddings(), anatomy_of(model.config).logits
     hidden_states, targets = states[:-1].to(head.weight.device), ids[1:, None].to(head.weight.device)
     log_normalizer = torch.full_like(targets, -torch.inf, dtype=torch.float64)
     target_logits = torch.empty_like(log_normalizer)
@@ -103,7 +103,7 @@ def _loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> to
         part = slice(start, start + HEAD_OUTPUTS)
         bias = None if head.bias is None else head.bias[part]
         logits = functional.linear(hidden_states, head.weight[part], bias)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = finish(logits.to(torch.promote_types(logits.dtype, torch.float32)), model.config)
         inside = (targets >= start) & (targets < start + logits.shape[1])
         candidates = logits.gather(1, (targets - start).clamp(0, logits.shape[1] - 1))
         target_logits = torch.where(inside, candidates, target_logits)
@@ -125,7 +125,7 @@ def _where_not_finite(model: PreTrainedModel, ids: torch.Tensor) -> str:
         if bad.any():
             found.append(f"layer {layer}, role {role}, feature {int(bad.nonzero()[0])}")
 
-    with input_hooks(projections(model), look_at):
+    with input_hooks(readers(model), look_at):
         model(ids[None], use_cache=False)
     where = f"first in the hidden states of {found[0]}" if found else "in the logits"
     return f"NaN or inf {where}; {expected}"

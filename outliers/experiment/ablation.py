@@ -9,7 +9,7 @@ from outliers.ablation.interventions import Means
 from outliers.errors import UserError
 from outliers.experiment.cell import Bench, Cell
 from outliers.experiment.engine import Engine, common_fields, engine_of, gather
-from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.job import Counted, Job, prepare, progress, protocol_of
 from outliers.experiment.parts import ablation_parts
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
@@ -45,7 +45,8 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
     row_file = RowFile(Path(out or spec.folder))
     with row_file, progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
         bar.set_description(spec.model)
-        alike = row_file.find_all(spec.model_dump(include={"model", "text", "block", "blocks", "dtype", "device"}))
+        same = spec.model_dump(include={"model", "text", "block", "blocks", "dtype", "device"})
+        alike = row_file.find_all(same | {"protocol": protocol_of(spec)})
         done = [] if force else [row for row in alike if row.get("method") in (None, *spec.methods)]
         left = max(0.0, 1 - len(done) / (len(METRICS) * len(planned)))
         engine.foresee([job], spec, ablation_parts(spec, width), left)

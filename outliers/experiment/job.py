@@ -1,5 +1,6 @@
 """One model with its text: checked, loaded, and described for its rows."""
 
+import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,19 +10,24 @@ from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
+from outliers.evaluation.memory import meta_model
 from outliers.experiment.provenance import environment
-from outliers.experiment.spec import Machine, Settings
-from outliers.models.anatomy import check_block
+from outliers.experiment.spec import BOS, Machine, Settings
+from outliers.models.anatomy import anatomy_of, check_block, weights_of_experts
 from outliers.models.load import (
     find_device,
     load_config,
     load_model,
     load_tokenizer,
     quantized_from,
+    stored_as,
     weights_hash,
 )
 from outliers.models.stream import check_one_device, is_streamed, stream_model
+from outliers.quantization.schemes import Scheme
 from outliers.text.blocks import find_text, load_text, tokens_hash
+
+logger = logging.getLogger(__name__)
 
 
 class Job(NamedTuple):
@@ -53,7 +59,7 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
     config = load_config(name, revision)
     check_block(config, settings.block)
     tokenizer = load_tokenizer(name, revision)
-    blocks = load_text(settings.text, tokenizer, settings.block, settings.blocks)
+    blocks = load_text(settings.text, tokenizer, settings.block, settings.blocks, settings.bos)
     check_block(config, settings.block, int(blocks.max()))
     return Job(name, revision, config, blocks)
 
@@ -67,23 +73,44 @@ def load(job: Job, settings: Settings) -> tuple[PreTrainedModel, dict]:
 
 def describe(job: Job, model: PreTrainedModel, settings: Settings) -> dict:
     """The fields that all rows of a job's loaded model have in common."""
-    return describe_model(job.model, job.revision, model, settings) | {
+    return describe_model(job.model, job.revision, job.config, model, settings) | {
         "text": settings.text,
         "tokens_hash": tokens_hash(job.blocks),
-        "protocol": find_text(settings.text).protocol,
+        "protocol": protocol_of(settings),
         "block": settings.block,
         "blocks": settings.blocks,
     }
 
 
-def describe_model(name: str, revision: str | None, model: PreTrainedModel, machine: Machine) -> dict:
-    """The fields that all rows of a loaded model have in common, whatever it reads."""
+def protocol_of(settings: Settings) -> str:
+    """How the text of an experiment is cut into blocks."""
+    return find_text(settings.text).protocol + (BOS if settings.bos else "")
+
+
+def left_fields(model: PreTrainedModel, parameters: int) -> dict:
+    """The share of a model's parameters that no scheme quantizes because experts hold it, as a field of 8-bit rows."""
+    experts = weights_of_experts(model)
+    return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
+
+
+def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:
+    """Log it, which a command prints, before a model is under 8-bit schemes, or None for another library's."""
+    if anatomy_of(config).mixture and any(scheme is None or scheme.bits == 8 for scheme in schemes):
+        model = meta_model(config)
+        share = weights_of_experts(model) / model.num_parameters()
+        logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")
+
+
+def describe_model(
+    name: str, revision: str | None, config: PretrainedConfig, model: PreTrainedModel, machine: Machine
+) -> dict:
+    """The fields that all rows of a loaded model have in common, whatever it reads; config: as its files have it."""
     fields = {
         "model": name,
         "checkpoint": revision,
         "revision": getattr(model.config, "_commit_hash", None),
         "weights_hash": model.stream.fingerprint() if is_streamed(model) else weights_hash(model),
-        "quantized_from": quantized_from(name, revision),
+        "quantized_from": quantized_from(name, revision) or stored_as(config),
         "streamed": is_streamed(model) or None,
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),

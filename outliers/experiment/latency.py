@@ -14,7 +14,15 @@ from transformers import PreTrainedModel
 from outliers.evaluation.latency import Timings, check_generation, latency, quartiles
 from outliers.evaluation.peers import BITSANDBYTES, has_bitsandbytes, with_bitsandbytes
 from outliers.experiment.interrupt import stop_if_asked
-from outliers.experiment.job import Job, check_kernels, describe, prepare, progress
+from outliers.experiment.job import (
+    Job,
+    check_kernels,
+    describe,
+    left_fields,
+    prepare,
+    progress,
+    say_what_is_left,
+)
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Latency, Settings
@@ -56,11 +64,13 @@ def measure_latency(spec: Latency, out: str | Path | None = None, force: bool = 
     """
     check_kernels(spec)
     schemes = _schemes(spec)
-    shared = spec.model_dump(include={"name", "text", "alpha", "device", "dtype"})
+    shared = spec.model_dump(include={"name", "text", "bos", "alpha", "device", "dtype"})
     settings = Settings(**shared, block=spec.prompt, blocks=max(spec.batches))
     for name in spec.models:
         check_generation(load_config(name, spec.revision), spec.prompt, spec.tokens)
     jobs = [prepare(name, spec.revision, settings) for name in spec.models]
+    for job in jobs:
+        say_what_is_left(job.name, job.config, schemes)
     total = len(jobs) * len(schemes) * len(spec.batches)
     with RowFile(Path(out or spec.folder)) as row_file, progress(total, "batch") as bar:
         return [
@@ -138,6 +148,7 @@ def _fields(job: Job, scheme: Scheme | None, settings: Settings, model: PreTrain
     fields = {name: value for name, value in describe(job, model, settings).items() if name not in ("block", "blocks")}
     if not scheme:
         fields |= {"kernels": BITSANDBYTES, "alpha": settings.alpha, "outlier_weights": "dequantized"}
+        fields |= left_fields(model, fields["parameters"])
     if not scheme or scheme.bits != 8:
         return fields | {"weights_bytes": sum(weight.nbytes for weight in model.parameters())}
     layers = [module for *_, module in projections(model)]
@@ -151,6 +162,7 @@ def _fields(job: Job, scheme: Scheme | None, settings: Settings, model: PreTrain
         "weights_bytes": sum(weight.nbytes for weight in [*model.parameters(), *buffers]),
         "kernels": _kernels(scheme, model.device),
     }
+    fields |= left_fields(model, fields["parameters"])
     if scheme.outlier_threshold is None:
         return fields
     return fields | {"alpha": scheme.outlier_threshold, "outlier_weights": "dequantized"}

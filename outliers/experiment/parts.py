@@ -13,7 +13,7 @@ from outliers.ablation.interventions import Intervention
 from outliers.evaluation.calibration import LAYERS, Part, Passes
 from outliers.evaluation.perplexity import perplexity
 from outliers.experiment.spec import Ablation, Settings
-from outliers.models.anatomy import ROLES, projections
+from outliers.models.anatomy import ROLES, projections, readers
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme
 from outliers.tracing.result import STREAM
@@ -75,5 +75,5 @@ def _with_codes(scheme: Scheme, model: PreTrainedModel) -> PreTrainedModel:
 def _perplexity_without(
     intervention: Intervention, where: list[str], model: PreTrainedModel, blocks: torch.Tensor
 ) -> float:
-    with intervention.on([projection for projection in projections(model) if projection.role in where]):
+    with intervention.on([reader for reader in readers(model) if reader.role in where]):
         return perplexity(model, blocks)

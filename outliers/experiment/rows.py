@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outliers.errors import UserError
 from outliers.experiment.interrupt import Interrupted, asked_to_stop, finishing, stop_if_asked
-from outliers.experiment.spec import Named
+from outliers.experiment.spec import BOS, Named
 from outliers.files import locked, part_of, write_whole
 from outliers.models.watch import check_unchanged
 
@@ -161,6 +161,8 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
 
 
 def _agrees(row: dict, field: str, value) -> bool:
+    if field == "bos":
+        return row.get("protocol", "").endswith(BOS) == value
     if field in LISTS:
         return LISTS[field] not in row or value is None or row[LISTS[field]] in value
     return field not in IDENTITY or field not in row or row[field] == value

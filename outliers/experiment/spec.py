@@ -29,6 +29,8 @@ Shape = PositiveInt | Annotated[str, Field(pattern=r"^[1-9]\d*x[1-9]\d*$")]
 Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 Name = Annotated[str, Field(pattern=r"^\w[\w.@-]*(/\w[\w.@-]*)*$")]
 
+BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
+
 
 class Named(BaseModel):
     """A name, which is also a folder in `results`, and the table or figure of the paper that it is for."""
@@ -54,14 +56,16 @@ class Machine(Named):
 class Settings(Machine):
     """What a measurement over a text needs to know beside its model.
 
-    block: tokens a block (T). blocks: how many (N). alpha: from which magnitude on a value is an outlier. stream:
-    whether layers are read when their turn comes; memory: bytes of hidden states that are then held in memory, None for
-    all of them. engine: where its cells run, in this process or as tasks of a Ray cluster.
+    block: tokens a block (T). blocks: how many (N). bos: whether each begins with the model's own first token. alpha:
+    from which magnitude on a value is an outlier. stream: whether layers are read when their turn comes; memory: bytes
+    of hidden states that are then held in memory, None for all of them. engine: where its cells run, in this process or
+    as tasks of a Ray cluster.
     """
 
     text: str = "sample"
     block: Annotated[int, Field(ge=2)] = 256
     blocks: PositiveInt = 32
+    bos: bool = False
     alpha: PositiveFloat = ALPHA
     stream: bool = False
     memory: Annotated[PositiveInt | None, BeforeValidator(parse_bytes)] = None
@@ -159,7 +163,7 @@ class LinearLayers(Machine):
 
 
 class Latency(Machine):
-    """Time a generated token with a KV cache; prompts are the first tokens of a text.
+    """Time a generated token with a KV cache; prompts are the first tokens of a text, after the model's own with `bos`.
 
     schemes: those of a sweep, and "bitsandbytes" for the layers of that library. batches: sequences at once. prompt:
     tokens a sequence. tokens: how many are generated after the first. repeats: of the whole generation.
@@ -171,6 +175,7 @@ class Latency(Machine):
     schemes: Names = ["fp32", "llm.int8"]
     revision: str | None = None
     text: str = "sample"
+    bos: bool = False
     alpha: PositiveFloat = ALPHA
     batches: Counts = [1, 8, 32]
     prompt: Annotated[int, Field(ge=2)] = 128

@@ -15,7 +15,7 @@ from outliers.evaluation.perplexity import Loss, losses, perplexity_of, variant_
 from outliers.evaluation.scatter import check_draws, drawn
 from outliers.experiment.cell import Bench, Cell, check_same_weights, said, size
 from outliers.experiment.engine import Engine, engine_of
-from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.job import Counted, Job, left_fields, prepare, progress, say_what_is_left
 from outliers.experiment.parts import sweep_parts
 from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import RowFile, rows_of
@@ -50,6 +50,8 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
     schemes = schemes_of(experiment)
     check_draws(experiment.draws, experiment.dtype)
     jobs = [prepare(name, experiment.revision, experiment) for name in experiment.models]
+    for job in jobs:
+        say_what_is_left(job.name, job.config, schemes)
     total = len(jobs) * len(schemes) * experiment.blocks * experiment.draws
     rows: dict[Key, dict] = {}
     row_file = RowFile(Path(out or experiment.folder))
@@ -115,7 +117,7 @@ def _describe(bench: Bench, job: Job, experiment: Experiment, schemes: list[Sche
         {"experiment": experiment.name, "model": job.model, "scheme": scheme.name, "metric": "perplexity"}
         | {"draws": experiment.draws}
         | common
-        | scheme_fields(scheme, model.device)
+        | scheme_fields(scheme, model)
         for scheme in schemes
     ]
 
@@ -163,15 +165,16 @@ def _row(parts: tuple[tuple[dict, list[list[Loss]]], ...]) -> dict:
     return fields[0] | found | total_cost(fields)
 
 
-def scheme_fields(scheme: Scheme, device: torch.device) -> dict:
-    """The settings of a scheme that are not in its name, and which kernels run it."""
+def scheme_fields(scheme: Scheme, model: PreTrainedModel) -> dict:
+    """The settings of a scheme that are not in its name, which kernels run it, and what of a model it leaves."""
     if scheme.bits != 8:
         return {}
     # Plain codes, as a sweep keeps them, have a path of their own on GPUs only.
-    kernels = {"kernels": "triton" if path(device) == "triton" else "reference"}
+    fields = {"kernels": "triton" if path(model.device) == "triton" else "reference"}
+    fields |= left_fields(model, model.num_parameters())
     if scheme.outlier_threshold is None:
-        return kernels
-    return kernels | {
+        return fields
+    return fields | {
         "alpha": scheme.outlier_threshold,
         "outlier_weights": "dequantized" if scheme.bitsandbytes else "exact",
     }

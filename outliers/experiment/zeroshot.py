@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outliers.evaluation.zeroshot import documents_hash, evaluate, load_tasks
 from outliers.experiment.interrupt import stop_if_asked
-from outliers.experiment.job import check_kernels, describe_model, progress
+from outliers.experiment.job import check_kernels, describe_model, progress, say_what_is_left
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import ZeroShot
@@ -41,9 +41,9 @@ def measure_zeroshot(spec: ZeroShot, out: str | Path | None = None, force: bool 
         UserError: something is unknown, unreachable or does not fit together.
     """
     check_kernels(spec)
-    schemes_of(spec)
+    schemes = schemes_of(spec)
     for name in spec.models:
-        load_config(name, spec.revision)
+        say_what_is_left(name, load_config(name, spec.revision), schemes)
     tokenizers = {name: load_tokenizer(name, spec.revision) for name in spec.models}
     tasks = load_tasks(spec.tasks, spec.data)
     total = len(tokenizers) * len(spec.schemes) * len(tasks)
@@ -67,12 +67,13 @@ def _measure(
     """One load of the model serves all its schemes, and one quantization of its weights all schemes that share it."""
     bar.set_description(name)
     model = load_model(name, spec.dtype, spec.device, spec.revision)
-    common = {"experiment": spec.name, **describe_model(name, spec.revision, model, spec)}
+    config = load_config(name, spec.revision)
+    common = {"experiment": spec.name, **describe_model(name, spec.revision, config, model, spec)}
     common["lm_eval"] = importlib.metadata.version("lm_eval")
     for scheme in schemes_of(spec):
         for task in tasks:
             bar.set_description(f"{name} {scheme.name} {task.task_name}")
-            cell = {**common, "scheme": scheme.name, **scheme_fields(scheme, model.device), **_task_fields(task, spec)}
+            cell = {**common, "scheme": scheme.name, **scheme_fields(scheme, model), **_task_fields(task, spec)}
             rows = [] if force else row_file.find_all(cell)
             if not rows:
                 stop_if_asked()

@@ -1,45 +1,90 @@
 """What the parts of each architecture are called; the only place that knows architecture names."""
 
-from collections.abc import Iterable, Iterator
+import difflib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outliers.errors import UserError, unknown_name
+from outliers.errors import UserError
+
+Norms = dict[str, tuple[str, ...]]  # each norm, and the roles whose projections read its output
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts in the place of the feed-forward projections.
+
+    block: the module that sends each token to some of the experts; its input is ffn_in. experts: the module that holds
+    their weights, which are parameters of three dimensions. reads: the parameters that are multiplied with ffn_in, the
+    router's and the experts', each with its axis of input features.
+    """
+
+    block: str
+    experts: str
+    reads: dict[str, int]
+
+
+def _as_projected(logits: torch.Tensor, _config: PretrainedConfig) -> torch.Tensor:
+    return logits
+
+
+def _divided(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
+    return logits / config.logits_scaling
+
+
+def _capped(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
+    cap = config.final_logit_softcapping
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 @dataclass(frozen=True)
 class Anatomy:
     """Where the decoder layers are, and the parts of one layer; projections by the role of their input.
 
-    attention: the module that returns the attention probabilities. norms: each norm, and the roles whose projections
-    read its output. attn_in: the q/k/v projection, fused or not. attn_out: the attention output projection. ffn_in: the
-    first feed-forward projection, gate included. ffn_out: the second feed-forward projection.
+    attention: the module that returns the attention probabilities. norms: those that come before projections; where
+    layers of the architecture come in several kinds, each kind's, and a layer is of the first of which it has all.
+    attn_in: the q/k/v projection, fused or not. attn_out: the attention output projection. ffn_in: the first
+    feed-forward projection, gate included. ffn_out: the second feed-forward projection. mixture: what layers have that
+    lack these two.
+
+    norm_offset: what norms add to their weight before they multiply with it. alibi: the argument of the attention in
+    which its position biases are, if the attention mask may hold them too. logits: what becomes of the head's outputs,
+    each by itself.
     """
 
     layers: str
     attention: str
-    norms: dict[str, tuple[str, ...]]
+    norms: tuple[Norms, ...]
     attn_in: tuple[str, ...]
     attn_out: tuple[str, ...]
-    ffn_in: tuple[str, ...]
-    ffn_out: tuple[str, ...]
+    ffn_in: tuple[str, ...] = ()
+    ffn_out: tuple[str, ...] = ()
+    mixture: Mixture | None = None
+    norm_offset: float = 0.0
+    alibi: str | None = None
+    logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] = _as_projected
 
 
 ROLES = ("attn_in", "attn_out", "ffn_in", "ffn_out")
 
 
-def _two_norms(attention: str, feed_forward: str) -> dict[str, tuple[str, ...]]:
+def _two_norms(attention: str, feed_forward: str) -> Norms:
     return {attention: ("attn_in",), feed_forward: ("ffn_in",)}
+
+
+def _one_norm(of_both: str) -> Norms:
+    return {of_both: ("attn_in", "ffn_in")}
 
 
 _SELF_ATTN_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _FAIRSEQ = Anatomy(
     layers="model.layers",
     attention="self_attn",
-    norms=_two_norms("self_attn_layer_norm", "final_layer_norm"),
+    norms=(_two_norms("self_attn_layer_norm", "final_layer_norm"),),
     attn_in=_SELF_ATTN_QKV,
     attn_out=("self_attn.out_proj",),
     ffn_in=("fc1",),
@@ -48,16 +93,28 @@ _FAIRSEQ = Anatomy(
 _LLAMA = Anatomy(
     layers="model.layers",
     attention="self_attn",
-    norms=_two_norms("input_layernorm", "post_attention_layernorm"),
+    norms=(_two_norms("input_layernorm", "post_attention_layernorm"),),
     attn_in=_SELF_ATTN_QKV,
     attn_out=("self_attn.o_proj",),
     ffn_in=("mlp.gate_proj", "mlp.up_proj"),
     ffn_out=("mlp.down_proj",),
 )
+_GEMMA = replace(  # its norms after the sub-layers feed no projection
+    _LLAMA,
+    norms=(_two_norms("input_layernorm", "pre_feedforward_layernorm"),),
+    norm_offset=1.0,
+    logits=_capped,
+)
+_MIXTRAL = replace(
+    _LLAMA,
+    ffn_in=(),
+    ffn_out=(),
+    mixture=Mixture("mlp", "mlp.experts", {"mlp.gate.weight": 1, "mlp.experts.gate_up_proj": 2}),
+)
 _BLOOM = Anatomy(
     layers="transformer.h",
     attention="self_attention",
-    norms=_two_norms("input_layernorm", "post_attention_layernorm"),
+    norms=(_two_norms("input_layernorm", "post_attention_layernorm"),),
     attn_in=("self_attention.query_key_value",),
     attn_out=("self_attention.dense",),
     ffn_in=("mlp.dense_h_to_4h",),
@@ -68,7 +125,7 @@ ANATOMIES = {
     "gpt2": Anatomy(
         layers="transformer.h",
         attention="attn",
-        norms=_two_norms("ln_1", "ln_2"),
+        norms=(_two_norms("ln_1", "ln_2"),),
         attn_in=("attn.c_attn",),
         attn_out=("attn.c_proj",),
         ffn_in=("mlp.c_fc",),
@@ -77,7 +134,7 @@ ANATOMIES = {
     "gptj": Anatomy(
         layers="transformer.h",
         attention="attn",
-        norms={"ln_1": ("attn_in", "ffn_in")},
+        norms=(_one_norm("ln_1"),),
         attn_in=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
         attn_out=("attn.out_proj",),
         ffn_in=("mlp.fc_in",),
@@ -86,7 +143,7 @@ ANATOMIES = {
     "gpt_neo": Anatomy(
         layers="transformer.h",
         attention="attn.attention",
-        norms=_two_norms("ln_1", "ln_2"),
+        norms=(_two_norms("ln_1", "ln_2"),),
         attn_in=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
         attn_out=("attn.attention.out_proj",),
         ffn_in=("mlp.c_fc",),
@@ -106,11 +163,46 @@ ANATOMIES = {
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "smollm3": _LLAMA,
+    "granite": replace(_LLAMA, logits=_divided),
+    "olmo2": replace(_LLAMA, norms=({},)),  # all after the sub-layers
+    "phi3": replace(_LLAMA, attn_in=("self_attn.qkv_proj",), ffn_in=("mlp.gate_up_proj",)),
+    "stablelm": replace(_LLAMA, norms=(*_LLAMA.norms, _one_norm("input_layernorm"))),
+    "starcoder2": replace(_LLAMA, ffn_in=("mlp.c_fc",), ffn_out=("mlp.c_proj",)),
+    "gemma": replace(_LLAMA, norm_offset=1.0),
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "falcon": replace(
+        _BLOOM, norms=(_two_norms("ln_attn", "ln_mlp"), *_BLOOM.norms, _one_norm("input_layernorm")), alibi="alibi"
+    ),
+    "mpt": Anatomy(
+        layers="transformer.blocks",
+        attention="attn",
+        norms=(_two_norms("norm_1", "norm_2"),),
+        attn_in=("attn.Wqkv",),
+        attn_out=("attn.out_proj",),
+        ffn_in=("ffn.up_proj",),
+        ffn_out=("ffn.down_proj",),
+    ),
+    "mixtral": _MIXTRAL,
+    "qwen3_moe": replace(_LLAMA, mixture=_MIXTRAL.mixture),  # some of its layers may have no experts
+    "gpt_oss": replace(
+        _MIXTRAL, mixture=Mixture("mlp", "mlp.experts", {"mlp.router.weight": 1, "mlp.experts.gate_up_proj": 1})
+    ),
 }
+
+# Models that take pictures too, whose text part is an architecture of its own; and what its tensors are called in their
+# checkpoints: patterns, and what stands for them in the text part.
+TEXT_PARTS = ("gemma3",)
+TEXT_KEYS = {r"^language_model\.": "", r"^model\.language_model\.": "model."}
+CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
 
 
 class Projection(NamedTuple):
-    """One linear projection of a decoder layer: `path` is its name in the model, `module` a `Linear` or `Conv1D`."""
+    """One linear projection of a decoder layer, a `Linear` or `Conv1D`, or the block of a mixture of experts.
+
+    path: its name in the model. module: itself.
+    """
 
     layer: int
     role: str
@@ -125,8 +217,23 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
         UserError: the architecture is in no row of the table.
     """
     if config.model_type not in ANATOMIES:
-        raise unknown_name("architecture", config.model_type, ANATOMIES)
+        near = difflib.get_close_matches(config.model_type, ANATOMIES, n=3, cutoff=0.5)
+        similar = f" (known and similar: {', '.join(near)})" if near else ""
+        raise UserError(
+            f"unknown architecture '{config.model_type}'{similar}; it needs a row in ANATOMIES of "
+            "outliers/models/anatomy.py: where its decoder layers are and, in a layer, its attention, its norms and "
+            f"the projections that read {', '.join(ROLES)}"
+        )
     return ANATOMIES[config.model_type]
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the text part of a model that takes pictures too; of others their own."""
+    if config.model_type not in TEXT_PARTS:
+        return config
+    part = config.get_text_config()
+    part._commit_hash = getattr(config, "_commit_hash", None)
+    return part
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -138,14 +245,47 @@ def projections(model: PreTrainedModel) -> Iterator[Projection]:
     """Every linear projection of the decoder layers, layer by layer in the order of `ROLES`."""
     anatomy = anatomy_of(model.config)
     for layer, block in enumerate(decoder_layers(model)):
-        for role in ROLES:
+        roles = ROLES[:2] if has_experts(anatomy, block) else ROLES
+        for role in roles:
             for name in getattr(anatomy, role):
                 yield Projection(layer, role, f"{anatomy.layers}.{layer}.{name}", block.get_submodule(name))
 
 
+def readers(model: PreTrainedModel) -> Iterator[Projection]:
+    """The projections, and the blocks of mixtures of experts: all that reads a tracked hidden state."""
+    yield from projections(model)
+    anatomy = anatomy_of(model.config)
+    for layer, block in enumerate(decoder_layers(model)):
+        if has_experts(anatomy, block):
+            name = anatomy.mixture.block
+            yield Projection(layer, "ffn_in", f"{anatomy.layers}.{layer}.{name}", block.get_submodule(name))
+
+
+def has_experts(anatomy: Anatomy, layer: nn.Module) -> bool:
+    """Whether a layer has a mixture of experts in the place of its feed-forward projections."""
+    return anatomy.mixture is not None and _has(layer, [anatomy.mixture.experts])
+
+
+def _has(layer: nn.Module, paths: Iterable[str]) -> bool:
+    return {path for path, _ in layer.named_modules()}.issuperset(paths)
+
+
+def norms_of(anatomy: Anatomy, layer: nn.Module) -> Norms:
+    """The norms of a layer that come before projections."""
+    return next(norms for norms in anatomy.norms if _has(layer, norms))
+
+
+def weights_of_experts(model: PreTrainedModel) -> int:
+    """How many of a model's parameters are those of experts."""
+    anatomy = anatomy_of(model.config)
+    layers = [layer for layer in decoder_layers(model) if has_experts(anatomy, layer)]
+    experts = (parameter for layer in layers for parameter in layer.get_submodule(anatomy.mixture.experts).parameters())
+    return sum(parameter.numel() for parameter in experts)
+
+
 def context_length(config: PretrainedConfig) -> int | None:
     """The longest block that the model takes, in tokens; None where positions are unbounded (ALiBi)."""
-    return getattr(config, "max_position_embeddings", None)
+    return next((getattr(config, field) for field in CONTEXTS if getattr(config, field, None)), None)
 
 
 def check_block(config, block: int, largest_id: int = 0) -> None:

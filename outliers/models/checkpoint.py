@@ -1,7 +1,9 @@
 """The tensors of a model's files, each of which is read when it is wanted."""
 
+import copy
 import json
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,10 +14,12 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.quantizers import AutoHfQuantizer
 
 from outliers.errors import UserError
-from outliers.models.load import find_model
+from outliers.models.anatomy import TEXT_KEYS
+from outliers.models.load import check_complete, dequantized, find_model
 from outliers.models.watch import watch
 
 if TYPE_CHECKING:
@@ -43,9 +47,53 @@ class Stored(NamedTuple):
             return file.get_tensor(self.key)
 
 
+class Joined(NamedTuple):
+    """A tensor of a model that its files hold in parts, such as one for each expert, or in a format of few bits.
+
+    parts: each with the pattern that says which part it is. converter: transformers' rule to make it of them. skeleton:
+    says the dtype to dequantize to.
+    """
+
+    own: str
+    shape: torch.Size
+    parts: list[tuple[str, Stored]]
+    converter: WeightConverter
+    skeleton: PreTrainedModel | None
+
+    @property
+    def spans(self) -> list[tuple[Path, int, int]]:
+        """The bytes of which it is made: file, from where, to where."""
+        return [span for _, stored in self.parts for span in stored.spans]
+
+    @property
+    def about(self) -> str:
+        """Type and shape of its parts."""
+        return " ".join(stored.about for _, stored in self.parts)
+
+    def read(self) -> torch.Tensor:
+        """The tensor.
+
+        Raises:
+            UserError: some parts are missing.
+        """
+        found = defaultdict(list)
+        for pattern, stored in sorted(self.parts, key=lambda part: dot_natural_key(part[1].key)):
+            found[pattern].append(stored.read())
+        rule = {"source_patterns": self.converter.source_patterns, "target_patterns": self.converter.target_patterns}
+        try:
+            for operation in self.converter.operations:
+                found = operation.convert(found, **rule, full_layer_name=self.own, model=self.skeleton)
+            (tensor,) = found.values()
+            complete = tensor.shape == self.shape
+        except RuntimeError:  # torch refuses to join tensors that do not fit together
+            complete = False
+        check_complete([] if complete else [f"a part of {self.own}"], self.parts[0][1].name)
+        return tensor
+
+
 def stored_tensors(
     name: str, revision: str | None, model: PreTrainedModel, names: dict
-) -> "dict[str, Stored] | dict[str, Made]":
+) -> "dict[str, Stored | Joined] | dict[str, Made]":
     """Every tensor of a model that its files hold, by its own name; those of a hub id are downloaded.
 
     Args:
@@ -53,7 +101,8 @@ def stored_tensors(
         names: the model's own names of the tensors that are wanted.
 
     Raises:
-        UserError: it has no safetensors weights and is no GGUF file, or a file is damaged.
+        UserError: it has no safetensors weights and is no GGUF file, a file is damaged, or its weights are stored in
+            a format that is not known.
     """
     source = find_model(name, revision)
     watch(name, revision, source.files)
@@ -68,8 +117,41 @@ def stored_tensors(
         files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise UserError(f"'{name}' has no safetensors weights, and pickled ones are not read because they can run code")
-    own_name = _own_names(model, names)
-    return {own: stored for file in files for stored in _in_file(name, file) if (own := own_name(stored.key))}
+    return _by_own_names((stored for file in files for stored in _in_file(name, file)), name, model, names)
+
+
+def _by_own_names(
+    all_stored: Iterable[Stored], name: str, model: PreTrainedModel, names: dict
+) -> dict[str, Stored | Joined]:
+    """By transformers' rules for the architecture, and for the format in which its weights are stored.
+
+    Tensors that are none of the model's are buffers that older checkpoints carry, such as causal masks, or what a model
+    that takes pictures too needs for that.
+    """
+    stored_as = dequantized(model.config, name)
+    quantizer = stored_as and AutoHfQuantizer.from_config(stored_as, pre_quantized=True)
+    skeleton = quantizer and copy.deepcopy(model)
+    steps = get_model_conversion_mapping(model, TEXT_KEYS, quantizer)
+    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+    converters = [step for step in steps if isinstance(step, WeightConverter)]
+    converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    found, parts = {}, defaultdict(list)
+    for stored in all_stored:
+        own, pattern = rename_source_key(stored.key, renamings, converters, model.base_model_prefix, names)
+        if own not in names:
+            continue
+        found[own] = stored
+        if pattern is not None:
+            parts[own].append((pattern, stored))
+            shape, converter = model.get_parameter(own).shape, converter_of[pattern]
+            found[own] = Joined(own, shape, parts[own], converter, skeleton)
+    return found
+
+
+def dtype_of(model: PreTrainedModel, own: str) -> torch.dtype:
+    """What a tensor is cast to: the model's dtype, but float32 for GPT-OSS's norms in a float16 model."""
+    others = model._get_dtype_plan(model.dtype)
+    return next((dtype for part, dtype in others.items() if part in own), model.dtype)
 
 
 def _in_file(name: str, path: Path) -> list[Stored]:
@@ -92,20 +174,6 @@ def _opened(file: Path, name: str) -> Iterator[safe_open]:
             yield open_file
     except (SafetensorError, OSError) as error:
         raise UserError(f"the weights of '{name}' are corrupt ({error}); download or copy them again") from None
-
-
-def _own_names(model: PreTrainedModel, names: dict) -> Callable[[str], str | None]:
-    """A function from a key of a checkpoint to the model's own name of the tensor, one of `names`, or None.
-
-    Keys that are none of the model's are buffers that older checkpoints carry, such as causal masks.
-    """
-    renamings = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)]
-
-    def own_name(key: str) -> str | None:
-        own, _ = rename_source_key(key, renamings, [], model.base_model_prefix, names)
-        return own if own in names else None
-
-    return own_name
 
 
 @contextmanager

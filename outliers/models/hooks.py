@@ -44,7 +44,7 @@ def residual_hooks(model: PreTrainedModel, visit: Callable[[int, torch.Tensor], 
 
     def hook_of(layer: int):
         def hook(_module, _inputs, output):
-            # GPT-J, GPT-Neo and BLOOM return tuples, the others a tensor
+            # some architectures return tuples, the others a tensor
             visit(layer, (output[0] if isinstance(output, tuple) else output).flatten(0, -2))
 
         return hook
@@ -67,6 +67,14 @@ def attention_hooks(model: PreTrainedModel, visit: Callable) -> Iterator[None]:
         UserError: the model's attention gives no probabilities.
     """
 
+    alibi = anatomy_of(model.config).alibi
+
+    def only_in_the_mask(_module, args, kwargs):
+        # Falcon's eager attention adds its biases to the scores also where they are in the mask, of each head, already
+        if kwargs.get(alibi) is not None and kwargs["attention_mask"].shape[1] > 1:
+            kwargs = {**kwargs, alibi: torch.zeros_like(kwargs[alibi])}
+        return args, kwargs
+
     def hook_of(layer: int):
         def hook(module, args, kwargs, output):
             # not through __call__, so that this hook is not called for it
@@ -82,6 +90,8 @@ def attention_hooks(model: PreTrainedModel, visit: Callable) -> Iterator[None]:
     with _eager(model), ExitStack() as stack:
         for layer, block in enumerate(decoder_layers(model)):
             attention = block.get_submodule(anatomy_of(model.config).attention)
+            if alibi:
+                stack.callback(attention.register_forward_pre_hook(only_in_the_mask, with_kwargs=True).remove)
             stack.callback(attention.register_forward_hook(hook_of(layer), with_kwargs=True).remove)
         yield
 
@@ -89,11 +99,8 @@ def attention_hooks(model: PreTrainedModel, visit: Callable) -> Iterator[None]:
 @contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
     before = model.config._attn_implementation
-    if before == "eager":  # all that GPT-J, GPT-Neo, BLOOM and XGLM have; they warn when one sets it
-        yield
-        return
-    model.set_attn_implementation("eager")
+    model.config._attn_implementation = "eager"  # `set_attn_implementation` refuses it for Falcon
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        model.config._attn_implementation = before

@@ -17,19 +17,22 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    Mxfp4Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import anatomy_of
+from outliers.models.anatomy import TEXT_KEYS, anatomy_of, text_config
 from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
 from outliers.models.watch import state_of, watch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SECONDS_FOR_THE_HUB = 5
+DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
 
 
 class Source(NamedTuple):
@@ -144,6 +147,8 @@ def _refusals(name: str, source: Source):
                 f"a local folder or one of {', '.join(here())}"
             ) from None
         reason = " ".join(str(error).split())[:300]
+        if "above report" in reason:  # which is not printed
+            reason = "tensors of its checkpoint are missing or have other shapes than its configuration says"
         if "safetensors" in reason:
             reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
         raise UserError(f"cannot load '{name}': {reason}") from None
@@ -166,7 +171,7 @@ def quantized_from(name: str, revision: str | None = None) -> str | None:
 
 
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's configuration alone, of any architecture.
+    """Load a model's configuration alone, of any architecture; of one that takes pictures too, its text part's.
 
     Raises:
         UserError: the model is unknown or unreachable.
@@ -178,7 +183,7 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
 
 def _config(source: Source) -> PretrainedConfig:
     if not source.gguf_file:
-        return AutoConfig.from_pretrained(source.path, **_keywords(source))
+        return text_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
     from outliers.models.gguf import read_header
 
     (file,) = source.files
@@ -200,7 +205,31 @@ def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """
     config = read_config(name, revision)
     anatomy_of(config)
+    dequantized(config, name)
     return config
+
+
+def stored_as(config: PretrainedConfig) -> str | None:
+    """The format of few bits in which a folder or repository holds a model's weights; None where it does not."""
+    stored = getattr(config, "quantization_config", None)
+    return stored["quant_method"] if isinstance(stored, dict) else getattr(stored, "quant_method", None)
+
+
+def dequantized(config: PretrainedConfig, name: str) -> QuantizationConfigMixin | None:
+    """How transformers brings back the weights of model `name`, if they are stored in a format of few bits.
+
+    Raises:
+        UserError: it is not one that is undone exactly.
+    """
+    method = stored_as(config)
+    if method is None:
+        return None
+    if method not in DEQUANTIZED:
+        raise UserError(
+            f"the weights of '{name}' are stored quantized by '{method}'; expected 16 or 32 bits or "
+            f"{', '.join(DEQUANTIZED)}: use the model that they were made of"
+        )
+    return DEQUANTIZED[method]
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -220,6 +249,8 @@ def load_model(
     """Load a causal language model in eval mode from safetensors or GGUF; no foreign code runs.
 
     The weights of a quantized GGUF file are the dequantized ones.
+
+    Of a model that takes pictures too, its text part.
 
     Args:
         name: a hub id ("gpt2", "facebook/opt-125m"), a local folder or GGUF file, a pocket model ("pocket/gpt2-1.7m"),
@@ -244,10 +275,12 @@ def load_model(
         model, report = _from_pretrained(
             source,
             config,
+            quantization_config=dequantized(config, name),
             dtype=DTYPES[dtype],
             device_map=device_map(_skeleton(config, DTYPES[dtype]), name) if device == "auto" else None,
             output_loading_info=True,
         )
+    model._weight_conversions = None  # save_pretrained would undo those by which it was read
     check_complete(sorted(report["missing_keys"]), name)
     if Path(source.path).is_dir() and home.type == "cpu":
         _leave_the_file(model)
@@ -263,7 +296,8 @@ def _from_pretrained(source: Source, config: PretrainedConfig, **options) -> tup
     times the time, or keep them in blocks and ask for kernels to multiply those.
     """
     if not source.gguf_file:
-        return AutoModelForCausalLM.from_pretrained(source.path, use_safetensors=True, **options, **_keywords(source))
+        options |= {"config": config, "key_mapping": TEXT_KEYS, "use_safetensors": True, **_keywords(source)}
+        return AutoModelForCausalLM.from_pretrained(source.path, **options)
     from outliers.models.gguf import made_of
 
     skeleton = _skeleton(config, torch.float32)

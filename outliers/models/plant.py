@@ -9,15 +9,24 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.models.anatomy import anatomy_of, check_features, decoder_layers, norms_are_in_the_residual_stream
+from outliers.models.anatomy import (
+    Anatomy,
+    anatomy_of,
+    check_features,
+    decoder_layers,
+    has_experts,
+    norms_are_in_the_residual_stream,
+    norms_of,
+)
 
 
 @torch.no_grad()
 def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> PreTrainedModel:
     """Scale features of the output of every norm of the decoder layers, and divide the weights that read them.
 
-    The function of the model stays what it was, up to rounding (exactly, if the factor is a power of two), while the
-    hidden states that enter the attention and feed-forward projections are `factor` times as large in these features.
+    The function of the model stays what it was, up to rounding (exactly, if the factor is a power of two; where norms
+    scale by 1 + weight, if that fits the weight), while the hidden states that enter the attention and feed-forward
+    projections are `factor` times as large in these features.
 
     Args:
         model: a causal language model, not quantized; it is left as it is.
@@ -28,27 +37,35 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
         A new model.
 
     Raises:
-        UserError: a feature is out of range; the factor is not positive; the norms' outputs are the residual stream
-            itself (OPT-350m, BLOOM's variant of that kind), so that nothing could undo the scaling.
+        UserError: a feature is out of range; the factor is not positive; the projections read the residual stream
+            itself, so that nothing could undo the scaling: the norms come after the sub-layers (OLMo 2), or their
+            outputs are the residual stream (OPT-350m, BLOOM's variant of that kind).
     """
     features = check_features(features, model.config.hidden_size)
     if not factor > 0:
         raise UserError(f"factor is {factor}; expected a positive number")
-    if norms_are_in_the_residual_stream(model.config):
+    anatomy = anatomy_of(model.config)
+    if not any(anatomy.norms) or norms_are_in_the_residual_stream(model.config):
         raise UserError(
-            "this model's norms are in its residual stream (not before each sub-layer), where scaling a feature cannot "
-            "be undone; plant in a model with norms before its sub-layers"
+            "this model's projections read its residual stream (its norms are not before its sub-layers), where "
+            "scaling a feature cannot be undone; plant in a model with norms before its sub-layers"
         )
     planted = copy.deepcopy(model)
-    anatomy = anatomy_of(planted.config)
     for layer in decoder_layers(planted):
-        for path, roles in anatomy.norms.items():
-            norm = layer.get_submodule(path)
-            for parameter in norm.parameters():  # weight, and bias where it has one
-                parameter[features] *= factor
-            for name in (name for role in roles for name in getattr(anatomy, role)):
-                _inputs(layer.get_submodule(name))[features] /= factor
+        for path, roles in norms_of(anatomy, layer).items():
+            for name, parameter in layer.get_submodule(path).named_parameters():  # weight, and bias where it has one
+                offset = anatomy.norm_offset if name == "weight" else 0.0
+                parameter[features] = factor * (offset + parameter[features]) - offset
+            for weight in (weight for role in roles for weight in _readers(anatomy, layer, role)):
+                weight[features] /= factor
     return planted
+
+
+def _readers(anatomy: Anatomy, layer: nn.Module, role: str) -> list[torch.Tensor]:
+    """The weights of a layer that are multiplied with a role, input features first, sharing memory."""
+    if role == "ffn_in" and has_experts(anatomy, layer):
+        return [layer.get_parameter(path).transpose(0, axis) for path, axis in anatomy.mixture.reads.items()]
+    return [_inputs(layer.get_submodule(name)) for name in getattr(anatomy, role)]
 
 
 def _inputs(projection: nn.Module) -> torch.Tensor:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
-from outliers.models.checkpoint import parameters_on_meta, stored_tensors
+from outliers.models.checkpoint import dtype_of, parameters_on_meta, stored_tensors
 from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -106,6 +106,7 @@ class Stream:
         self.name, self.device, self.dtype, self.memory = name, device, dtype, memory
         self.prefix = f"{anatomy_of(model.config).layers}."
         self.stored = stored
+        self.dtypes = {own: dtype_of(model, own) for own in stored}
         self.bytes_read = 0
 
     def __deepcopy__(self, _memo) -> "Stream":
@@ -128,7 +129,7 @@ class Stream:
         stored = self.stored[own]
         self.bytes_read += sum(end - start for _, start, end in stored.spans)
         # copied, for a tensor that shares the memory of the file would keep all of it in memory
-        tensor = stored.read().to(self.device, self.dtype, copy=True)
+        tensor = stored.read().to(self.device, self.dtypes[own], copy=True)
         check_finite(tensor, own, self.name)
         return tensor
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
-from outliers.models.checkpoint import parameters_on_meta, stored_tensors
+from outliers.models.checkpoint import dtype_of, parameters_on_meta, stored_tensors
 from outliers.models.load import DTYPES, check_complete, check_finite, device_map, find_device, load_config
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
@@ -102,7 +102,7 @@ def load_int8(
     for own, stored in stored_tensors(name, revision, model, names).items():
         tensor = stored.read().to(_place(own, places))
         check_finite(tensor, own, name)
-        _assign(model, own, tensor, DTYPES[dtype])
+        _assign(model, own, tensor, dtype_of(model, own))
     return _finished(model, name, places)
 
 

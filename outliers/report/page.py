@@ -23,6 +23,7 @@ ABOUT = {  # what a section says of its rows: field and form, in this order
     "context": "context {}",
     "headroom": "{} GiB of headroom a GPU",
     "alpha": "α = {}",
+    "unquantized_experts": "{} of the weights are experts and not quantized",
     "dtype": "{}",
     "quantized_from": "weights dequantized from {}",
     "device": "on {}",

@@ -41,7 +41,9 @@ def find_text(name: str) -> NamedText:
     raise unknown_name("text", name, TEXTS, "or the path of a .txt, .txt.gz or .jsonl file")
 
 
-def load_text(name: str, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int) -> torch.Tensor:
+def load_text(
+    name: str, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int, bos: bool = False
+) -> torch.Tensor:
     """Tokenise the start of a text and cut it into blocks.
 
     Each document is tokenised without special tokens and followed by the tokenizer's end-of-sequence id where it has
@@ -53,22 +55,28 @@ def load_text(name: str, tokenizer: PreTrainedTokenizerBase, block: int, blocks:
         tokenizer: of the model that will read the blocks.
         block: tokens a block, at least 2.
         blocks: how many blocks, at least 1.
+        bos: whether each block begins with the model's own first token, which counts among its tokens.
 
     Returns:
         int64 (blocks, block).
 
     Raises:
-        UserError: the text is unknown, unreachable or too short, or a size is out of range.
+        UserError: the text is unknown, unreachable or too short, a size is out of range, or the tokenizer has no first
+            token.
     """
     if block < 2 or blocks < 1:
         raise UserError(f"{blocks} blocks of {block} tokens; expected at least 1 block of at least 2 tokens")
-    wanted, ids = block * blocks, []
+    if bos and tokenizer.bos_token_id is None:
+        raise UserError("the model's tokenizer has no first token (bos_token_id); run without --bos")
+    first = torch.full((blocks, int(bos)), tokenizer.bos_token_id if bos else 0)
+    of_text = block - int(bos)
+    wanted, ids = of_text * blocks, []
     for document_ids in _tokenise(find_text(name).documents(), tokenizer):
         ids += document_ids
         if len(ids) >= wanted:
-            return torch.tensor(ids[:wanted]).view(blocks, block)
+            return torch.cat([first, torch.tensor(ids[:wanted]).view(blocks, of_text)], 1)
     raise UserError(
-        f"text '{name}' is too short: {len(ids)} tokens make {len(ids) // block} blocks of {block}, not {blocks}; "
+        f"text '{name}' is too short: {len(ids)} tokens make {len(ids) // of_text} blocks of {block}, not {blocks}; "
         "ask for fewer or shorter blocks, or give a longer text"
     )
 

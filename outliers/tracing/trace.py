@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import ROLES, decoder_layers, projections
+from outliers.models.anatomy import ROLES, decoder_layers, readers
 from outliers.models.decoder import run_decoder
 from outliers.models.hooks import attention_hooks, input_hooks, residual_hooks
 from outliers.tracing.result import SKETCHED, STREAM, Trace, pack_keys, views
@@ -96,7 +96,7 @@ def _trace(
             observers[number] = _Observer(ids, roles, alpha, model.config.vocab_size)
         observer = observers[number]
 
-    tracked = (projection for projection in projections(model) if projection.role in roles)
+    tracked = (reader for reader in readers(model) if reader.role in roles)
     with (
         input_hooks(tracked, lambda *seen: observer.see_hidden_state(*seen)),
         residual_hooks(model, lambda *seen: observer.see_residual(*seen)),
@@ -122,8 +122,8 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
 def _in_every_layer(model: PreTrainedModel, roles: tuple[str, ...]) -> tuple[str, ...]:
     """Of the roles those that every layer has."""
     layers: dict[str, set[int]] = defaultdict(set)
-    for projection in projections(model):
-        layers[projection.role].add(projection.layer)
+    for reader in readers(model):
+        layers[reader.role].add(reader.layer)
     found = tuple(role for role in roles if len(layers[role]) == len(decoder_layers(model)))
     if not found:
         raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")

@@ -1,0 +1,127 @@
+"""Checkpoints whose tensors are not the model's own: experts in parts, weights in four bits, and those for pictures."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
+
+from outliers.errors import UserError
+from outliers.evaluation.perplexity import perplexity
+from outliers.models.configs import find_config
+from outliers.models.load import load_config, load_model, stored_as
+from outliers.models.stream import stream_model
+from outliers.quantization.convert import quantize
+from outliers.quantization.store import load_int8
+from tests.conftest import CONFIGS, GEMMA, WINDOWS, make_model
+
+
+def change(folder, alter) -> None:
+    """Write the tensors of a checkpoint anew, as `alter` leaves them."""
+    tensors = load_file(folder / "model.safetensors")
+    alter(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def check_all_ways(folder, blocks, expected) -> None:
+    """See that a checkpoint has these logits, streamed the same loss, and read as int8 what quantizing makes of it."""
+    model = load_model(str(folder))
+    assert torch.equal(model(blocks).logits, expected)
+    assert perplexity(stream_model(str(folder)), blocks) == perplexity(model, blocks)
+    small = quantize(model, "llm.int8", keep="int8")
+    assert torch.equal(load_int8(str(folder))(blocks).logits, small(blocks).logits)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe"])
+def test_experts_are_found_missing(case, tmp_path, blocks):
+    make_model(case).save_pretrained(tmp_path)
+    expert = next(key for key in load_file(tmp_path / "model.safetensors") if re.search(r"layers.1.*experts.2.w?", key))
+    change(tmp_path, lambda tensors: tensors.pop(expert))
+    with pytest.raises(UserError, match=r"cannot load .* are missing or have other shapes than its configuration says"):
+        load_model(str(tmp_path))
+    for read in (load_int8, lambda name: perplexity(stream_model(name), blocks)):
+        with pytest.raises(UserError, match=r"lacks 1 tensors \(a part of model.layers.1.mlp.experts."):
+            read(str(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_norms_that_stay_in_32_bits(dtype, tmp_path, blocks):
+    """GPT-OSS's are float32 in a float16 model, however it is read."""
+    make_model("gpt-oss").save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), dtype)
+    assert perplexity(stream_model(str(tmp_path), dtype), blocks) == perplexity(model, blocks)
+    small = quantize(model, "llm.int8", keep="int8")
+    assert torch.equal(load_int8(str(tmp_path), dtype=dtype)(blocks).logits, small(blocks).logits)
+
+
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])  # OCP MX: by the lower three bits; the fourth is the sign
+
+
+def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """MXFP4: groups of 32 values (…, groups, 16 bytes) with exponents of their scales (…, groups), as (…, values)."""
+    nibbles = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2).long()
+    values = FP4[nibbles & 7] * (1 - 2 * (nibbles >> 3))
+    return (values * 2.0 ** (scales[..., None].float() - 127)).flatten(-2)
+
+
+def test_experts_stored_in_four_bits(tmp_path, blocks):
+    """As the published GPT-OSS checkpoints are."""
+    model_type, fields = CONFIGS["gpt-oss"]
+    fields = fields | {"intermediate_size": 32, "vocab_size": 100, "pad_token_id": None}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields)).eval()
+    generator = torch.Generator().manual_seed(0)
+    stored, exact = {}, {}
+    for name, weight in model.state_dict().items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, inputs, outputs = weight.shape
+            codes = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
+            scales = torch.randint(120, 126, codes.shape[:-1], dtype=torch.uint8, generator=generator)
+            stored |= {f"{name}_blocks": codes, f"{name}_scales": scales}
+            exact[name] = decoded(codes, scales).mT
+        else:
+            stored[name] = exact[name] = weight + 0.1 * torch.randn(weight.shape, generator=generator)
+    model.load_state_dict(exact)
+    model.config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    check_all_ways(tmp_path, blocks, model(blocks).logits)
+    assert stored_as(load_config(str(tmp_path))) == "mxfp4"
+    load_model(str(tmp_path)).save_pretrained(tmp_path / "exact")
+    assert stored_as(load_config(str(tmp_path / "exact"))) is None
+    check_all_ways(tmp_path / "exact", blocks, model(blocks).logits)
+
+
+def test_weights_stored_quantized_otherwise_are_refused(tmp_path):
+    model = make_model("llama")
+    model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    model.config.save_pretrained(tmp_path)
+    save_file(model.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    for read in (load_config, load_model, stream_model, load_int8):
+        with pytest.raises(UserError, match="stored quantized by 'gptq'; expected 16 or 32 bits or mxfp4"):
+            read(str(tmp_path))
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_text_part_of_a_model_that_takes_pictures(prefix, tmp_path, blocks):
+    text = {**GEMMA, **WINDOWS, "vocab_size": 100, "pad_token_id": None}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    whole = Gemma3ForConditionalGeneration(
+        Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    ).eval()
+    whole.save_pretrained(tmp_path)
+
+    def rename(tensors):
+        for key in [key for key in tensors if key.startswith("language_model.model.")]:
+            tensors[key.replace("language_model.model.", prefix)] = tensors.pop(key)
+
+    change(tmp_path, rename)
+    check_all_ways(tmp_path, blocks, whole(blocks).logits)
+    assert load_config(str(tmp_path)).model_type == find_config(str(tmp_path)).model_type == "gemma3_text"
+    model = load_model(str(tmp_path))
+    model.save_pretrained(tmp_path / "text")
+    assert torch.equal(load_model(str(tmp_path / "text"))(blocks).logits, whole(blocks).logits)
