@@ -177,8 +177,8 @@ def test_hub_name_without_network(monkeypatch):
 def test_hub_models_are_asked_for_by_branch(monkeypatch):
     """A commit would keep transformers from finding the safetensors conversion of a pickled checkpoint."""
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
-    assert find_model("facebook/opt-125m") == ("facebook/opt-125m", None, False)
-    assert find_model("EleutherAI/pythia-160m", "step1000") == ("EleutherAI/pythia-160m", "step1000", False)
+    assert find_model("facebook/opt-125m") == ("facebook/opt-125m", None, False, None)
+    assert find_model("EleutherAI/pythia-160m", "step1000") == ("EleutherAI/pythia-160m", "step1000", False, None)
 
 
 def test_local_models_have_no_revisions():
