@@ -278,6 +278,19 @@ def test_kurtosis_far_from_zero_and_of_a_constant():
     assert found["kurtosis_token"].tolist() == [5, 4]
 
 
+def test_moments_of_a_state_that_is_read_in_parts():
+    x = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)) * torch.linspace(1, 9, 700)
+    assert x.numel() > 3 * state.IN_CACHE
+    found, want = state.moments(x), x.double()
+    assert torch.allclose(found["sum"], want.sum(0), rtol=1e-12)
+    for name, rows in (("squares", want), ("squares_rest", want[1:])):
+        assert torch.allclose(found[name], rows.square().sum(0), rtol=1e-12)
+    for first in (0, 1):
+        rows = want[first:].numpy()
+        assert found["kurtosis_tensor"][first].item() == pytest.approx(scipy.stats.kurtosis(rows, None, fisher=False))
+        assert found["kurtosis_token"][first].item() == pytest.approx(scipy.stats.kurtosis(rows, 1, fisher=False).sum())
+
+
 @given(st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=200))
 def test_median_of_anything(values):
     x = torch.tensor(values)

@@ -149,9 +149,11 @@ def _threshold(axes: Axes, trace: Trace) -> None:
     axes.annotate(
         f"α = {trace.alpha:g}",
         (1, trace.alpha),
+        (0, 1.5),
         xycoords=("axes fraction", "data"),
+        textcoords="offset points",
         fontsize=7,
         ha="right",
         va="bottom",
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0},
     )

@@ -156,7 +156,7 @@ def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
         return f"No attention sink ({rule})."
     said = ", ".join(f"{row['token_text']} ({row['share']:.0%})" for row in tokens.head(SHOWN).to_dict("records"))
     caption = (
-        f"Attention sinks ({rule}; the last positions have few queries): for how many (layer, head) pairs, averaged "
+        f"Attention sinks ({rule}; the last positions have few queries): the share of (layer, head) pairs, averaged "
         f"over sequences. The tokens at sinks, most often: {said}."
     )
     cells = [[str(row["position"]), f"{row['share']:.1%}"] for row in found.to_dict("records")]
