@@ -17,10 +17,12 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
+from outliers.experiment.rows import read_rows
 from outliers.models.anatomy import ANATOMIES
 from outliers.quantization.schemes import SCHEMES
 from outliers.report.emergence import fits_of
 from outliers.report.paper import PUBLISHED, published_models
+from outliers.report.sweep_figures import BASELINE, costs
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
@@ -74,6 +76,27 @@ def architectures() -> str:
     return ", ".join(f"`{name}`" for name in ANATOMIES)
 
 
+def smollm2() -> str:
+    """What each scheme costs SmolLM2-135M, with its scatter, beside what it cost models of the paper."""
+    rows = read_rows(ROOT / "results/kept/smollm2-135m/sweep")
+    own, sizes = {row["scheme"]: row for row in costs(rows)}, ("1.3b", "6.7b", "13b")
+    published = PUBLISHED["table1"].values
+
+    def of_paper(scheme: str, size: str) -> str:
+        model = f"fairseq-dense-{size}"
+        return f"{100 * (published[model, scheme] / published[model, BASELINE] - 1):+.1f}"
+
+    cells = []
+    for row in sorted(rows, key=lambda row: list(SCHEMES).index(row["scheme"])):
+        scheme, scatter = row["scheme"], row["standard_deviation"]
+        cost = own.get(scheme)
+        increase = f"{cost['value']:+.1f}±{cost['standard_deviation']:.1f}" if cost else "–"
+        paper = [of_paper(scheme, size) if cost else "–" for size in sizes]
+        cells.append([f"`{scheme}`", f"{row['value']:.2f}±{scatter:.2f}", increase, *paper])
+    headers = ["scheme", "perplexity", "increase (%)", *(f"the paper's {size.upper()} (%)" for size in sizes)]
+    return _markdown(headers, cells)
+
+
 def fits() -> str:
     """The exponentials of Figure 3b, of the kept runs and of the published rows."""
     rows = []
@@ -122,6 +145,7 @@ def _markdown(headers: list, rows: list[list[str]], texts: int = 1) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "schemes": schemes,
     "architectures": architectures,
+    "smollm2-135m": smollm2,
     "fits": fits,
     "speed by dimension": speed_by_dimension,
     "speed by shape": speed_by_shape,

@@ -169,14 +169,29 @@ def test_cpu_path_equals_the_reference(shape, dtype, hostile, threshold):
 
 
 @needs_vnni
+@pytest.mark.parametrize("tokens", [3, 64])
 @pytest.mark.parametrize("k", [1, 77, 4096, 66_000])
-def test_cpu_sums_are_exact(k):
-    """With scales of 1 the outputs are the int32 sums, here even those of extreme codes."""
-    codes = torch.randint(-127, 128, (3, k), generator=torch.Generator().manual_seed(k)).to(torch.int8)
-    codes[0] = 127
-    weight = reference.Quantized(codes.flip(0).contiguous(), torch.ones(3, 1))
+def test_cpu_sums_are_exact(k, tokens):
+    """With scales of 1 the outputs are the int32 sums as float32 holds them, here even the largest that there are."""
+    codes = torch.randint(-127, 128, (tokens, k), generator=torch.Generator().manual_seed(k)).to(torch.int8)
+    rows = torch.randint(-127, 128, (16, k), generator=torch.Generator().manual_seed(k + 1)).to(torch.int8)
+    rows[0] = 127 - 254 * (torch.arange(k) % 2)
+    codes[0], codes[1] = rows[0], -rows[0]
+    weight = reference.Quantized(rows, torch.ones(16, 1))
+    assert cpu.serves(weight)
     got = cpu._product((codes.to(torch.int16) + 128).to(torch.uint8), cpu.pack(weight))
-    assert torch.equal(got, (codes.double() @ weight.codes.double().T).float())
+    want = codes.double() @ rows.double().T
+    small = want.abs() <= 2**23
+    assert torch.equal(got[small], want[small].float())
+    assert torch.allclose(got.double(), want, rtol=2**-22, atol=0)
+
+
+def test_weights_with_a_sum_too_large_are_multiplied_by_the_reference(monkeypatch):
+    """oneDNN's AMX path would round twice; codes that are nearly all of one sign are not of this world."""
+    monkeypatch.setattr(dispatch, "path", lambda device: "cpu")
+    one_sided = reference.Quantized(torch.full((4, 1000), 100, dtype=torch.int8), torch.ones(4, 1))
+    assert not cpu.serves(one_sided)
+    assert dispatch.prepare(one_sided) is one_sided
 
 
 @needs_vnni

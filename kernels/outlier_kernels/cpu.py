@@ -12,6 +12,9 @@ import torch
 from outlier_kernels.reference import CODE_MAX, Quantized, outlier_columns
 
 LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 32385 < 2^31
+# On AMX units oneDNN turns a sum into float32 before it takes the zero point's part, 128 times the sum of an output's
+# codes, off again. Below this, sums up to 2^23 stay exact, and larger ones within the rounding of float32.
+LARGEST_PART = 2**23
 # Adding 1.5 · 2^23 rounds a small float to a whole number, ties to even, that its lowest bits then hold.
 ROUND_TO_UINT8 = 12_582_912.0 + 128
 FEW = 8  # up to so many outlier columns, one pass over the outputs for each is faster than torch's matrix product
@@ -34,8 +37,11 @@ def is_supported() -> bool:
 
 
 def serves(weight: Quantized) -> bool:
-    """Whether `pack` takes a weight: absmax, float32 scales, and no more features than sums have room for."""
-    return weight.zero_point is None and weight.scale.dtype == torch.float32 and weight.codes.shape[1] <= LARGEST_K
+    """Whether `pack` takes a weight: absmax, float32 scales, and codes whose sums have room for the products."""
+    if weight.zero_point is not None or weight.scale.dtype != torch.float32 or weight.codes.shape[1] > LARGEST_K:
+        return False
+    sums = weight.codes.sum(1, dtype=torch.int64)
+    return 128 * int(sums.abs().max() if len(sums) else 0) < LARGEST_PART
 
 
 def pack(weight: Quantized) -> Packed:
