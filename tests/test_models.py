@@ -284,7 +284,7 @@ def test_planting_keeps_the_function(case, blocks):
     assert (planted(blocks).logits - before).abs().max() < 2e-5 * before.abs().max()
     changed = {k for k, v in planted.state_dict().items() if not torch.equal(v, weights[k])}
     anatomy = anatomy_of(model.config)
-    parts = [*itertools.chain(*anatomy.norms), *anatomy.attn_in, *anatomy.ffn_in]
+    parts = [*itertools.chain(anatomy.norms, *anatomy.other_norms), *anatomy.attn_in, *anatomy.ffn_in]
     parts += anatomy.mixture.reads if anatomy.mixture else []
     assert all(any(part in name for part in parts) for name in changed)
     assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())

@@ -45,24 +45,24 @@ def _capped(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
 class Anatomy:
     """Where the decoder layers are, and the parts of one layer; projections by the role of their input.
 
-    attention: the module that returns the attention probabilities. norms: those that come before projections; where
-    layers of the architecture come in several kinds, each kind's, and a layer is of the first of which it has all.
-    attn_in: the q/k/v projection, fused or not. attn_out: the attention output projection. ffn_in: the first
-    feed-forward projection, gate included. ffn_out: the second feed-forward projection. mixture: what layers have that
-    lack these two.
+    attention: the module that returns the attention probabilities. norms: those that come before projections. attn_in:
+    the q/k/v projection, fused or not. attn_out: the attention output projection. ffn_in: the first feed-forward
+    projection, gate included. ffn_out: the second feed-forward projection.
 
-    norm_offset: what norms add to their weight before they multiply with it. alibi: the argument of the attention in
-    which its position biases are, if the attention mask may hold them too. logits: what becomes of the head's outputs,
-    each by itself.
+    other_norms: those of layers that lack one of `norms`, where an architecture has several kinds of layers; a layer is
+    of the first kind of which it has all. mixture: what layers have that lack ffn_in and ffn_out. norm_offset: what
+    norms add to their weight before they multiply with it. alibi: the argument of the attention in which its position
+    biases are, if the attention mask may hold them too. logits: what becomes of the head's outputs, each by itself.
     """
 
     layers: str
     attention: str
-    norms: tuple[Norms, ...]
+    norms: Norms
     attn_in: tuple[str, ...]
     attn_out: tuple[str, ...]
     ffn_in: tuple[str, ...] = ()
     ffn_out: tuple[str, ...] = ()
+    other_norms: tuple[Norms, ...] = ()
     mixture: Mixture | None = None
     norm_offset: float = 0.0
     alibi: str | None = None
@@ -84,7 +84,7 @@ _SELF_ATTN_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _FAIRSEQ = Anatomy(
     layers="model.layers",
     attention="self_attn",
-    norms=(_two_norms("self_attn_layer_norm", "final_layer_norm"),),
+    norms=_two_norms("self_attn_layer_norm", "final_layer_norm"),
     attn_in=_SELF_ATTN_QKV,
     attn_out=("self_attn.out_proj",),
     ffn_in=("fc1",),
@@ -93,7 +93,7 @@ _FAIRSEQ = Anatomy(
 _LLAMA = Anatomy(
     layers="model.layers",
     attention="self_attn",
-    norms=(_two_norms("input_layernorm", "post_attention_layernorm"),),
+    norms=_two_norms("input_layernorm", "post_attention_layernorm"),
     attn_in=_SELF_ATTN_QKV,
     attn_out=("self_attn.o_proj",),
     ffn_in=("mlp.gate_proj", "mlp.up_proj"),
@@ -101,7 +101,7 @@ _LLAMA = Anatomy(
 )
 _GEMMA = replace(  # its norms after the sub-layers feed no projection
     _LLAMA,
-    norms=(_two_norms("input_layernorm", "pre_feedforward_layernorm"),),
+    norms=_two_norms("input_layernorm", "pre_feedforward_layernorm"),
     norm_offset=1.0,
     logits=_capped,
 )
@@ -114,7 +114,7 @@ _MIXTRAL = replace(
 _BLOOM = Anatomy(
     layers="transformer.h",
     attention="self_attention",
-    norms=(_two_norms("input_layernorm", "post_attention_layernorm"),),
+    norms=_two_norms("input_layernorm", "post_attention_layernorm"),
     attn_in=("self_attention.query_key_value",),
     attn_out=("self_attention.dense",),
     ffn_in=("mlp.dense_h_to_4h",),
@@ -125,7 +125,7 @@ ANATOMIES = {
     "gpt2": Anatomy(
         layers="transformer.h",
         attention="attn",
-        norms=(_two_norms("ln_1", "ln_2"),),
+        norms=_two_norms("ln_1", "ln_2"),
         attn_in=("attn.c_attn",),
         attn_out=("attn.c_proj",),
         ffn_in=("mlp.c_fc",),
@@ -134,7 +134,7 @@ ANATOMIES = {
     "gptj": Anatomy(
         layers="transformer.h",
         attention="attn",
-        norms=(_one_norm("ln_1"),),
+        norms=_one_norm("ln_1"),
         attn_in=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
         attn_out=("attn.out_proj",),
         ffn_in=("mlp.fc_in",),
@@ -143,7 +143,7 @@ ANATOMIES = {
     "gpt_neo": Anatomy(
         layers="transformer.h",
         attention="attn.attention",
-        norms=(_two_norms("ln_1", "ln_2"),),
+        norms=_two_norms("ln_1", "ln_2"),
         attn_in=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
         attn_out=("attn.attention.out_proj",),
         ffn_in=("mlp.c_fc",),
@@ -165,20 +165,20 @@ ANATOMIES = {
     "qwen3": _LLAMA,
     "smollm3": _LLAMA,
     "granite": replace(_LLAMA, logits=_divided),
-    "olmo2": replace(_LLAMA, norms=({},)),  # all after the sub-layers
+    "olmo2": replace(_LLAMA, norms={}),  # all after the sub-layers
     "phi3": replace(_LLAMA, attn_in=("self_attn.qkv_proj",), ffn_in=("mlp.gate_up_proj",)),
-    "stablelm": replace(_LLAMA, norms=(*_LLAMA.norms, _one_norm("input_layernorm"))),
+    "stablelm": replace(_LLAMA, other_norms=(_one_norm("input_layernorm"),)),
     "starcoder2": replace(_LLAMA, ffn_in=("mlp.c_fc",), ffn_out=("mlp.c_proj",)),
     "gemma": replace(_LLAMA, norm_offset=1.0),
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
     "falcon": replace(
-        _BLOOM, norms=(_two_norms("ln_attn", "ln_mlp"), *_BLOOM.norms, _one_norm("input_layernorm")), alibi="alibi"
+        _BLOOM, other_norms=(_two_norms("ln_attn", "ln_mlp"), _one_norm("input_layernorm")), alibi="alibi"
     ),
     "mpt": Anatomy(
         layers="transformer.blocks",
         attention="attn",
-        norms=(_two_norms("norm_1", "norm_2"),),
+        norms=_two_norms("norm_1", "norm_2"),
         attn_in=("attn.Wqkv",),
         attn_out=("attn.out_proj",),
         ffn_in=("ffn.up_proj",),
@@ -272,7 +272,8 @@ def _has(layer: nn.Module, paths: Iterable[str]) -> bool:
 
 def norms_of(anatomy: Anatomy, layer: nn.Module) -> Norms:
     """The norms of a layer that come before projections."""
-    return next(norms for norms in anatomy.norms if _has(layer, norms))
+    kinds = (anatomy.norms, *anatomy.other_norms)
+    return next((norms for norms in kinds if _has(layer, norms)), anatomy.norms)
 
 
 def weights_of_experts(model: PreTrainedModel) -> int:

@@ -45,7 +45,7 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     if not factor > 0:
         raise UserError(f"factor is {factor}; expected a positive number")
     anatomy = anatomy_of(model.config)
-    if not any(anatomy.norms) or norms_are_in_the_residual_stream(model.config):
+    if not anatomy.norms or norms_are_in_the_residual_stream(model.config):
         raise UserError(
             "this model's projections read its residual stream (its norms are not before its sub-layers), where "
             "scaling a feature cannot be undone; plant in a model with norms before its sub-layers"

@@ -21,8 +21,8 @@ KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
 def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact", "int8"] = "exact") -> PreTrainedModel:
     """Return `model` with every linear projection of its decoder layers under an 8-bit scheme.
 
-    The given model is not changed; the new one shares all that is not quantized. Embeddings, norms, the head and the
-    attention function stay as they are. `fp32` quantizes nothing.
+    The given model is not changed; the new one shares all that is not quantized. Embeddings, norms, the head, the
+    attention function and the experts of a mixture stay as they are. `fp32` quantizes nothing.
 
     Args:
         model: a causal language model, on any device, also "meta", or spread over several.
