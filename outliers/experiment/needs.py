@@ -15,6 +15,7 @@ from outliers.models.load import DTYPES, SECONDS_FOR_THE_HUB, find_device, find_
 from outliers.models.stream import STATES_ON_GPU
 
 SAMPLE = 64_000_000  # bytes of a checkpoint that are read to see how fast that is
+DEQUANTIZED = 4_000_000  # bytes of a GGUF file that are dequantized to see how fast that is
 PROCESS = 360_000_000  # bytes of a process that has imported torch and transformers
 WORKSPACES = 50_000_000  # bytes of the libraries that compute
 # What allocators keep between tensors that come and go, as a share of these. glibc has a heap for those below 32 MB: in
@@ -138,7 +139,8 @@ def _seconds(run: Run, sizes: Sizes, calibration: Calibration) -> float:
         run.left * sum(computing(part, cost) for part, cost in zip(parts, costs, strict=True))
         for parts, costs in zip(run.passes, calibration.costs, strict=True)
     ]
-    reading, copying = _of_job(run, _seconds_to_read), sizes.weights * calibration.copying
+    reading = _of_job(run, _seconds_to_read)
+    copying = sizes.weights * calibration.copying + _of_job(run, _seconds_to_dequantize)
     if not run.settings.stream:
         return reading + copying + sizes.weights * calibration.hashing + sum(passes)
     return sum(max(reading, seconds) + copying for seconds in passes)
@@ -158,6 +160,24 @@ def _seconds_to_read(job: Job) -> float:
     except OSError:  # loading says what is wrong
         return 0.0
     return (time.perf_counter() - start) * sum(sizes.values()) / count
+
+
+def _seconds_to_dequantize(job: Job) -> float:
+    """Of a GGUF file's tensors, by some in their middle; 0 for other files."""
+    files = _files(job)
+    if not files or files[0].suffix == ".safetensors":
+        return 0.0
+    from outliers.models.gguf import read_gguf
+
+    tensors = list(read_gguf(files[0]).tensors.values())
+    sizes = [sum(end - start for _, start, end in tensor.spans) for tensor in tensors]
+    start, count = time.perf_counter(), 0
+    for tensor, size in list(zip(tensors, sizes, strict=True))[len(tensors) // 2 :]:
+        tensor.read()
+        count += size
+        if count >= DEQUANTIZED:
+            break
+    return (time.perf_counter() - start) * sum(sizes) / count
 
 
 def _files(job: Job) -> list[Path]:

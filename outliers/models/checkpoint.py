@@ -107,9 +107,10 @@ def stored_tensors(
     source = find_model(name, revision)
     watch(name, revision, source.files)
     if source.gguf_file:
-        from outliers.models.gguf import made_of
+        from outliers.models.gguf import read_gguf
 
-        return made_of(*source.files, model, names)
+        tensors = read_gguf(*source.files).tensors
+        return {own: tensors[own] for own in tensors if own in names}
     files = source.files
     if not Path(source.path).is_dir():
         patterns = ["*.safetensors", "*.safetensors.index.json"]

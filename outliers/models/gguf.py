@@ -1,135 +1,62 @@
-"""GGUF files as models: what they hold, checked before anything is built, and their tensors under a model's own names.
+"""GGUF files as models: configuration, tokenizer, and tensors under the model's own names.
 
-The file is read by the package `gguf` and by transformers; from transformers come its configuration, its tokenizer,
-and what undoes the changes that llama.cpp makes to tensors. Their values are the dequantized ones.
+The file is read by transformers and by the package `gguf`. From transformers come what the configuration and the
+tokenizer are, and what undoes the changes that llama.cpp makes to tensors; the package dequantizes them.
 """
 
+import copy
 import functools
-import struct
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import gguf
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from outliers.errors import UserError
+from outliers.models.anatomy import ANATOMIES
+from outliers.models.gguf_file import Header, Tensor, read_header, read_tensor, refusals
+from outliers.models.rotary import FREQUENCIES, say_rotary_parameters
 from outliers.models.watch import state_of
 
-# More than any model has, so that a damaged header does not make its readers fill the memory.
-MOST_ENTRIES, MOST_ELEMENTS = 1 << 16, 1 << 21
-PLAIN = {"F32", "F16", "BF16", "F64"}  # types that hold numbers, not codes
+# Fields of a file that transformers leaves out for some architectures, and the configuration's names of them.
+ALSO_SAID = {
+    "context_length": "max_position_embeddings",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+KINDS = {  # types of a field, as Python has it
+    bool: gguf.GGUFValueType.BOOL,
+    int: gguf.GGUFValueType.INT64,
+    float: gguf.GGUFValueType.FLOAT64,
+    str: gguf.GGUFValueType.STRING,
+}
 
 
-class Tensor(NamedTuple):
-    """A tensor of a file: its name there, its type, its shape as torch has it, and its bytes from where to where."""
-
-    name: str
-    type: gguf.GGMLQuantizationType
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-class Header(NamedTuple):
-    """What a file holds. type: what its weights are quantized to, such as "Q4_1"; None where they are not."""
-
-    architecture: str
-    type: str | None
-    tensors: tuple[Tensor, ...]
-
-
-def read_header(file: Path) -> Header:
-    """Look at a file without reading its weights.
-
-    Raises:
-        UserError: it is no GGUF file, or a part of one; it is damaged, or cut short.
-    """
-    with _refusals(file):
-        return _read_header(file, state_of(file))
-
-
-@contextmanager
-def _refusals(file: Path) -> Iterator[None]:
-    """Turn what the readers raise for a file that is not as it should be into one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"cannot read '{file}' ({error.strerror or error})") from None
-    except Exception as error:  # the readers check little: what damage raises depends on where it is
-        reason = " ".join(str(error).split())[:150] or type(error).__name__
-        raise UserError(
-            f"cannot read '{file}' ({reason}); expected a whole GGUF file of types that the package gguf dequantizes"
-        ) from None
-
-
-@functools.lru_cache(maxsize=4)
-def _read_header(file: Path, _state: tuple | None) -> Header:
-    _look_at(file)
-    reader = gguf.GGUFReader(file)
-    fields = {name: reader.fields[name].contents() for name in reader.fields if name.startswith("general.")}
-    tensors = tuple(
-        Tensor(tensor.name, tensor.tensor_type, tuple(tensor.shape.tolist())[::-1], start, start + int(tensor.n_bytes))
-        for tensor in reader.tensors
-        for start in [int(tensor.data_offset)]
-    )
-    architecture = fields["general.architecture"]
-    _check_layers(file, reader, architecture, len(tensors))
-    return Header(architecture, _type_of(fields.get("general.file_type"), tensors), tensors)
-
-
-def _look_at(file: Path) -> None:
-    """Refuse what the package `gguf` would take minutes and all memory for: it makes objects of every entry."""
-    try:
-        from transformers.integrations.gguf import read_gguf_metadata
-    except ImportError:
-        raise UserError("this transformers is too old for GGUF files; pip install --upgrade transformers") from None
-    with file.open("rb") as opened:
-        magic, _, *counts = struct.unpack("<4sIQQ", opened.read(24))
-    if magic != b"GGUF":
-        raise UserError(f"'{file}' does not begin as a GGUF file does; expected a model in that format")
-    if max(counts) > MOST_ENTRIES:
-        raise UserError(f"'{file}' is damaged: it claims {counts[0]:,} tensors and {counts[1]:,} fields; get it again")
-    metadata, _ = read_gguf_metadata(str(file), string_arrays=("tokenizer.ggml.tokens", "tokenizer.ggml.merges"))
-    for name, value in metadata.items():
-        if isinstance(value, list) and len(value) > MOST_ELEMENTS:
-            raise UserError(f"'{file}' is damaged: its field '{name}' has {len(value):,} elements; get it again")
-    if metadata.get("split.count", 1) > 1:
-        raise UserError(f"'{file}' is one part of a model in several files; join them (llama.cpp: gguf-split --merge)")
-
-
-def _check_layers(file: Path, reader: gguf.GGUFReader, architecture: str, tensors: int) -> None:
-    """A model of more layers than the file has tensors would be built before it is found incomplete."""
-    count = reader.fields.get(f"{architecture}.block_count")
-    if count is None:
-        raise UserError(f"'{file}' does not say how many layers it has; expected a language model")
-    if not 0 < count.contents() <= tensors:
-        raise UserError(f"'{file}' is damaged: it claims {count.contents():,} layers and holds {tensors:,} tensors")
-
-
-def _type_of(file_type: int | None, tensors: tuple[Tensor, ...]) -> str | None:
-    """What most of the weights are quantized to; as the file says, or else as its tensors are."""
-    sizes = Counter()
-    for tensor in tensors:
-        sizes[tensor.type.name] += tensor.end - tensor.start
-    if not set(sizes) - PLAIN:
-        return None
-    if file_type in list(gguf.LlamaFileType):
-        return gguf.LlamaFileType(file_type).name.removeprefix("MOSTLY_")
-    return sizes.most_common(1)[0][0]
-
-
-class Made(NamedTuple):
+@dataclass(frozen=True)
+class Made:
     """A tensor of a model, and the tensors of a file of which it is made."""
 
     file: Path
     own: str
+    shape: tuple[int, ...]
     parts: tuple[Tensor, ...]
     processor: Callable  # of transformers: undoes what llama.cpp did to a tensor
 
@@ -145,54 +72,147 @@ class Made(NamedTuple):
 
     def read(self) -> torch.Tensor:
         """The tensor, dequantized to float32."""
-        with _refusals(self.file):
+        with refusals(self.file):
             parsed = {"tensors": {}}  # where processors put what they make of several parts
             mapping = {name: self.own for part in self.parts for name in _names(part)}
             for part in self.parts:
                 made = self.processor(
-                    _values(self.file, part), part.name, tensor_key_mapping=mapping, parsed_parameters=parsed
+                    read_tensor(self.file, part), part.name, tensor_key_mapping=mapping, parsed_parameters=parsed
                 )
-            if made.name is None:
-                return parsed["tensors"][self.own]
-            return torch.from_numpy(np.require(made.weights, requirements=["C", "W"]))
+            tensor = parsed["tensors"][self.own] if made.name is None else _tensor(made.weights)
+            if tensor.shape != self.shape:
+                raise ValueError(f"'{self.own}' has the shape {tuple(tensor.shape)}, expected {tuple(self.shape)}")
+            return tensor
+
+    def __getitem__(self, _everything) -> torch.Tensor:
+        """The tensor: so transformers asks for one that is read when its turn comes."""
+        return self.read()
 
 
-def made_of(file: Path, model: PreTrainedModel, names: dict) -> dict[str, Made]:
-    """Of what each tensor of a model is made, by its own name.
+class Content(NamedTuple):
+    """What a file holds: a model's configuration, and its tensors by the model's own names."""
 
-    Args:
-        file: in GGUF.
-        model: of its configuration; on the meta device is enough.
-        names: the model's own names of its tensors.
+    config: PretrainedConfig
+    tensors: dict[str, Made]
+
+
+def read_gguf(file: Path) -> Content:
+    """What a file holds; its weights are read when they are wanted.
+
+    Of an architecture that is in no row of the anatomy table, there are no tensors.
 
     Raises:
-        UserError: as `read_header`; or transformers does not know what the architecture calls its tensors.
+        UserError: as `read_header`; transformers does not know the architecture; the tensors are not those of the
+            configuration, or of a type that cannot be dequantized.
     """
+    with refusals(file):
+        content = _read(file, state_of(file))
+    return Content(copy.deepcopy(content.config), content.tensors)
+
+
+@functools.lru_cache(maxsize=4)
+def _read(file: Path, _state: tuple | None) -> Content:
     header = read_header(file)
-    with _refusals(file):
-        from transformers.modeling_gguf_pytorch_utils import (
-            TENSOR_PROCESSORS,
-            TensorProcessor,
-            get_gguf_hf_weights_map,
+    config = _config(header)
+    config._name_or_path = str(file)
+    _check_scale(config, file)
+    if config.model_type not in ANATOMIES:
+        return Content(config, {})
+    say_rotary_parameters(config, header, file)
+    return Content(config, _made(header, config, file))
+
+
+def _config(header: Header) -> PretrainedConfig:
+    """The configuration.
+
+    transformers takes seconds to read a vocabulary, and believes what a header claims. So it reads a file that has the
+    same fields and names of tensors, and nothing else.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        writer = gguf.GGUFWriter(Path(folder) / "header.gguf", header.architecture)
+        for name, value in header.fields.items():
+            _copy(writer, name, value)
+        for tensor in header.tensors:
+            writer.add_tensor(tensor.name, np.zeros(1, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        config = AutoConfig.from_pretrained(folder, gguf_file="header.gguf", local_files_only=True)
+    if header.of_model("vocab_size") is None:
+        config.vocab_size = next(tensor.shape[0] for tensor in header.tensors if tensor.name == "token_embd.weight")
+    for field, attribute in ALSO_SAID.items():
+        said = header.of_model(field)
+        if said is not None and getattr(config, attribute, said) != said:
+            setattr(config, attribute, said)
+    return config
+
+
+def _check_scale(config: PretrainedConfig, file: Path) -> None:
+    """What Gemma's attention is scaled by is not in a file; transformers takes what is right for most of its sizes."""
+    scale, width = getattr(config, "query_pre_attn_scalar", None), getattr(config, "head_dim", None)
+    if scale is not None and scale != width:
+        raise UserError(
+            f"'{file}' does not say how its attention is scaled, and {config.model_type} with {width} features a head "
+            "has a scale of its own; use safetensors"
         )
 
-        processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
-        # Of all modules below, transformers would make a table of all tensors each; those of the base model are enough,
-        # from which some architectures are converted without its prefix.
-        base = _Names(model.config, _below(names, f"{model.base_model_prefix}."), {})
-        own_names = get_gguf_hf_weights_map(_Names(model.config, names, {model.base_model_prefix: base}), processor)
+
+def _copy(writer: gguf.GGUFWriter, name: str, value) -> None:
+    """Write a field of a header, unless it is of the writer's own, of the vocabulary, or of rotary embeddings."""
+    of_vocabulary = name.startswith("tokenizer.") and not name.endswith("_token_id")
+    if name in ("general.architecture", "general.alignment") or of_vocabulary or ".rope.scaling." in name:
+        return
+    if isinstance(value, list) and value:
+        writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY, KINDS[type(value[0])])
+    elif not isinstance(value, list):
+        writer.add_key_value(name, value, KINDS[type(value)])
+
+
+def _made(header: Header, config: PretrainedConfig, file: Path) -> dict[str, Made]:
+    """Of what each tensor of a model is made; see that the file holds all of it, and nothing beside it."""
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    expected = model.state_dict()
+    processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
+    # Of all modules below, transformers would make a table of all tensors each; those of the base model are enough,
+    # from which some architectures are converted without its prefix.
+    prefix = f"{model.base_model_prefix}."
+    inside = {name.removeprefix(prefix): None for name in expected if name.startswith(prefix)}
+    base = _Names(config, inside, {})
+    own_names = get_gguf_hf_weights_map(_Names(config, expected, {model.base_model_prefix: base}), processor)
     parts = defaultdict(list)
     for tensor in header.tensors:
         own = next((own_names[name] for name in _names(tensor) if name in own_names), None)
-        if own in names:
-            parts[own].append(tensor)
-    return {own: Made(file, own, tuple(of_own), processor.process) for own, of_own in parts.items()}
+        parts[own].append(tensor)
+    others = [own for own in parts if own not in expected]
+    unused = [tensor.name for own in others for tensor in parts.pop(own) if tensor.name != FREQUENCIES]
+    _check_complete(model, parts, unused, file)
+    return {own: Made(file, own, expected[own].shape, tuple(parts[own]), processor.process) for own in parts}
+
+
+def _check_complete(model: PreTrainedModel, parts: dict[str, list[Tensor]], unused: list[str], file: Path) -> None:
+    """The model's tensors are made of all tensors of the file, which can be dequantized."""
+    expected = model.state_dict()
+    missing = [own for own, _ in model.named_parameters() if own not in parts]
+    wrong = [own for own, of_own in parts.items() if sum(prod(part.shape) for part in of_own) != expected[own].numel()]
+    for names, what in ((missing, "lacks"), (wrong, "has other sizes of"), (unused, "holds beside the model")):
+        if names:
+            some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+            raise UserError(
+                f"'{file}' {what} {len(names)} tensors ({some}); expected those of {model.config.model_type} as "
+                "transformers computes it"
+            )
+    for kind in {part.type for of_own in parts.values() for part in of_own}:
+        gguf.dequantize(np.zeros(gguf.GGML_QUANT_SIZES[kind][1], np.uint8), kind)
 
 
 class _Names(NamedTuple):
     """What transformers asks of a module to find out what a file calls its tensors."""
 
-    config: object
+    config: PretrainedConfig
     tensors: dict
     children: dict
 
@@ -203,20 +223,28 @@ class _Names(NamedTuple):
         return self.children.items()
 
 
-def _below(names: dict, prefix: str) -> dict:
-    return {name.removeprefix(prefix): None for name in names if name.startswith(prefix)}
-
-
 def _names(tensor: Tensor) -> tuple[str, str]:
     """The names by which a tensor may be known; those that become one parameter of all experts have no ".weight"."""
     return tensor.name, tensor.name.removesuffix(".weight")
 
 
-def _values(file: Path, tensor: Tensor) -> np.ndarray:
-    """The numbers of a tensor, float32; read, not mapped, for who shortens a mapped file kills its readers."""
-    with file.open("rb") as opened:
-        opened.seek(tensor.start)
-        codes = opened.read(tensor.end - tensor.start)
-    if len(codes) < tensor.end - tensor.start:
-        raise UserError(f"'{file}' is cut short: tensor '{tensor.name}' ends after it; get it again")
-    return gguf.dequantize(np.frombuffer(codes, np.uint8), tensor.type).reshape(tensor.shape)
+def _tensor(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+
+
+def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a file, as transformers makes it.
+
+    Raises:
+        UserError: as `read_header`; there is none, or one that transformers does not know.
+    """
+    with refusals(file):
+        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+        header = read_header(file)
+        if "tokenizer.ggml.tokens" not in header.fields:
+            raise UserError(f"'{file}' holds no tokenizer; expected a GGUF file with the vocabulary of its model")
+        architecture, vocabulary, keywords = get_gguf_tokenizer(str(file))
+        # Not by AutoTokenizer, which does the same but reads all of the header by slower ways before it.
+        tokenizer, more = convert_gguf_tokenizer(architecture, vocabulary)
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(file), **keywords, **more)

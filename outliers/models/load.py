@@ -1,7 +1,5 @@
 """Where a model comes from: a hub id, a local folder or GGUF file, or the name of a pocket or packaged model."""
 
-import copy
-import functools
 import hashlib
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +26,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import TEXT_KEYS, anatomy_of, text_config
 from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
-from outliers.models.watch import state_of, watch
+from outliers.models.watch import watch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SECONDS_FOR_THE_HUB = 5
@@ -67,9 +65,11 @@ def local_place(name: str) -> Path | None:
             raise not_here(name)
         return file
     place = Path(name)
-    if place.suffix == ".gguf" and not place.is_file():
-        raise UserError(f"model file '{name}' does not exist; expected a GGUF file")
-    return place if place.suffix == ".gguf" or place.is_dir() else None
+    if place.is_dir() or place.suffix.lower() != ".gguf":
+        return place if place.is_dir() else None
+    if not place.is_file():
+        raise UserError(f"model file '{name}' does not exist, or is no file; expected a GGUF file")
+    return place
 
 
 def here() -> list[str]:
@@ -97,7 +97,9 @@ def find_model(name: str, revision: str | None = None) -> Source:
             raise unknown_name(f"revision (a folder in '{name}')", revision, checkpoints)
         return _in_file(place) if place.is_file() else _in_folder(place / (revision or ""))
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"model folder '{name}' does not exist; expected a folder with config.json and safetensors")
+        raise UserError(
+            f"model folder '{name}' does not exist; expected a folder with config.json and safetensors, or a GGUF file"
+        )
     try:
         HfApi().model_info(name, revision=revision, timeout=SECONDS_FOR_THE_HUB)
         # Not pinned to the commit that the hub names: transformers looks for the hub's own safetensors conversion of a
@@ -114,8 +116,8 @@ def find_model(name: str, revision: str | None = None) -> Source:
 
 
 def _in_folder(folder: Path) -> Source:
-    """A model folder, in which safetensors files come first."""
-    files = sorted(folder.glob("*.gguf"))
+    """A model folder, in which safetensors files come first; hidden files are no models (macOS has some of its own)."""
+    files = [file for file in sorted(folder.glob("*.gguf")) if not file.name.startswith(".")]
     if not files or any(folder.glob("*.safetensors")):
         return Source(str(folder), None, True)
     if len(files) > 1:
@@ -165,7 +167,7 @@ def quantized_from(name: str, revision: str | None = None) -> str | None:
     source = find_model(name, revision) if local_place(name) else None
     if source is None or not source.gguf_file:
         return None
-    from outliers.models.gguf import read_header
+    from outliers.models.gguf_file import read_header
 
     return read_header(*source.files).type
 
@@ -184,17 +186,9 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
 def _config(source: Source) -> PretrainedConfig:
     if not source.gguf_file:
         return text_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
-    from outliers.models.gguf import read_header
+    from outliers.models.gguf import read_gguf
 
-    (file,) = source.files
-    read_header(file)
-    return copy.deepcopy(_config_in(source, state_of(file)))
-
-
-@functools.lru_cache(maxsize=4)
-def _config_in(source: Source, _state: tuple | None) -> PretrainedConfig:
-    """The configuration in a GGUF file, whose vocabulary takes transformers seconds to read each time."""
-    return AutoConfig.from_pretrained(source.path, **_keywords(source))
+    return read_gguf(*source.files).config
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
@@ -240,6 +234,10 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     """
     source = find_model(name, revision)
     with _refusals(name, source):
+        if source.gguf_file:
+            from outliers.models.gguf import read_tokenizer
+
+            return read_tokenizer(*source.files)
         return AutoTokenizer.from_pretrained(source.path, **_keywords(source))
 
 
@@ -282,7 +280,7 @@ def load_model(
         )
     model._weight_conversions = None  # save_pretrained would undo those by which it was read
     check_complete(sorted(report["missing_keys"]), name)
-    if Path(source.path).is_dir() and home.type == "cpu":
+    if Path(source.path).is_dir() and not source.gguf_file and home.type == "cpu":
         _leave_the_file(model)
     for tensor_name, tensor in model.named_parameters():
         check_finite(tensor, tensor_name, name)
@@ -293,17 +291,15 @@ def _from_pretrained(source: Source, config: PretrainedConfig, **options) -> tup
     """The model as transformers loads it, with its report of what was missing.
 
     Tensors of a GGUF file are handed over as they are to be: by itself transformers would make the same ones in four
-    times the time, or keep them in blocks and ask for kernels to multiply those.
+    times the time, or keep them in blocks and ask for kernels to multiply those. Each is read when its turn comes.
     """
     if not source.gguf_file:
         options |= {"config": config, "key_mapping": TEXT_KEYS, "use_safetensors": True, **_keywords(source)}
         return AutoModelForCausalLM.from_pretrained(source.path, **options)
-    from outliers.models.gguf import made_of
+    from outliers.models.gguf import read_gguf
 
-    skeleton = _skeleton(config, torch.float32)
-    tensors = made_of(*source.files, skeleton, skeleton.state_dict())
-    state_dict = {own: made.read() for own, made in tensors.items()}
-    return type(skeleton).from_pretrained(None, config=config, state_dict=state_dict, **options)
+    kind = type(_skeleton(config, torch.float32))
+    return kind.from_pretrained(None, config=config, state_dict=read_gguf(*source.files).tensors, **options)
 
 
 def _skeleton(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -397,5 +393,4 @@ def _keywords(source: Source) -> dict:
         "revision": source.revision or "main",
         "local_files_only": source.local_files_only,
         "trust_remote_code": False,
-        **({"gguf_file": source.gguf_file} if source.gguf_file else {}),
     }

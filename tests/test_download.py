@@ -1,0 +1,319 @@
+"""Packaged models: out of a wheel of a fake index, without a network."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from outliers.errors import UserError
+from outliers.experiment import files
+from outliers.experiment.files import specify
+from outliers.experiment.spec import Experiment
+from outliers.models import download, names
+from outliers.models.download import get_packaged
+from outliers.models.load import find_model
+from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file, packaged_models
+from tests.test_commands import call
+
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+FILE = "tiny_model/weights/tiny.Q4_1.gguf"
+TINY = Packaged(
+    distribution="tiny-model",
+    version="1.2",
+    file=FILE,
+    size=len(CONTENT),
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    licence="Apache-2.0",
+    source="https://example.org/tiny",
+)
+
+
+def write_wheel(folder: Path, contents: dict[str, bytes]) -> Path:
+    """A wheel of the tiny model, whose package cannot be imported."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel, about = folder / "tiny_model-1.2-py3-none-any.whl", "tiny_model-1.2.dist-info"
+    metadata = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.2\nRequires-Dist: nowhere-to-be-found\n"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tiny_model/__init__.py", "raise RuntimeError('imported')\n")
+        for name, content in contents.items():
+            archive.writestr(name, content)
+        archive.writestr(f"{about}/METADATA", metadata)
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    return wheel
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache; the tiny model is in the table beside the real ones."""
+    monkeypatch.setitem(PACKAGED, "tiny", TINY)
+    monkeypatch.setattr(names, "CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch) -> Path:
+    """The only place where pip looks; its wheels are empty as yet."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    (tmp_path / "index").mkdir()
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch) -> Path:
+    """A good wheel, which need not be downloaded."""
+    wheel = write_wheel(tmp_path / "downloaded", {FILE: CONTENT})
+    monkeypatch.setattr(download, "_download", lambda *_: wheel)
+    return wheel
+
+
+def refused(name: str = "tiny") -> str:
+    """What is said, in one line; nothing is left in the cache."""
+    with pytest.raises(UserError) as error:
+        get_packaged(name)
+    assert "\n" not in str(error.value)
+    assert not [path for path in names.CACHE.rglob("*") if path.is_file()]
+    return str(error.value)
+
+
+def test_a_model_is_got_from_the_index(cache, index, monkeypatch, capsys):
+    write_wheel(index, {FILE: CONTENT})
+    file = cached_file("tiny")
+    assert packaged_file("tiny") is None
+    code, out, err = call(monkeypatch, capsys, "tiny", command="get")
+    assert (code, out) == (0, f"tiny (Apache-2.0, https://example.org/tiny): {file}\n")
+    assert err == "tiny-model==1.2 comes from the package index, about 1 MB …\n"
+    assert file.read_bytes() == CONTENT
+    assert [path for path in cache.rglob("*") if path.is_file()] == [file]
+    assert packaged_file("tiny") == file
+    assert "tiny" in packaged_models()
+    assert "tiny_model" not in sys.modules
+    assert find_model("tiny").files == [file]
+
+
+def test_a_model_that_is_here_is_not_downloaded(cache, wheel, monkeypatch, capsys):
+    file = get_packaged("tiny")
+    monkeypatch.setattr(download, "_download", lambda *_: pytest.fail("downloaded"))
+    assert get_packaged("tiny") == file
+    assert call(monkeypatch, capsys, "tiny", command="get") == (0, f"tiny (Apache-2.0, {TINY.source}): {file}\n", "")
+
+
+def test_a_damaged_file_is_replaced(cache, wheel):
+    file = get_packaged("tiny")
+    file.write_bytes(b"0" + CONTENT[1:])
+    assert get_packaged("tiny").read_bytes() == CONTENT
+    file.write_bytes(CONTENT[1:])
+    assert packaged_file("tiny") is None, "a file of another size is not the model"
+    assert get_packaged("tiny").read_bytes() == CONTENT
+
+
+def test_an_installed_distribution_is_found_and_not_imported(cache, tmp_path, monkeypatch):
+    file = tmp_path / "site-packages" / FILE
+    file.parent.mkdir(parents=True)
+    file.write_bytes(CONTENT)
+    (tmp_path / "site-packages" / "tiny_model" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    monkeypatch.setattr(download, "_download", lambda *_: pytest.fail("downloaded"))
+    assert packaged_file("tiny") == get_packaged("tiny") == file
+    assert not cache.exists()
+    assert "tiny_model" not in sys.modules
+
+
+def test_an_unknown_name(cache, monkeypatch, capsys):
+    assert refused("tinny") == "unknown packaged model 'tinny'; did you mean tiny?"
+    code, out, err = call(monkeypatch, capsys, "smollm2", command="get")
+    assert (code, out, err) == (2, "", "error: unknown packaged model 'smollm2'; did you mean smollm2-135m?\n")
+
+
+PIP = "pip does not get 'tiny-model==1.2' from the package index: "
+
+
+def test_an_index_without_it(cache, index):
+    assert refused().startswith(f"{PIP}Could not find a version that satisfies the requirement tiny-model==1.2")
+
+
+def test_a_truncated_wheel_in_the_index(cache, index):
+    wheel = write_wheel(index, {FILE: CONTENT})
+    os.truncate(wheel, wheel.stat().st_size // 2)
+    assert refused().startswith(PIP)
+
+
+def test_an_index_out_of_reach(cache, index, monkeypatch, capsys):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    start = time.perf_counter()
+    code, out, err = call(monkeypatch, capsys, "tiny", command="get")
+    assert time.perf_counter() - start < 10
+    assert (code, out) == (2, "")
+    assert err.splitlines()[1:] == [
+        f"error: {PIP}the index cannot be reached; check the network, or name another index with PIP_INDEX_URL"
+    ]
+
+
+def test_no_pip(cache, index, tmp_path, monkeypatch):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bare))
+    assert refused() == f"{PIP}{bare} has no pip; add it with `python -m ensurepip`"
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({}, f"holds no whole '{FILE}'"),
+        ({FILE: CONTENT[::-1]}, "is not the expected one"),
+        ({FILE: CONTENT[:-1]}, "is not the expected one"),
+        ({FILE: CONTENT * 2}, "is not the expected one"),
+    ],
+)
+def test_a_wheel_of_another_file(cache, wheel, contents, message):
+    write_wheel(wheel.parent, contents)
+    assert message in refused()
+
+
+def test_a_damaged_wheel(cache, wheel):
+    whole = wheel.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", whole[:300] + b"\xff" * 300 + whole[600:]):
+        wheel.write_bytes(content)
+        assert f"holds no whole '{FILE}'" in refused()
+
+
+def test_a_cache_that_cannot_be_written(cache, wheel):
+    cache.write_text("a file in its place")
+    with pytest.raises(
+        UserError, match=r"^cannot keep 'tiny' in '.*tiny' \(Not a directory\); free some space, or set"
+    ):
+        get_packaged("tiny")
+
+
+PROGRAM = f"""
+import sys, time
+from pathlib import Path
+from outliers.command import run
+from outliers.models import download, names
+from outliers.get import get
+
+names.PACKAGED["tiny"] = names.{TINY!r}
+names.CACHE = Path(sys.argv.pop())
+wheel = Path(sys.argv.pop())
+download._download = lambda *_: wheel
+"""
+
+
+def process(tmp_path, wheel: Path, program: str) -> subprocess.Popen:
+    """A process that gets the tiny model out of a wheel into the cache, after what a program does."""
+    command = [sys.executable, "-c", PROGRAM + program, "tiny", wheel, tmp_path / "cache"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_full_disk(cache, wheel, tmp_path):
+    """No file may be longer than half of the model, as if there was no room for more."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\nrun(get)"
+    out, err = (running := process(tmp_path, wheel, limit)).communicate()
+    assert (running.returncode, out) == (2, "")
+    assert err.startswith(f"error: cannot keep 'tiny' in '{cache / 'tiny'}' (File too large); free some space")
+    assert err.count("\n") == 1
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_killed_in_the_middle(cache, wheel, tmp_path):
+    halt = "download._sha256 = lambda file: (print(file, flush=True), time.sleep(60))\nrun(get)"
+    running = process(tmp_path, wheel, halt)
+    written = Path(running.stdout.readline().strip())
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    assert written.stat().st_size == len(CONTENT)
+    assert packaged_file("tiny") is None
+    with pytest.raises(UserError, match=r"is not on this machine; `python -m outliers\.get tiny` gets it \(1 MB from"):
+        find_model("tiny")
+    assert get_packaged("tiny").read_bytes() == CONTENT
+    assert [path for path in cache.rglob("*") if path.is_file()] == [cached_file("tiny")]
+
+
+def test_two_at_once(cache, wheel, tmp_path):
+    """The second waits for the first and finds the file."""
+    slow = "usual = download._extract\n"
+    slow += "download._extract = lambda *a: (print('extracts', flush=True), time.sleep(0.5), usual(*a))[-1]\nrun(get)"
+    both = [process(tmp_path, wheel, slow) for _ in range(2)]
+    said = [running.communicate() for running in both]
+    assert [running.returncode for running in both] == [0, 0], said
+    assert sum("extracts" in out for out, _ in said) == 1
+    assert get_packaged("tiny").read_bytes() == CONTENT
+
+
+# What uses them
+
+
+def test_the_list_of_models(tmp_path):
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+
+    def line() -> str:
+        done = subprocess.run([sys.executable, "-m", "outliers"], capture_output=True, text=True, env=environment)
+        return next(line for line in done.stdout.splitlines() if line.startswith("  smollm2-135m"))
+
+    assert line().endswith("98 MB, Apache-2.0: `python -m outliers.get smollm2-135m` gets it")
+    file = tmp_path / "outliers" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert line().endswith("gets it"), "a file of another size is none"
+    os.truncate(file, PACKAGED["smollm2-135m"].size)
+    assert line().endswith(str(file))
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch) -> str:
+    """The name of an experiment that comes with the project, on an embedded and a packaged model."""
+    file = tmp_path / "both.yaml"
+    file.write_text("models: [pocket/gpt2-0.1m, tiny]\nschemes: [fp32]\nblock: 32\nblocks: 1\n")
+    monkeypatch.setattr(files, "experiment_files", lambda: {"both": file})
+    return "both"
+
+
+def test_experiments_that_are_shipped_go_on_without_it(cache, shipped, caplog, monkeypatch):
+    monkeypatch.setattr(files.logger.parent.parent, "propagate", True)
+    with caplog.at_level("INFO"):
+        assert specify(None, {}, shipped, Experiment).models == ["pocket/gpt2-0.1m"]
+    (said,) = caplog.messages
+    assert said.startswith("model 'tiny' is not on this machine; `python -m outliers.get tiny` gets it")
+    assert said.endswith("; this run goes on without it")
+    assert "\n" not in said
+
+
+def test_experiments_have_it_where_it_is(cache, shipped, wheel, caplog):
+    get_packaged("tiny")
+    caplog.clear()
+    assert specify(None, {}, shipped, Experiment).models == ["pocket/gpt2-0.1m", "tiny"]
+    assert not caplog.messages
+
+
+def test_nobody_goes_on_without_what_was_asked_for(cache, shipped, tmp_path, monkeypatch, capsys):
+    """On the command line, or in a file of one's own."""
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["--model", "tiny"], [tmp_path / "both.yaml"], ["both", "--model", "tiny"]):
+        code, out, err = call(monkeypatch, capsys, *arguments)
+        assert (code, out) == (2, "")
+        assert err.startswith(
+            "error: model 'tiny' is not on this machine; `python -m outliers.get tiny` gets it (1 MB "
+        )
+        assert "on this machine are pocket/gpt2-0.1m" in err
+        assert err.count("\n") == 1
+
+
+def test_an_experiment_of_nothing_else_is_refused(cache, shipped, tmp_path, monkeypatch, capsys):
+    (tmp_path / "both.yaml").write_text("models: [tiny]\nschemes: [fp32]\n")
+    code, _, err = call(monkeypatch, capsys, "both", "--out", tmp_path / "out")
+    assert code == 2
+    assert err.splitlines()[-1].startswith("error: model 'tiny' is not on this machine")

@@ -1,0 +1,799 @@
+"""GGUF files as models: against transformers' own loader and the models they were written from, whole and damaged."""
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+from outliers.errors import UserError
+from outliers.evaluation.perplexity import losses, perplexity
+from outliers.experiment.ablation import ablate_model
+from outliers.experiment.job import prepare
+from outliers.experiment.latency import measure_latency
+from outliers.experiment.needs import Run, need_of
+from outliers.experiment.parts import sweep_parts
+from outliers.experiment.spec import Ablation, Experiment, Latency, OneModel
+from outliers.experiment.sweep import sweep
+from outliers.experiment.tracing import trace_model
+from outliers.models.anatomy import ANATOMIES
+from outliers.models.gguf_file import read_header, read_tensor
+from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
+from outliers.models.names import packaged_file
+from outliers.models.stream import Stream, stream_model
+from outliers.quantization.convert import quantize
+from outliers.quantization.schemes import get_scheme
+from outliers.quantization.store import load_int8
+from outliers.text.blocks import load_text, tokens_hash
+from tests import gguf_files
+from tests.conftest import C4, CONFIGS, LLAMA, make_model, needs_shared, needs_smollm2
+from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf
+from tests.test_commands import call
+from tests.test_experiment import lasting
+
+IN_GGUF = {"gemma3_text": "gemma3"}  # what transformers calls an architecture in its table of those in GGUF
+UNREADABLE = {
+    "mistral": "llama.cpp writes it as llama, and the package gguf knows no other name",
+    "gpt_oss": "transformers takes experts whose gate and up projections are interleaved, and finds none in a file",
+}
+CASES = {
+    name: kind
+    for name, (kind, _) in CONFIGS.items()
+    if IN_GGUF.get(kind, kind) in GGUF_SUPPORTED_ARCHITECTURES and kind not in UNREADABLE
+}
+# What transformers' own loader needs to read a small model, which takes the defaults of large ones; ours reads others.
+OF_LARGE_ONES = {
+    "gpt2": {"n_positions": 1024},
+    "qwen3": {"head_dim": 128},
+    "gemma2": {"head_dim": 256, "query_pre_attn_scalar": 256},
+    "gemma3_text": {"head_dim": 256, "query_pre_attn_scalar": 256, "layer_types": None},
+    "qwen3_moe": {"moe_intermediate_size": 768, "norm_topk_prob": True},
+}
+PADDING = {"tokenizer.ggml.padding_token_id": 0}
+
+
+def with_fields(monkeypatch, case: str, fields: dict):
+    """A small random model of an architecture, with other values of some fields."""
+    monkeypatch.setitem(CONFIGS, case, (CONFIGS[case][0], CONFIGS[case][1] | fields))
+    return make_model(case)
+
+
+def by_transformers(file: Path, dtype: torch.dtype = torch.float32):
+    """A model as transformers loads it by itself."""
+    keywords = {"gguf_file": file.name, "quantization_config": GgufConfig(dequantize=True)}
+    return AutoModelForCausalLM.from_pretrained(file.parent, dtype=dtype, **keywords).eval()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    """A small LLaMA, its matrices quantized to Q4_1, with the vocabulary of the pocket models."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": gguf_files.VOCABULARY}
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **LLAMA | sizes | ids))
+    for name, parameter in model.named_parameters():
+        parameter.data += torch.randn_like(parameter) * (0.5 if "norm" in name else 0.1)
+    return save_gguf(model, tmp_path_factory.mktemp("gguf") / "small.gguf", "Q4_1", **{"general.file_type": 3})
+
+
+@pytest.fixture
+def own(file, tmp_path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copy(file, tmp_path / "own.gguf"))
+
+
+@pytest.fixture(scope="module")
+def copied(file, tmp_path_factory) -> Path:
+    """The same model as safetensors."""
+    folder = tmp_path_factory.mktemp("safetensors") / "small"
+    load_model(str(file)).save_pretrained(folder)
+    load_tokenizer(str(file)).save_pretrained(folder)
+    return folder
+
+
+# Weights
+
+
+def test_every_architecture_of_both_tables_is_tested():
+    both = {kind for kind in ANATOMIES if IN_GGUF.get(kind, kind) in GGUF_SUPPORTED_ARCHITECTURES}
+    assert both == set(CASES.values()) | (set(UNREADABLE) & set(ANATOMIES))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_those_of_transformers_and_of_the_model_written(case, tmp_path, monkeypatch, blocks):
+    model = with_fields(monkeypatch, case, OF_LARGE_ONES.get(CASES[case], {}))
+    file = save_gguf(model, tmp_path / f"{case}.gguf", **PADDING)
+    ours = load_model(str(file))
+    assert same_weights(ours, by_transformers(file))
+    assert same_weights(load_model(str(file), "bfloat16"), by_transformers(file, torch.bfloat16))
+    for own, parameter in ours.named_parameters():  # (w + 1) - 1 is not w, to a rounding
+        torch.testing.assert_close(parameter, model.get_parameter(own), rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-4, atol=1e-4)
+    assert perplexity(stream_model(str(file)), blocks) == perplexity(ours, blocks)
+    codes, expected = load_int8(str(file)).state_dict(), quantize(ours, "llm.int8", keep="int8").state_dict()
+    assert codes.keys() == expected.keys()
+    assert all(torch.equal(codes[name], expected[name]) for name in codes)
+
+
+@pytest.mark.parametrize("case", sorted(set(CASES) & {"gpt2", "qwen3", "qwen3-moe", "starcoder2", "phi3", "stablelm"}))
+def test_what_a_file_says_of_a_configuration_is_taken(case, tmp_path, monkeypatch, blocks):
+    """Also where transformers by itself takes a default."""
+    fields = {
+        "gpt2": {},
+        "qwen3": {},
+        "qwen3-moe": {"norm_topk_prob": True},
+        "starcoder2": {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+        "phi3": {"sliding_window": 8},
+        "stablelm": {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0, "partial_rotary_factor": 0.5}},
+    }
+    model = with_fields(monkeypatch, case, fields[case])
+    ours = load_model(str(save_gguf(model, tmp_path / "small.gguf", **PADDING)))
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(set(UNREADABLE) & set(ANATOMIES)))
+def test_what_transformers_cannot_read_is_refused(kind, tmp_path):
+    model = make_model(next(case for case, (of_case, _) in CONFIGS.items() if of_case == kind))
+    file = save_gguf(model, tmp_path / "small.gguf")
+    with pytest.raises(UserError, match=r"^[^\n]+$"):
+        load_model(str(file))
+
+
+@pytest.mark.parametrize(
+    ("kind", "type"),
+    [(kind, None) for kind in ("F32", "F16", "BF16")] + [(kind, kind) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q8_0")],
+)
+def test_types(kind, type, tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **LLAMA, vocab_size=100))
+    file = save_gguf(model, tmp_path / "small.gguf", kind)
+    assert {tensor.type.name for tensor in read_header(file).tensors} == {"F32", kind}
+    ours, exact = load_model(str(file)), {"F32": 0.0, "F16": 1e-4, "BF16": 1e-3}.get(kind)
+    assert same_weights(ours, by_transformers(file))
+    change = max((ours.get_parameter(name) - weight).abs().max() for name, weight in model.named_parameters())
+    assert (change <= exact) if type is None else (change > 1e-4)
+    assert quantized_from(str(file)) == type
+    for dtype in ("float16", "bfloat16"):
+        assert same_weights(load_model(str(file), dtype), by_transformers(file, getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize("code", sorted(GGML_NAME))
+def test_types_that_only_llama_cpp_writes(code, tmp_path):
+    kind = gguf.GGMLQuantizationType(code)
+    codes = random_codes(kind.name, blocks=6)
+    writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_tensor("blk.0.ffn_up.weight", codes.reshape(3, -1), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = read_header(tmp_path / "one.gguf")
+    values = read_tensor(tmp_path / "one.gguf", header.tensors[0])
+    assert values.shape == (3, 2 * gguf.GGML_QUANT_SIZES[kind][0])
+    expected = dequantize(torch.from_numpy(codes), code)
+    torch.testing.assert_close(torch.from_numpy(values).flatten(), expected, rtol=1e-6, atol=1e-6)
+    assert header.type == kind.name
+
+
+@pytest.mark.parametrize(
+    ("said", "type"),
+    [(3, "Q4_1"), (15, "Q4_K_M"), (0, "Q4_1"), (1, "Q4_1"), (1024, "Q4_1"), (999, "Q4_1"), (None, "Q4_1")],
+)
+def test_what_a_file_was_quantized_to(file, said, type):
+    header = read_header(file)
+    header = header._replace(fields=header.fields | {"general.file_type": said})
+    assert header.type == type
+    plain = tuple(tensor for tensor in header.tensors if tensor.type.name == "F32")
+    assert header._replace(tensors=plain).type is None, "whatever it says"
+
+
+def test_types_that_cannot_be_dequantized(own):
+    rewrite(own, DOWN, 20, "<I", gguf.GGMLQuantizationType.Q1_0)
+    with pytest.raises(UserError, match=r"cannot read .*Q1_0 is not yet implemented"):
+        load_config(str(own))
+
+
+# Rotary embeddings
+
+
+def rotary(tmp_path, parameters: dict, said: dict, factors=None):
+    """Small LLaMAs of these rotary parameters: as it is, and read from a file that says so."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **LLAMA, vocab_size=100, rope_parameters=parameters)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tensors = gguf_files.tensors_of(model) | ({} if factors is None else {"rope_freqs.weight": factors})
+    fields = gguf_files.fields_of(model) | vocabulary(100) | said
+    return model, load_model(str(write_gguf(tmp_path / "small.gguf", "llama", fields, tensors)))
+
+
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, LINEAR),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, YARN),
+        ({"rope_type": "default"}, {"rope.scaling.type": "none"}),
+    ],
+)
+def test_scaled_rotary_embeddings(parameters, said, tmp_path, blocks):
+    model, ours = rotary(tmp_path, parameters | {"rope_theta": 500.0}, said)
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_rotary_embeddings_of_llama_3(tmp_path, blocks):
+    """Whose files have the factor of each frequency, by the formula of Meta's code."""
+    wavelengths = 2 * np.pi * 1e6 ** (np.arange(0, 8, 2) / 8)
+    smooth = (8192 / wavelengths - 1) / (4 - 1)
+    factors = 1 / ((1 - smooth) / 32 + smooth)
+    factors = np.where(wavelengths < 8192 / 4, 1, np.where(wavelengths > 8192, 32, factors)).astype(np.float32)
+    assert len(set(factors)) > 2
+    scaled = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    parameters = scaled | {"rope_type": "llama3", "rope_theta": 1e6}
+    model, ours = rotary(tmp_path, parameters, {}, factors)
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UserError, match="otherwise than Llama 3"):
+        rotary(tmp_path, parameters, {}, factors[::-1])
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"rope.scaling.type": "longrope"}, "scales rotary embeddings by 'longrope'"),
+        ({"rope.dimension_count": 4, "attention.key_length": 8}, "4 of 8 features a head"),
+    ],
+)
+def test_rotary_embeddings_that_would_be_other_ones(said, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        rotary(tmp_path, {"rope_type": "default", "rope_theta": 500.0}, said)
+
+
+# Everything that is measured of a model
+
+TEXT = {"block": 32, "blocks": 2, "alpha": 2}
+TIMED = {"schemes": ["fp32", "llm.int8"], "dtype": "float32", "batches": [1], "prompt": 4, "tokens": 2, "repeats": 2}
+SCHEMES = {"schemes": ["fp32", "absmax", "llm.int8"]}
+
+
+def without(fields: set[str], row: dict) -> dict:
+    return {field: value for field, value in row.items() if field not in fields}
+
+
+def traced(spec: OneModel, folder: Path) -> list[dict]:
+    return trace_model(spec, folder)[1]
+
+
+@pytest.mark.parametrize(
+    ("measure", "spec", "fields"),
+    [
+        (sweep, Experiment, {**TEXT, **SCHEMES}),
+        (sweep, Experiment, {**TEXT, **SCHEMES, "dtype": "bfloat16", "stream": True}),
+        (traced, OneModel, TEXT),
+        (traced, OneModel, {**TEXT, "dtype": "bfloat16", "stream": True}),
+        (ablate_model, Ablation, {**TEXT, "features": [3, 17], "methods": ["zero"]}),
+        (measure_latency, Latency, TIMED),
+    ],
+)
+def test_rows_are_those_of_a_copy_as_safetensors(measure, spec, fields, tmp_path, file, copied):
+    name = "model" if "model" in spec.model_fields else "models"
+    found = {}
+    for model in (file, copied):
+        named = {name: str(model) if name == "model" else [str(model)]}
+        found[model] = lasting(measure(spec(**named, **fields), tmp_path / model.name))
+    assert {row.pop("quantized_from") for row in found[file]} == {"Q4_1"}
+    differing = {"model"}
+    differing |= {"weights_hash"} if "stream" in fields else set()  # of a streamed model, that of its files
+    differing |= {"value", "q1", "q3"} if measure is measure_latency else set()
+    one, other = ([without(differing, row) for row in rows] for rows in found.values())
+    assert one == other
+
+
+def test_the_command_line_takes_a_file(file, monkeypatch, capsys, tmp_path):
+    arguments = ["--block", "32", "--blocks", "1", "--scheme", "absmax", "--out", tmp_path]
+    code, out, err = call(monkeypatch, capsys, "--model", file, *arguments)
+    assert (code, err) == (0, "")
+    assert "small" in out
+    assert ".gguf" not in out
+    assert "weights dequantized from Q4_1" in (tmp_path / "report.html").read_text()
+
+
+def test_a_copy_is_the_same_model(file, copied):
+    model, other = load_model(str(file)), load_model(str(copied))
+    assert weights_hash(model) == weights_hash(other)
+    assert not [
+        name
+        for name, value in other.config.to_dict().items()
+        if name not in ("_name_or_path", "architectures", "dtype", "transformers_version")
+        and value != getattr(model.config, name)
+    ]
+
+
+def test_the_tokenizer_is_that_of_the_vocabulary(file, copied):
+    text = "It's 1969:\n\n  a small  step — naïve 你好 <|endoftext|>!"
+    ids = load_tokenizer("pocket/gpt2-0.1m")(text).input_ids
+    for tokenizer in (
+        load_tokenizer(str(file)),
+        load_tokenizer(str(copied)),
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name),
+    ):
+        assert tokenizer(text).input_ids == ids
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.bos_token_id == 0
+
+
+PIECES = ["<unk>", "<s>", "</s>", "▁", "a", "b", "c", "ab", "▁a", "▁ab", "abc", "▁abc"]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma2"])
+def test_vocabularies_of_pieces_are_those_of_transformers(architecture, tmp_path):
+    """As of SentencePiece, with scores in the place of merges."""
+    fields = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": PIECES,
+        "tokenizer.ggml.scores": [0.0] * 3 + [-float(number) for number in range(len(PIECES) - 3)],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [1] * (len(PIECES) - 3),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "block_count": 1,
+        "embedding_length": 8,
+        "attention.head_count": 2,
+    }
+    tensors = {"blk.0.attn_norm.weight": np.ones(8, np.float32), "token_embd.weight": np.ones((12, 8), np.float32)}
+    file = write_gguf(tmp_path / "small.gguf", architecture, fields, tensors)
+    ours, theirs = load_tokenizer(str(file)), AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
+    for text in ("abc ab c", " abc", "aab  cc", "<s>ab</s>"):
+        assert ours(text).input_ids == theirs(text).input_ids
+        assert ours.decode(ours(text).input_ids) == theirs.decode(theirs(text).input_ids)
+    for name in ("bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id"):
+        assert getattr(ours, name) == getattr(theirs, name)
+
+
+def test_what_a_run_needs_is_what_its_copy_needs(file, copied, tmp_path):
+    fields = {"schemes": ["fp32", "absmax"], "block": 32, "blocks": 2}
+    runs = []
+    for model in (file, copied):
+        experiment = Experiment(models=[str(model)], **fields)
+        passes = sweep_parts([get_scheme(name) for name in experiment.schemes])
+        runs.append(Run(prepare(str(model), None, experiment), experiment, passes, 1.0, {}))
+    one, other = map(need_of, runs)
+    assert (one.memory, one.disk, one.download) == (pytest.approx(other.memory, rel=0.1), 0, 0)
+    assert 0 < one.seconds < 5
+
+
+def test_dequantizing_is_foreseen(file, monkeypatch):
+    """It takes much longer than reading, each time that a streamed model is passed through."""
+    experiment = Experiment(models=[str(file)], schemes=["fp32"], block=32, blocks=2, stream=True)
+    run = Run(prepare(str(file), None, experiment), experiment, sweep_parts([get_scheme("fp32")]), 1.0, {})
+    fast, usual = need_of(run).seconds, gguf.dequantize
+
+    def slow(codes, kind):
+        time.sleep(0.05)
+        return usual(codes, kind)
+
+    monkeypatch.setattr(gguf, "dequantize", slow)
+    tensors = len(read_header(file).tensors)
+    assert need_of(run._replace(known={})).seconds == pytest.approx(fast + 0.05 * tensors, rel=0.5)
+
+
+def alter(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(-400, os.SEEK_END)
+        opened.write(b"\0" * 400)
+
+
+@pytest.mark.parametrize("change", [lambda file: os.truncate(file, 100_000), alter, Path.unlink])
+def test_a_file_that_changes_while_it_is_measured(own, tmp_path, monkeypatch, change):
+    def then_change(model, blocks):
+        change(own)
+        return losses(model, blocks)
+
+    monkeypatch.setattr("outliers.experiment.sweep.losses", then_change)
+    with pytest.raises(UserError, match=rf"the weights of '{own}' changed while they were measured \('{own}'\)"):
+        sweep(Experiment(models=[str(own)], schemes=["fp32"], block=32, blocks=1), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", [lambda file: os.truncate(file, 100_000), alter, Path.unlink])
+def test_a_file_that_changes_while_it_is_streamed(own, tmp_path, monkeypatch, change):
+    usual, changed = Stream.layer, []
+
+    def then_change(self, model, number):
+        if not changed:
+            changed.append(change(own))
+        return usual(self, model, number)
+
+    monkeypatch.setattr(Stream, "layer", then_change)
+    with pytest.raises(UserError, match=f"^[^\n]*{own}[^\n]*$"):
+        sweep(Experiment(models=[str(own)], schemes=["fp32"], block=32, blocks=1, stream=True), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_changed_file_is_read_anew(own):
+    before = weights_hash(load_model(str(own)))
+    content = bytearray(own.read_bytes())
+    content[-400:] = bytes(400)
+    own.write_bytes(content)
+    assert weights_hash(load_model(str(own))) != before
+
+
+def test_a_model_stays_what_it_is_when_its_file_goes(own):
+    model = load_model(str(own))
+    before = weights_hash(model)
+    os.truncate(own, 1000)
+    assert weights_hash(model) == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_device_auto_and_dtypes(file, dtype, blocks):
+    model = load_model(str(file), dtype, device="auto")
+    assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
+    assert same_weights(model, load_model(str(file), dtype))
+    assert perplexity(stream_model(str(file), dtype), blocks) == perplexity(model, blocks)
+
+
+# Places
+
+
+def test_a_folder_that_holds_a_file(own, file):
+    (own.parent / "._own.gguf").write_bytes(b"of the system")
+    assert weights_hash(load_model(str(own.parent))) == weights_hash(load_model(str(file)))
+    assert quantized_from(str(own.parent)) == "Q4_1"
+
+
+def test_a_folder_that_holds_several(own):
+    shutil.copy(own, own.with_name("more.gguf"))
+    with pytest.raises(UserError, match=r"holds 2 GGUF files \(more\.gguf, own\.gguf\); name one of them"):
+        load_model(str(own.parent))
+
+
+def test_safetensors_beside_a_file_come_first(own, copied):
+    other = make_model("llama")
+    other.save_pretrained(own.parent)
+    assert same_weights(load_model(str(own.parent)), other)
+    assert quantized_from(str(own.parent)) is None
+
+
+def test_files_by_unusual_names(own, monkeypatch):
+    want = weights_hash(load_model(str(own)))
+    monkeypatch.chdir(own.parent)
+    hidden, loud = own.rename(".hidden.gguf"), Path("LOUD.GGUF")
+    assert weights_hash(load_model(".hidden.gguf")) == want
+    shutil.copy(hidden, loud)
+    assert weights_hash(load_model("LOUD.GGUF")) == want
+    loud.unlink()
+    folder = Path("model.gguf")
+    folder.mkdir()
+    hidden.rename(folder / "inside.gguf")
+    assert weights_hash(load_model("model.gguf")) == want
+    Path("link.gguf").symlink_to(folder / "inside.gguf")
+    assert weights_hash(load_model("link.gguf")) == want
+
+
+def test_places_without_a_model(own, tmp_path):
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "inside").mkdir()
+    os.mkfifo(tmp_path / "inside" / "pipe.gguf")
+    (tmp_path / "broken.gguf").symlink_to("nowhere")
+    for name in ("missing.gguf", "pipe.gguf", "broken.gguf"):
+        with pytest.raises(UserError, match="does not exist, or is no file; expected a GGUF file"):
+            load_model(str(tmp_path / name))
+    with pytest.raises(UserError, match="is no file that can be read"):
+        load_model(str(tmp_path / "inside"))
+    with pytest.raises(UserError, match=r"is a local model and has no revision 'main'; leave the revision out"):
+        load_model(str(own), revision="main")
+
+
+# Damage
+
+
+def streamed(name: str) -> float:
+    """Pass a block through a streamed model."""
+    return perplexity(stream_model(name), torch.zeros(1, 4, dtype=torch.int64))
+
+
+READERS = (load_model, streamed, load_int8)  # of weights
+
+
+def refusals(name: str) -> dict:
+    """What everything that reads a file says of it, in one line each."""
+    said = {}
+    for function in (load_config, load_tokenizer, *READERS):
+        try:
+            function(name)
+        except UserError as error:
+            said[function] = str(error)
+            assert "\n" not in said[function]
+    return said
+
+
+def of_bytes(change):
+    """Damage that makes other bytes of a file's."""
+
+    def damage(file: Path) -> None:
+        file.write_bytes(change(file.read_bytes()))
+
+    return damage
+
+
+def at(name: str, position: int, form: str, *values):
+    """Damage behind a name in the header.
+
+    Of a field, its type is at 0 and its value at 4; of a list, the type of its elements at 4 and their number at 8.
+    Of a matrix, the number of dimensions is at 0, they at 4 and 12, its type at 20 and its offset at 24.
+    """
+    return lambda file: rewrite(file, name, position, form, *values)
+
+
+def put(position: int, form: str, *values):
+    """Damage at a place in the file."""
+
+    def change(content: bytes) -> bytes:
+        content = bytearray(content)
+        struct.pack_into(form, content, position, *values)
+        return bytes(content)
+
+    return of_bytes(change)
+
+
+UP, DOWN = "blk.0.ffn_up.weight", "blk.1.ffn_down.weight"
+DAMAGE = {  # what was done, and what is said
+    "empty": (of_bytes(lambda content: b""), "does not begin as a GGUF file does"),
+    "four bytes": (of_bytes(lambda content: content[:4]), "cannot read"),
+    "magic": (put(0, "4s", b"GGML"), "does not begin as a GGUF file does"),
+    "version 1": (put(4, "<I", 1), "cannot read .*GGUF v1"),
+    "other byte order": (put(4, ">I", 3), "cannot read"),
+    "tensor count": (put(8, "<Q", 2**63), "is damaged: it claims 9,223,372,036,854,775,808 tensors"),
+    "more tensors": (put(8, "<Q", 60_000), "cannot read"),
+    "no tensors": (put(8, "<Q", 0), "it claims 2 layers and holds 0"),
+    "field count": (put(16, "<Q", 2**40), "is damaged: it claims"),
+    "more fields": (put(16, "<Q", 60_000), "cannot read"),
+    "fewer fields": (put(16, "<Q", 3), "cannot read|does not say"),
+    "list length": (at("tokenizer.ggml.token_type", 8, "<Q", 2**60), "cannot read"),
+    "long list": (at("tokenizer.ggml.token_type", 8, "<Q", 100_000), "cannot read"),
+    "list of lists": (at("tokenizer.ggml.tokens", 4, "<I", 9), "cannot read"),
+    "string length": (at("tokenizer.ggml.model", 4, "<Q", 2**62), "cannot read"),
+    "name length": (lambda file: rewrite(file, "llama.block_count", -25, "<Q", 2**62), "cannot read"),
+    "type of a field": (at("llama.block_count", 0, "<I", 77), "cannot read"),
+    "layers": (at("llama.block_count", 4, "<i", 2**31 - 1), "it claims 2147483647 layers and holds 2"),
+    "a layer more": (at("llama.block_count", 4, "<i", 3), "it claims 3 layers and holds 2"),
+    "no layer": (at("llama.block_count", 4, "<i", 0), "it claims 0 layers"),
+    "less than no layer": (at("llama.block_count", 4, "<i", -1), "it claims -1 layers"),
+    "heads": (at("llama.attention.head_count", 4, "<i", 2**30), "cannot read|has other sizes"),
+    "no heads": (at("llama.attention.head_count", 4, "<i", 0), "is damaged: its 'attention.head_count' is 0"),
+    "no key heads": (
+        at("llama.attention.head_count_kv", 4, "<i", -1),
+        "is damaged: its 'attention.head_count_kv' is -1",
+    ),
+    "width": (at("llama.embedding_length", 4, "<i", 2**31 - 1), "cannot read|has other sizes"),
+    "vocabulary": (at("llama.vocab_size", 4, "<i", 2**31 - 1), "has other sizes"),
+    "inner width": (at("llama.feed_forward_length", 4, "<i", 2**31 - 1), "has other sizes"),
+    "size of a head": (at("llama.rope.dimension_count", 4, "<i", 2**30), "1073741824 of 16 features a head"),
+    "no base": (at("llama.rope.freq_base", 0, "<I", 9), "cannot read"),
+    "type of a tensor": (at(UP, 20, "<I", 999), "cannot read .*999 is not a valid"),
+    "other type": (at(UP, 20, "<I", 0), "in the place of another|cut short or damaged"),
+    "dimensions": (at(UP, 0, "<I", 2**32 - 1), "cannot read"),
+    "no dimensions": (at(UP, 0, "<I", 0), "cannot read"),
+    "dimension": (at(UP, 4, "<Q", 2**63), "cut short or damaged"),
+    "product of dimensions": (at(UP, 4, "<QQ", 2**40, 2**40), "cut short or damaged"),
+    "no row": (at(UP, 12, "<Q", 0), "cannot read .*has the shape"),
+    "part of a block": (at(UP, 4, "<Q", 63), "cannot read .*has the shape"),
+    "transposed": (at(UP, 4, "<QQ", 128, 64), "cannot read .*has the shape"),
+    "fewer rows": (at(UP, 12, "<Q", 127), "has other sizes of 1 tensors .*mlp.up_proj"),
+    "offset": (at(UP, 24, "<Q", 2**63), "cut short or damaged"),
+    "same offset": (at(UP, 24, "<Q", 0), "in the place of another"),
+    "alignment": (lambda file: rewrite(file, "general.file_type", -17, "17s", b"general.alignment"), "cannot read|cut"),
+    "same name": (at(UP[:-6], -13, "19s", b"blk.0.attn_q.weight"[:19]), "."),
+    "unknown name": (at(UP, -len(UP), "19s", b"blk.0.ffn_xx.weight"), "lacks 1 tensors .*up_proj"),
+    "no architecture": (at("general.architecture", -20, "20s", b"general.architectura"), "no `general.architecture`"),
+    "architecture": (at("general.architecture", 12, "5s", b"mamba"), "does not say how many layers"),
+    "broken text": (at("general.architecture", 12, "5s", b"\xff\xfe\xfd\xfc\xfb"), "cannot read"),
+    "end": (of_bytes(lambda content: content[:-1]), "cut short or damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage(damage, own):
+    change, message = DAMAGE[damage]
+    before = own.read_bytes()
+    change(own)
+    assert own.read_bytes() != before
+    start, said = time.perf_counter(), refusals(str(own))
+    assert time.perf_counter() - start < 5
+    for function in READERS:
+        assert said[function].startswith((f"'{own}'", f"cannot read '{own}'"))
+        assert re.search(message, said[function]), said[function]
+    with contextlib.suppress(UserError):
+        read_header(own)
+        return  # the header is as it should be, and so may be the tokenizer
+    assert len(said) == 5
+    assert len(set(said.values())) == 1
+
+
+def test_parts_of_a_model_and_other_models(own, tmp_path):
+    fields = {"block_count": 1, "embedding_length": 8, "attention.head_count": 2}
+    norm, embeddings = np.ones(8, np.float32), np.ones((100, 8), np.float32)
+    tensors = {"blk.0.attn_norm.weight": norm, "token_embd.weight": embeddings}
+    for architecture, changes, message in (
+        ("llama", {"split.count": 3}, "is one part of a model in several files; join them"),
+        ("clip", {"block_count": None}, "does not say how many layers it has; expected a language model"),
+        ("clip", {}, "GGUF model with architecture clip is not supported yet"),
+        ("mamba", {}, "unknown architecture 'mamba'"),
+        ("llama", {}, "lacks 9 tensors"),
+    ):
+        file = write_gguf(tmp_path / "other.gguf", architecture, fields | vocabulary(100) | changes, tensors)
+        said = refusals(str(file))
+        for function in READERS:
+            assert re.search(message, said[function]), said[function]
+
+
+def test_a_file_without_a_tokenizer(tmp_path):
+    model = make_model("llama")
+    file = write_gguf(tmp_path / "small.gguf", "llama", gguf_files.fields_of(model), gguf_files.tensors_of(model))
+    assert same_weights(load_model(str(file)), model)
+    with pytest.raises(UserError, match="holds no tokenizer; expected a GGUF file with the vocabulary of its model"):
+        load_tokenizer(str(file))
+    file = save_gguf(model, tmp_path / "small.gguf", **{"tokenizer.ggml.model": "none"})
+    with pytest.raises(UserError, match=r"cannot read .*tokenizer 'none'"):
+        load_tokenizer(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blk.1.attn_q.bias", "holds beside the model 1 tensors (blk.1.attn_q.bias)"),
+        ("rope_factors_long.weight", "holds beside the model 1 tensors (rope_factors_long.weight)"),
+    ],
+)
+def test_tensors_that_transformers_would_leave_out(name, message, tmp_path):
+    """Without them the model would be another one."""
+    model = make_model("llama")
+    tensors = gguf_files.tensors_of(model) | {name: np.ones(32, np.float32)}
+    file = write_gguf(tmp_path / "small.gguf", "llama", gguf_files.fields_of(model) | vocabulary(100), tensors)
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_model(str(file))
+
+
+def test_weights_that_are_no_numbers(own):
+    content = bytearray(own.read_bytes())
+    tensor = next(tensor for tensor in read_header(own).tensors if tensor.name == DOWN)
+    struct.pack_into("<e", content, tensor.start, float("nan"))
+    own.write_bytes(content)
+    said = refusals(str(own))
+    for function in READERS:
+        assert "hold NaN or inf in 'model.layers.1.mlp.down_proj.weight'; expected finite weights" in said[function]
+
+
+def test_heads_of_gemma_that_are_scaled_otherwise(tmp_path, monkeypatch):
+    """As of its models with 27 billion parameters."""
+    case = next((case for case, kind in CASES.items() if kind == "gemma2"), None)
+    if case is None:
+        pytest.skip("gemma2 is not in the anatomy table")
+    model = with_fields(monkeypatch, case, {"head_dim": 8, "query_pre_attn_scalar": 12})
+    with pytest.raises(UserError, match="does not say how its attention is scaled"):
+        load_model(str(save_gguf(model, tmp_path / "small.gguf")))
+
+
+def cut_at_random_places(file: Path, copy: Path) -> None:
+    """Cut a file at 20 places, the last one first, and look at what is said of each rest."""
+    shutil.copy(file, copy)
+    for place in sorted(random.Random(0).sample(range(file.stat().st_size), 20), reverse=True):
+        os.truncate(copy, place)
+        start, said = time.perf_counter(), refusals(str(copy))
+        assert time.perf_counter() - start < 5
+        assert len(said) == 5
+        assert len(set(said.values())) == 1
+
+
+def test_cut_at_random_places(file, tmp_path):
+    cut_at_random_places(file, tmp_path / "cut.gguf")
+
+
+@needs_smollm2
+def test_a_real_file_cut_at_random_places(tmp_path):
+    cut_at_random_places(packaged_file("smollm2-135m"), tmp_path / "cut.gguf")
+
+
+def test_on_the_command_line(own, monkeypatch, capsys, tmp_path):
+    DAMAGE["type of a tensor"][0](own)
+    monkeypatch.chdir(tmp_path)
+    for command, arguments in (("sweep", ["--model", own]), ("trace", [own]), ("sweep", ["--model", own, "--stream"])):
+        code, out, err = call(monkeypatch, capsys, *arguments, command=command)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: cannot read '{own}' (999 is not a valid GGMLQuantizationType); expected a whole")
+        assert err.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+def test_nothing_is_allocated_that_a_header_promises(file, tmp_path):
+    """Also where the file is much larger than its header, with holes for the rest."""
+    names = ("list length", "long list", "string length", "width", "vocabulary", "inner width", "product of dimensions")
+    for number, name in enumerate((*names, "layers", "size of a head", "dimensions", "more fields", "more tensors")):
+        copy = Path(shutil.copy(file, tmp_path / f"{number}.gguf"))
+        DAMAGE[name][0](copy)
+        os.truncate(copy, 3_000_000_000)
+    for number, (kind, size) in enumerate(((0, 20_000_000), (4, 5_000_000), (8, 2**40))):  # bytes, integers, strings
+        copy = Path(shutil.copy(file, tmp_path / f"list{number}.gguf"))
+        rewrite(copy, "tokenizer.ggml.token_type", 4, "<IQ", kind, size)
+        os.truncate(copy, 3_000_000_000)
+    program = """
+import resource, sys
+from pathlib import Path
+from outliers.errors import UserError
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.stream import stream_model
+from outliers.quantization.store import load_int8
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+before = peak()
+for number, file in enumerate(sorted(Path(sys.argv[1]).glob("*.gguf"))):
+    try:
+        (load_model, stream_model, load_int8)[number % 3](str(file))
+    except UserError as error:
+        assert "\\n" not in str(error)
+    else:
+        raise AssertionError(file)
+print(before, peak())
+"""
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    before, after = map(int, done.stdout.split())
+    assert after < 1e9
+    assert after - before < 0.6e9
+    assert time.perf_counter() - start < 60
+
+
+# The packaged model
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    return load_model("smollm2-135m")
+
+
+@needs_smollm2
+def test_smollm2_speaks(smollm2):
+    tokenizer = load_tokenizer("smollm2-135m")
+    assert smollm2.num_parameters() == 134_515_008
+    assert quantized_from("smollm2-135m") == "Q4_1"
+    asked = tokenizer("The capital of France is", return_tensors="pt")
+    said = smollm2.generate(**asked, max_new_tokens=1, do_sample=False, pad_token_id=0)
+    assert tokenizer.decode(said[0]) == "The capital of France is Paris"
+
+
+@needs_smollm2
+def test_smollm2_is_what_transformers_reads(smollm2):
+    """Its loader takes a quarter of a minute: what it made was hashed once, and what its tokenizer makes of a text."""
+    assert weights_hash(smollm2) == "f5b84f20539d15d6"
+    ids = load_tokenizer("smollm2-135m")("<|im_start|>user\nIt's 1969:  naïve 你好<|im_end|>").input_ids
+    assert ids == [1, 4093, 198, 1589, 506, 216, 33, 41, 38, 41, 42, 216, 15486, 46494, 216, 18645, 250, 48392, 138, 2]
+
+
+@needs_smollm2
+@needs_shared
+def test_smollm2_loses_as_much_as_by_transformers(smollm2):
+    blocks = load_text(str(C4), load_tokenizer("smollm2-135m"), 512, 16)
+    assert tokens_hash(blocks) == "2becfc7d21d7cac3"
+    with torch.no_grad():
+        expected = smollm2(blocks[:1], labels=blocks[:1]).loss.exp().item()
+    assert perplexity(smollm2, blocks[:1]) == pytest.approx(expected, rel=1e-4)
