@@ -721,6 +721,7 @@ def test_on_the_command_line(own, monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says what a process took at most")
 def test_nothing_is_allocated_that_a_header_promises(file, tmp_path):
     """Also where the file is much larger than its header, with holes for the rest."""
     names = ("list length", "long list", "string length", "width", "vocabulary", "inner width", "product of dimensions")
@@ -733,15 +734,15 @@ def test_nothing_is_allocated_that_a_header_promises(file, tmp_path):
         rewrite(copy, "tokenizer.ggml.token_type", 4, "<IQ", kind, size)
         os.truncate(copy, 3_000_000_000)
     program = """
-import resource, sys
+import sys
 from pathlib import Path
 from outliers.errors import UserError
-from outliers.models.load import load_model, load_tokenizer
+from outliers.models.load import load_model
 from outliers.models.stream import stream_model
 from outliers.quantization.store import load_int8
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def peak():  # not ru_maxrss, which counts the process that started this one
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
 
 before = peak()
 for number, file in enumerate(sorted(Path(sys.argv[1]).glob("*.gguf"))):
