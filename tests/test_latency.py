@@ -28,6 +28,7 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.store import load_int8, save_quantized
 from outliers.report import table5, table6
+from outliers.report.write import write
 from tests.conftest import SHARED, make_model, needs_shared
 from tests.test_commands import call
 
@@ -377,6 +378,20 @@ def test_linear_layers(tmp_path, monkeypatch):
     assert table5.speed_table(rows).columns.tolist() == [16, 32]
     times = {(row["way"], row["dimension"]): row["value"] for row in rows if row["metric"].endswith("times_16_bits")}
     assert table5.speed_table(rows).loc["vector-wise", 32] == times["vector-wise", 32]
+
+
+def test_layers_of_real_models_stand_beside_dimensions(tmp_path):
+    rows = measure_linear_layers(LinearLayers(**{**LAYERS, "dimensions": [16, "24x8"]}), tmp_path)
+    assert {(row["dimension"], row["features"], row["outputs"]) for row in rows if "features" in row} <= {
+        (16, 16, 64),
+        ("24x8", 24, 8),
+    }
+    assert {(row["dimension"], row["outputs"]) for row in rows} == {(16, 64), ("24x8", 8)}
+    assert table5.published_table(rows).headers == ["way", "16", "24x8"]
+    write(table5.speed_section(rows), tmp_path, "python -m outliers.report")
+    assert set(pd.read_parquet(tmp_path / "rows.parquet")["dimension"]) == {"16", "24x8"}
+    with pytest.raises(UserError, match="field 'dimensions"):
+        make_experiment({"dimensions": ["24by8"], "name": "x"}, LinearLayers)
 
 
 def test_linear_layers_on_a_device_that_is_not_there(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ def write(section: Section, folder: str | Path, command: str) -> str:
 
 def write_files(section: Section, folder: Path) -> None:
     """Write rows as Parquet, tables as Markdown, LaTeX and CSV, figures as PNG and SVG."""
-    write_whole(folder / "rows.parquet", pd.DataFrame(section.rows).to_parquet(index=False))
+    write_whole(folder / "rows.parquet", _columns(section.rows).to_parquet(index=False))
     for table in section.tables:
         for ending, form in FORMATS.items():
             write_whole(folder / f"{table.name}.{ending}", table.form(form) + "\n")
@@ -34,3 +34,13 @@ def write_files(section: Section, folder: Path) -> None:
     for drawing in section.drawings:
         write_whole(folder / f"{drawing.name}.svg", drawing.svg)
         write_whole(folder / f"{drawing.name}.png", drawn(drawing.figure, "png"))
+
+
+def _columns(rows: list[dict]) -> pd.DataFrame:
+    """Rows as columns of one type each, as Parquet has them: where words stand beside numbers, all are words."""
+    frame = pd.DataFrame(rows)
+    for column in frame.columns:
+        kinds = {type(value) for value in frame[column].dropna()}
+        if str in kinds and len(kinds) > 1:
+            frame[column] = frame[column].map(str, na_action="ignore")
+    return frame
