@@ -26,7 +26,7 @@ from outliers.experiment.needs import Need
 from outliers.experiment.room import Room
 from outliers.experiment.rows import read_rows
 from outliers.experiment.spec import Memory
-from outliers.models.names import PACKAGED, POCKET, pocket_models
+from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.train import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.report.ablation_section import ablation_section
 from outliers.report.emergence_section import table4_section
@@ -106,7 +106,8 @@ def of_smollm2() -> dict[str, float]:
 def speeds(column: str) -> list[float]:
     """Of LLM.int8() in the kept Table 5."""
     rows = [row for row in kept_rows("pocket/table5") if row["way"] == "LLM.int8()"]
-    return [row[column] for row in rows if row["metric"] == "linear_layer.times_16_bits"]
+    of_dimensions = [row for row in rows if isinstance(row["dimension"], int)]
+    return [row[column] for row in of_dimensions if row["metric"] == "linear_layer.times_16_bits"]
 
 
 def slower_tokens() -> list[float]:
@@ -189,7 +190,7 @@ CLAIMS = {
         ),
         (
             "The model of {:.0f} million parameters is downloaded from the package index ({:.0f} MB)",
-            lambda: (PACKAGED["smollm2-135m"].parameters / 1e6, WHEEL / 1e6),
+            lambda: (kept_rows("smollm2-135m/sweep")[0]["parameters"] / 1e6, WHEEL / 1e6),
         ),
     ],
     "docs/definitions.md": [

@@ -18,7 +18,7 @@ from outliers.models.plant import plant
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.ablation_figures import ablation_bars
 from outliers.report.ablation_section import ablation_section, ablation_summary, ablation_table
-from outliers.report.emergence import exponential_fit
+from outliers.report.emergence import exponential_fit, fits_of
 from outliers.report.emergence_figures import figure3, figure4
 from outliers.report.emergence_section import emergence_section
 from outliers.report.page import page
@@ -144,6 +144,16 @@ def test_without_a_baseline_lines_join_models_of_one_architecture(rows):
     assert {len(line.get_xdata()) for line in axes.lines} == {1}
     (axes,) = sweep_figure([{**row, "architecture": "gpt2"} for row in quantized]).axes
     assert {line.get_label(): line.get_xydata().tolist() for line in axes.lines}["absmax"] == [[1e6, 110], [2e6, 11.25]]
+
+
+def test_models_of_another_vocabulary_are_not_fitted(family):
+    alike = by_model([{**row, "tokens_hash": "a"} for row in family])
+    other = by_model(
+        [{**row, "tokens_hash": "a"} for row in family]
+        + [{**row, "model": "other", "tokens_hash": "b", "value": 3 * row["value"]} for row in family[-9:]]
+    )
+    assert len(other) == len(alike) + 1
+    assert fits_of(other) == fits_of(alike)
 
 
 def test_files(rows, tmp_path):

@@ -55,5 +55,11 @@ def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> F
 
 
 def fits_of(models: pd.DataFrame) -> dict[str, Fit | None]:
-    """The exponential for layers and for positions; models: as `outliers.report.table4.by_model` makes them."""
+    """The exponential for layers and for positions; models: as `outliers.report.table4.by_model` makes them.
+
+    Of models that read other tokens than most, because they have another vocabulary, perplexities do not compare: they
+    are left out.
+    """
+    if "tokens_hash" in models and models["tokens_hash"].notna().any():
+        models = models[models["tokens_hash"] == models["tokens_hash"].mode()[0]]
     return {name: exponential_fit(models["perplexity"], models[name]) for name in ("layers", "positions")}

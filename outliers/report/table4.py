@@ -45,7 +45,10 @@ def by_model(rows: list[dict]) -> pd.DataFrame:
     wide: dict[tuple, dict] = {}
     for row in rows:
         place = row["model"], row.get("checkpoint")
-        about = {name: row.get(name) for name in ("parameters", "architecture", "checkpoint", "same_weights_as")}
+        about = {
+            name: row.get(name)
+            for name in ("parameters", "architecture", "checkpoint", "same_weights_as", "tokens_hash")
+        }
         wide.setdefault(place, {"model": full_name(*place), **about})[row["metric"]] = row["value"]
     return pd.DataFrame(wide.values()).set_index("model").reindex(columns=_columns(wide))
 
