@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from outliers.experiment.spec import short_name
 from outliers.report.page import about, models, page, provenance
 from outliers.report.paper import comparison
 from outliers.report.table1 import sweep_section
@@ -50,13 +51,15 @@ def test_text_is_escaped(section):
 def test_the_page_says_what_was_run(section, rows):
     html = page("A sweep", [section], "python -m outliers.sweep")
     assert about(rows) == (
-        "text sample, cut by first-blocks, 16 blocks, 256 tokens a block, α = 6, float32, weights dequantized from Q4_1, "
-        "on cpu"
+        "text sample, cut by first-blocks, 16 blocks, 256 tokens a block, α = 6, float32, weights dequantized from "
+        "Q4_1, on cpu"
     )
     for said in (about(rows), "python -m outliers.sweep", rows[0]["commit"], rows[0]["weights_hash"], "not run"):
         assert said in html
     assert dict(provenance(rows).cells)["torch"] == rows[0]["torch"]
-    assert [row[0] for row in models(rows).cells] == list(dict.fromkeys(row["model"].split("/")[1] for row in rows))
+    assert [row[0] for row in models(rows).cells] == list(
+        dict.fromkeys(map(short_name, (row["model"] for row in rows)))
+    )
 
 
 def test_the_same_rows_make_the_same_page(rows):
