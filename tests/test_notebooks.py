@@ -57,8 +57,8 @@ CLAIMS = {
             "(c := table1(rows).drop(columns='smollm2-135m').pipe(lambda t: t / t.loc['fp32'] - 1)).abs().max().max() "
             "< 0.01"
         ),
-        "scatters the results of a real model by about a per cent": (
-            "0.002 < max(r['standard_deviation'] / r['value'] for r in rows if r['model'] == 'smollm2-135m') < 0.05"
+        "scatters the results of a real model": (
+            "max(r['standard_deviation'] / r['value'] for r in rows if r['model'] == 'smollm2-135m') > 0.002"
         ),
         "generates with a KV cache": "'Paris' in answer",
     },
