@@ -17,8 +17,8 @@ from outliers.experiment.files import specify
 from outliers.experiment.spec import Experiment
 from outliers.models import download, names
 from outliers.models.download import get_packaged
-from outliers.models.load import find_model
 from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file, packaged_models
+from outliers.models.source import find_model
 from tests.test_commands import call
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB

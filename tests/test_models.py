@@ -13,9 +13,10 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
 from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, projections, readers, weights_of_experts
-from outliers.models.load import find_model, load_model, load_tokenizer, weights_hash
+from outliers.models.load import load_model, load_tokenizer, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.plant import plant
+from outliers.models.source import find_model
 from outliers.tracing.result import STREAM
 from tests.conftest import CONFIGS, every_kind, make_model
 

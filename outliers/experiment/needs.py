@@ -11,7 +11,8 @@ from outliers.evaluation.calibration import Calibration, Cost, Passes, Sizes, ca
 from outliers.experiment.job import Job
 from outliers.experiment.room import room_of
 from outliers.experiment.spec import Settings
-from outliers.models.load import DTYPES, SECONDS_FOR_THE_HUB, find_device, find_model, local_place
+from outliers.models.load import DTYPES, find_device
+from outliers.models.source import SECONDS_FOR_THE_HUB, find_model, local_place
 from outliers.models.stream import STATES_ON_GPU
 
 SAMPLE = 64_000_000  # bytes of a checkpoint that are read to see how fast that is

@@ -19,7 +19,8 @@ from transformers.quantizers import AutoHfQuantizer
 
 from outliers.errors import UserError
 from outliers.models.anatomy import TEXT_KEYS
-from outliers.models.load import check_complete, dequantized, find_model
+from outliers.models.load import check_complete, dequantized
+from outliers.models.source import find_model
 from outliers.models.watch import watch
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outliers.errors import UserError
-from outliers.models.load import SECONDS_FOR_THE_HUB
+from outliers.models.source import SECONDS_FOR_THE_HUB
 
 
 def read_file(path: str | Path) -> list[str]:

@@ -1,0 +1,109 @@
+"""Where a model is: on this machine or on the hub; found without importing torch or transformers."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+from outliers.errors import UserError, unknown_name
+from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
+
+SECONDS_FOR_THE_HUB = 5
+
+
+class Source(NamedTuple):
+    """Arguments of transformers' `from_pretrained` for one model."""
+
+    path: str
+    revision: str | None
+    local_files_only: bool
+    gguf_file: str | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of its weights on this machine, outside the hub's cache."""
+        if self.gguf_file:
+            return [Path(self.path) / self.gguf_file]
+        return sorted(Path(self.path).glob("*.safetensors"))
+
+
+def local_place(name: str) -> Path | None:
+    """Where a model is on this machine: the folder of a pocket model, the file of a packaged one, or an existing folder
+    or GGUF file of this name; None if `name` is of the hub.
+
+    Raises:
+        UserError: it is a packaged model that is not here, or a pocket model or GGUF file that does not exist.
+    """
+    if name.startswith("pocket/"):
+        if name not in pocket_models():
+            raise unknown_name("model", name, here())
+        return POCKET / name.removeprefix("pocket/")
+    if name in PACKAGED:
+        if not (file := packaged_file(name)):
+            raise not_here(name)
+        return file
+    place = Path(name)
+    if place.is_dir() or place.suffix.lower() != ".gguf":
+        return place if place.is_dir() else None
+    if not place.is_file():
+        raise UserError(f"model file '{name}' does not exist, or is no file; expected a GGUF file")
+    return place
+
+
+def here() -> list[str]:
+    """The names of the models that are on this machine without being asked for by a path."""
+    return [*pocket_models(), *packaged_models()]
+
+
+def find_model(name: str, revision: str | None = None) -> Source:
+    """Decide where `name` is: a pocket or packaged model, an existing folder or GGUF file, or a repository on the hub.
+
+    A folder without safetensors files may hold a GGUF file. A revision of a folder is a model folder in it, such as a
+    training checkpoint.
+
+    The hub is asked once, with a time limit, so that a machine without network falls back to its cache at once
+    instead of retrying for half a minute.
+
+    Raises:
+        UserError: nothing of that name is known, here or on the hub.
+    """
+    if place := local_place(name):
+        if revision is not None and not (place / revision / "config.json").is_file():
+            checkpoints = sorted(file.parent.name for file in place.glob("*/config.json"))
+            if not checkpoints:
+                raise UserError(f"'{name}' is a local model and has no revision '{revision}'; leave the revision out")
+            raise unknown_name(f"revision (a folder in '{name}')", revision, checkpoints)
+        return _in_file(place) if place.is_file() else _in_folder(place / (revision or ""))
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(
+            f"model folder '{name}' does not exist; expected a folder with config.json and safetensors, or a GGUF file"
+        )
+    try:
+        HfApi().model_info(name, revision=revision, timeout=SECONDS_FOR_THE_HUB)
+        # Not pinned to the commit that the hub names: transformers looks for the hub's own safetensors conversion of a
+        # pickled checkpoint (all of OPT) only where it is asked for the branch.
+        return Source(name, revision, False)
+    except RevisionNotFoundError:
+        raise UserError(f"model '{name}' has no revision '{revision}' on the hub") from None
+    except GatedRepoError:
+        raise UserError(f"model '{name}' is gated: accept its terms on the hub and run `hf auth login`") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise unknown_name("model", name, here(), "(it is no folder, and no repository on the hub)") from None
+    except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
+        return Source(name, revision, True)
+
+
+def _in_folder(folder: Path) -> Source:
+    """A model folder, in which safetensors files come first; hidden files are no models (macOS has some of its own)."""
+    files = [file for file in sorted(folder.glob("*.gguf")) if not file.name.startswith(".")]
+    if not files or any(folder.glob("*.safetensors")):
+        return Source(str(folder), None, True)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise UserError(f"'{folder}' holds {len(files)} GGUF files ({names}); name one of them as the model")
+    return _in_file(files[0])
+
+
+def _in_file(file: Path) -> Source:
+    return Source(str(file.parent), None, True, file.name)
