@@ -19,10 +19,10 @@ from tabulate import tabulate
 
 from outliers.experiment.rows import read_rows
 from outliers.models.anatomy import ANATOMIES
-from outliers.quantization.schemes import SCHEMES
+from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.emergence import fits_of
 from outliers.report.paper import PUBLISHED, published_models
-from outliers.report.sweep_figures import BASELINE, costs
+from outliers.report.sweep_figures import costs
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))

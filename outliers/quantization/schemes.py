@@ -52,6 +52,7 @@ SCHEMES = {
         Scheme("llm.int8-bnb", 8, True, "row", "column", ALPHA, "LLM.int8() as in bitsandbytes", bitsandbytes=True),
     )
 }
+BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
 TABLE1 = [name for name, scheme in SCHEMES.items() if not scheme.bitsandbytes]  # the paper's rows
 
 

@@ -2,9 +2,10 @@
 
 import pandas as pd
 
+from outliers.quantization.schemes import BASELINE
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Drawing, Section, Table
-from outliers.report.zeroshot_figures import BASELINE, PREFIX, accuracy_by_size, mean_accuracy, place
+from outliers.report.zeroshot_figures import PREFIX, accuracy_by_size, mean_accuracy, place
 
 MEAN = ("mean", "acc")
 

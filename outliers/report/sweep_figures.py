@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from outliers.experiment.spec import short_name
-from outliers.quantization.schemes import SCHEMES
+from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.paper import PUBLISHED
 from outliers.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, bare, parameters_axis
 
@@ -21,7 +21,6 @@ STYLES = {
     "llm.int8-zeropoint": (BLUE, "P", ":"),
     "llm.int8-bnb": (GREEN, "*", ":"),
 }
-BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
 LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
 TICKS = (0.1, 1, 10, 100, 1000, 10_000)
 

@@ -4,10 +4,10 @@ import pandas as pd
 from tabulate import tabulate
 
 from outliers.experiment.spec import short_name
-from outliers.quantization.schemes import SCHEMES
+from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Drawing, Section, Table
-from outliers.report.sweep_figures import BASELINE, costs, sweep_figure
+from outliers.report.sweep_figures import costs, sweep_figure
 
 ONCE = (
     "Compare within a column. Each was measured once: rounding alone scatters an 8-bit perplexity, by some hundredths "

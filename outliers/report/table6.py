@@ -3,10 +3,10 @@
 import pandas as pd
 
 from outliers.experiment.spec import full_name
+from outliers.quantization.schemes import BASELINE
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Section, Table
 
-BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
 VALUES = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", "times_faster"]
 
 

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from outliers.experiment.spec import full_name
-from outliers.quantization.schemes import SCHEMES
+from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.style import GREY, bare, parameters_axis
 from outliers.report.sweep_figures import STYLES
 
@@ -19,7 +19,6 @@ CHANCE = {
     "lambada_openai": 0.0,
     "lambada-local": 0.0,
 }
-BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
 PREFIX = "zeroshot."
 DODGE = 1.035  # factor between neighbours of one model, so that their error bars stand side by side
 
