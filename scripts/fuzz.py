@@ -5,6 +5,7 @@ ended in anything else. A case that failed is made again, with its traceback, by
 `python scripts/fuzz.py --only config --case 17`.
 """
 
+import copy
 import json
 import multiprocessing
 import random
@@ -97,16 +98,16 @@ def _change(holder: list | dict, choose: random.Random) -> None:
     place = choose.choice(range(len(holder)) if isinstance(holder, list) else list(holder))
     match choose.randrange(5):
         case 0 | 1:
-            holder[place] = choose.choice(SCALARS)
+            holder[place] = copy.deepcopy(choose.choice(SCALARS))
         case 2:
             del holder[place]
         case 3:
             other = choose.choice(range(len(holder)) if isinstance(holder, list) else list(holder))
             holder[place], holder[other] = holder[other], holder[place]
         case 4 if isinstance(holder, dict):
-            holder[choose.choice(["", "x", f"{place}.0", "__metadata__", "auto_map"])] = holder[place]
+            holder[choose.choice(["", "x", f"{place}.0", "__metadata__", "auto_map"])] = copy.deepcopy(holder[place])
         case 4:
-            holder.insert(0, holder[place])
+            holder.insert(0, copy.deepcopy(holder[place]))
 
 
 def in_json_or_bytes(content: bytes, choose: random.Random) -> bytes:
