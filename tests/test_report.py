@@ -227,6 +227,13 @@ def test_fit_of_the_papers_own_table():
     assert layers.full > positions.full
 
 
+def test_a_fit_leaves_out_what_is_not_known(family):
+    models = by_model(family)
+    known = exponential_fit(models["perplexity"], models["layers"])
+    more = exponential_fit([*models["perplexity"], 20, np.nan], [*models["layers"], np.nan, 0.5])
+    assert more == known
+
+
 def test_figure3_shows_the_rows_and_the_fit(family):
     models = by_model(family)
     fits = {name: exponential_fit(models["perplexity"], models[name]) for name in ("layers", "positions")}

@@ -30,11 +30,15 @@ class Fit(NamedTuple):
 def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> Fit | None:
     """Fit how a fraction of layers or positions affected grows with falling perplexity (LLM.int8(), section 4.2).
 
+    Models of which either is not known are left out.
+
     Returns:
         None where there is nothing to fit: fewer than three points, fewer than two of them above 0, a fraction that
         does not grow, or an interval without end.
     """
     x, y = np.asarray(list(perplexity), float), np.asarray(list(fraction), float)
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
     positive = y > 0
     if len(x) < 3 or len(np.unique(x[positive])) < 2:
         return None
