@@ -42,6 +42,7 @@ def memory(
     if gpus:
         fields["hardware"] = [_hardware(name) for name in gpus]
 
+    from outliers.experiment.door import checked
     from outliers.experiment.files import make_experiment, read_experiment
     from outliers.experiment.spec import Memory
 
@@ -57,7 +58,7 @@ def memory(
     from outliers.report.table3 import memory_section
     from outliers.report.write import write
 
-    rows = measure_memory(specified, out, force)
+    rows = measure_memory(checked(specified), out, force)
     print(write(memory_section(rows), out or specified.folder, typed("memory")))
 
 
