@@ -196,9 +196,8 @@ def _download(job: Job) -> int | None:
     cached = {file.name for file in _files(job)}
     try:
         asked = {"revision": job.revision, "files_metadata": True, "timeout": SECONDS_FOR_THE_HUB}
-        sizes = {
-            file.rfilename: file.size or 0 for file in ask_hub(lambda hub: hub.model_info(job.model, **asked)).siblings
-        }
+        found = ask_hub(lambda hub: hub.model_info(job.model, **asked))
+        sizes = {file.rfilename: file.size or 0 for file in found.siblings}
     except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
         return 0 if cached else None
     for suffix in (".safetensors", ".bin"):  # pickled weights are converted by the hub, to files of their size

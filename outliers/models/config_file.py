@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 from outliers.errors import UserError
 
 FILE = "config.json"
-LARGEST_FILE = 8 << 20  # bytes; names of 20,000 classes take one million
+LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
 DEQUANTIZED = ("mxfp4",)  # formats of few bits whose weights are brought back as they were
 LEAST_BYTES = 0.5  # of a weight in any of the formats that are read
+LEAST = 5e-324  # above zero
+MOST_LABELS = 1 << 15
 LIGHT = 1 << 28  # bytes of weights that are read to see what is wrong with them
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
@@ -27,7 +29,15 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "original_
 EXPERTS = ("num_local_experts", "num_experts")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 NORM_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+DROPOUTS = (
+    *("attn_pdrop", "activation_dropout", "dropout", "dropout_rate", "emb_pdrop", "embd_pdrop", "embed_dropout"),
+    *("embedding_dropout", "hidden_dropout", "layerdrop", "resid_dropout", "resid_pdrop", "residual_dropout"),
+)
+UNUSED_DROPOUTS = ("attention_dropout", "classifier_dropout", "summary_first_dropout")  # which may say nothing
+SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
+POSITIVE = ("rope_theta", "rotary_emb_base", "query_pre_attn_scalar", *SOFT_CAPS)
 ROTARY = ("rope_parameters", "rope_scaling")
+PARTS = ("text_config", "vision_config", "attn_config")  # configurations inside of a configuration
 
 ACTIVATIONS = {  # that transformers knows
     *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
@@ -41,7 +51,9 @@ EXPERT_PRODUCTS = {"eager", "batched_mm", "grouped_mm"}
 ROTARY_KINDS = {"default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "proportional", "mrope"}
 # Kinds that make or hold something for each position; the others compute it of the position.
 MOST_POSITIONS = {"gpt_neo": 1 << 13, "gptj": 1 << 15, "xglm": 1 << 15, "gpt2": 1 << 16, "opt": 1 << 16, "mpt": 1 << 16}
-# Kinds whose heads have a width of their own also where the configuration is silent.
+# Kinds whose heads have the width that divides that of the model, and those that have one of their own also where the
+# configuration is silent.
+NO_HEAD_WIDTH = {"bloom", "falcon", "gpt2", "gpt_neo", "gpt_neox", "gptj", "mpt", "opt", "stablelm", "xglm"}
 OWN_HEAD_WIDTH = {"gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "qwen3", "t5"}
 
 
@@ -95,7 +107,7 @@ RULES = (
     _count(1 << 12, *EXPERTS, "num_experts_per_tok", least=0),
     _count(1 << 30, "sliding_window", "window_size", "sliding_window_pattern", null=True),
     _count(1 << 10, "no_rope_layer_interval", "decoder_sparse_step", "expansion_ratio", null=True),
-    _count(1 << 20, "num_labels", least=0),
+    _count(MOST_LABELS, "num_labels", least=0),
     Rule("the id of a token", _is_token, ("pad_token_id", "bos_token_id"), null=True),
     Rule(
         "the id of a token, or a list of some",
@@ -103,15 +115,11 @@ RULES = (
         ("eos_token_id",),
         null=True,
     ),
-    _number(0, 1, "a number from 0 to 1", *NORM_EPSILONS, null=True),
+    _number(0, 1, "a number from 0 to 1", *NORM_EPSILONS, *DROPOUTS),
+    _number(0, 1, "a number from 0 to 1", *UNUSED_DROPOUTS, null=True),
     _number(0, math.inf, "a finite number from 0 on", "initializer_range", "init_std", null=True),
-    _number(
-        5e-324, math.inf, "a finite number above 0", "rope_theta", "rotary_emb_base", "query_pre_attn_scalar", null=True
-    ),
-    _number(
-        5e-324, math.inf, "a finite number above 0", "final_logit_softcapping", "attn_logit_softcapping", null=True
-    ),
-    _number(5e-324, math.inf, "a finite number above 0", "logits_scaling"),
+    _number(LEAST, math.inf, "a finite number above 0", *POSITIVE, null=True),
+    _number(LEAST, math.inf, "a finite number above 0", "logits_scaling"),
     _number(
         -math.inf,
         math.inf,
@@ -119,7 +127,7 @@ RULES = (
         *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "swiglu_alpha", "swiglu_limit"),
         null=True,
     ),
-    _number(5e-324, 1, "a number above 0, at most 1", "partial_rotary_factor", "rotary_pct", null=True),
+    _number(LEAST, 1, "a number above 0, at most 1", "partial_rotary_factor", "rotary_pct", null=True),
     _one_of(ACTIVATIONS, "hidden_act", "activation_function", "hidden_activation", "activation"),
     _one_of(DTYPES, "dtype", "torch_dtype"),
     _one_of(ATTENTIONS, "attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
@@ -133,9 +141,9 @@ RULES = (
 # The same of each kind of layers, or of all.
 OF_ROTARY = (
     _one_of(ROTARY_KINDS, "rope_type", "type"),
-    _number(5e-324, math.inf, "", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", null=True),
-    _number(5e-324, math.inf, "", "attention_factor", "beta_fast", "beta_slow", null=True),
-    _number(5e-324, 1, "", "partial_rotary_factor", null=True),
+    _number(LEAST, math.inf, "", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", null=True),
+    _number(LEAST, math.inf, "", "attention_factor", "beta_fast", "beta_slow", null=True),
+    _number(LEAST, 1, "", "partial_rotary_factor", null=True),
     _count(1 << 24, "original_max_position_embeddings", null=True),
     Rule(
         "",
@@ -149,7 +157,7 @@ OF_ROTARY = (
 def _is_rotary(value) -> bool:
     if not isinstance(value, dict):
         return False
-    if value and all(isinstance(part, dict) for part in value.values()):  # by the kind of layers
+    if value and all(name.endswith("_attention") for name in value):  # of each kind of layers
         return all(map(_is_rotary, value.values()))
     return not any(_broken(value, OF_ROTARY))
 
@@ -172,11 +180,18 @@ def _first(fields: dict, names: Iterable[str], default=None):
 
 def _heads(fields: dict) -> Iterator[tuple[str, str]]:
     width, heads, of_keys = (_first(fields, names) for names in (WIDTH, HEADS, KEY_HEADS))
-    own = _first(fields, HEAD_WIDTH) or fields.get("model_type") in OWN_HEAD_WIDTH
-    if width and heads and not own and width % heads:
-        yield _name(fields, HEADS), f"a number that divides the {width} features"
     if heads and of_keys and heads % of_keys:
         yield _name(fields, KEY_HEADS), f"a number that divides the {heads} heads"
+    if not (width and heads):
+        return
+    kind, said, shared = fields.get("model_type"), _first(fields, HEAD_WIDTH), width // heads
+    if said is None and kind not in OWN_HEAD_WIDTH and width % heads:
+        yield _name(fields, HEADS), f"a number that divides the {width} features"
+    if said is not None and kind in NO_HEAD_WIDTH and said != shared:
+        yield _name(fields, HEAD_WIDTH), f"{shared}, which {width} features are for each of {heads} heads"
+    rotary = fields.get("rotary_dim")
+    if rotary and (rotary % 2 or rotary > (said or shared)):
+        yield "rotary_dim", f"an even number, at most the {said or shared} features of a head"
 
 
 def _positions(fields: dict) -> Iterator[tuple[str, str]]:
@@ -206,6 +221,8 @@ def _layers(fields: dict) -> Iterator[tuple[str, str]]:
         entries = fields.get(name)
         if entries and not _is_list_of(entries, holds, layers):
             yield name, f"a list with {f'{layers} entries' if layers else 'an entry a layer'}"
+        if entries and "sliding_attention" in entries and fields.get("sliding_window", 1) is None:
+            yield "sliding_window", "a whole number, for layers of 'sliding_attention'"
     chosen = fields.get("mlp_only_layers")
     if chosen is not None and not _is_list_of(chosen, int):
         yield "mlp_only_layers", "a list of numbers of layers"

@@ -40,8 +40,11 @@ OURS = {
 
 
 @contextmanager
-def refusals(name: str, source: Source | None = None):
-    """Turn what the libraries raise for an unusable model into one line; source: where it is, if that is asked too."""
+def refusals(name: str, source: Source | None = None, part: str = ""):
+    """Turn what the libraries raise for an unusable model, or a part of it, into one line.
+
+    source: where it is, if that is asked too. part: such as "the tokenizer of ".
+    """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -59,7 +62,7 @@ def refusals(name: str, source: Source | None = None):
             reason = "tensors of its checkpoint are missing or have other shapes than its configuration says"
         if "safetensors" in reason:
             reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
-        raise UserError(f"cannot load '{name}': {reason}") from None
+        raise UserError(f"cannot load {part}'{name}': {reason}") from None
     finally:
         logging.set_verbosity(verbosity)
         logging.enable_progress_bar()
@@ -148,15 +151,23 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     """Load the tokenizer of a model.
 
     Raises:
-        UserError: the model is unknown or unreachable, or ships no tokenizer.
+        UserError: the model is unknown or unreachable, or ships no tokenizer; or the tokenizer cannot be used, or cuts
+            words at random.
     """
     source = find_model(name, revision)
-    with refusals(name, source):
+    with refusals(name, source, "the tokenizer of "):
         if source.gguf_file:
             from outliers.models.gguf import read_tokenizer
 
             return read_tokenizer(*source.files)
-        return AutoTokenizer.from_pretrained(source.path, **_keywords(source))
+        tokenizer = AutoTokenizer.from_pretrained(source.path, **_keywords(source))
+        tokenizer("a")  # what it was given is looked at when it is first used
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if dropout := getattr(fast and fast.model, "dropout", None):
+            raise UserError(
+                f"the tokenizer of '{name}' drops {dropout:.0%} of its merges at random; set 'dropout' to 0"
+            )
+        return tokenizer
 
 
 def load_model(

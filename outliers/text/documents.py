@@ -114,7 +114,10 @@ def _from_hub(repository: str, subset: str, split: str, streaming: bool):
 
 
 def _out_of_reach(repository: str, error: Exception) -> UserError:
+    offline = isinstance(error, OfflineModeIsEnabled)
+    what = "it is not in the local cache" if offline else type(error).__name__
+    also = "unset HF_HUB_OFFLINE" if offline else "set HF_HUB_OFFLINE=1 to use the local cache"
     return UserError(
-        f"cannot load '{repository}' from the hub ({type(error).__name__}); check the network, set "
-        "HF_HUB_OFFLINE=1 to use the local cache, or use the embedded text 'sample' or a local file"
+        f"cannot load '{repository}' from the hub ({what}); check the network, {also}, or use the embedded text "
+        "'sample' or a local file"
     )
