@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+from outliers.evaluation.task_data import check_task
 from outliers.experiment.spec import Memory, Named
 from outliers.models.config_file import check_weights, read_config_file
 from outliers.models.configs import known_configs
@@ -22,16 +23,16 @@ def checked(spec: Kind) -> Kind:
     """
     of_weights = not isinstance(spec, Memory)  # which needs configurations alone, and knows some
     known = () if of_weights else known_configs()
-    for name in _models(spec):
+    models = [spec.model] if hasattr(spec, "model") else getattr(spec, "models", [])
+    revisions = getattr(spec, "revisions", None) if len(models) == 1 else None
+    for name in models:
         if name not in known:
-            for revision in getattr(spec, "revisions", None) or [getattr(spec, "revision", None)]:
+            for revision in revisions or [getattr(spec, "revision", None)]:
                 _check_model(name, revision, of_weights)
     check_hub(getattr(spec, "text", ""))
+    for task in getattr(spec, "tasks", []):
+        check_task(task)
     return spec
-
-
-def _models(spec: Named) -> list[str]:
-    return [spec.model] if hasattr(spec, "model") else getattr(spec, "models", [])
 
 
 def _check_model(name: str, revision: str | None, of_weights: bool) -> None:

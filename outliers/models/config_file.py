@@ -182,16 +182,15 @@ def _heads(fields: dict) -> Iterator[tuple[str, str]]:
     width, heads, of_keys = (_first(fields, names) for names in (WIDTH, HEADS, KEY_HEADS))
     if heads and of_keys and heads % of_keys:
         yield _name(fields, KEY_HEADS), f"a number that divides the {heads} heads"
-    if not (width and heads):
-        return
-    kind, said, shared = fields.get("model_type"), _first(fields, HEAD_WIDTH), width // heads
-    if said is None and kind not in OWN_HEAD_WIDTH and width % heads:
+    kind, said = fields.get("model_type"), _first(fields, HEAD_WIDTH)
+    shared = width // heads if width and heads else None
+    if shared is not None and said is None and kind not in OWN_HEAD_WIDTH and width % heads:
         yield _name(fields, HEADS), f"a number that divides the {width} features"
-    if said is not None and kind in NO_HEAD_WIDTH and said != shared:
+    if shared is not None and said not in (None, shared) and kind in NO_HEAD_WIDTH:
         yield _name(fields, HEAD_WIDTH), f"{shared}, which {width} features are for each of {heads} heads"
-    rotary = fields.get("rotary_dim")
-    if rotary and (rotary % 2 or rotary > (said or shared)):
-        yield "rotary_dim", f"an even number, at most the {said or shared} features of a head"
+    rotary, most = fields.get("rotary_dim"), said or shared or math.inf
+    if rotary and (rotary % 2 or rotary > most):
+        yield "rotary_dim", "an even number, at most the features of a head"
 
 
 def _positions(fields: dict) -> Iterator[tuple[str, str]]:
@@ -231,7 +230,7 @@ def _layers(fields: dict) -> Iterator[tuple[str, str]]:
         yield "attention_types", f"[[kinds], times] for {layers} layers"
 
 
-def _is_list_of(entries, kind: type, count: int | None = None) -> bool:
+def _is_list_of(entries, kind: type | tuple[type, ...], count: int | None = None) -> bool:
     if not isinstance(entries, (list, tuple)) or len(entries) != (count or len(entries)):
         return False
     return all(isinstance(entry, kind) for entry in entries)
@@ -239,15 +238,11 @@ def _is_list_of(entries, kind: type, count: int | None = None) -> bool:
 
 def _repeated(kinds) -> int | None:
     """How many layers `attention_types` makes; None if that cannot be said."""
-    try:
-        counts = [len(names) * times for names, times in kinds if all(isinstance(name, str) for name in names)]
-    except (TypeError, ValueError):
+    if not _is_list_of(kinds, (list, tuple)) or not all(len(kind) == 2 for kind in kinds):
         return None
-    return sum(counts) if len(counts) == len(kinds) and all(map(_is_whole, counts)) else None
-
-
-def _is_whole(value) -> bool:
-    return _is_count(value, 1, 1 << 10)
+    if not all(_is_list_of(names, str) and _is_count(times, 1, 1 << 10) for names, times in kinds):
+        return None
+    return sum(len(names) * times for names, times in kinds)
 
 
 RELATIONS = (_heads, _positions, _padding, _experts, _layers)
@@ -266,7 +261,7 @@ def read_config_file(file: Path) -> dict:
     try:
         if not file.is_file():  # opening a pipe would wait for its other end
             raise UserError(
-                f"'{file.parent}' has no {FILE} that can be read; expected a folder with {FILE} and safetensors"
+                f"cannot load '{file.parent}': it has no {FILE} that can be read; expected one beside its weights"
             )
         with file.open("rb") as opened:
             content = opened.read(LARGEST_FILE + 1)
