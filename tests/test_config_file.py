@@ -53,7 +53,7 @@ def passes(config) -> None:
     with torch.device("meta"):
         model = kind.from_config(text_config(config))
     least = least_weights(text_config(config).to_dict())
-    assert 0.15 < least / sum(parameter.numel() for parameter in model.parameters()) <= 1
+    assert 0.35 < least / sum(parameter.numel() for parameter in model.parameters()) <= 1
 
 
 @pytest.mark.parametrize("kind", [*ANATOMIES, "gemma3", "t5"])

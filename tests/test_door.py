@@ -91,7 +91,7 @@ CONFIGURATIONS: list[Case] = [
     asks_for("n_layer", 10**9, what="ablate m"),
     asks_for("n_layer", 10**9, what="emergence --model m"),
     asks_for("n_layer", 10**9, what="trace m --stream"),
-    asks_for("num_hidden_layers", 10**9, "from 1 to 1,024"),
+    asks_for("num_hidden_layers", 10**9, "from 1 to 512"),
     asks_for("n_positions", -1, "expected a whole number"),
     asks_for("n_positions", 10**8, "expected a whole number"),
     asks_for("max_position_embeddings", -1, "expected a whole number"),

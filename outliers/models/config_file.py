@@ -16,8 +16,9 @@ LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
 DEQUANTIZED = ("mxfp4",)  # formats of few bits whose weights are brought back as they were
 LEAST_BYTES = 0.5  # of a weight in any of the formats that are read
 LEAST = 5e-324  # above zero
+MOST_LAYERS = 1 << 9
 MOST_LABELS = 1 << 15
-LIGHT = 1 << 28  # bytes of weights that are read to see what is wrong with them
+LIGHT = 1 << 26  # bytes of weights that are read to see what is wrong with them
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 WIDTH = ("hidden_size", "n_embd", "d_model")
@@ -51,6 +52,9 @@ EXPERT_PRODUCTS = {"eager", "batched_mm", "grouped_mm"}
 ROTARY_KINDS = {"default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "proportional", "mrope"}
 # Kinds that make or hold something for each position; the others compute it of the position.
 MOST_POSITIONS = {"gpt_neo": 1 << 13, "gptj": 1 << 15, "xglm": 1 << 15, "gpt2": 1 << 16, "opt": 1 << 16, "mpt": 1 << 16}
+IN_FILES = {"gpt2", "gpt_neo", "opt"}  # of these kinds, those whose files hold it
+# Kinds whose first feed-forward projection is four times as wide as the model where the configuration does not say.
+FOUR_TIMES = {"bloom", "falcon", "gpt2", "gpt_neo", "gptj", "mpt"}
 # Kinds whose heads have the width that divides that of the model, and those that have one of their own also where the
 # configuration is silent.
 NO_HEAD_WIDTH = {"bloom", "falcon", "gpt2", "gpt_neo", "gpt_neox", "gptj", "mpt", "opt", "stablelm", "xglm"}
@@ -92,11 +96,14 @@ def _is_token(value) -> bool:
     return _is_count(value, -1, 1 << 40)
 
 
-# Generous enough for every model that there is; the tallest known has 128 layers, the widest 20,480 features.
+# Generous enough for every model that there is: trained ones have 128 layers and 20,480 features at most, and ones that
+# were put together of several 315 layers.
 RULES = (
     Rule("the name of an architecture", lambda value: isinstance(value, str), ("model_type",)),
-    _count(1 << 10, *LAYERS[:-1], *HEADS),
-    _count(1 << 10, LAYERS[-1], *KEY_HEADS, null=True),
+    _count(MOST_LAYERS, *LAYERS[:-1]),
+    _count(MOST_LAYERS, LAYERS[-1], null=True),
+    _count(1 << 10, *HEADS),
+    _count(1 << 10, *KEY_HEADS, null=True),
     _count(1 << 17, *WIDTH),
     _count(1 << 17, "word_embed_proj_dim", null=True),
     _count(1 << 14, *HEAD_WIDTH, null=True),
@@ -240,7 +247,7 @@ def _repeated(kinds) -> int | None:
     """How many layers `attention_types` makes; None if that cannot be said."""
     if not _is_list_of(kinds, (list, tuple)) or not all(len(kind) == 2 for kind in kinds):
         return None
-    if not all(_is_list_of(names, str) and _is_count(times, 1, 1 << 10) for names, times in kinds):
+    if not all(_is_list_of(names, str) and _is_count(times, 1, MOST_LAYERS) for names, times in kinds):
         return None
     return sum(len(names) * times for names, times in kinds)
 
@@ -355,12 +362,15 @@ def least_weights(fields: dict) -> int:
     """
     width, heads, layers = (_first(fields, names, 0) for names in (WIDTH, HEADS, LAYERS))
     of_head = _first(fields, HEAD_WIDTH) or (width // heads if heads else 0)
-    experts = _first(fields, EXPERTS, 0)
+    kind, experts = fields.get("model_type"), _first(fields, EXPERTS, 0)
     if experts:
         inner = _first(fields, ("moe_intermediate_size", "intermediate_size"), 0)
         sparse = layers // (fields.get("decoder_sparse_step") or 1) - len(fields.get("mlp_only_layers") or ())
         of_rest = 3 * max(0, sparse) * experts * width * inner
     else:
-        of_rest = 2 * layers * width * _first(fields, INNER, 0)
+        inner = _first(fields, INNER) or (fields.get("expansion_ratio") or 4) * width * (kind in FOUR_TIMES)
+        of_rest = 2 * layers * width * inner
     embeddings = fields.get("vocab_size", 0) * (fields.get("word_embed_proj_dim") or width)
+    if kind in IN_FILES:
+        embeddings += _first(fields, POSITIONS, 0) * width
     return embeddings + 2 * layers * width * heads * of_head + of_rest
