@@ -54,11 +54,13 @@ def memory(
     else:
         specified = make_experiment(read_experiment("paper/table3").replaced(fields), Memory)
 
+    checked(specified)
+
     from outliers.experiment.memory import measure_memory
     from outliers.report.table3 import memory_section
     from outliers.report.write import write
 
-    rows = measure_memory(checked(specified), out, force)
+    rows = measure_memory(specified, out, force)
     print(write(memory_section(rows), out or specified.folder, typed("memory")))
 
 
