@@ -1,6 +1,11 @@
 """See the emergent outlier features of a transformer, and measure what every 8-bit scheme costs because of them."""
 
 import importlib
+import sys
+
+# transformers and bitsandbytes import whatever is called `kernels` to ask for kernels of the hub. None of them are used
+# here, so nobody is asked: as if there were no such package, unless somebody has imported it before.
+sys.modules.setdefault("kernels", None)
 
 __version__ = "0.1.0"
 

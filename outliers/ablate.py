@@ -65,10 +65,11 @@ def ablate(
     """
     fields = given(locals())
 
+    from outliers.experiment.door import checked
     from outliers.experiment.files import make_experiment
     from outliers.experiment.spec import Ablation
 
-    specified = make_experiment(fields, Ablation)
+    specified = checked(make_experiment(fields, Ablation))
 
     from outliers.experiment.ablation import ablate_model
     from outliers.report.ablation_section import ablation_section

@@ -1,9 +1,11 @@
 """What every command has in common: options, one line for a user's mistake or Ctrl-C, and exit codes."""
 
 import functools
+import inspect
 import logging
 import shlex
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -41,12 +43,13 @@ Engine = Annotated[
 ]
 Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
 Force = Annotated[bool, Option("--force", help="Measure again what is finished.")]
+Debug = Annotated[bool, Option("--debug", help="Show where a mistake was found, and what a library said of it.")]
 
 
 def run(command) -> None:
     """Run a command function with the process's arguments; exit with 2 after a mistake, with 130 after Ctrl-C."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    app.command()(_stoppable(command))
+    app.command()(_debuggable(_stoppable(command)))
     logger = logging.getLogger("outliers")
     logger.handlers, logger.propagate = [_BesideBars()], False
     logger.setLevel(logging.INFO)
@@ -55,6 +58,32 @@ def run(command) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _debuggable(command):
+    """The same command with the option `--debug`, which shows the traceback of a mistake above its line."""
+
+    @functools.wraps(command)
+    def debuggable(*arguments, debug: bool, **options):
+        try:
+            return command(*arguments, **options)
+        except UserError as error:
+            if debug:
+                _show_all(error)
+                traceback.print_exception(error)
+            raise
+
+    option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    signature = inspect.signature(command)
+    debuggable.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])
+    debuggable.__annotations__ = {**command.__annotations__, "debug": Debug}
+    return debuggable
+
+
+def _show_all(error: BaseException | None) -> None:
+    """Let a traceback begin with what a library raised, which the line of a mistake stands for."""
+    while error:
+        error.__suppress_context__, error = False, error.__context__
 
 
 class _BesideBars(logging.Handler):

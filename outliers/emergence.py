@@ -57,10 +57,12 @@ def emergence(
     """
     fields = given(locals())
 
+    from outliers.experiment.door import checked
     from outliers.experiment.files import make_experiment, read_experiment
     from outliers.experiment.spec import Emergence
 
-    specified = make_experiment({"models": read_experiment("pocket/table4").values["models"]} | fields, Emergence)
+    default = read_experiment("pocket/table4").values["models"]
+    specified = checked(make_experiment({"models": default} | fields, Emergence))
 
     from outliers.experiment.emergence import emergence as measure
     from outliers.report.emergence_section import emergence_section

@@ -44,10 +44,11 @@ def latency(
     """
     fields = given(locals())
 
+    from outliers.experiment.door import checked
     from outliers.experiment.files import make_experiment
     from outliers.experiment.spec import Latency
 
-    specified = make_experiment(fields, Latency)
+    specified = checked(make_experiment(fields, Latency))
 
     from outliers.experiment.latency import measure_latency
     from outliers.report.table6 import latency_section

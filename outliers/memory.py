@@ -42,6 +42,7 @@ def memory(
     if gpus:
         fields["hardware"] = [_hardware(name) for name in gpus]
 
+    from outliers.experiment.door import checked
     from outliers.experiment.files import make_experiment, read_experiment
     from outliers.experiment.spec import Memory
 
@@ -52,6 +53,8 @@ def memory(
         specified = make_experiment(of_file.replaced(fields | {"name": "memory", "candidates": None}), Memory)
     else:
         specified = make_experiment(read_experiment("paper/table3").replaced(fields), Memory)
+
+    checked(specified)
 
     from outliers.experiment.memory import measure_memory
     from outliers.report.table3 import memory_section

@@ -65,10 +65,11 @@ def sweep(
     """
     fields = given(locals())
 
+    from outliers.experiment.door import checked
     from outliers.experiment.files import specify
     from outliers.experiment.spec import Experiment
 
-    specified = specify(experiment, fields, "pocket/table1", Experiment)
+    specified = checked(specify(experiment, fields, "pocket/table1", Experiment))
 
     from outliers.experiment.sweep import sweep as measure
     from outliers.report.table1 import sweep_section

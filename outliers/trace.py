@@ -52,10 +52,11 @@ def trace(
     """
     fields = given(locals())
 
+    from outliers.experiment.door import checked
     from outliers.experiment.files import make_experiment
     from outliers.experiment.spec import OneModel
 
-    specified = make_experiment(fields, OneModel)
+    specified = checked(make_experiment(fields, OneModel))
 
     from outliers.experiment.tracing import trace_model
     from outliers.models.load import load_tokenizer

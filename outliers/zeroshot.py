@@ -53,10 +53,11 @@ def zeroshot(
     """
     fields = given(locals())
 
+    from outliers.experiment.door import checked
     from outliers.experiment.files import specify
     from outliers.experiment.spec import ZeroShot
 
-    specified = specify(experiment, fields, "pocket/figure1", ZeroShot)
+    specified = checked(specify(experiment, fields, "pocket/figure1", ZeroShot))
 
     from outliers.experiment.zeroshot import measure_zeroshot
     from outliers.report.figure1 import zeroshot_section

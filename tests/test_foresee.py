@@ -274,7 +274,7 @@ def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, calibrated, m
     sizes = {"config.json": 7, "a.safetensors": 3 * 10**9, "b.safetensors": 2 * 10**9, "onnx/c.safetensors": 9}
     siblings = [SimpleNamespace(rfilename=name, size=count) for name, count in sizes.items()]
     hub = SimpleNamespace(model_info=lambda *_, **__: SimpleNamespace(siblings=siblings))
-    monkeypatch.setattr(needs, "HfApi", lambda: hub)
+    monkeypatch.setattr("outliers.models.source.HfApi", lambda: hub)
     monkeypatch.setattr(needs, "try_to_load_from_cache", lambda *_, **__: None)
     monkeypatch.setattr(remedies, "HF_HUB_CACHE", "/cache")
     free(monkeypatch, 1e15)

@@ -72,7 +72,7 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
     try:
         model = meta_model(config)
         cache, activations = measure_pass(model, context, batch)
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot run a model of type '{config.model_type}' without its weights: {reason}") from None
     lists = _lists_of_layers(model)

@@ -19,15 +19,12 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError, unknown_name
+from outliers.evaluation.task_data import FIGURE1_TASKS, FOLDER, LOCAL_TASKS, no_data
 from outliers.text.documents import ask_hub
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
-
-FOLDER = Path(__file__).parent / "tasks"
-LOCAL_TASKS = tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
-FIGURE1_TASKS = ("hellaswag", "piqa", "winogrande", "lambada_openai")
 
 
 def _error_of_mean(values: Sequence[float]) -> float:
@@ -113,10 +110,7 @@ def _load_task(name: str, manager: "TaskManager") -> "Task":
     except UserError:
         raise
     except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
-        raise UserError(
-            f"cannot load the data of task '{name}', '{source}' on the hub ({type(error).__name__}); check the "
-            f"network, set HF_HUB_OFFLINE=1 to use the local cache, or use {' and '.join(LOCAL_TASKS)} with local files"
-        ) from None
+        raise no_data(name, source, error) from None
     if not set(task.aggregation()) & set(STANDARD_ERRORS):
         raise UserError(
             f"task '{name}' reports {', '.join(task.aggregation())}; expected a task with {', '.join(STANDARD_ERRORS)}"

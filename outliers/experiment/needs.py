@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub import try_to_load_from_cache
 
 from outliers.evaluation.calibration import Calibration, Cost, Passes, Sizes, calibrate, model_sizes
 from outliers.experiment.job import Job
 from outliers.experiment.room import room_of
 from outliers.experiment.spec import Settings
 from outliers.models.load import DTYPES, find_device
-from outliers.models.source import SECONDS_FOR_THE_HUB, find_model, local_place
+from outliers.models.source import SECONDS_FOR_THE_HUB, ask_hub, find_model, local_place
 from outliers.models.stream import STATES_ON_GPU
 
 SAMPLE = 64_000_000  # bytes of a checkpoint that are read to see how fast that is
@@ -196,7 +196,8 @@ def _download(job: Job) -> int | None:
     cached = {file.name for file in _files(job)}
     try:
         asked = {"revision": job.revision, "files_metadata": True, "timeout": SECONDS_FOR_THE_HUB}
-        sizes = {file.rfilename: file.size or 0 for file in HfApi().model_info(job.model, **asked).siblings}
+        found = ask_hub(lambda hub: hub.model_info(job.model, **asked))
+        sizes = {file.rfilename: file.size or 0 for file in found.siblings}
     except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
         return 0 if cached else None
     for suffix in (".safetensors", ".bin"):  # pickled weights are converted by the hub, to files of their size

@@ -22,16 +22,29 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import TEXT_KEYS, anatomy_of, text_config
-from outliers.models.source import Source, find_model, here, local_place
+from outliers.models.config_file import FILE, check_fields, check_format, check_weights, read_config_file
+from outliers.models.source import Source, config_path, find_model, local_place, out_of_reach
 from outliers.models.watch import watch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
+# What is ours to choose and never a file's: transformers' own attention and product of experts (a file may name code on
+# the hub), and what a model puts out.
+OURS = {
+    "_attn_implementation": None,
+    "_experts_implementation": None,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "return_dict": True,
+}
 
 
 @contextmanager
-def _refusals(name: str, source: Source):
-    """Turn what transformers raises for an unusable model into one line."""
+def refusals(name: str, source: Source | None = None, part: str = ""):
+    """Turn what the libraries raise for an unusable model, or a part of it, into one line.
+
+    source: where it is, if that is asked too. part: such as "the tokenizer of ".
+    """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -39,20 +52,17 @@ def _refusals(name: str, source: Source):
         yield
     except SafetensorError as error:
         raise UserError(f"the weights of '{name}' are corrupt ({error}); download or copy them again") from None
-    except UserError:
+    except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except Exception as error:  # what a file that nobody checked makes transformers raise is of any kind
-        if source.local_files_only and not Path(source.path).is_dir():
-            raise UserError(
-                f"cannot reach the hub to load '{name}', and it is not in the local cache; check the network or use "
-                f"a local folder or one of {', '.join(here())}"
-            ) from None
-        reason = " ".join(str(error).split())[:300]
+    except BaseException as error:  # of any kind for a file that nobody checked; a library in Rust has one of its own
+        if source and source.local_files_only and not Path(source.path).is_dir():
+            raise out_of_reach(name) from None
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         if "above report" in reason:  # which is not printed
             reason = "tensors of its checkpoint are missing or have other shapes than its configuration says"
         if "safetensors" in reason:
             reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
-        raise UserError(f"cannot load '{name}': {reason}") from None
+        raise UserError(f"cannot load {part}'{name}': {reason}") from None
     finally:
         logging.set_verbosity(verbosity)
         logging.enable_progress_bar()
@@ -77,28 +87,47 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     Raises:
         UserError: the model is unknown or unreachable.
     """
-    source = find_model(name, revision)
-    with _refusals(name, source):
-        return _config(source)
+    return config_of(find_model(name, revision), name)
 
 
-def _config(source: Source) -> PretrainedConfig:
-    if not source.gguf_file:
-        return text_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
-    from outliers.models.gguf import read_gguf
+def config_of(source: Source, name: str) -> PretrainedConfig:
+    """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes.
 
-    return read_gguf(*source.files).config
+    Raises:
+        UserError: it asks for what no model can be, or for code.
+    """
+    with refusals(name, source):
+        if source.gguf_file:
+            from outliers.models.gguf import read_gguf
+
+            config = read_gguf(*source.files).config
+        else:
+            if file := config_path(source):
+                read_config_file(file)
+            config = text_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
+        check_fields(config.to_dict(), source.files[0] if source.gguf_file else Path(source.path) / FILE)
+        for field, value in OURS.items():
+            setattr(config, field, value)
+        vars(config).pop("auto_map", None)  # of a kind that transformers has: no code beside it is asked for
+        return config
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """Load a model's configuration alone.
 
     Raises:
-        UserError: the model is unknown or unreachable, or its architecture is in no row of the anatomy table.
+        UserError: the model is unknown or unreachable, its architecture is in no row of the anatomy table, or its
+            weights are stored in a format that is not undone, or are fewer than its configuration asks for.
     """
-    config = read_config(name, revision)
+    source = find_model(name, revision)
+    return _config_of_weights(source, name)
+
+
+def _config_of_weights(source: Source, name: str) -> PretrainedConfig:
+    config = config_of(source, name)
     anatomy_of(config)
-    dequantized(config, name)
+    if not source.gguf_file:  # which compares all tensors, and has formats of less than half a byte a weight
+        check_weights(config.to_dict(), name, source.files)
     return config
 
 
@@ -114,30 +143,31 @@ def dequantized(config: PretrainedConfig, name: str) -> QuantizationConfigMixin 
     Raises:
         UserError: it is not one that is undone exactly.
     """
-    method = stored_as(config)
-    if method is None:
-        return None
-    if method not in DEQUANTIZED:
-        raise UserError(
-            f"the weights of '{name}' are stored quantized by '{method}'; expected 16 or 32 bits or "
-            f"{', '.join(DEQUANTIZED)}: use the model that they were made of"
-        )
-    return DEQUANTIZED[method]
+    method = check_format(getattr(config, "quantization_config", None), name)
+    return DEQUANTIZED[method] if method else None
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 
     Raises:
-        UserError: the model is unknown or unreachable, or ships no tokenizer.
+        UserError: the model is unknown or unreachable, or ships no tokenizer; or the tokenizer cannot be used, or cuts
+            words at random.
     """
     source = find_model(name, revision)
-    with _refusals(name, source):
+    with refusals(name, source, "the tokenizer of "):
         if source.gguf_file:
             from outliers.models.gguf import read_tokenizer
 
             return read_tokenizer(*source.files)
-        return AutoTokenizer.from_pretrained(source.path, **_keywords(source))
+        tokenizer = AutoTokenizer.from_pretrained(source.path, **_keywords(source))
+        tokenizer("a")  # what it was given is looked at when it is first used
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if dropout := getattr(fast and fast.model, "dropout", None):
+            raise UserError(
+                f"the tokenizer of '{name}' drops {dropout:.0%} of its merges at random; set 'dropout' to 0"
+            )
+        return tokenizer
 
 
 def load_model(
@@ -166,9 +196,8 @@ def load_model(
     home = find_device(device)
     source = find_model(name, revision)
     watch(name, revision, source.files)
-    with _refusals(name, source):
-        config = _config(source)
-        anatomy_of(config)
+    config = _config_of_weights(source, name)
+    with refusals(name, source):
         model, report = _from_pretrained(
             source,
             config,

@@ -1,15 +1,32 @@
 """Where a model is: on this machine or on the hub; found without importing torch or transformers."""
 
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from outliers.errors import UserError, unknown_name
+from outliers.models.config_file import FILE
 from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
 
-SECONDS_FOR_THE_HUB = 5
+SECONDS_FOR_THE_HUB = 3  # until it counts as not there
+SECONDS_OF_SILENCE = 60  # for which it is then not asked again
+
+Answer = TypeVar("Answer")
+_silent_since = -float("inf")
 
 
 class Source(NamedTuple):
@@ -66,7 +83,8 @@ def find_model(name: str, revision: str | None = None) -> Source:
     instead of retrying for half a minute.
 
     Raises:
-        UserError: nothing of that name is known, here or on the hub.
+        UserError: nothing of that name is known, here or on the hub; or the hub does not answer, and its cache has
+            nothing of that name, or cannot be entered.
     """
     if place := local_place(name):
         if revision is not None and not (place / revision / "config.json").is_file():
@@ -79,8 +97,9 @@ def find_model(name: str, revision: str | None = None) -> Source:
         raise UserError(
             f"model folder '{name}' does not exist; expected a folder with config.json and safetensors, or a GGUF file"
         )
+    check_cache()
     try:
-        HfApi().model_info(name, revision=revision, timeout=SECONDS_FOR_THE_HUB)
+        _see_on_hub(name, revision)
         # Not pinned to the commit that the hub names: transformers looks for the hub's own safetensors conversion of a
         # pickled checkpoint (all of OPT) only where it is asked for the branch.
         return Source(name, revision, False)
@@ -91,7 +110,99 @@ def find_model(name: str, revision: str | None = None) -> Source:
     except (RepositoryNotFoundError, HFValidationError):
         raise unknown_name("model", name, here(), "(it is no folder, and no repository on the hub)") from None
     except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
+        if _cached_config(name, revision) is None:
+            raise out_of_reach(name) from None
         return Source(name, revision, True)
+
+
+def out_of_reach(name: str) -> UserError:
+    """The error for a model of the hub that cannot be asked for, and is not in its cache."""
+    return UserError(
+        f"cannot reach the hub to load '{name}', and it is not in the local cache; check the network or use "
+        f"a local folder or one of {', '.join(here())}"
+    )
+
+
+@functools.cache
+def _see_on_hub(name: str, revision: str | None) -> None:
+    """Raise what the hub's client raises if a model is not there; one that was seen is not asked for again."""
+    ask_hub(lambda hub: hub.model_info(name, revision=revision, timeout=SECONDS_FOR_THE_HUB))
+
+
+def ask_hub(question: Callable[[HfApi], Answer]) -> Answer:
+    """The hub's answer to a question; raise whatever its client raises, or TimeoutError after `SECONDS_FOR_THE_HUB`.
+
+    A time limit of the client is for each address of the hub and each part of an exchange, and there is none for
+    finding out the addresses; so the client is asked in a thread, which is left alone if it does not come back.
+    """
+    global _silent_since
+    if time.monotonic() - _silent_since < SECONDS_OF_SILENCE:
+        raise TimeoutError("the hub did not answer")
+    found = []
+
+    def ask() -> None:
+        try:
+            found.append((question(HfApi()), None))
+        except Exception as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(SECONDS_FOR_THE_HUB)
+    if not found:
+        _silent_since = time.monotonic()
+        raise TimeoutError("the hub did not answer")
+    answer, error = found[0]
+    if error:
+        raise error
+    return answer
+
+
+def check_cache() -> None:
+    """Raise UserError if the hub's cache is there and cannot be entered."""
+    try:
+        with os.scandir(constants.HF_HUB_CACHE):
+            pass
+    except FileNotFoundError:  # nothing was ever downloaded
+        pass
+    except OSError as error:
+        raise UserError(
+            f"the hub's cache '{constants.HF_HUB_CACHE}' cannot be entered ({error.strerror}); expected a folder: set "
+            "HF_HOME to one"
+        ) from None
+
+
+def _cached_config(name: str, revision: str | None) -> Path | None:
+    """The configuration of a model in the hub's cache."""
+    try:
+        found = try_to_load_from_cache(name, FILE, revision=revision)
+    except OSError as error:
+        raise UserError(f"the hub's cache of '{name}' cannot be read ({error.strerror}); remove or repair it") from None
+    return Path(found) if isinstance(found, str) else None
+
+
+def config_path(source: Source) -> Path | None:
+    """Where the `config.json` of a model is; one of a hub id is downloaded. None if the hub has none to give."""
+    if Path(source.path).is_dir():
+        return Path(source.path) / FILE
+    if source.local_files_only:
+        return _cached_config(source.path, source.revision)
+    return _downloaded_config(source)
+
+
+@functools.cache
+def _downloaded_config(source: Source) -> Path | None:
+    try:
+        return Path(hf_hub_download(source.path, FILE, revision=source.revision, etag_timeout=SECONDS_FOR_THE_HUB))
+    except LocalEntryNotFoundError:  # the hub is gone again
+        raise out_of_reach(source.path) from None
+    except HfHubHTTPError:  # there is no such file, or the hub refuses it: transformers says so
+        return None
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the hub's cache '{constants.HF_HUB_CACHE}' ({error.strerror or error}); set HF_HOME to a "
+            "folder that can be written"
+        ) from None
 
 
 def _in_folder(folder: Path) -> Source:

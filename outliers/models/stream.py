@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
 from outliers.models.checkpoint import dtype_of, parameters_on_meta, stored_tensors
-from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config
+from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config, refusals
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 SAMPLE = 4096  # bytes of a tensor that its fingerprint looks at
@@ -74,7 +74,7 @@ def stream_model(
         raise unknown_name("dtype", dtype, DTYPES)
     check_one_device(device)
     device, config = find_device(device), load_config(name, revision)
-    with parameters_on_meta():
+    with refusals(name), parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
     stored = stored_tensors(name, revision, model, dict.fromkeys(model.state_dict(), 0))
     model.stream = Stream(name, model, stored, device, DTYPES[dtype], memory)

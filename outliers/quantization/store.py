@@ -9,13 +9,24 @@ from accelerate import dispatch_model
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
 from outliers.models.checkpoint import dtype_of, parameters_on_meta, stored_tensors
-from outliers.models.load import DTYPES, check_complete, check_finite, device_map, find_device, load_config
+from outliers.models.config_file import check_weights
+from outliers.models.load import (
+    DTYPES,
+    check_complete,
+    check_finite,
+    config_of,
+    device_map,
+    find_device,
+    load_config,
+    refusals,
+)
+from outliers.models.source import Source
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -52,21 +63,23 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
             little memory.
     """
     find_device(device)
-    path = Path(folder) / FILE
+    path, source = Path(folder) / FILE, Source(str(folder), None, True)
     try:
         with safe_open(path, "pt") as file:
             scheme = Scheme(**json.loads(file.metadata()["scheme"]))
         tensors = load_file(path)  # each is read where it is brought to its device
-        config = AutoConfig.from_pretrained(folder)
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise UserError(f"cannot read an int8 model from '{folder}' ({' '.join(str(error).split())[:200]})") from None
-    model = _skeleton(config, scheme, config.dtype)
-    places = _places(model, str(folder), device)
-    tensors = {key: tensor.to(_place(key, places)) for key, tensor in tensors.items()}
-    _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
-    if unexpected:
-        raise UserError(f"'{folder}' holds tensors that its architecture does not have ({unexpected[0]}, …)")
-    return _finished(model, str(folder), places)
+    config = config_of(source, str(folder))
+    check_weights(config.to_dict(), str(folder), [path])
+    with refusals(str(folder)):
+        model = _skeleton(config, scheme, config.dtype)
+        places = _places(model, str(folder), device)
+        tensors = {key: tensor.to(_place(key, places)) for key, tensor in tensors.items()}
+        _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
+        if unexpected:
+            raise UserError(f"'{folder}' holds tensors that its architecture does not have ({unexpected[0]}, …)")
+        return _finished(model, str(folder), places)
 
 
 def load_int8(
@@ -96,7 +109,9 @@ def load_int8(
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     find_device(device)
-    model = _skeleton(load_config(name, revision), scheme, DTYPES[dtype])
+    config = load_config(name, revision)
+    with refusals(name):
+        model = _skeleton(config, scheme, DTYPES[dtype])
     places = _places(model, name, device)
     names = dict.fromkeys([*model.state_dict(), *(f"{projection.path}.weight" for projection in projections(model))], 0)
     for own, stored in stored_tensors(name, revision, model, names).items():

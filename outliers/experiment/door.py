@@ -1,0 +1,44 @@
+"""What is looked at before a command imports torch or transformers, which takes seconds."""
+
+from typing import TypeVar
+
+from outliers.evaluation.task_data import check_task
+from outliers.experiment.spec import Memory, Named
+from outliers.models.config_file import check_weights, read_config_file
+from outliers.models.configs import known_configs
+from outliers.models.source import config_path, find_model
+from outliers.text.documents import check_hub
+
+Kind = TypeVar("Kind", bound=Named)
+
+
+def checked(spec: Kind) -> Kind:
+    """The same specification, of which every model is somewhere and asks for what can be.
+
+    What is measured is looked at once more when it is loaded, and further; so nothing else relies on this.
+
+    Raises:
+        UserError: a model, its revision or a text of the hub is unknown or cannot be reached, or the configuration of a
+            model is one that no model can have.
+    """
+    of_weights = not isinstance(spec, Memory)  # which needs configurations alone, and knows some
+    known = () if of_weights else known_configs()
+    models = [spec.model] if hasattr(spec, "model") else getattr(spec, "models", [])
+    revisions = getattr(spec, "revisions", None) if len(models) == 1 else None
+    for name in models:
+        if name not in known:
+            for revision in revisions or [getattr(spec, "revision", None)]:
+                _check_model(name, revision, of_weights)
+    check_hub(getattr(spec, "text", ""))
+    for task in getattr(spec, "tasks", []):
+        check_task(task)
+    return spec
+
+
+def _check_model(name: str, revision: str | None, of_weights: bool) -> None:
+    source = find_model(name, revision)
+    file = None if source.gguf_file else config_path(source)  # the header of a GGUF file is read with transformers
+    if file:
+        fields = read_config_file(file)
+        if of_weights:
+            check_weights(fields, name, source.files)

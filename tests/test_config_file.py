@@ -1,0 +1,328 @@
+"""What a configuration may ask for, and what is looked at before torch and transformers are imported."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from huggingface_hub import HfApi
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers.activations import ACT2CLS
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from outliers.errors import UserError
+from outliers.models import config_file, source
+from outliers.models.anatomy import ANATOMIES, text_config
+from outliers.models.config_file import check_fields, least_weights, read_config_file
+from outliers.models.configs import find_config, known_configs
+from outliers.models.load import load_config, load_model, load_tokenizer
+from outliers.models.names import POCKET
+from outliers.models.source import ask_hub, find_model
+from outliers.models.stream import stream_model
+from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from tests.conftest import CONFIGS, VARIANTS, every_kind
+from tests.test_commands import call
+
+SMALL_FIELDS = CONFIGS | VARIANTS
+
+
+def change(folder, **fields):
+    """Other fields in the configuration of a folder."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a pocket model to break."""
+    return shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+
+
+def passes(config) -> None:
+    """A configuration passes as it is, and as the file that is made of it; its weights are not more than counted."""
+    check_fields(config.to_dict(), "here")
+    fields = json.loads(config.to_json_string(use_diff=False))
+    check_fields(fields, "here")
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = kind.from_config(text_config(config))
+    least = least_weights(text_config(config).to_dict())
+    assert 0.35 < least / sum(parameter.numel() for parameter in model.parameters()) <= 1
+
+
+@pytest.mark.parametrize("kind", [*ANATOMIES, "gemma3", "t5"])
+def test_what_transformers_begins_with_passes(kind):
+    passes(AutoConfig.for_model(kind))
+
+
+@every_kind
+def test_small_models_pass(case):
+    kind, fields = SMALL_FIELDS[case]
+    check_fields({"model_type": kind, **fields}, "here")
+    passes(AutoConfig.for_model(kind, vocab_size=100, pad_token_id=None, **fields))
+
+
+@pytest.mark.parametrize("name", known_configs())
+def test_published_models_pass(name):
+    passes(find_config(name))
+
+
+@pytest.mark.parametrize("file", sorted(POCKET.glob("*/config.json")), ids=lambda file: file.parent.name)
+def test_pocket_models_pass(file):
+    read_config_file(file)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_hidden_layers": 126, "hidden_size": 16384, "num_attention_heads": 128, "intermediate_size": 53248},
+        {"max_position_embeddings": 10_485_760, "vocab_size": 262_208},
+        {"pad_token_id": -1, "eos_token_id": [1, 2], "vocab_size": 32_000},
+        {"rope_scaling": {"type": "su", "long_factor": [1.0, 2.0], "short_factor": [1.0, 1.0]}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_theta": 1e4}}},
+        {"auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"}, "attn_implementation": "flash_attention_2"},
+        {"hidden_size": 2304, "num_attention_heads": 7, "head_dim": 256},
+        {"time_step_limit": [0.0, float("inf")]},
+    ],
+)
+def test_what_published_models_have_passes(fields):
+    check_fields({"model_type": "llama", **fields}, "here")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "named"),
+    [
+        ("llama", {"num_key_value_heads": 3, "num_attention_heads": 4}, "num_key_value_heads"),
+        ("falcon", {"num_kv_heads": 0}, "num_kv_heads"),
+        ("mixtral", {"num_local_experts": 10**6}, "num_local_experts"),
+        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 0}, "num_experts_per_tok"),
+        ("mistral", {"sliding_window": -1}, "sliding_window"),
+        ("gpt_oss", {"sliding_window": None, "layer_types": ["sliding_attention"]}, "sliding_window"),
+        ("gpt_neo", {"max_position_embeddings": 10**6}, "max_position_embeddings"),
+        ("gptj", {"n_positions": 10**6}, "n_positions"),
+        ("gptj", {"rotary_dim": 3}, "rotary_dim"),
+        ("xglm", {"d_model": 10**8}, "d_model"),
+        ("xglm", {"attention_heads": 0}, "attention_heads"),
+        ("mpt", {"n_heads": "4"}, "n_heads"),
+        ("mpt", {"expansion_ratio": 10**6}, "expansion_ratio"),
+        ("mpt", {"attn_config": []}, "attn_config"),
+        ("bloom", {"n_head": 0}, "n_head"),
+        ("opt", {"ffn_dim": 0}, "ffn_dim"),
+        ("opt", {"word_embed_proj_dim": 2.0}, "word_embed_proj_dim"),
+        ("smollm3", {"no_rope_layers": [1], "num_hidden_layers": 2}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling"),
+        ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping"),
+        ("gemma3", {"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers"),
+        ("gemma3", {"vision_config": {"num_labels": 10**9}}, "num_labels"),
+        ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
+        ("llama", {"rope_theta": float("inf")}, "rope_theta"),
+        ("llama", {"rope_parameters": {"rope_theta": {"__float__": "NaN"}}}, "rope_parameters"),
+        ("llama", {"hidden_act": ["silu"]}, "hidden_act"),
+    ],
+)
+def test_what_no_model_can_be(kind, fields, named):
+    with pytest.raises(UserError, match=rf"'here.* asks for {named} .*; expected ") as refused:
+        check_fields({"model_type": kind, **fields}, "here")
+    assert "\n" not in str(refused.value)
+
+
+def test_names_are_those_of_transformers():
+    assert set(ACT2CLS) == config_file.ACTIVATIONS
+    assert set(ROPE_INIT_FUNCTIONS) < config_file.ROTARY_KINDS
+
+
+LOADERS = {"resident": load_model, "streamed": stream_model, "int8": load_int8}
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_how_a_model_computes_is_not_the_files_to_say(folder, how):
+    """Attention and what a model puts out; the numbers are those without these fields."""
+    plain = LOADERS[how](str(folder))
+    change(folder, attn_implementation="flash_attention_2", return_dict=False, output_hidden_states=True)
+    change(folder, auto_map={"AutoModelForCausalLM": "evil.Model"}, experts_implementation="eager")
+    ours = LOADERS[how](str(folder))
+    assert ours.config._attn_implementation == plain.config._attn_implementation == "sdpa"
+    if how != "streamed":
+        ids = torch.arange(20)[None]
+        assert torch.equal(ours(ids).logits, plain(ids).logits)
+        assert ours(ids).hidden_states is None
+
+
+def test_int8_models_on_disk_are_looked_at_too(tmp_path):
+    save_quantized(load_int8("pocket/gpt2-0.1m"), tmp_path)
+    before = load_quantized(tmp_path).config._attn_implementation
+    change(tmp_path, attn_implementation="eager")
+    assert load_quantized(tmp_path).config._attn_implementation == before
+    for fields, message in [
+        ({"n_layer": 10**9}, "n_layer"),
+        ({"n_inner": 8}, "cannot load"),
+        ({"n_layer": 3}, "lacks"),
+    ]:
+        shutil.copytree(tmp_path, tmp_path / "copy")
+        change(tmp_path / "copy", **fields)
+        with pytest.raises(UserError, match=message):
+            load_quantized(tmp_path / "copy")
+        shutil.rmtree(tmp_path / "copy")
+
+
+def test_tokenizers_that_cut_words_at_random_are_refused(folder):
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["dropout"] = 0.5
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="at random"):
+        load_tokenizer(str(folder))
+
+
+def test_weights_that_do_not_fit_their_files(folder):
+    """Before memory is taken: 7 billion weights would be made."""
+    change(folder, n_embd=8192, n_layer=32, n_head=64, n_inner=32768)
+    for load in (load_config, load_model, stream_model, load_int8):
+        with pytest.raises(UserError, match=r"asks for at least 10\.8 GB of weights, and its files have 0\.000"):
+            load(str(folder))
+
+
+def python(*arguments, **environment) -> subprocess.CompletedProcess:
+    """A command in a process of its own, without whatever caches the hub has here."""
+    paths = [environment.pop("first", ""), *sys.path]
+    variables = os.environ | environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.run([sys.executable, *map(str, arguments)], env=variables, capture_output=True, text=True)
+
+
+SEEN = """
+import runpy, sys
+try:
+    runpy.run_module("outliers.trace", run_name="__main__")
+finally:
+    print({} & set(sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/nowhere"], "model folder '/nowhere' does not exist"),
+        (["no-such-user/no-such-model"], "cannot reach the hub to load 'no-such-user/no-such-model'"),
+        (["pocket/gpt2-0.1m", "--text", "c4"], "cannot load 'allenai/c4' from the hub"),
+        (["BROKEN"], "asks for n_layer 0"),
+    ],
+)
+def test_mistakes_show_before_heavy_imports(folder, tmp_path, arguments, message):
+    change(folder, n_layer=0)
+    arguments = [str(folder) if argument == "BROKEN" else argument for argument in arguments]
+    heavy = {"torch", "transformers", "datasets", "numpy", "pandas"}
+    run = python("-c", SEEN.format(heavy), *arguments, HF_HOME=str(tmp_path / "hub"), HF_HUB_OFFLINE="1")
+    assert run.stderr.startswith(f"error: {message}") or message in run.stderr
+    assert run.stderr.count("\n") == 1
+    assert (run.returncode, run.stdout) == (2, "set()\n")
+
+
+def test_a_package_called_kernels_is_never_asked(tmp_path):
+    """One that says that it was, and cannot be imported."""
+    (tmp_path / "kernels.py").write_text("open(__file__ + '.asked', 'w')\nraise RuntimeError('imported')")
+    lines = [
+        "import outliers, transformers.integrations.hub_kernels, transformers.modeling_utils",
+        "from transformers.utils import is_kernels_available",
+        "print(is_kernels_available())",
+    ]
+    run = python("-c", "\n".join(lines), first=str(tmp_path))
+    assert (run.returncode, run.stdout) == (0, "False\n"), run.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["kernels.py"]
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A cache of the hub's client that is empty, and a hub that nobody has asked yet."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(source, "_silent_since", -float("inf"))
+    source._see_on_hub.cache_clear()
+    yield tmp_path / "hub"
+    source._see_on_hub.cache_clear()
+
+
+def test_a_hub_that_does_not_answer(hub, monkeypatch):
+    """It takes the connection, and says nothing. It is asked once, and not for longer than it may take."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accepted = []
+        threading.Thread(target=lambda: accepted.append(server.accept()), daemon=True).start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        original = HfApi.model_info
+
+        def asked(_hub, name, **_options):
+            return original(HfApi(endpoint=address), name, timeout=60)
+
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", asked)
+        monkeypatch.setattr(source, "SECONDS_FOR_THE_HUB", 1)
+        start = time.monotonic()
+        for name in ("gpt2", "facebook/opt-125m"):
+            with pytest.raises(UserError, match=f"cannot reach the hub to load '{name}'"):
+                find_model(name)
+        assert 1 <= time.monotonic() - start < 2
+        assert len(accepted) == 1
+
+
+def test_the_hub_is_asked_once_for_a_model(hub, monkeypatch):
+    asked = []
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *arguments, **_: asked.append(arguments))
+    assert find_model("gpt2") == find_model("gpt2") == ("gpt2", None, False, None)
+    assert len(asked) == 1
+    with pytest.raises(ZeroDivisionError):
+        ask_hub(lambda _: 1 / 0)
+
+
+def no_network(*_arguments, **_options):
+    """What the hub's client does without network."""
+    raise ConnectionError("Name or service not known")
+
+
+def test_the_cache_is_looked_into_without_network(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", no_network)
+    snapshot = hub / "models--some--model" / "snapshots" / "abc"
+    shutil.copytree(POCKET / "gpt2-0.1m", snapshot)
+    (hub / "models--some--model" / "refs").mkdir()
+    (hub / "models--some--model" / "refs" / "main").write_text("abc")
+    assert find_model("some/model").local_files_only
+    change(snapshot, n_layer=0)
+    with pytest.raises(UserError, match="asks for n_layer 0"):
+        load_config("some/model")
+    with pytest.raises(UserError, match="cannot reach the hub to load 'other/model'"):
+        find_model("other/model")
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link to itself"])
+def test_a_cache_that_cannot_be_entered(hub, monkeypatch, capsys, tmp_path, kind):
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", no_network)
+    hub.write_text("") if kind == "a file" else hub.symlink_to(hub)
+    for arguments in (["gpt2"], ["pocket/gpt2-0.1m", "--text", "c4"]):
+        code, _, err = call(monkeypatch, capsys, *arguments, command="trace")
+        assert code == 2
+        assert err.startswith(f"error: the hub's cache '{hub}' cannot be entered (")
+        assert err.count("\n") == 1
+
+
+def test_debug_shows_what_a_library_said(folder, monkeypatch, capsys):
+    change(folder, model_type="gpt9")
+    arguments = [str(folder), "--block", 32, "--blocks", 1]
+    code, _, line = call(monkeypatch, capsys, *arguments, command="trace")
+    assert (code, line.count("\n")) == (2, 1)
+    code, _, shown = call(monkeypatch, capsys, *arguments, "--debug", command="trace")
+    assert code == 2
+    assert shown.startswith("Traceback")
+    assert "transformers/models/auto/configuration_auto.py" in shown
+    assert shown.endswith(line)
+
+
+@pytest.mark.parametrize(
+    "command", ["get", "trace", "ablate", "emergence", "sweep", "zeroshot", "memory", "latency", "report.__main__"]
+)
+def test_every_command_has_debug(monkeypatch, capsys, command):
+    assert "--debug" in call(monkeypatch, capsys, "--help", command=command)[1]
