@@ -18,7 +18,7 @@ from outliers.models.source import SECONDS_FOR_THE_HUB
 
 ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 LONGEST_LINE = 2**24  # bytes; a compressed file can hold a line that no memory can
-BLANK_LINES = 10**6  # at the end of a file
+BLANK_LINES = 10**5  # at the end of a file
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -66,7 +66,7 @@ def read_rows(path: Path, expected: str, fields: tuple[str, ...]) -> Iterator[li
             if number - blank < BLANK_LINES:
                 continue
         if blank:
-            raise UserError(f"row {blank} of '{path}' is blank, and not the end of the file; remove blank lines")
+            raise UserError(f"row {blank} of '{path}' is blank; only the end of a file may be, and not without end")
         try:
             values = _values(line, fields)
         except ValueError as error:

@@ -111,8 +111,11 @@ def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
 def _tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
     encoding = _encode(text, tokenizer)
     ids = np.array(encoding["input_ids"], dtype=np.int64)
-    words = np.array(encoding.word_ids(), dtype=np.int64) if encoding.is_fast else np.arange(len(ids))
-    return Tokens(ids, np.diff(words, prepend=-1) != 0, _overlap(encoding, len(text)))
+    if encoding.is_fast:
+        words = np.diff(np.array(encoding.word_ids(), dtype=np.int64), prepend=-1) != 0
+    else:  # one in Python does not say, but has a rule for each word; SentencePiece has a model for all of a text
+        words = np.full(len(ids), not hasattr(tokenizer, "sp_model"))
+    return Tokens(ids, words, _overlap(encoding, len(text)))
 
 
 def _overlap(encoding: BatchEncoding, length: int) -> int:
