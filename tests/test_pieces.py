@@ -1,5 +1,6 @@
 """Tokens of a document in pieces, against those of the whole document."""
 
+import contextlib
 import functools
 import gzip
 import itertools
@@ -176,6 +177,28 @@ def test_a_word_that_a_unigram_model_weighs_is_not_cut(monkeypatch, short):
         assert in_pieces([text[:3000]], tokenizer) == whole(text[:3000], tokenizer), "it fits where it ends in time"
     monkeypatch.setattr(pieces, "_may_cut_words", lambda _: True)
     assert any(in_pieces([text], tokenizer) != whole(text, tokenizer) for text in texts)
+
+
+def of_characters(words, *pairs: str):
+    """A tokenizer whose tokens are characters, and these pairs of them."""
+    names = ["<unk>", *' "0123456789ab', *pairs]
+    backend = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [tuple(pair) for pair in pairs]))
+    backend.pre_tokenizer = words
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_pieces_whose_words_differ_are_not_joined(monkeypatch, short):
+    """Digits are words by threes from the first one on, which shows only at a pair that is a token."""
+    monkeypatch.setattr(pieces, "_overlap", lambda _, length: length - length // pieces.OVERLAPS)
+    choose = random.Random(0)
+    parts = ["1212123", "77", "1 "], ["123"]
+    texts = ["".join(choose.choice(parts[i % 90 < 60]) for i in range(2000)) for _ in range(20)]
+    tokenizer, found = of_characters(pre_tokenizers.Split(Regex("[0-9]{1,3}"), "isolated"), "77"), []
+    for text in texts:
+        with contextlib.suppress(UserError):
+            found.append((in_pieces([text], tokenizer), whole(text, tokenizer)))
+    assert len(found) > 2
+    assert all(ours == theirs for ours, theirs in found)
 
 
 class SentencePiece(ByT5Tokenizer):
