@@ -245,6 +245,13 @@ def test_a_tokenizer_without_tokens_ends(short):
         in_pieces(itertools.repeat("words"), silent)
 
 
+def test_a_tokenizer_that_fails():
+    """One without a token for what it does not know."""
+    narrow = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>")))
+    with pytest.raises(UserError, match=r"tokenizer cannot split the text \(WordLevel error: Missing \[UNK\] token"):
+        in_pieces(["words"], narrow)
+
+
 def test_a_long_text_at_full_size():
     """A million characters and more, of documents that follow each other in another order each time."""
     choose, documents = random.Random(0), sample()

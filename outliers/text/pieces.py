@@ -60,7 +60,7 @@ def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str
         The next token ids of the document, as many as are known.
 
     Raises:
-        UserError: pieces of a document of more than `WHOLE` characters do not agree.
+        UserError: pieces of a document of more than `WHOLE` characters do not agree, or the tokenizer is damaged.
     """
     pieces = _pieces(parts)
     start = list(itertools.islice(pieces, WHOLE // PIECE + 1))
@@ -105,7 +105,10 @@ def _pieces(parts: Iterable[str]) -> Iterator[str]:
 
 
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
-    return tokenizer(text, add_special_tokens=False, verbose=False)
+    try:
+        return tokenizer(text, add_special_tokens=False, verbose=False)
+    except Exception as error:  # the library of tokenizers raises nothing narrower
+        raise UserError(f"the model's tokenizer cannot split the text ({error}); check its files") from error
 
 
 def _tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
