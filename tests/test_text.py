@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,6 +111,130 @@ def test_unusable_files(tmp_path, tokenizer, name, content, message):
         load_text(str(path), tokenizer, 8, 1)
 
 
+LONG = "One long document of words, which has enough of them. "
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("blank lines at the end", b'{"text": "%s"}\n\n \r\n\n'),
+        ("no end of the last line", b'{"text": "%s"}'),
+        ("ends of lines as on Windows", b'{"text": "%s"}\r\n{"text": "x"}\r\n'),
+        ("ends of lines as on old Macs", b'{"text": "%s"}\r{"text": "x"}\r'),
+        ("a torn row after it", b'{"text": "%s"}\n{"tex'),
+        ("a row that is not UTF-8 after it", b'{"text": "%s"}\n\xff\n'),
+        ("a long row after it", b'{"text": "%s"}\n' + b"x" * (2**24 + 1)),
+        ("half a surrogate pair after it", b'{"text": "%s"}\n{"text": "\\ud800"}\n'),
+        ("half a surrogate pair elsewhere", b'{"url": "\\ud800", "text": "%s"}\n'),
+        ("NaN elsewhere", b'{"x": NaN, "y": 1e999, "text": "%s"}\n'),
+        ("a field twice", b'{"text": 1, "text": "%s"}\n'),
+    ],
+)
+def test_rows_that_are_read(tmp_path, tokenizer, name, content):
+    path = tmp_path / f"{name}.jsonl"
+    path.write_bytes(content.replace(b"%s", LONG.encode()))
+    ids = tokenizer(LONG)["input_ids"]
+    assert load_text(str(path), tokenizer, len(ids), 1).flatten().tolist() == ids
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "One\r\ntwo\rthree\n\r\n",
+        "One\u2028two\x85three\x0bfour\x1cfive\n",
+        "A mark \ufeff in the middle\0 and nothing.\n",
+        "One<|endoftext|> two <|endoftext|>",
+        "\n\n\nBlank lines.\n\n\n",
+        "",
+    ],
+)
+def test_characters_stay(tmp_path, text):
+    """As Python reads a text file, whose ends of lines are all one; and as JSON says, whose are not."""
+    (tmp_path / "a.txt").write_text(text, newline="", encoding="utf-8")
+    assert read_file(tmp_path / "a.txt") == [(tmp_path / "a.txt").read_text(encoding="utf-8")]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False), encoding="utf-8")
+    assert read_file(tmp_path / "a.jsonl") == [text]
+
+
+def test_special_tokens_in_a_text_are_special(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("One<|endoftext|> two")
+    assert load_text(str(tmp_path / "a.txt"), tokenizer, 2, 1).max() > 0
+    assert tokenizer.eos_token_id in load_text(str(tmp_path / "a.txt"), tokenizer, 4, 1)
+
+
+def test_compressed_members_follow_each_other(tmp_path):
+    members = [gzip.compress(part) for part in (b"One t", b"wo\n", b"", b"three")]
+    (tmp_path / "a.txt.gz").write_bytes(b"".join(members) + bytes(100))
+    assert read_file(tmp_path / "a.txt.gz") == ["One two\nthree"]
+
+
+def test_damage_after_what_is_needed_stops_nothing(tmp_path, tokenizer):
+    lines = [json.dumps({"text": text}) for text in sample()]
+    content = gzip.compress("\n".join(lines).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) // 2] + bytes(1000))
+    blocks = load_text(str(tmp_path / "a.jsonl.gz"), tokenizer, 64, 4)
+    assert torch.equal(blocks, load_text("sample", tokenizer, 64, 4))
+    with pytest.raises(UserError, match=r"line \d\d of text file '.*a.jsonl.gz' cannot be read"):
+        load_text(str(tmp_path / "a.jsonl.gz"), tokenizer, 64, 256)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("/dev/tty")],
+)
+def test_what_is_no_file_is_not_opened(tmp_path, spoil):
+    spoil(tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match="is a folder, a pipe or a device; expected a regular file"):
+        read_file(tmp_path / "a.jsonl")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="everything may be read by root")
+def test_what_may_not_be_read(tmp_path):
+    (tmp_path / "a.txt").touch(mode=0)
+    (tmp_path / "a.txt").chmod(0o200)
+    (tmp_path / "a.txt").write_text("words")
+    with pytest.raises(UserError, match="cannot be read: Permission denied"):
+        read_file(tmp_path / "a.txt")
+
+
+def test_documents_without_tokens_end(tmp_path, tokenizer):
+    tokenizer = load_tokenizer("pocket/gpt2-0.5m")
+    tokenizer.eos_token = None
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n' * 20_000)
+    with pytest.raises(UserError, match=r"10000 documents of text '.*a.jsonl' in a row give no tokens"):
+        load_text(str(tmp_path / "a.jsonl"), tokenizer, 8, 1)
+
+
+MEMORY = """
+import resource, sys
+from outliers.models.load import load_tokenizer
+from outliers.text.blocks import load_text, tokens_hash
+tokenizer = load_tokenizer("pocket/gpt2-0.1m")
+load_text("sample", tokenizer, 64, 1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for path in sys.argv[1:]:
+    print(tokens_hash(load_text(path, tokenizer, 64, 4)))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """64 MB of text, which took 8 GB as one document."""
+    text = "\n".join(sample())
+    text = text * (2**26 // len(text))
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "small.txt").write_text(text[: 2**18])
+    with (tmp_path / "a.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": text[at : at + 10_000]}) + "\n" for at in range(0, len(text), 10_000))
+    paths = [str(tmp_path / name) for name in ("a.txt", "small.txt", "a.jsonl")]
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, *paths], capture_output=True, text=True, check=True, timeout=60
+    )
+    *hashes, growth = done.stdout.split()
+    assert hashes[0] == hashes[1] == hashes[2]
+    assert int(growth) < 300, "MB"
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -122,6 +250,12 @@ def test_unknown_texts(name, message):
 @pytest.mark.parametrize(("block", "blocks"), [(1, 4), (0, 4), (8, 0), (8, -1)])
 def test_sizes_out_of_range(tokenizer, block, blocks):
     with pytest.raises(UserError, match="expected at least 1 block of at least 2 tokens"):
+        load_text("sample", tokenizer, block, blocks)
+
+
+@pytest.mark.parametrize(("block", "blocks"), [(10**9, 10**9), (2, 2**30), (8, 10**40)])
+def test_more_tokens_than_memory_holds(tokenizer, block, blocks):
+    with pytest.raises(UserError, match="expected at most 1,073,741,824 tokens in all"):
         load_text("sample", tokenizer, block, blocks)
 
 

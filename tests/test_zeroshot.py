@@ -208,13 +208,13 @@ def drop_label(folder: Path) -> None:
     (folder / "piqa_valid_labels.lst").write_text("0\n1\n")
 
 
-def spoil_row(folder: Path) -> None:
-    (folder / "piqa_valid.jsonl").write_text('{"goal": "x", "sol1": "y"}\n')
+def spoil(name: str, content: bytes):
+    return lambda folder: (folder / name).write_bytes(content)
 
 
 @needs_harness
 @pytest.mark.parametrize(
-    ("task", "spoil", "message"),
+    ("task", "damage", "message"),
     [
         (
             "lambada-local",
@@ -223,13 +223,20 @@ def spoil_row(folder: Path) -> None:
         ),
         ("piqa-local", remove("piqa_valid.jsonl"), "piqa_valid.jsonl' does not exist"),
         ("piqa-local", drop_label, "has to hold a line 0 or 1 for each of the 6 rows"),
-        ("piqa-local", spoil_row, "row 1 of .* is not a JSON object with strings goal, sol1, sol2"),
+        (
+            "piqa-local",
+            spoil("piqa_valid.jsonl", b'{"goal": "x", "sol1": "y"}\n'),
+            "row 1 of .* is not a JSON object with strings goal, sol1, sol2: 'sol2' is missing",
+        ),
+        ("piqa-local", spoil("piqa_valid.jsonl", b"[" * 10**5), "row 1 of .* nested too deeply"),
+        ("piqa-local", spoil("piqa_valid_labels.lst", b"0\n\xff\n"), "line 2 of .*labels.lst' .*byte 1 is not UTF-8"),
+        ("lambada-local", spoil("lambada_test.jsonl", b'{"text": "\\ud800"}'), "row 1 of .* half a surrogate pair"),
     ],
 )
-def test_spoilt_data(tmp_path, task, spoil, message):
+def test_spoilt_data(tmp_path, task, damage, message):
     write_data(tmp_path, ["a b"], QUESTIONS, [0] * 6)
     load_tasks([task], tmp_path)
-    spoil(tmp_path)
+    damage(tmp_path)
     with pytest.raises(UserError, match=message) as caught:
         load_tasks([task], tmp_path)
     assert "\n" not in str(caught.value)

@@ -1,10 +1,16 @@
 """Where documents come from: local files, the embedded sample, C4 and WikiText-2."""
 
+import codecs
 import gzip
+import io
 import json
 import os
-from collections.abc import Iterator
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from huggingface_hub import constants
 from huggingface_hub.errors import OfflineModeIsEnabled
@@ -18,38 +24,128 @@ HUB = {  # texts of the hub: repository, subset and split
     "wikitext2": ("Salesforce/wikitext", "wikitext-2-raw-v1", "test"),
 }
 
+ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
+LONGEST_LINE = 2**24  # bytes; a compressed file can hold a line that no memory can
+BLANK_LINES = 10**5  # at the end of a file
+SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 def read_file(path: str | Path) -> list[str]:
-    """Read the documents of a local file.
-
-    A plain text file (`.txt`, `.txt.gz`) is one document; a `.jsonl` (or `.jsonl.gz`) file is one document a row, in
-    its field `text`.
+    """Read all documents of a local file, as `open_documents` gives them.
 
     Raises:
-        UserError: the file is missing or unreadable, has another ending, or a row has no text.
+        UserError: as for `open_documents` and `read_lines`.
+    """
+    return ["".join(parts) for parts in open_documents(path)]
+
+
+def open_documents(path: str | Path) -> Iterator[Iterable[str]]:
+    """Read the documents of a local file as they are asked for, each as the parts that it consists of.
+
+    A plain text file (`.txt`, `.txt.gz`) is one document, a line a part; a `.jsonl` (or `.jsonl.gz`) file is one
+    document a row, in its field `text`.
+
+    Raises:
+        UserError: the file has another ending, or as for `read_lines` and `read_rows`.
     """
     path = Path(path)
     endings = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
-    if endings not in (".txt", ".txt.gz", ".jsonl", ".jsonl.gz"):
-        raise UserError(f"text file '{path}' ends in '{endings}'; expected .txt, .txt.gz, .jsonl or .jsonl.gz")
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            return [file.read()] if ".txt" in endings else [_text_of(row, n, path) for n, row in enumerate(file, 1)]
-    except FileNotFoundError:
-        raise UserError(f"text file '{path}' does not exist") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"text file '{path}' cannot be read: {error}") from None
+    if endings not in ENDINGS:
+        raise UserError(f"text file '{path}' ends in '{endings}'; expected {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    if ".txt" in endings:
+        yield read_lines(path)
+    else:
+        for (text,) in read_rows(path, "a string field 'text'", ("text",)):
+            yield [text]
 
 
-def _text_of(row: str, number: int, path: Path) -> str:
+def read_rows(path: Path, expected: str, fields: tuple[str, ...]) -> Iterator[list[str]]:
+    """The values of these fields, all strings, of a file that has one JSON object a line, as they are asked for.
+
+    Blank lines may stand at the end of the file. Of a field that a row has twice, the last counts.
+
+    Raises:
+        UserError: a row is something else than `expected`; or as for `read_lines`.
+    """
+    blank = 0
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            blank = blank or number
+            if number - blank < BLANK_LINES:
+                continue
+        if blank:
+            raise UserError(f"row {blank} of '{path}' is blank; only the end of a file may be, and not without end")
+        try:
+            values = _values(line, fields)
+        except ValueError as error:
+            raise UserError(f"row {number} of '{path}' is not a JSON object with {expected}: {error}") from None
+        yield values
+
+
+def _values(line: str, fields: tuple[str, ...]) -> list[str]:
+    """The strings under these fields of a row; raise ValueError with what is wrong."""
     try:
-        text = json.loads(row)["text"]
-    except (json.JSONDecodeError, KeyError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise UserError(f"row {number} of '{path}' is not a JSON object with a string field 'text'")
-    return text
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:  # Python's guard against numbers that take quadratic time
+        raise ValueError(f"it has a number of more than {sys.get_int_max_str_digits()} digits") from None
+    if not isinstance(row, dict):
+        raise ValueError("it is no object")
+    for field in fields:
+        if not isinstance(row.get(field), str):
+            raise ValueError(f"'{field}' is {'no string' if field in row else 'missing'}")
+        if half := SURROGATE.search(row[field]):
+            raise ValueError(f"'{field}' has half a surrogate pair, {half[0]!a}, which is no character")
+    return [row[field] for field in fields]
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    r"""The lines of a text file, whose ends are read as \n, as they are asked for; compressed if it ends in `.gz`.
+
+    Raises:
+        UserError: the file is missing, is no regular file or unreadable; a line is not UTF-8 or longer than
+            `LONGEST_LINE`; or the file begins with a byte order mark.
+    """
+    number = 0
+    try:
+        with _open(path) as file:
+            while raw := file.readline(LONGEST_LINE + 1):
+                number += 1
+                yield from io.StringIO(_decoded(raw, number, path), newline=None)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"line {number + 1} of text file '{path}' cannot be read: {reason}") from None
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file: others, such as a pipe that nobody writes to, can keep a reader waiting for ever."""
+    if not os.path.exists(path):
+        raise UserError(f"text file '{path}' does not exist")
+    if not os.path.isfile(path):
+        raise UserError(f"text file '{path}' is a folder, a pipe or a device; expected a regular file")
+    if not path.stat().st_size:  # also the files of /proc, some of which have no end
+        return io.BytesIO()
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def _decoded(raw: bytes, number: int, path: Path) -> str:
+    if len(raw) > LONGEST_LINE:
+        raise UserError(
+            f"line {number} of '{path}' is longer than {LONGEST_LINE >> 20} MB; expected text in lines, or documents "
+            "as the rows of a .jsonl file"
+        )
+    if number == 1 and raw.startswith(codecs.BOM_UTF8):
+        raise UserError(f"line 1 of '{path}' begins with a byte order mark; save the file as UTF-8 without one")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"line {number} of text file '{path}' cannot be read: its byte {error.start + 1} is not UTF-8 "
+            f"({error.reason}); save the file as UTF-8"
+        ) from None
 
 
 def sample() -> list[str]:

@@ -4,13 +4,12 @@ Their YAML files name these functions; the harness calls them with all fields of
 the folder.
 """
 
-import json
 from pathlib import Path
 
 from datasets import Dataset
 
 from outliers.errors import UserError
-from outliers.text.documents import read_file
+from outliers.text.documents import read_file, read_lines, read_rows
 
 EXAMPLES = Path(__file__).parent / "data"  # the first 200 of each task
 PIQA_FIELDS = ("goal", "sol1", "sol2")
@@ -32,8 +31,9 @@ def piqa(data: str | None = None, **_metadata) -> dict[str, Dataset]:
         UserError: a file is missing or holds something else.
     """
     questions, answers = _file(data, "piqa_valid.jsonl"), _file(data, "piqa_valid_labels.lst")
-    rows = [_row(line, number, questions) for number, line in enumerate(_lines(questions), 1)]
-    labels = _lines(answers)
+    expected = f"strings {', '.join(PIQA_FIELDS)}"
+    rows = [dict(zip(PIQA_FIELDS, row, strict=True)) for row in read_rows(questions, expected, PIQA_FIELDS)]
+    labels = [line.removesuffix("\n") for line in read_lines(answers)]
     if len(labels) != len(rows) or not set(labels) <= {"0", "1"}:
         raise UserError(f"'{answers}' has to hold a line 0 or 1 for each of the {len(rows)} rows of '{questions}'")
     labelled = [{**row, "label": int(label)} for row, label in zip(rows, labels, strict=True)]
@@ -45,21 +45,3 @@ def _file(data: str | None, name: str) -> Path:
     if not path.is_file():
         raise UserError(f"file '{path}' does not exist; name the folder with '{name}' as data (--data)")
     return path
-
-
-def _lines(path: Path) -> list[str]:
-    # Not splitlines: a JSON string may hold characters that it takes for the end of a line.
-    try:
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"file '{path}' cannot be read: {error}") from None
-
-
-def _row(line: str, number: int, path: Path) -> dict[str, str]:
-    try:
-        row = {field: json.loads(line)[field] for field in PIQA_FIELDS}
-    except (json.JSONDecodeError, KeyError, TypeError):
-        row = {}
-    if not row or not all(isinstance(value, str) for value in row.values()):
-        raise UserError(f"row {number} of '{path}' is not a JSON object with strings {', '.join(PIQA_FIELDS)}")
-    return row

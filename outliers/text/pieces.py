@@ -1,0 +1,162 @@
+"""Tokens of a long document, piece by piece, and exactly those of the whole document.
+
+What a tokenizer makes of a text depends on what stands around it: the start of a text may get a space, a word ends
+where the text does, and merges can ripple from a cut into the text. But it depends on little of it. So a document is
+read in pieces that overlap, and two of them are joined inside their overlap, where tokens depend neither on where the
+second piece begins nor on where the first one ends. That is found by tokenizing, not by knowing the tokenizer: the
+overlap is tokenized once more alone. It ends where the first piece ends and begins where the second one begins:
+
+    first piece   --------------------
+    overlap                   ========
+    second piece              --------------------
+
+As far as its last tokens are those of the first piece, they do not depend on what comes before the overlap; as far as
+its first tokens are those of the second, they do not depend on what comes after it. Where both is so for at least half
+of the overlap, the pieces are joined in the middle of that half, between two words. Where it is not, longer pieces are
+tried.
+
+Words are what the model of a tokenizer sees one at a time. Inside a word only byte-pair merges may be cut, which agree
+for good once they have made the same token at the same place. A unigram model weighs all ways to split a word against
+each other, however long it is.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers.models import BPE
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from outliers.errors import UserError
+
+PIECE = 2**18  # characters
+WHOLE = 4 * PIECE  # a document that is not longer is tokenized at once
+LONGEST = 16 * PIECE  # of two pieces; a million characters take about 150 MB while they are tokenized
+OVERLAPS = 8  # in a piece
+AGREE = 1000  # tokens, at least
+
+
+class Tokens(NamedTuple):
+    """Token ids of a text, int64 (tokens,); at which of them a word begins, bool (tokens,); and where its overlap does.
+
+    overlap: characters from the start.
+    """
+
+    ids: np.ndarray
+    words: np.ndarray
+    overlap: int
+
+
+def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[list[int]]:
+    """Tokenize one document without special tokens.
+
+    Args:
+        parts: of the document, of any length; no more of them are read than the tokens that are asked for need.
+        tokenizer: any, fast or not.
+        name: of the text, for errors.
+
+    Yields:
+        The next token ids of the document, as many as are known.
+
+    Raises:
+        UserError: pieces of a document of more than `WHOLE` characters do not agree, or the tokenizer is damaged.
+    """
+    pieces = _pieces(parts)
+    start = list(itertools.islice(pieces, WHOLE // PIECE + 1))
+    if len(start) <= WHOLE // PIECE:
+        yield _encode("".join(start), tokenizer)["input_ids"]
+        return
+    pieces = itertools.chain(start, pieces)
+    text, done, count = next(pieces), 0, 1
+    tokens = _tokens(text, tokenizer)
+    while following := "".join(itertools.islice(pieces, count)):
+        overlap = text[tokens.overlap :]
+        alone, after = _tokens(overlap, tokenizer), _tokens(overlap + following, tokenizer)
+        joint = _joint(tokens, alone, after, _may_cut_words(tokenizer))
+        if joint is not None:
+            yield tokens.ids[done : len(tokens.ids) - len(alone.ids) + joint].tolist()
+            text, tokens, done, count = overlap + following, after, joint, 1
+        elif len(text) + len(following) < LONGEST:
+            text, count = text + following, 2 * count
+            tokens = _tokens(text, tokenizer)
+        else:
+            raise UserError(
+                f"a document of text '{name}' is too long: its tokens depend on more than {LONGEST >> 20} million "
+                f"characters around them, or it has none; split it into documents of at most {WHOLE >> 20} million "
+                "characters, as the rows of a .jsonl file"
+            )
+    yield tokens.ids[done:].tolist()
+
+
+def _pieces(parts: Iterable[str]) -> Iterator[str]:
+    """Parts joined and cut into pieces of `PIECE` characters, of which the last may be shorter."""
+    kept, length = [], 0
+    for part in parts:
+        kept.append(part)
+        length += len(part)
+        if length >= PIECE:
+            text = "".join(kept)
+            whole = length - length % PIECE
+            yield from (text[at : at + PIECE] for at in range(0, whole, PIECE))
+            kept, length = [text[whole:]], length - whole
+    if length:
+        yield "".join(kept)
+
+
+def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
+    try:
+        return tokenizer(text, add_special_tokens=False, verbose=False)
+    except Exception as error:  # the library of tokenizers raises nothing narrower
+        raise UserError(f"the model's tokenizer cannot split the text ({error}); check its files") from error
+
+
+def _tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    encoding = _encode(text, tokenizer)
+    ids = np.array(encoding["input_ids"], dtype=np.int64)
+    if encoding.is_fast:
+        words = np.diff(np.array(encoding.word_ids(), dtype=np.int64), prepend=-1) != 0
+    else:  # one in Python does not say, but has a rule for each word; SentencePiece has a model for all of a text
+        words = np.full(len(ids), not hasattr(tokenizer, "sp_model"))
+    return Tokens(ids, words, _overlap(encoding, len(text)))
+
+
+def _overlap(encoding: BatchEncoding, length: int) -> int:
+    """Where the overlap begins, at the start of a word or of a token in a long word.
+
+    In a long run of one character, or of digits that are taken three at a time, tokens would not agree otherwise.
+    """
+    size = length // OVERLAPS
+    place = length - size
+    if encoding.is_fast:
+        for index, span in (
+            (encoding.char_to_word(place), encoding.word_to_chars),
+            (encoding.char_to_token(place), encoding.token_to_chars),
+        ):
+            if index is not None and place - span(index).start < size:
+                return span(index).start
+    return place
+
+
+def _may_cut_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, BPE)
+
+
+def _joint(before: Tokens, alone: Tokens, after: Tokens, cut_words: bool) -> int | None:
+    """Where to join: so many tokens of the overlap `alone` come from the piece `before` it; None if they disagree."""
+    last_first = (Tokens(tokens.ids[::-1], tokens.words[::-1], 0) for tokens in (before, alone))
+    first, last = len(alone.ids) - _agreeing(*last_first), _agreeing(alone, after)
+    agreeing = last - first
+    if agreeing < max(AGREE, len(alone.ids) // 2):
+        return None
+    middle = np.arange(first + agreeing // 4, last - agreeing // 4)
+    between_words = middle[alone.words[middle]]
+    choice = between_words if len(between_words) or not cut_words else middle
+    return int(choice[len(choice) // 2]) if len(choice) else None
+
+
+def _agreeing(some: Tokens, others: Tokens) -> int:
+    """How many tokens from the start are the same, and so are the words."""
+    count = min(len(some.ids), len(others.ids))
+    same = (some.ids[:count] == others.ids[:count]) & (some.words[:count] == others.words[:count])
+    return count if same.all() else int(same.argmin())

@@ -1,0 +1,273 @@
+"""Tokens of a document in pieces, against those of the whole document."""
+
+import contextlib
+import functools
+import gzip
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+from transformers.models.byt5.tokenization_byt5 import ByT5Tokenizer
+
+from outliers.errors import UserError
+from outliers.models.load import load_tokenizer
+from outliers.text import pieces
+from outliers.text.documents import sample
+from tests.conftest import SHARED, STORIES, needs_shared, needs_smollm2
+
+SPECIAL = ["<unk>", "<s>", "<mask>"]
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def trained(model, trainer, normalizer=None, words=None):
+    """A tokenizer whose vocabulary is learned from the embedded text."""
+    backend = Tokenizer(model)
+    if normalizer:
+        backend.normalizer = normalizer
+    if words:
+        backend.pre_tokenizer = words
+    keywords = {"vocab_size": 500, "special_tokens": SPECIAL, "show_progress": False}
+    if trainer is trainers.UnigramTrainer:
+        keywords["unk_token"] = "<unk>"
+    if isinstance(model, models.BPE):
+        keywords["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(sample()[:30], trainer(**keywords))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+
+
+def byte_pairs(normalizer=None, words=None, **keywords):
+    return trained(models.BPE(unk_token="<unk>", **keywords), trainers.BpeTrainer, normalizer, words)
+
+
+def unigrams(normalizer=None, words=None):
+    return trained(models.Unigram(), trainers.UnigramTrainer, normalizer, words)
+
+
+# Kind of tokenizer: how it is made.
+KINDS = {
+    "gpt2": lambda: load_tokenizer("pocket/gpt2-0.1m"),
+    "roberta": lambda: byte_pairs(words=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "llama3": lambda: byte_pairs(
+        words=pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), BYTES]), ignore_merges=True
+    ),
+    "falcon": lambda: byte_pairs(
+        words=pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Punctuation("contiguous"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+                pre_tokenizers.Digits(),
+                pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+            ]
+        )
+    ),
+    "llama": lambda: byte_pairs(
+        normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+        byte_fallback=True,
+        fuse_unk=True,
+    ),
+    "mistral": lambda: byte_pairs(words=pre_tokenizers.Metaspace(prepend_scheme="first", split=False), fuse_unk=True),
+    "gemma": lambda: byte_pairs(normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous")),
+    "xglm": lambda: unigrams(
+        normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]),
+        pre_tokenizers.Metaspace(),
+    ),
+    "t5": lambda: unigrams(
+        normalizers.Sequence([normalizers.NFKC(), normalizers.Strip()]),
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+    ),
+    "unigrams without words": lambda: unigrams(normalizers.NFC()),
+    "bert": lambda: trained(
+        models.WordPiece(unk_token="<unk>", max_input_chars_per_word=50),
+        trainers.WordPieceTrainer,
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+    ),
+    "words": lambda: trained(
+        models.WordLevel(unk_token="<unk>"),
+        trainers.WordLevelTrainer,
+        normalizers.Lowercase(),
+        pre_tokenizers.Whitespace(),
+    ),
+    "seven characters": lambda: byte_pairs(words=pre_tokenizers.FixedLength(7)),
+    "byt5, in Python": ByT5Tokenizer,
+}
+
+tokenizer_of = functools.cache(lambda kind: KINDS[kind]())
+
+
+def whole(text: str, tokenizer) -> list[int]:
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def in_pieces(parts, tokenizer) -> list[int]:
+    return list(itertools.chain(*pieces.tokenize(parts, tokenizer, "a.txt")))
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Pieces with 32 characters of overlap, so that short texts have many."""
+    shorten(monkeypatch)
+
+
+def shorten(monkeypatch, piece: int = 256, agree: int = 8) -> None:
+    sizes = {"PIECE": piece, "WHOLE": 4 * piece, "LONGEST": 16 * piece, "AGREE": agree}
+    for name, size in sizes.items():
+        monkeypatch.setattr(pieces, name, size)
+
+
+RUNS = st.builds(
+    lambda what, times: what * times,
+    st.sampled_from([*"a =-\n1é漢\t.\u0301\u3000'\"▁\0", "ab", "the ", "\r\n", " \n", "12", "漢字"]),
+    st.sampled_from([1, 2, 3, 17, 64, 150, 400]),
+)
+PROSE = st.builds(
+    lambda text, at, size: text[at : at + size], st.sampled_from(sample()), st.integers(0, 400), st.integers(0, 600)
+)
+PARTS = st.lists(
+    RUNS
+    | PROSE
+    | st.text("0123456789", max_size=100)
+    | st.text("ab", max_size=100)
+    | st.text(max_size=40)
+    | st.sampled_from(["<|endoftext|>", " <mask> ", "</s>", "<unk>"]),
+    min_size=4,
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_of_the_whole(monkeypatch, kind):
+    tokenizer = tokenizer_of(kind)
+    joined = 0
+
+    @settings(max_examples=50, deadline=None, derandomize=True, database=None)
+    @given(PARTS)
+    def check(parts):
+        nonlocal joined
+        text = "".join(parts)
+        try:
+            found = list(pieces.tokenize(parts, tokenizer, "a.txt"))
+        except UserError:  # one that is refused is not wrong
+            return
+        joined += len(found) > 1
+        assert list(itertools.chain(*found)) == whole(text, tokenizer)
+
+    shorten(monkeypatch)
+    check()
+    assert joined >= 5, "hardly any text was cut"
+
+
+def test_a_word_that_a_unigram_model_weighs_is_not_cut(monkeypatch, short):
+    """Two ways to split it can cost the same but for the rounding of all that comes before."""
+    costs = {"<unk>": -20.0, "a": -2.1, "aa": -3.3, "aaa": -5.4, "b": -2.7, "ab": -4.8, "ba": -4.8}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.Unigram(list(costs.items()), 0)))
+    choose = random.Random(0)
+    texts = ["".join(choose.choice(["a", "a", "b", "aaaaa"]) for _ in range(3000)) for _ in range(20)]
+    for text in texts:
+        with pytest.raises(UserError, match=r"of text 'a.txt' is too long: its tokens depend on"):
+            in_pieces([text], tokenizer)
+        assert in_pieces([text[:3000]], tokenizer) == whole(text[:3000], tokenizer), "it fits where it ends in time"
+    monkeypatch.setattr(pieces, "_may_cut_words", lambda _: True)
+    assert any(in_pieces([text], tokenizer) != whole(text, tokenizer) for text in texts)
+
+
+def of_characters(words, *pairs: str):
+    """A tokenizer whose tokens are characters, and these pairs of them."""
+    names = ["<unk>", *' "0123456789ab', *pairs]
+    backend = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [tuple(pair) for pair in pairs]))
+    backend.pre_tokenizer = words
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_pieces_whose_words_differ_are_not_joined(monkeypatch, short):
+    """Digits are words by threes from the first one on, which shows only at a pair that is a token."""
+    monkeypatch.setattr(pieces, "_overlap", lambda _, length: length - length // pieces.OVERLAPS)
+    choose = random.Random(0)
+    parts = ["1212123", "77", "1 "], ["123"]
+    texts = ["".join(choose.choice(parts[i % 90 < 60]) for i in range(2000)) for _ in range(20)]
+    tokenizer, found = of_characters(pre_tokenizers.Split(Regex("[0-9]{1,3}"), "isolated"), "77"), []
+    for text in texts:
+        with contextlib.suppress(UserError):
+            found.append((in_pieces([text], tokenizer), whole(text, tokenizer)))
+    assert len(found) > 2
+    assert all(ours == theirs for ours, theirs in found)
+
+
+class SentencePiece(ByT5Tokenizer):
+    """A tokenizer that hands texts to that library, as far as can be seen from outside."""
+
+    sp_model = None
+
+
+def test_what_sentencepiece_splits_is_not_cut(short):
+    with pytest.raises(UserError, match="is too long"):
+        in_pieces(["words " * 1000], SentencePiece())
+
+
+@pytest.mark.parametrize("run", ["a", "1", "\n", "ab"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama", "seven characters"])
+def test_long_runs_are_joined(short, kind, run):
+    """Of one character, or of digits by threes: where an overlap begins decides how all of it is split."""
+    text = "So it goes. " + run * 9000
+    found = list(pieces.tokenize([text], tokenizer_of(kind), "a.txt"))
+    assert len(found) > 1
+    assert list(itertools.chain(*found)) == whole(text, tokenizer_of(kind))
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 1023, 1024, 1025, 1279, 1280, 1281, 2000])
+def test_every_size(short, size):
+    tokenizer, text = tokenizer_of("gpt2"), "".join(sample())[:size]
+    for parts in ([text], list(text), text.splitlines(keepends=True)):
+        assert in_pieces(parts, tokenizer) == whole(text, tokenizer)
+
+
+def test_no_more_is_read_than_asked_for(short):
+    lines = iter(itertools.cycle("".join(sample()).splitlines(keepends=True)))
+    read = []
+    found = pieces.tokenize((read.append(line) or line for line in lines), tokenizer_of("gpt2"), "a.txt")
+    for _ in range(20):
+        next(found)
+    assert sum(map(len, read)) < (20 + 5) * 256 + 10_000
+    assert whole("".join(read), tokenizer_of("gpt2"))[:10] == whole("".join(sample()), tokenizer_of("gpt2"))[:10]
+
+
+def test_a_tokenizer_without_tokens_ends(short):
+    silent = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    with pytest.raises(UserError, match="or it has none"):
+        in_pieces(itertools.repeat("words"), silent)
+
+
+def test_a_tokenizer_that_fails():
+    """One without a token for what it does not know."""
+    narrow = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>")))
+    with pytest.raises(UserError, match=r"tokenizer cannot split the text \(WordLevel error: Missing \[UNK\] token"):
+        in_pieces(["words"], narrow)
+
+
+def test_a_long_text_at_full_size():
+    """A million characters and more, of documents that follow each other in another order each time."""
+    choose, documents = random.Random(0), sample()
+    text = "\n\n".join(choose.choice(documents) for _ in range(1700))
+    found = list(pieces.tokenize([text], tokenizer_of("gpt2"), "a.txt"))
+    assert len(text) > pieces.WHOLE
+    assert len(found) >= 4
+    assert list(itertools.chain(*found)) == whole(text, tokenizer_of("gpt2"))
+
+
+@needs_shared
+@pytest.mark.parametrize("model", ["pocket/opt-1.7m", str(STORIES), pytest.param("smollm2-135m", marks=needs_smollm2)])
+def test_wikitext(model):
+    with gzip.open(SHARED / "text" / "wikitext2_valid.txt.gz", "rt", encoding="utf-8") as file:
+        text = file.read()
+    tokenizer = load_tokenizer(model)
+    found = list(pieces.tokenize([text], tokenizer, "a.txt"))
+    assert len(found) >= 4
+    assert list(itertools.chain(*found)) == whole(text, tokenizer)
