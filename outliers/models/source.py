@@ -8,6 +8,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
+from outliers.models.weight_files import weight_files
 
 SECONDS_FOR_THE_HUB = 5
 
@@ -22,10 +23,14 @@ class Source(NamedTuple):
 
     @property
     def files(self) -> list[Path]:
-        """The files of its weights on this machine, outside the hub's cache."""
+        """The files of its weights on this machine, outside the hub's cache.
+
+        Raises:
+            UserError: as `weight_files`.
+        """
         if self.gguf_file:
             return [Path(self.path) / self.gguf_file]
-        return sorted(Path(self.path).glob("*.safetensors"))
+        return weight_files(Path(self.path)) if Path(self.path).is_dir() else []
 
 
 def local_place(name: str) -> Path | None:
