@@ -19,7 +19,7 @@ from outliers.experiment.spec import Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
 from outliers.models.anatomy import decoder_layers
-from outliers.models.load import load_model
+from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize, under
@@ -169,14 +169,33 @@ def test_a_truncated_file(saved):
         stream_model(saved)
 
 
-def test_fingerprint_tells_weights_apart(saved, tmp_path):
-    one = stream_model(saved).stream.fingerprint()
-    assert one == stream_model(saved).stream.fingerprint()
+def test_hash_is_that_of_the_resident_model(folder, blocks):
+    """Whether all is read for it, or it is gathered while blocks pass."""
+    expected = weights_hash(load_model(folder))
+    read = stream_model(folder)
+    assert read.stream.weights_hash() == expected
+    passed = stream_model(folder)
+    perplexity(passed, blocks)
+    before = passed.stream.bytes_read
+    assert passed.stream.weights_hash() == expected
+    assert passed.stream.bytes_read == before, "nothing is read twice for it"
+    perplexity(passed, blocks)
+    assert passed.stream.weights_hash() == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", ["gpt-oss", "opt"])
+def test_hash_in_16_bits(folder, dtype):
+    assert stream_model(folder, dtype).stream.weights_hash() == weights_hash(load_model(folder, dtype))
+
+
+def test_hash_sees_every_byte(saved, tmp_path):
+    one = stream_model(saved).stream.weights_hash()
     model = load_model(saved)
     with torch.no_grad():
-        model.model.decoder.layers[0].fc1.weight[0, 0] += 1
+        model.model.decoder.layers[1].fc1.weight[-1, -1] += 1e-3
     model.save_pretrained(tmp_path / "other")
-    assert stream_model(str(tmp_path / "other")).stream.fingerprint() != one
+    assert stream_model(str(tmp_path / "other")).stream.weights_hash() != one
 
 
 SMALL = {

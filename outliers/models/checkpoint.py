@@ -3,7 +3,6 @@
 import copy
 import glob
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +25,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from outliers.errors import UserError
 from outliers.models.anatomy import PICTURES, TEXT_KEYS
 from outliers.models.source import Source
-from outliers.models.weight_files import INDEX, WEIGHTS, listed_shards, weight_files
+from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
 
 if TYPE_CHECKING:
     from outliers.models.gguf import Made
@@ -173,7 +172,7 @@ def _downloaded(source: Source) -> Path:
         return Path(snapshot_download(source.path, revision=revision, **keywords))
 
     def has(name: str) -> bool:
-        return os.path.lexists(folder / name)
+        return is_there(folder / name)
 
     revision = source.revision
     folder = snapshot(WEIGHTS)

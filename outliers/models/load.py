@@ -171,7 +171,6 @@ def load_model(
         raise unknown_name("dtype", dtype, DTYPES)
     home = find_device(device)
     source = find_model(name, revision)
-    _ = source.files  # what cannot be read is refused before anything else is
     with _refusals(name, source):
         config = _config(source)
         anatomy_of(config)

@@ -82,12 +82,10 @@ def stream_model(
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     check_one_device(device)
-    device, source = find_device(device), find_model(name, revision)
-    _ = source.files  # what cannot be read is refused before anything else is
-    config = load_config(name, revision)
+    device, config = find_device(device), load_config(name, revision)
     with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
-    checkpoint = open_checkpoint(source, name, revision, model)
+    checkpoint = open_checkpoint(find_model(name, revision), name, revision, model)
     model.ignored_tensors = checkpoint.ignored
     model.stream = Stream(name, model, checkpoint, device, DTYPES[dtype], memory)
     model.stream.load_what_is_not_in_layers(model)

@@ -21,7 +21,7 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         UserError: there are none; the index is damaged, or lists something else than safetensors files of this folder.
     """
-    if _is_there(folder / WEIGHTS):
+    if is_there(folder / WEIGHTS):
         return [regular_file(folder / WEIGHTS)]
     return [regular_file(folder / shard) for shard in listed_shards(folder)]
 
@@ -33,7 +33,7 @@ def listed_shards(folder: Path) -> list[str]:
         UserError: as `weight_files`.
     """
     index = folder / INDEX
-    if not _is_there(index):
+    if not is_there(index):
         raise _none_in(folder)
     try:
         if regular_file(index).stat().st_size > LARGEST_INDEX:
@@ -62,8 +62,8 @@ def regular_file(path: Path) -> Path:
     Raises:
         UserError: it does not exist, is a folder, a pipe or a device, or a link that leads out of its folder.
     """
-    if not _is_there(path):
-        raise UserError(f"'{path.parent}' lacks '{path.name}', which its index lists; download or copy it again")
+    if not is_there(path):
+        raise UserError(f"'{path.parent}' lacks '{path.name}', a part of its weights; download or copy it again")
     folder, target = path.parent.resolve(), Path(os.path.realpath(path))
     in_cache = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
     if not (target.is_relative_to(folder) or in_cache):
@@ -78,7 +78,8 @@ def _is_plain_name(shard: object) -> bool:
     return plain and shard.endswith(".safetensors") and not {"/", "\\"} & set(shard)
 
 
-def _is_there(path: Path) -> bool:
+def is_there(path: Path) -> bool:
+    """Whether something is at a path, if only a link that leads nowhere."""
     return os.path.lexists(path)
 
 

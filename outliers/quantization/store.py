@@ -17,7 +17,7 @@ from outliers.models.anatomy import projections
 from outliers.models.checkpoint import check_complete, check_shape, dtype_of, parameters_on_meta, said
 from outliers.models.load import DTYPES, check_finite, device_map, find_device, load_config, open_checkpoint
 from outliers.models.source import find_model
-from outliers.models.weight_files import regular_file
+from outliers.models.weight_files import is_there, regular_file
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -54,7 +54,9 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
             configuration asks for; the device does not exist, or "auto" finds too little memory.
     """
     find_device(device)
-    path = regular_file(Path(folder) / FILE)
+    path = Path(folder) / FILE
+    if is_there(path):
+        regular_file(path)
     try:
         with safe_open(path, "pt") as file:
             scheme = Scheme(**json.loads(file.metadata()["scheme"]))
@@ -113,10 +115,8 @@ def load_int8(
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     find_device(device)
-    source = find_model(name, revision)
-    _ = source.files  # what cannot be read is refused before anything else is
     exact = _skeleton(load_config(name, revision), DTYPES[dtype])
-    checkpoint = open_checkpoint(source, name, revision, exact)
+    checkpoint = open_checkpoint(find_model(name, revision), name, revision, exact)
     model = quantize(exact, scheme, keep="int8")
     places = _places(model, name, device)
     for own, stored in checkpoint.tensors.items():
