@@ -24,6 +24,7 @@ from outliers.models.load import (
     stored_as,
     weights_hash,
 )
+from outliers.models.source import local_files
 from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.quantization.schemes import Scheme
 from outliers.text.blocks import find_text, load_text, tokens_hash
@@ -58,6 +59,7 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
     if settings.stream:
         check_one_device(settings.device)
     config = load_config(name, revision)
+    local_files(name, revision)
     check_block(config, settings.block)
     tokenizer = load_tokenizer(name, revision)
     blocks = load_text(settings.text, tokenizer, settings.block, settings.blocks, settings.bos)

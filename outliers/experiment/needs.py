@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi, try_to_load_from_cache
 
+from outliers.errors import UserError
 from outliers.evaluation.calibration import Calibration, Cost, Passes, Sizes, calibrate, model_sizes
 from outliers.experiment.job import Job
 from outliers.experiment.room import room_of
 from outliers.experiment.spec import Settings
 from outliers.models.load import DTYPES, find_device
-from outliers.models.source import SECONDS_FOR_THE_HUB, find_model, local_place
+from outliers.models.source import SECONDS_FOR_THE_HUB, local_files, local_place
 from outliers.models.stream import STATES_ON_GPU
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards
 
@@ -187,7 +189,9 @@ def _seconds_to_dequantize(job: Job) -> float:
 def _files(job: Job) -> list[Path]:
     """The files of a model's weights that are on this machine."""
     if local_place(job.model):
-        return find_model(job.model, job.revision).files
+        with suppress(UserError):  # loading says what is wrong
+            return local_files(job.model, job.revision)
+        return []
     config = try_to_load_from_cache(job.model, "config.json", revision=job.revision)
     folder = Path(config).parent if isinstance(config, str) else None
     if folder is None or not (is_there(folder / WEIGHTS) or is_there(folder / INDEX)):

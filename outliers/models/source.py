@@ -99,6 +99,15 @@ def find_model(name: str, revision: str | None = None) -> Source:
         return Source(name, revision, True)
 
 
+def local_files(name: str, revision: str | None = None) -> list[Path]:
+    """The files of a model's weights on this machine; none of a model of the hub.
+
+    Raises:
+        UserError: as `find_model` and `weight_files`.
+    """
+    return find_model(name, revision).files if local_place(name) else []
+
+
 def _in_folder(folder: Path) -> Source:
     """A model folder, in which safetensors files come first; hidden files are no models (macOS has some of its own)."""
     files = [file for file in sorted(folder.glob("*.gguf")) if not file.name.startswith(".")]
