@@ -94,17 +94,21 @@ class Joined(NamedTuple):
         """The tensor."""
         return self._made_of(Stored.read)
 
-    def shape(self) -> tuple[int, ...] | None:
-        """The shape that it will have; None if its parts do not fit together, or an expert is missing among them."""
-        experts = defaultdict(set)
+    def is_complete(self) -> bool:
+        """Whether no kind of part and no expert is missing, but for the last ones of all kinds."""
+        found, experts = defaultdict(list), set()
         for pattern, stored in self.parts:
-            experts[pattern] |= {int(number) for number in EXPERT.findall(stored.key)[-1:]}
-        if any(numbers != set(range(len(numbers))) for numbers in experts.values()):
-            return None
+            found[pattern].append(stored)
+            experts |= {int(number) for number in EXPERT.findall(stored.key)}
+        alike = len({len(parts) for parts in found.values()}) == 1
+        return alike and len(found) == len(self.converter.source_patterns) and experts == set(range(len(experts)))
+
+    def shape(self) -> tuple[int, ...] | set[tuple[int, ...]]:
+        """The shape that it will have; those of its parts if they do not fit together."""
         try:
             return tuple(self._made_of(Stored.without_values).shape)
-        except (RuntimeError, ValueError, KeyError, IndexError):  # torch refuses to join what does not fit together
-            return None
+        except (RuntimeError, ValueError, IndexError):  # torch refuses to join them
+            return {stored.shape for _, stored in self.parts}
 
     def _made_of(self, read: Callable[[Stored], torch.Tensor]) -> torch.Tensor:
         found = defaultdict(list)
@@ -245,20 +249,21 @@ def _check(found: dict[str, Stored | Joined], name: str, model: PreTrainedModel)
                 raise UserError(
                     f"the checkpoint of '{name}' holds '{said(part.key)}' as {part.dtype}; expected {', '.join(types)}"
                 )
-    check_complete(_missing(found, model), name)
+    torn = [own for own, stored in found.items() if isinstance(stored, Joined) and not stored.is_complete()]
+    check_complete([*_missing(found, model), *(f"a part of {own}" for own in torn)], name)
     for own, stored in found.items():
         shape = stored.shape() if isinstance(stored, Joined) else stored.shape
-        if shape is None:
-            check_complete([f"a part of {own}"], name)
         check_shape(shape, expected[own].shape, stored.key if isinstance(stored, Stored) else own, name)
 
 
-def check_shape(shape: Iterable[int], expected: Iterable[int], key: str, name: str) -> None:
-    """Raise UserError if a tensor of a model is stored with another shape than its configuration asks for."""
-    if tuple(shape) != tuple(expected):
+def check_shape(shape: tuple | set, expected: torch.Size, key: str, name: str) -> None:
+    """Raise UserError if a tensor of a model is stored with another shape than its configuration asks for, or in parts
+    of shapes that do not fit together."""
+    if shape != tuple(expected):
+        found = f"in parts of the shapes {sorted(shape)}" if isinstance(shape, set) else f"with the shape {shape}"
         raise UserError(
-            f"the checkpoint of '{name}' holds '{said(key)}' with the shape {str(tuple(shape))[:100]}; its "
-            f"configuration asks for {tuple(expected)}"
+            f"the checkpoint of '{name}' holds '{said(key)}' {found[:200]}; its configuration asks for "
+            f"{tuple(expected)}"
         )
 
 

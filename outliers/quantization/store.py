@@ -80,7 +80,7 @@ def _check(tensors: dict[str, torch.Tensor], model: PreTrainedModel, name: str) 
     for key, tensor in tensors.items():
         if key not in expected:
             raise UserError(f"'{name}' holds tensors that its architecture does not have ({said(key)}, …)")
-        check_shape(tensor.shape, expected[key].shape, key, name)
+        check_shape(tuple(tensor.shape), expected[key].shape, key, name)
         same = tensor.is_floating_point() if key in parameters else tensor.dtype == expected[key].dtype
         if not same:
             raise UserError(f"the int8 model '{name}' holds '{key}' as {tensor.dtype}; expected {expected[key].dtype}")
