@@ -26,7 +26,7 @@ from outliers.experiment.needs import Need
 from outliers.experiment.room import Room
 from outliers.experiment.rows import read_rows
 from outliers.experiment.spec import Memory
-from outliers.models.load import load_model, weights_hash
+from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.train import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.report.ablation_section import ablation_section
@@ -208,6 +208,7 @@ CLAIMS = {
         ("at least {} draws", lambda: (LEAST_CONTROLS,)),
         ("the means of {:,} resamples", lambda: (RESAMPLES,)),
         ("as they were loaded, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["weights_hash"]),)),
+        ("up to {} names, and how many there are", lambda: (MANY,)),
         ("of its token ids, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["tokens_hash"]),)),
     ],
     "docs/schemes.md": [
