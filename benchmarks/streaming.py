@@ -9,6 +9,7 @@ read; the peak of resident memory, which is of a process that did nothing else; 
 resident model would hold at once.
 """
 
+import json
 import multiprocessing
 import os
 import resource
@@ -20,6 +21,8 @@ from pathlib import Path
 import torch
 from kept import keep, parser
 from safetensors.torch import save_file
+
+from outliers.models.weight_files import INDEX
 
 BLOCKS, TOKENS = 4, 512
 SCHEMES = ("fp32", "absmax-vector", "llm.int8")
@@ -67,12 +70,19 @@ def write_checkpoint(folder: Path, layers: int) -> None:
         "model.decoder.final_layer_norm.weight": torch.ones(width, dtype=torch.float16),
         "model.decoder.final_layer_norm.bias": torch.zeros(width, dtype=torch.float16),
     }
-    save_file(rest, folder / "model-00.safetensors", {"format": "pt"})
+    listed = {}
+
+    def write(shard: dict[str, torch.Tensor], name: str) -> None:
+        save_file(shard, folder / name, {"format": "pt"})
+        listed.update(dict.fromkeys(shard, name))
+
+    write(rest, "model-00.safetensors")
     for first in range(0, layers, LAYERS_A_SHARD):
         shard = {}
         for number in range(first, min(first + LAYERS_A_SHARD, layers)):
             shard |= layer(number)
-        save_file(shard, folder / f"model-{1 + first // LAYERS_A_SHARD:02d}.safetensors", {"format": "pt"})
+        write(shard, f"model-{1 + first // LAYERS_A_SHARD:02d}.safetensors")
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": listed}))
     config.save_pretrained(folder)  # last: a folder with it is whole
 
 

@@ -35,13 +35,11 @@ def check_all_ways(folder, blocks, expected) -> None:
 
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen3-moe"])
-def test_experts_are_found_missing(case, tmp_path, blocks):
+def test_experts_are_found_missing(case, tmp_path):
     make_model(case).save_pretrained(tmp_path)
     expert = next(key for key in load_file(tmp_path / "model.safetensors") if re.search(r"layers.1.*experts.2.w?", key))
     change(tmp_path, lambda tensors: tensors.pop(expert))
-    with pytest.raises(UserError, match=r"cannot load .* are missing or have other shapes than its configuration says"):
-        load_model(str(tmp_path))
-    for read in (load_int8, lambda name: perplexity(stream_model(name), blocks)):
+    for read in (load_model, load_int8, stream_model):
         with pytest.raises(UserError, match=r"lacks 1 tensors \(a part of model.layers.1.mlp.experts."):
             read(str(tmp_path))
 

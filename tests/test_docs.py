@@ -26,6 +26,7 @@ from outliers.experiment.needs import Need
 from outliers.experiment.room import Room
 from outliers.experiment.rows import read_rows
 from outliers.experiment.spec import Memory
+from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.train import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.report.ablation_section import ablation_section
@@ -35,6 +36,7 @@ from outliers.report.table3 import memory_section
 from outliers.report.table5 import speed_section
 from outliers.report.table6 import latency_section
 from outliers.tracing.sketch import RELATIVE_ERROR
+from tests.conftest import needs_smollm2
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "results" / "kept"
@@ -206,6 +208,7 @@ CLAIMS = {
         ("at least {} draws", lambda: (LEAST_CONTROLS,)),
         ("the means of {:,} resamples", lambda: (RESAMPLES,)),
         ("as they were loaded, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["weights_hash"]),)),
+        ("up to {} names, and how many there are", lambda: (MANY,)),
         ("of its token ids, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["tokens_hash"]),)),
     ],
     "docs/schemes.md": [
@@ -407,6 +410,17 @@ DRAWN = {
 def test_kept_tables_are_those_of_their_rows(run):
     for drawn in DRAWN[run](kept_rows(run)).tables:
         assert read(f"results/kept/{run}/{drawn.name}.md") == drawn.form("github") + "\n"
+
+
+@pytest.mark.parametrize("model", [*pocket_models(), pytest.param("smollm2-135m", marks=needs_smollm2)])
+def test_kept_rows_are_of_the_models_that_this_repository_names(model):
+    """But those of a latency under 8 bits, whose hash is that of codes too."""
+    folders = [file.parent.relative_to(KEPT) for file in KEPT.rglob("rows.jsonl")]
+    rows = [row for folder in folders for row in kept_rows(folder) if row.get("model") == model]
+    exact = [row for row in rows if not row["metric"].startswith("latency") or row["scheme"] == "fp32"]
+    kept = {(row["dtype"], row["weights_hash"]) for row in exact}
+    assert kept
+    assert kept == {(dtype, weights_hash(load_model(model, dtype))) for dtype, _ in kept}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -298,7 +298,6 @@ def test_rows_are_those_of_a_copy_as_safetensors(measure, spec, fields, tmp_path
         found[model] = lasting(measure(spec(**named, **fields), tmp_path / model.name))
     assert {row.pop("quantized_from") for row in found[file]} == {"Q4_1"}
     differing = {"model"}
-    differing |= {"weights_hash"} if "stream" in fields else set()  # of a streamed model, that of its files
     differing |= {"value", "q1", "q3"} if measure is measure_latency else set()
     one, other = ([without(differing, row) for row in rows] for rows in found.values())
     assert one == other
@@ -785,7 +784,7 @@ def test_smollm2_speaks(smollm2):
 @needs_smollm2
 def test_smollm2_is_what_transformers_reads(smollm2):
     """Its loader takes a quarter of a minute: what it made was hashed once, and what its tokenizer makes of a text."""
-    assert weights_hash(smollm2) == "f5b84f20539d15d6"
+    assert weights_hash(smollm2) == "ac1b274ab5e372f9"
     ids = load_tokenizer("smollm2-135m")("<|im_start|>user\nIt's 1969:  naïve 你好<|im_end|>").input_ids
     assert ids == [1, 4093, 198, 1589, 506, 216, 33, 41, 38, 41, 42, 216, 15486, 46494, 216, 18645, 250, 48392, 138, 2]
 

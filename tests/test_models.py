@@ -233,7 +233,7 @@ def test_missing_tensors_are_not_made_up(folder):
 def test_weights_of_another_shape(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "n_embd": 128}))
-    with pytest.raises(UserError, match="cannot load"):
+    with pytest.raises(UserError, match=r"holds 'transformer.*' with the shape \(192,\);.* asks for \(384"):
         load_model(str(folder))
 
 

@@ -14,12 +14,16 @@ from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexities, perplexity
+from outliers.experiment.ablation import ablate_model
 from outliers.experiment.amounts import parse_bytes
-from outliers.experiment.spec import Experiment, OneModel
+from outliers.experiment.cell import Bench
+from outliers.experiment.emergence import emergence
+from outliers.experiment.job import prepare, progress
+from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
 from outliers.models.anatomy import decoder_layers
-from outliers.models.load import load_model
+from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize, under
@@ -169,14 +173,33 @@ def test_a_truncated_file(saved):
         stream_model(saved)
 
 
-def test_fingerprint_tells_weights_apart(saved, tmp_path):
-    one = stream_model(saved).stream.fingerprint()
-    assert one == stream_model(saved).stream.fingerprint()
+def test_hash_is_that_of_the_resident_model(folder, blocks):
+    """Whether all is read for it, or it is gathered while blocks pass."""
+    expected = weights_hash(load_model(folder))
+    read = stream_model(folder)
+    assert read.stream.weights_hash() == expected
+    passed = stream_model(folder)
+    perplexity(passed, blocks)
+    before = passed.stream.bytes_read
+    assert passed.stream.weights_hash() == expected
+    assert passed.stream.bytes_read == before, "nothing is read twice for it"
+    perplexity(passed, blocks)
+    assert passed.stream.weights_hash() == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", ["gpt-oss", "opt"])
+def test_hash_in_16_bits(folder, dtype):
+    assert stream_model(folder, dtype).stream.weights_hash() == weights_hash(load_model(folder, dtype))
+
+
+def test_hash_sees_every_byte(saved, tmp_path):
+    one = stream_model(saved).stream.weights_hash()
     model = load_model(saved)
     with torch.no_grad():
-        model.model.decoder.layers[0].fc1.weight[0, 0] += 1
+        model.model.decoder.layers[1].fc1.weight[-1, -1] += 1e-3
     model.save_pretrained(tmp_path / "other")
-    assert stream_model(str(tmp_path / "other")).stream.fingerprint() != one
+    assert stream_model(str(tmp_path / "other")).stream.weights_hash() != one
 
 
 SMALL = {
@@ -221,6 +244,88 @@ def test_a_streamed_trace_is_the_same(tmp_path):
     assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in rows], rel=1e-9)
     (tmp_path / "True" / "rows.jsonl").unlink()  # as if it was killed between the trace and its rows
     assert lasting(trace_model(OneModel(**fields, stream=True), tmp_path / "True")[1]) == lasting(streamed)
+
+
+ONE = {"model": "pocket/gpt2-0.1m", "block": 32, "blocks": 2, "stream": True}
+RUNS = {
+    "sweep": lambda out, **more: sweep(
+        Experiment(models=["pocket/gpt2-0.1m"], block=32, blocks=2, schemes=["fp32", "absmax"], stream=True, **more),
+        out,
+    ),
+    "trace": lambda out, **more: trace_model(OneModel(**ONE, **more), out)[1],
+    "ablation": lambda out, **more: ablate_model(Ablation(**ONE, features=[1, 2], methods=["mean"], **more), out),
+    "emergence": lambda out, **more: emergence(
+        Emergence(models=["pocket/gpt2-0.1m"], block=32, blocks=2, stream=True, **more), out
+    ),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_weights_are_read_ahead_only_where_finished_rows_ask_for_their_hash(run, tmp_path, monkeypatch):
+    asked, usual = [], Stream.weights_hash
+
+    def weights_hash_of(self):
+        asked.append(len(self.to_hash))
+        return usual(self)
+
+    monkeypatch.setattr(Stream, "weights_hash", weights_hash_of)
+    rows = RUNS[run](tmp_path)
+    assert rows
+    assert {row["weights_hash"] for row in rows} == {weights_hash(load_model("pocket/gpt2-0.1m"))}
+    assert asked
+    assert not any(asked), "it was gathered while blocks passed"
+    asked.clear()
+    RUNS[run](tmp_path, alpha=5.5 if run in ("trace", "emergence") else 6.0)
+    assert any(asked) is (run in ("sweep", "ablation")), "of rows that differ in something else nothing is asked"
+    asked.clear()
+    assert RUNS[run](tmp_path) == rows
+    assert any(asked), "of rows that agree in everything else it is"
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_other_weights_are_measured_again(run, tmp_path):
+    """Those of a file that was changed at one place, and has its size and its time."""
+    folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+    file = folder / "model.safetensors"
+    fields = {"block": 32, "blocks": 1, "stream": True}
+    runs = {
+        "sweep": lambda: sweep(Experiment(models=[str(folder)], schemes=["absmax"], **fields), tmp_path / "out"),
+        "trace": lambda: trace_model(OneModel(model=str(folder), **fields), tmp_path / "out")[1],
+        "ablation": lambda: ablate_model(Ablation(model=str(folder), features=[1], **fields), tmp_path / "out"),
+        "emergence": lambda: emergence(Emergence(models=[str(folder)], **fields), tmp_path / "out"),
+    }
+    before = runs[run]()
+    times, content = file.stat(), bytearray(file.read_bytes())
+    content[-2] ^= 64  # half or twice the last number
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    after = runs[run]()
+    assert {row["weights_hash"] for row in before} != {row["weights_hash"] for row in after}
+    assert [row["value"] for row in before] != [row["value"] for row in after]
+    assert lasting(runs[run]()) == lasting(after)
+
+
+def test_equal_weights_of_streamed_models_are_measured_once(tmp_path):
+    for number in range(2):
+        shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "models" / str(number))
+    fields = {"models": [str(tmp_path / "models")], "revisions": ["0", "1"], "block": 32, "blocks": 1, "stream": True}
+    rows = emergence(Emergence(**fields), tmp_path / "out")
+    one, other = ([row for row in rows if row["checkpoint"] == revision] for revision in "01")
+    assert [row["value"] for row in one] == [row["value"] for row in other]
+    assert {row["same_weights_as"] for row in other} == {"models@0"}
+    assert emergence(Emergence(**fields), tmp_path / "out") == rows
+
+
+def test_weights_that_are_not_those_of_another_process(tmp_path):
+    """As where a file changes between two workers: it shows when the layers were read."""
+    spec = OneModel(**ONE)
+    job, bench = prepare(spec.model, None, spec), Bench(progress(0))
+    model, fields = bench.load(job, spec)
+    assert "weights_hash" not in fields
+    model, _ = bench.load(job, spec, fields | {"weights_hash": "0" * 16})
+    perplexity(model, job.blocks)
+    with pytest.raises(UserError, match="changed while they were measured"):
+        bench.check_weights()
 
 
 def test_sizes():

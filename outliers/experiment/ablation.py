@@ -7,8 +7,8 @@ from pathlib import Path
 from outliers.ablation.ablate import Treatment, feature_means, measure, plan
 from outliers.ablation.interventions import Means
 from outliers.errors import UserError
-from outliers.experiment.cell import Bench, Cell
-from outliers.experiment.engine import Engine, common_fields, engine_of, gather
+from outliers.experiment.cell import Bench, Cell, check_same_weights
+from outliers.experiment.engine import Engine, common_fields, engine_of, gather, with_weights
 from outliers.experiment.job import Counted, Job, prepare, progress, protocol_of
 from outliers.experiment.parts import ablation_parts
 from outliers.experiment.provenance import cost
@@ -51,7 +51,11 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
         left = max(0.0, 1 - len(done) / (len(METRICS) * len(planned)))
         engine.foresee([job], spec, ablation_parts(spec, width), left)
         (common,) = common_fields(engine, [job], spec)
-        features = check_features(spec.features, width) if spec.features else _found(engine, job, spec, common)
+        common = with_weights(engine, job, spec, common, lambda fields: not force and row_file.find_all(fields))
+        if spec.features:
+            features = check_features(spec.features, width)
+        else:
+            features, common = _found(engine, job, spec, common)
         treatments = plan(features, width, spec.methods, spec.controls, spec.seed, spec.where)
         fields = {"experiment": "ablate", **common, "where": spec.where, "seed": spec.seed}
         if spec.features is None:
@@ -63,6 +67,7 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
         bar.total += sum(cell.steps for cell in cells)
         for _, measured in engine.run(cells):
             new = {key: asked[key] | value for key, value in measured.items()}
+            check_same_weights([*rows.values(), *new.values()])
             row_file.add(*new.values())
             rows |= new
     return [rows[key] for key in asked]
@@ -78,7 +83,7 @@ def _cells(engine: Engine, job: Job, spec: Ablation, common: dict, missing: list
     """What is measured together: as much as one pass over the text, or over the layers, has in common."""
     means = {}
     if any(treatment.method == "mean" for _, treatment in missing):
-        (means,) = gather(engine, [Cell("means", _means, job, (spec, common), spec.blocks)])
+        ((means, common),) = gather(engine, [Cell("means", _means, job, (spec, common), spec.blocks)])
     cells = []
     for metric in METRICS:
         treatments = [treatment for of, treatment in missing if of == metric]
@@ -98,23 +103,23 @@ def _measure(
     start = time.perf_counter()
     blocks = Counted(job.blocks, bench.bar)
     values = dict(measure(model, blocks, treatments, metric, spec.where, spec.seed, means))
-    spent = cost(start, model.device)
+    spent = bench.weights() | cost(start, model.device)
     return {(metric, treatment): {"value": value, "unit": "1"} | spent for treatment, value in values.items()}
 
 
-def _means(bench: Bench, job: Job, spec: Ablation, common: dict) -> Means:
+def _means(bench: Bench, job: Job, spec: Ablation, common: dict) -> tuple[Means, dict]:
     model, _ = bench.load(job, spec, common)
-    return feature_means(model, Counted(job.blocks, bench.bar))
+    return feature_means(model, Counted(job.blocks, bench.bar)), common | bench.weights()
 
 
-def _trace(bench: Bench, job: Job, spec: Ablation, common: dict) -> Trace:
+def _trace(bench: Bench, job: Job, spec: Ablation, common: dict) -> tuple[Trace, dict]:
     model, _ = bench.load(job, spec, common)
-    return trace(model, Counted(job.blocks, bench.bar), STREAM, spec.alpha, attention=False)
+    return trace(model, Counted(job.blocks, bench.bar), STREAM, spec.alpha, attention=False), common | bench.weights()
 
 
-def _found(engine: Engine, job: Job, spec: Ablation, common: dict) -> list[int]:
-    """The outlier features of the model."""
-    (found,) = gather(engine, [Cell("trace", _trace, job, (spec, common), spec.blocks)])
+def _found(engine: Engine, job: Job, spec: Ablation, common: dict) -> tuple[list[int], dict]:
+    """The outlier features of the model, and the fields of its rows with the hash of its weights."""
+    ((found, common),) = gather(engine, [Cell("trace", _trace, job, (spec, common), spec.blocks)])
     outliers = found.outlier_features()
     if outliers.empty:
         nearest = found.features().iloc[0]
@@ -123,4 +128,4 @@ def _found(engine: Engine, job: Job, spec: Ablation, common: dict) -> list[int]:
             f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions); name features with "
             "--features or lower --alpha"
         )
-    return outliers["feature"].tolist()
+    return outliers["feature"].tolist(), common

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.experiment.job import Job, load
 from outliers.experiment.spec import Settings
+from outliers.models.stream import is_streamed
 from outliers.models.watch import check_unchanged
 
 
@@ -46,22 +47,37 @@ class Bench:
 
     def __init__(self, bar: tqdm):
         self.bar = bar
-        self._key, self._loaded = None, None
+        self._key, self._loaded, self._like = None, None, None
 
     def load(self, job: Job, settings: Settings, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """The model of a job, in the form that it was left in, and the fields that all its rows have in common.
+
+        Of a streamed model they do not say which weights it has, see `weights`.
 
         Raises:
             UserError: as `outliers.experiment.job.load`; or its weights are not those of the fields `like`, because
                 they changed after another process read them.
         """
+        self._like = like
         key = job.model, job.revision, settings.model_dump_json()
         if key != self._key:
             self._key = self._loaded = None  # never two at once
             self._loaded = load(job, settings)
             self._key = key
-        check_same_weights([self._loaded[1], like or self._loaded[1]])
+        if not is_streamed(self._loaded[0]):
+            self.check_weights()
         return self._loaded
+
+    def weights(self) -> dict:
+        """Which weights the last model has, as a field of its rows; what of a streamed one was not read yet is read."""
+        model, fields = self._loaded
+        return {"weights_hash": model.stream.weights_hash() if is_streamed(model) else fields["weights_hash"]}
+
+    def check_weights(self) -> None:
+        """Raise UserError if the last model's weights are not those that it was to have; of a streamed one this is
+        known when its layers were read."""
+        if self._like and "weights_hash" in self._like:
+            check_same_weights([self._like, self._like | self.weights()])
 
     def check_unchanged(self) -> None:
         """Raise UserError if the files of the last model changed since they were read."""

@@ -226,6 +226,7 @@ def _measure(run: str, folder: str, threads: int, function: Callable, job: Job, 
         _bench = None
         _bench = run, Bench(tqdm(disable=True))
     result = function(_bench[1], job, *arguments)
+    _bench[1].check_weights()
     _bench[1].check_unchanged()
     return result
 

@@ -1,6 +1,7 @@
 """Outlier features along a family of models, or along revisions of one, to rows."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -8,7 +9,7 @@ from tqdm import tqdm
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity_of
 from outliers.experiment.cell import Bench, Cell
-from outliers.experiment.engine import Engine, common_fields, engine_of
+from outliers.experiment.engine import Engine, common_fields, engine_of, with_weights
 from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.parts import trace_parts
 from outliers.experiment.provenance import cost
@@ -20,6 +21,7 @@ from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 
 Place = tuple[str, str | None]  # model and revision
+OF_TWINS = ("architecture", "parameters", "tokens_hash")  # what models of the same weights have in common
 
 
 def emergence(spec: Emergence, out: str | Path | None = None, force: bool = False) -> list[dict]:
@@ -53,8 +55,10 @@ def emergence(spec: Emergence, out: str | Path | None = None, force: bool = Fals
                 {"experiment": "emergence", **common, "alpha": spec.alpha}
                 for common in common_fields(engine, group, spec)
             ]
+            others = [*all_fields, *(of_model[0] for of_model in rows.values())]
             missing = []
             for job, fields in zip(group, all_fields, strict=True):
+                fields = with_weights(engine, job, spec, fields, partial(_has_like, row_file, others, force))
                 if found := [] if force else row_file.find_all(fields):
                     rows[job.model, job.revision] = found
                     bar.update(PASSES * spec.blocks)
@@ -81,9 +85,8 @@ def _measure_missing(
     steps = PASSES * spec.blocks
     cells = [Cell("Table 4", _measure, job, (spec, fields), steps) for job, fields in new.values()]
     for cell, found in engine.run(cells):
-        _, fields = cell.arguments
         row_file.add(*found)
-        rows[cell.job.model, cell.job.revision] = measured[_hashes(fields)] = found
+        rows[cell.job.model, cell.job.revision] = measured[_hashes(found[0])] = found
     for job, fields in missing:
         if (job.model, job.revision) not in rows:
             twins = measured[_hashes(fields)]
@@ -93,9 +96,15 @@ def _measure_missing(
             bar.update(steps)
 
 
+def _has_like(row_file: RowFile, others: list[dict], force: bool, fields: dict) -> bool:
+    """Whether there may be rows of the same weights as those of a model, or another model with the same."""
+    twins = [other for other in others if all(other[field] == fields[field] for field in OF_TWINS)]
+    return len(twins) > 1 or (not force and bool(row_file.find_all(fields)))
+
+
 def _hashes(fields: dict) -> tuple[str, str]:
-    """What makes two models the same: weights and tokens."""
-    return fields["weights_hash"], fields["tokens_hash"]
+    """What makes two models the same: weights and tokens. Of weights that are not known, no other has the same."""
+    return fields.get("weights_hash") or full_name(fields["model"], fields.get("checkpoint")), fields["tokens_hash"]
 
 
 def _measure(bench: Bench, job: Job, spec: Emergence, fields: dict) -> list[dict]:
@@ -106,5 +115,5 @@ def _measure(bench: Bench, job: Job, spec: Emergence, fields: dict) -> list[dict
     found = trace(model, Counted(job.blocks, bench.bar), PAPER, spec.alpha, attention=False)
     beside = measure_beside(model, job.blocks, found, bench.bar)
     values = table4_row(found, perplexity_of(beside.losses), beside.top1_softmax)
-    spent = cost(start, model.device)
+    spent = bench.weights() | cost(start, model.device)
     return [fields | row | spent for row in tidy([values])]

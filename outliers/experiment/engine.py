@@ -1,6 +1,6 @@
 """Where an experiment's cells are measured: in this process one after the other, or as tasks of a Ray cluster."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +41,9 @@ class Here:
         """
         for cell in cells:
             stop_if_asked()
-            yield cell, cell.function(self.bench, cell.job, *cell.arguments)
+            result = cell.function(self.bench, cell.job, *cell.arguments)
+            self.bench.check_weights()
+            yield cell, result
 
 
 Engine = Here | Cluster
@@ -54,12 +56,32 @@ def gather(engine: Engine, cells: list[Cell]) -> list[Any]:
 
 
 def common_fields(engine: Engine, jobs: list[Job], settings: Settings) -> list[dict]:
-    """The fields that all rows of each job have in common; for its weights, every model is loaded."""
-    return gather(engine, [Cell("its weights", _common, job, (settings,), 0) for job in jobs])
+    """The fields that all rows of each job have in common, for which every model is loaded.
+
+    Those of streamed models say nothing of their weights, see `with_weights`.
+    """
+    return gather(engine, [Cell("its fields", _common, job, (settings,), 0) for job in jobs])
 
 
 def _common(bench: Bench, job: Job, settings: Settings) -> dict:
     return bench.load(job, settings)[1]
+
+
+def with_weights(engine: Engine, job: Job, settings: Settings, fields: dict, needed: Callable[[dict], object]) -> dict:
+    """The fields of a job's rows with the hash of its weights, before they are measured.
+
+    That of a streamed model is known after its first pass. It is read for it before that only where it decides whether
+    there is something to measure: if `needed` says so of the fields without it.
+    """
+    if "weights_hash" in fields or not needed(fields):
+        return fields
+    (weights,) = gather(engine, [Cell("its weights", _weights, job, (settings,), 0)])
+    return fields | weights
+
+
+def _weights(bench: Bench, job: Job, settings: Settings) -> dict:
+    bench.load(job, settings)
+    return bench.weights()
 
 
 @contextmanager

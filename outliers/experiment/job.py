@@ -20,9 +20,11 @@ from outliers.models.load import (
     load_model,
     load_tokenizer,
     quantized_from,
+    some_of,
     stored_as,
     weights_hash,
 )
+from outliers.models.source import local_files
 from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.quantization.schemes import Scheme
 from outliers.text.blocks import find_text, load_text, tokens_hash
@@ -57,6 +59,7 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
     if settings.stream:
         check_one_device(settings.device)
     config = load_config(name, revision)
+    local_files(name, revision)
     check_block(config, settings.block)
     tokenizer = load_tokenizer(name, revision)
     blocks = load_text(settings.text, tokenizer, settings.block, settings.blocks, settings.bos)
@@ -65,7 +68,10 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
 
 
 def load(job: Job, settings: Settings) -> tuple[PreTrainedModel, dict]:
-    """Load the model of a job; return it with the fields that all its rows have in common."""
+    """Load the model of a job; return it with the fields that all its rows have in common.
+
+    Those of a streamed model say nothing of its weights, which are not read yet.
+    """
     place = job.model, settings.dtype, settings.device, job.revision
     model = stream_model(*place, settings.memory) if settings.stream else load_model(*place)
     return model, describe(job, model, settings)
@@ -109,7 +115,8 @@ def describe_model(
         "model": name,
         "checkpoint": revision,
         "revision": getattr(model.config, "_commit_hash", None),
-        "weights_hash": model.stream.fingerprint() if is_streamed(model) else weights_hash(model),
+        "weights_hash": None if is_streamed(model) else weights_hash(model),
+        "ignored_tensors": some_of(model.ignored_tensors) or None,
         "quantized_from": quantized_from(name, revision) or stored_as(config),
         "streamed": is_streamed(model) or None,
         "architecture": model.config.model_type,

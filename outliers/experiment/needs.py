@@ -2,18 +2,21 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import try_to_load_from_cache
 
+from outliers.errors import UserError
 from outliers.evaluation.calibration import Calibration, Cost, Passes, Sizes, calibrate, model_sizes
 from outliers.experiment.job import Job
 from outliers.experiment.room import room_of
 from outliers.experiment.spec import Settings
 from outliers.models.load import DTYPES, find_device
-from outliers.models.source import SECONDS_FOR_THE_HUB, ask_hub, find_model, local_place
+from outliers.models.source import SECONDS_FOR_THE_HUB, ask_hub, local_files, local_place
 from outliers.models.stream import STATES_ON_GPU
+from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards
 
 SAMPLE = 64_000_000  # bytes of a checkpoint that are read to see how fast that is
 DEQUANTIZED = 4_000_000  # bytes of a GGUF file that are dequantized to see how fast that is
@@ -142,9 +145,11 @@ def _seconds(run: Run, sizes: Sizes, calibration: Calibration) -> float:
     ]
     reading = _of_job(run, _seconds_to_read)
     copying = sizes.weights * calibration.copying + _of_job(run, _seconds_to_dequantize)
+    hashing = sizes.weights * calibration.hashing
     if not run.settings.stream:
-        return reading + copying + sizes.weights * calibration.hashing + sum(passes)
-    return sum(max(reading, seconds) + copying for seconds in passes)
+        return reading + copying + hashing + sum(passes)
+    beside = [max(reading, hashing), *(reading for _ in passes[1:])]  # the first pass hashes what it computes with
+    return sum(max(*pair) + copying for pair in zip(beside, passes, strict=True))
 
 
 def _seconds_to_read(job: Job) -> float:
@@ -184,9 +189,15 @@ def _seconds_to_dequantize(job: Job) -> float:
 def _files(job: Job) -> list[Path]:
     """The files of a model's weights that are on this machine."""
     if local_place(job.model):
-        return find_model(job.model, job.revision).files
+        with suppress(UserError):  # loading says what is wrong
+            return local_files(job.model, job.revision)
+        return []
     config = try_to_load_from_cache(job.model, "config.json", revision=job.revision)
-    return list(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else []
+    folder = Path(config).parent if isinstance(config, str) else None
+    if folder is None or not (is_there(folder / WEIGHTS) or is_there(folder / INDEX)):
+        return []
+    names = [WEIGHTS] if is_there(folder / WEIGHTS) else listed_shards(folder)
+    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def _download(job: Job) -> int | None:
@@ -202,6 +213,7 @@ def _download(job: Job) -> int | None:
         return 0 if cached else None
     for suffix in (".safetensors", ".bin"):  # pickled weights are converted by the hub, to files of their size
         wanted = {name: count for name, count in sizes.items() if name.endswith(suffix) and "/" not in name}
+        whole = {name: count for name, count in wanted.items() if name == WEIGHTS}  # or else shards, by any names
         if wanted:
-            return sum(count for name, count in wanted.items() if name not in cached)
+            return sum(count for name, count in (whole or wanted).items() if name not in cached)
     return None

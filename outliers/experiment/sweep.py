@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of, variant_losses
 from outliers.evaluation.scatter import check_draws, drawn
 from outliers.experiment.cell import Bench, Cell, check_same_weights, said, size
-from outliers.experiment.engine import Engine, engine_of
+from outliers.experiment.engine import Engine, engine_of, with_weights
 from outliers.experiment.job import Counted, Job, left_fields, prepare, progress, say_what_is_left
 from outliers.experiment.parts import sweep_parts
 from outliers.experiment.provenance import cost, total_cost
@@ -76,10 +76,15 @@ def schemes_of(experiment: Experiment | Latency | ZeroShot) -> list[Scheme]:
 
 
 def _found(jobs: list[Job], experiment: Experiment, row_file: RowFile, engine: Engine) -> dict[Key, dict]:
-    """The finished rows; which weights a model has is known when it is loaded."""
-    cells = [Cell("its weights", _describe, job, (experiment, schemes_of(experiment)), 0) for job in jobs]
-    rows = (row_file.find(fields) for _, described in engine.run(cells) for fields in described)
-    return {(row["model"], row["scheme"]): row for row in rows if row}
+    """The finished rows; which weights a model has is known when it is loaded, or read."""
+    cells = [Cell("its fields", _describe, job, (experiment, schemes_of(experiment)), 0) for job in jobs]
+    found = {}
+    for cell, described in engine.run(cells):
+        for fields in described:
+            fields = with_weights(engine, cell.job, experiment, fields, row_file.find_all)
+            if row := row_file.find(fields):
+                found[row["model"], row["scheme"]] = row
+    return found
 
 
 def _measured(
@@ -127,8 +132,8 @@ def _measure(
 ) -> list[tuple[dict, list[list[Loss]]]]:
     """The fields of the row of each scheme, and draw by draw the losses of a part of the text."""
     bench.bar.set_description(f"{job.model} {schemes[0].name}")
-    described = _describe(bench, job, experiment, schemes)
     model, _ = bench.load(job, experiment)
+    described = _describe(bench, job, experiment, schemes)
     start = time.perf_counter()
     if not is_streamed(model):
         # One quantization of the weights serves all schemes that share its codes.
@@ -139,7 +144,7 @@ def _measure(
     for draw in range(experiment.draws):
         with drawn(model, draw):
             found.append(_losses(model, job.blocks[part], schemes, bench.bar))
-    spent = cost(start, model.device)
+    spent = bench.weights() | cost(start, model.device)
     by_scheme = map(list, zip(*found, strict=True))
     return [(fields | spent, of_scheme) for fields, of_scheme in zip(described, by_scheme, strict=True)]
 

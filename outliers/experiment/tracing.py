@@ -13,8 +13,8 @@ from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of
-from outliers.experiment.cell import Bench, Cell, said, size
-from outliers.experiment.engine import Engine, common_fields, engine_of, gather
+from outliers.experiment.cell import Bench, Cell, check_same_weights, said, size
+from outliers.experiment.engine import Engine, common_fields, engine_of, gather, with_weights
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.parts import trace_parts
@@ -57,7 +57,14 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
         engine.foresee([job], spec, trace_parts(spec), 0.0 if done else 1.0)
         (common,) = common_fields(engine, [job], spec)
         fields = {"experiment": "trace", **common, "alpha": spec.alpha, "roles": list(ROLES)}
-        found, costs = _resumed_trace(engine, job, spec, fields, folder / "trace", force, bar)
+        stem = folder / "trace"
+
+        def begun(fields: dict) -> bool:
+            return not force and bool(row_file.find_all(fields) or _saved(stem, _about(fields)))
+
+        fields = with_weights(engine, job, spec, fields, begun)
+        found, costs = _resumed_trace(engine, job, spec, fields, stem, force, bar)
+        fields |= {"weights_hash": found.about["weights_hash"]}
         rows = [] if force else row_file.find_all(fields)
         if not rows:
             values, further_costs = _table4(engine, job, spec, fields, found)
@@ -74,14 +81,16 @@ def _resumed_trace(
 
     It goes on from what is saved at `stem` if that is the beginning of the same one.
     """
-    about = {field: fields[field] for field in IDENTITY if field in fields}
+    about = _about(fields)
     found = None if force else _saved(stem, about)
     done = found.sequences if found else 0
     bar.update(done)
     saved, arrived, costs = time.monotonic(), {}, []
     parts = _parts(engine, spec, done)
     cells = [Cell(f"trace, {said(part)}", _trace, job, (spec, fields, part), size(part)) for part in parts]
-    for cell, (one, spent) in engine.run(cells):
+    for cell, (one, weights, spent) in engine.run(cells):
+        check_same_weights([fields | weights, fields | weights | about])
+        about |= weights
         arrived[cell.arguments[-1].start] = one
         costs.append(spent)
         while done in arrived:  # in the order of the text, so that what is saved is its beginning
@@ -108,11 +117,12 @@ def _parts(engine: Engine, spec: OneModel, done: int) -> list[slice]:
     return [slice(done + part.start, done + part.stop) for part in parts]
 
 
-def _trace(bench: Bench, job: Job, spec: OneModel, fields: dict, part: slice) -> tuple[Trace, dict]:
-    """The trace of a part of the text, and what it has cost."""
+def _trace(bench: Bench, job: Job, spec: OneModel, fields: dict, part: slice) -> tuple[Trace, dict, dict]:
+    """The trace of a part of the text, of which weights it is, and what it has cost."""
     model, _ = bench.load(job, spec, fields)
     start = time.perf_counter()
-    return trace(model, Counted(job.blocks[part], bench.bar), alpha=spec.alpha), cost(start, model.device)
+    found = trace(model, Counted(job.blocks[part], bench.bar), alpha=spec.alpha)
+    return found, bench.weights(), cost(start, model.device)
 
 
 def _table4(
@@ -137,12 +147,19 @@ def _measure(
     return measure_beside(model, job.blocks[part], found, bench.bar), cost(start, model.device)
 
 
+def _about(fields: dict) -> dict:
+    """What makes a trace the same measurement."""
+    return {field: fields[field] for field in IDENTITY if field in fields}
+
+
 def _saved(stem: Path, about: dict) -> Trace | None:
+    """The trace that is saved, if it is the same one, as far as that is known of a streamed model."""
     try:
         found = Trace.load(stem)
     except UserError:  # there is none, or a kill came between its two files
         return None
-    return found if found.about == about else None
+    unknown = {"weights_hash"} - about.keys()
+    return found if {field: found.about[field] for field in found.about.keys() - unknown} == about else None
 
 
 class BesideTrace(NamedTuple):

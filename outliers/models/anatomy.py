@@ -195,6 +195,8 @@ ANATOMIES = {
 # checkpoints: patterns, and what stands for them in the text part.
 TEXT_PARTS = ("gemma3",)
 TEXT_KEYS = {r"^language_model\.": "", r"^model\.language_model\.": "model."}
+# Of a text part: the tensors of such a checkpoint that it has no place for because they are for the pictures.
+PICTURES = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\."}
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
 
 

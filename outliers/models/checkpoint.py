@@ -1,9 +1,11 @@
-"""The tensors of a model's files, each of which is read when it is wanted."""
+"""The tensors of a model's files, compared with the model before any is read; each is read when it is wanted."""
 
 import copy
+import glob
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,16 +17,34 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
-from transformers.quantizers import AutoHfQuantizer
+from transformers.quantizers import AutoHfQuantizer, HfQuantizer
+from transformers.safetensors_conversion import auto_conversion
+from transformers.utils.import_utils import is_env_variable_true
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError
-from outliers.models.anatomy import TEXT_KEYS
-from outliers.models.load import check_complete, dequantized
-from outliers.models.source import find_model
-from outliers.models.watch import watch
+from outliers.models.anatomy import PICTURES, TEXT_KEYS
+from outliers.models.source import Source
+from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
 
 if TYPE_CHECKING:
     from outliers.models.gguf import Made
+
+# What a checkpoint may hold: types as safetensors calls them. All are cast to the dtype of the model.
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PACKED = {"U8": torch.uint8}  # of tensors in a format of few bits
+OTHERS = {"BOOL": torch.bool, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
+
+# Buffers that older checkpoints carry and current models compute: causal masks, rotary frequencies and positions; and
+# a version number of OPT's. Beside these, transformers has patterns of its own for some architectures.
+HARMLESS = (
+    r"(^|\.)(attn|attention)(\.attention)?\.(bias|masked_bias)$",
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$",
+    r"(^|\.)position_ids$",
+    r"(^|\.)embed_positions\.(weights|_float_tensor)$",
+    r"(^|\.)decoder\.version$",
+)
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 class Stored(NamedTuple):
@@ -33,7 +53,8 @@ class Stored(NamedTuple):
     name: str
     file: Path
     key: str
-    about: str
+    dtype: str
+    shape: tuple[int, ...]
     start: int
     end: int
 
@@ -44,8 +65,12 @@ class Stored(NamedTuple):
 
     def read(self) -> torch.Tensor:
         """The tensor, which shares the memory of the file."""
-        with _opened(self.file, self.name) as file:
+        with opened(self.file, self.name) as file:
             return file.get_tensor(self.key)
+
+    def without_values(self) -> torch.Tensor:
+        """A tensor on the meta device like this one."""
+        return torch.empty(self.shape, dtype=(FLOATS | PACKED)[self.dtype], device="meta")
 
 
 class Joined(NamedTuple):
@@ -56,7 +81,6 @@ class Joined(NamedTuple):
     """
 
     own: str
-    shape: torch.Size
     parts: list[tuple[str, Stored]]
     converter: WeightConverter
     skeleton: PreTrainedModel | None
@@ -66,88 +90,203 @@ class Joined(NamedTuple):
         """The bytes of which it is made: file, from where, to where."""
         return [span for _, stored in self.parts for span in stored.spans]
 
-    @property
-    def about(self) -> str:
-        """Type and shape of its parts."""
-        return " ".join(stored.about for _, stored in self.parts)
-
     def read(self) -> torch.Tensor:
-        """The tensor.
+        """The tensor."""
+        return self._made_of(Stored.read)
 
-        Raises:
-            UserError: some parts are missing.
-        """
+    def is_complete(self) -> bool:
+        """Whether no kind of part and no expert is missing, but for the last ones of all kinds."""
+        found, experts = defaultdict(list), set()
+        for pattern, stored in self.parts:
+            found[pattern].append(stored)
+            experts |= {int(number) for number in EXPERT.findall(stored.key)}
+        alike = len({len(parts) for parts in found.values()}) == 1
+        return alike and len(found) == len(self.converter.source_patterns) and experts == set(range(len(experts)))
+
+    def shape(self) -> tuple[int, ...] | set[tuple[int, ...]]:
+        """The shape that it will have; those of its parts if they do not fit together."""
+        try:
+            return tuple(self._made_of(Stored.without_values).shape)
+        except (RuntimeError, ValueError, IndexError):  # torch refuses to join them
+            return {stored.shape for _, stored in self.parts}
+
+    def _made_of(self, read: Callable[[Stored], torch.Tensor]) -> torch.Tensor:
         found = defaultdict(list)
         for pattern, stored in sorted(self.parts, key=lambda part: dot_natural_key(part[1].key)):
-            found[pattern].append(stored.read())
+            found[pattern].append(read(stored))
         rule = {"source_patterns": self.converter.source_patterns, "target_patterns": self.converter.target_patterns}
-        try:
-            for operation in self.converter.operations:
-                found = operation.convert(found, **rule, full_layer_name=self.own, model=self.skeleton)
-            (tensor,) = found.values()
-            complete = tensor.shape == self.shape
-        except RuntimeError:  # torch refuses to join tensors that do not fit together
-            complete = False
-        check_complete([] if complete else [f"a part of {self.own}"], self.parts[0][1].name)
+        for operation in self.converter.operations:
+            found = operation.convert(found, **rule, full_layer_name=self.own, model=self.skeleton)
+        (tensor,) = found.values()
         return tensor
 
 
-def stored_tensors(
-    name: str, revision: str | None, model: PreTrainedModel, names: dict
-) -> "dict[str, Stored | Joined] | dict[str, Made]":
-    """Every tensor of a model that its files hold, by its own name; those of a hub id are downloaded.
+class Checkpoint(NamedTuple):
+    """What the files of a model hold.
+
+    files: those that are the model. tensors: every tensor of the model that is stored, by the model's own name.
+    ignored: names in the files for which the model has no place, but for those that are known to be of no use.
+    """
+
+    files: list[Path]
+    tensors: "dict[str, Stored | Joined] | dict[str, Made]"
+    ignored: list[str]
+
+    def absent(self, model: PreTrainedModel) -> set[str]:
+        """The model's own names of tensors that are not stored, which are tied to others that are."""
+        return set(model.state_dict()) - set(self.tensors)
+
+
+def read_checkpoint(
+    source: Source, name: str, model: PreTrainedModel, stored_as: QuantizationConfigMixin | None
+) -> Checkpoint:
+    """Find the tensors of a model in its files, of which nothing but the headers is read; a hub id is downloaded.
 
     Args:
-        model: of its configuration; on the meta device is enough.
-        names: the model's own names of the tensors that are wanted.
+        name: what the user calls the model.
+        model: of its configuration, without values; on the meta device is enough.
+        stored_as: how to bring back weights that are stored in a format of few bits.
 
     Raises:
-        UserError: it has no safetensors weights and is no GGUF file, a file is damaged, or its weights are stored in
-            a format that is not known.
+        UserError: nothing says which files are the model (see `weight_files`), or one is damaged; a tensor is there
+            twice, missing, of another shape than the model's, or of a type that is no floating-point number of 16 bits
+            or more.
     """
-    source = find_model(name, revision)
-    watch(name, revision, source.files)
     if source.gguf_file:
         from outliers.models.gguf import read_gguf
 
-        tensors = read_gguf(*source.files).tensors
-        return {own: tensors[own] for own in tensors if own in names}
-    files = source.files
-    if not Path(source.path).is_dir():
-        patterns = ["*.safetensors", "*.safetensors.index.json"]
-        folder = snapshot_download(source.path, revision=source.revision, allow_patterns=patterns)
-        files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise UserError(f"'{name}' has no safetensors weights, and pickled ones are not read because they can run code")
-    return _by_own_names((stored for file in files for stored in _in_file(name, file)), name, model, names)
+        return Checkpoint(source.files, read_gguf(*source.files).tensors, [])
+    files = source.files or weight_files(_downloaded(source))
+    stored = _by_key(name, (stored for file in files for stored in _in_file(name, file)))
+    quantizer = stored_as and AutoHfQuantizer.from_config(stored_as, pre_quantized=True)
+    found, ignored = _by_own_names(stored, name, model, quantizer)
+    _check(found, name, model)
+    return Checkpoint(files, found, _without_harmless(ignored, model))
+
+
+def _downloaded(source: Source) -> Path:
+    """The folder of the hub's cache in which a model's weights are: what `weight_files` chooses, and no other files.
+
+    As transformers does it, for pickled weights the hub is asked for its own conversion of them.
+    """
+
+    def snapshot(*names: str) -> Path:
+        wanted = [glob.escape(name) for name in names]
+        keywords = {"allow_patterns": wanted, "local_files_only": source.local_files_only}
+        return Path(snapshot_download(source.path, revision=revision, **keywords))
+
+    def has(name: str) -> bool:
+        return is_there(folder / name)
+
+    revision = source.revision
+    folder = snapshot(WEIGHTS)
+    if not has(WEIGHTS):
+        folder = snapshot(INDEX)
+    convertible = revision in (None, "main") and not source.local_files_only
+    if not (has(WEIGHTS) or has(INDEX)) and convertible and not is_env_variable_true("DISABLE_SAFETENSORS_CONVERSION"):
+        _, revision, _ = auto_conversion(source.path)
+        folder = snapshot(WEIGHTS, INDEX)
+    return folder if has(WEIGHTS) or not has(INDEX) else snapshot(*listed_shards(folder))
+
+
+def _by_key(name: str, all_stored: Iterable[Stored]) -> dict[str, Stored]:
+    found = {}
+    for stored in all_stored:
+        if stored.key in found:
+            raise _twice(name, stored, found[stored.key])
+        found[stored.key] = stored
+    return found
+
+
+def _twice(name: str, one: Stored, other: Stored | Joined) -> UserError:
+    other = other.parts[0][1] if isinstance(other, Joined) else other
+    places = " and ".join(f"'{said(stored.key)}' in '{stored.file.name}'" for stored in (other, one))
+    return UserError(f"the checkpoint of '{name}' holds a tensor twice: {places}; expected each once")
+
+
+def said(key: str) -> str:
+    """The name of a tensor as a message shows it, whatever is in it."""
+    return (key if key.isprintable() else ascii(key)[1:-1])[:200]
 
 
 def _by_own_names(
-    all_stored: Iterable[Stored], name: str, model: PreTrainedModel, names: dict
-) -> dict[str, Stored | Joined]:
-    """By transformers' rules for the architecture, and for the format in which its weights are stored.
-
-    Tensors that are none of the model's are buffers that older checkpoints carry, such as causal masks, or what a model
-    that takes pictures too needs for that.
-    """
-    stored_as = dequantized(model.config, name)
-    quantizer = stored_as and AutoHfQuantizer.from_config(stored_as, pre_quantized=True)
+    all_stored: dict[str, Stored], name: str, model: PreTrainedModel, quantizer: HfQuantizer | None
+) -> tuple[dict[str, Stored | Joined], list[str]]:
+    """By transformers' rules for the architecture, and for the format in which its weights are stored; and the keys of
+    tensors that are none of the model's."""
     skeleton = quantizer and copy.deepcopy(model)
     steps = get_model_conversion_mapping(model, TEXT_KEYS, quantizer)
     renamings = [step for step in steps if isinstance(step, WeightRenaming)]
     converters = [step for step in steps if isinstance(step, WeightConverter)]
     converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    found, parts = {}, defaultdict(list)
-    for stored in all_stored:
-        own, pattern = rename_source_key(stored.key, renamings, converters, model.base_model_prefix, names)
+    names = dict.fromkeys(model.state_dict(), 0)
+    found, parts, ignored = {}, defaultdict(list), []
+    for key, stored in sorted(all_stored.items(), key=lambda item: dot_natural_key(item[0])):
+        own, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
+        if own not in names and key in names:
+            own, pattern = key, None
         if own not in names:
-            continue
-        found[own] = stored
-        if pattern is not None:
+            ignored.append(key)
+        elif own in found and (pattern is None or isinstance(found[own], Stored)):
+            raise _twice(name, stored, found[own])
+        elif pattern is not None:
             parts[own].append((pattern, stored))
-            shape, converter = model.get_parameter(own).shape, converter_of[pattern]
-            found[own] = Joined(own, shape, parts[own], converter, skeleton)
-    return found
+            found[own] = Joined(own, parts[own], converter_of[pattern], skeleton)
+        else:
+            found[own] = stored
+    return found, ignored
+
+
+def _check(found: dict[str, Stored | Joined], name: str, model: PreTrainedModel) -> None:
+    """Compare shape and type of each tensor with the model's; see that none is missing."""
+    expected = model.state_dict()
+    for own, stored in found.items():
+        parts = [part for _, part in stored.parts] if isinstance(stored, Joined) else [stored]
+        packed = PACKED if isinstance(stored, Joined) and stored.skeleton is not None else {}
+        types = FLOATS | packed if expected[own].is_floating_point() else OTHERS
+        for part in parts:
+            if part.dtype not in types:
+                raise UserError(
+                    f"the checkpoint of '{name}' holds '{said(part.key)}' as {part.dtype}; expected {', '.join(types)}"
+                )
+    torn = [own for own, stored in found.items() if isinstance(stored, Joined) and not stored.is_complete()]
+    check_complete([*_missing(found, model), *(f"a part of {own}" for own in torn)], name)
+    for own, stored in found.items():
+        shape = stored.shape() if isinstance(stored, Joined) else stored.shape
+        check_shape(shape, expected[own].shape, stored.key if isinstance(stored, Stored) else own, name)
+
+
+def check_shape(shape: tuple | set, expected: torch.Size, key: str, name: str) -> None:
+    """Raise UserError if a tensor of a model is stored with another shape than its configuration asks for, or in parts
+    of shapes that do not fit together."""
+    if shape != tuple(expected):
+        found = f"in parts of the shapes {sorted(shape)}" if isinstance(shape, set) else f"with the shape {shape}"
+        raise UserError(
+            f"the checkpoint of '{name}' holds '{said(key)}' {found[:200]}; its configuration asks for "
+            f"{tuple(expected)}"
+        )
+
+
+def _missing(found: dict, model: PreTrainedModel) -> list[str]:
+    """The model's own names of tensors that are not stored; of those that are tied, one has to be."""
+    tied = model.all_tied_weights_keys
+    there = {tied.get(own, own) for own in found}
+    return [own for own in model.state_dict() if tied.get(own, own) not in there]
+
+
+def check_complete(missing: list[str], name: str) -> None:
+    """Raise UserError if tensors of a model are missing in its checkpoint."""
+    if missing:
+        some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({some})")
+
+
+def _without_harmless(ignored: list[str], model: PreTrainedModel) -> list[str]:
+    patterns = [*HARMLESS, *(model._keys_to_ignore_on_load_unexpected or [])]
+    if model.config.model_type in PICTURES:
+        patterns.append(PICTURES[model.config.model_type])
+    harmless = re.compile("|".join(f"({pattern})" for pattern in patterns))
+    return [key for key in ignored if not harmless.search(key)]
 
 
 def dtype_of(model: PreTrainedModel, own: str) -> torch.dtype:
@@ -157,25 +296,26 @@ def dtype_of(model: PreTrainedModel, own: str) -> torch.dtype:
 
 
 def _in_file(name: str, path: Path) -> list[Stored]:
-    with _opened(path, name), path.open("rb") as file:  # the first says what is wrong with a damaged one
+    with opened(path, name), path.open("rb") as file:  # the first says what is wrong with a damaged one
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     stored = []
     for key, entry in header.items():
         start, end = (8 + length + offset for offset in entry["data_offsets"])
-        stored.append(Stored(name, path, key, f"{entry['dtype']} {entry['shape']}", start, end))
+        stored.append(Stored(name, path, key, entry["dtype"], tuple(entry["shape"]), start, end))
     return stored
 
 
 @contextmanager
-def _opened(file: Path, name: str) -> Iterator[safe_open]:
+def opened(file: Path, name: str) -> Iterator[safe_open]:
     """An open safetensors file of model `name`; what is wrong with it, in one line."""
     try:
         with safe_open(file, "pt") as open_file:
             yield open_file
     except (SafetensorError, OSError) as error:
-        raise UserError(f"the weights of '{name}' are corrupt ({error}); download or copy them again") from None
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"the weights of '{name}' are corrupt ({reason}); download or copy them again") from None
 
 
 @contextmanager

@@ -65,11 +65,6 @@ class Made:
         """The bytes of which it is made: file, from where, to where."""
         return [(self.file, part.start, part.end) for part in self.parts]
 
-    @property
-    def about(self) -> str:
-        """Type and shape of its parts."""
-        return " ".join(f"{part.type.name} {part.shape}" for part in self.parts)
-
     def read(self) -> torch.Tensor:
         """The tensor, dequantized to float32."""
         with refusals(self.file):

@@ -1,33 +1,40 @@
 """Models, configurations and tokenizers in memory, whole or as they are on disk."""
 
 import hashlib
-from contextlib import contextmanager
+import logging
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import torch
 from accelerate import infer_auto_device_map
 from accelerate.utils import get_balanced_memory, get_max_memory
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     Mxfp4Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import TEXT_KEYS, anatomy_of, text_config
+from outliers.models.checkpoint import Checkpoint, check_complete, read_checkpoint, said
 from outliers.models.config_file import FILE, check_fields, check_format, check_weights, read_config_file
 from outliers.models.source import Source, config_path, find_model, local_place, out_of_reach
 from outliers.models.watch import watch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
+MANY = 8  # names of ignored tensors are said up to so many
+HASHING = 4  # threads that hash weights
 # What is ours to choose and never a file's: transformers' own attention and product of experts (a file may name code on
 # the hub), and what a model puts out.
 OURS = {
@@ -37,6 +44,7 @@ OURS = {
     "output_hidden_states": False,
     "return_dict": True,
 }
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -45,9 +53,9 @@ def refusals(name: str, source: Source | None = None, part: str = ""):
 
     source: where it is, if that is asked too. part: such as "the tokenizer of ".
     """
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     except SafetensorError as error:
@@ -58,14 +66,12 @@ def refusals(name: str, source: Source | None = None, part: str = ""):
         if source and source.local_files_only and not Path(source.path).is_dir():
             raise out_of_reach(name) from None
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        if "above report" in reason:  # which is not printed
-            reason = "tensors of its checkpoint are missing or have other shapes than its configuration says"
         if "safetensors" in reason:
             reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
         raise UserError(f"cannot load {part}'{name}': {reason}") from None
     finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()
 
 
 def quantized_from(name: str, revision: str | None = None) -> str | None:
@@ -195,15 +201,19 @@ def load_model(
         raise unknown_name("dtype", dtype, DTYPES)
     home = find_device(device)
     source = find_model(name, revision)
-    watch(name, revision, source.files)
     config = _config_of_weights(source, name)
+    with refusals(name, source):
+        skeleton = _skeleton(config, DTYPES[dtype])
+    checkpoint = open_checkpoint(source, name, revision, skeleton)
     with refusals(name, source):
         model, report = _from_pretrained(
             source,
-            config,
+            checkpoint,
+            type(skeleton),
+            config=config,
             quantization_config=dequantized(config, name),
             dtype=DTYPES[dtype],
-            device_map=device_map(_skeleton(config, DTYPES[dtype]), name) if device == "auto" else None,
+            device_map=device_map(skeleton, name) if device == "auto" else None,
             output_loading_info=True,
         )
     model._weight_conversions = None  # save_pretrained would undo those by which it was read
@@ -212,22 +222,60 @@ def load_model(
         _leave_the_file(model)
     for tensor_name, tensor in model.named_parameters():
         check_finite(tensor, tensor_name, name)
+    model.ignored_tensors = checkpoint.ignored
     return model.eval() if device == "auto" else model.to(home).eval()
 
 
-def _from_pretrained(source: Source, config: PretrainedConfig, **options) -> tuple[PreTrainedModel, dict]:
-    """The model as transformers loads it, with its report of what was missing.
+def open_checkpoint(source: Source, name: str, revision: str | None, model: PreTrainedModel) -> Checkpoint:
+    """Find the tensors of a model in its files and compare them with the model; see `read_checkpoint`.
 
-    Tensors of a GGUF file are handed over as they are to be: by itself transformers would make the same ones in four
-    times the time, or keep them in blocks and ask for kernels to multiply those. Each is read when its turn comes.
+    What the model has no place for is logged as a warning, for the model may be another one than was trained.
+
+    Raises:
+        UserError: as `read_checkpoint`.
     """
-    if not source.gguf_file:
-        options |= {"config": config, "key_mapping": TEXT_KEYS, "use_safetensors": True, **_keywords(source)}
-        return AutoModelForCausalLM.from_pretrained(source.path, **options)
-    from outliers.models.gguf import read_gguf
+    explicit = getattr(model.config, "transformers_weights", None)
+    if explicit is not None:
+        raise UserError(
+            f"the configuration of '{name}' names {str(explicit)[:100]!a} as its weights; expected none but "
+            "model.safetensors or what its index lists"
+        )
+    with refusals(name, source):
+        checkpoint = read_checkpoint(source, name, model, dequantized(model.config, name))
+    watch(name, revision, checkpoint.files)
+    if checkpoint.ignored:
+        count = len(checkpoint.ignored)
+        logger.warning(
+            f"warning: the checkpoint of '{name}' holds {count} tensor{'s' if count > 1 else ''} for which its "
+            f"configuration has no place ({', '.join(some_of(checkpoint.ignored))}); they are ignored"
+        )
+    return checkpoint
 
-    kind = type(_skeleton(config, torch.float32))
-    return kind.from_pretrained(None, config=config, state_dict=read_gguf(*source.files).tensors, **options)
+
+def some_of(names: list[str]) -> list[str]:
+    """The first of many names of tensors, and how many there are."""
+    shown = [said(name) for name in names[:MANY]]
+    return shown if len(names) <= MANY else [*shown, f"… {len(names)} in all"]
+
+
+def _from_pretrained(
+    source: Source, checkpoint: Checkpoint, kind: type[PreTrainedModel], **options
+) -> tuple[PreTrainedModel, dict]:
+    """The model as transformers makes it of the tensors of its files, with its report of what was missing.
+
+    It is handed the tensors, each of which is read when its turn comes, and chooses no file itself. Those of a GGUF
+    file are handed over as they are to be: by itself transformers would make the same ones in four times the time, or
+    keep them in blocks and ask for kernels to multiply those.
+    """
+    if source.gguf_file:
+        return kind.from_pretrained(None, state_dict=checkpoint.tensors, **options)
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(file, "pt")) for file in checkpoint.files]
+        tensors = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118, no mapping
+        model, report = kind.from_pretrained(None, state_dict=tensors, key_mapping=TEXT_KEYS, **options)
+    with suppress(OSError):  # most folders have none
+        model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
+    return model, report
 
 
 def _skeleton(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -262,12 +310,6 @@ def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
             "over); use --stream or a smaller --dtype"
         )
     return places
-
-
-def check_complete(missing: list[str], name: str) -> None:
-    """Raise UserError if tensors of a model are missing in its checkpoint."""
-    if missing:
-        raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({', '.join(missing[:3])}, …)")
 
 
 def check_finite(tensor: torch.Tensor, tensor_name: str, name: str) -> None:
@@ -308,12 +350,20 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def weights_hash(model: PreTrainedModel) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of all parameters, as loaded: 16 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.named_parameters()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
+    """SHA-256 over the names, dtypes, shapes and digests of all parameters, as loaded: 16 hexadecimal digits."""
+    with ThreadPoolExecutor(HASHING) as pool:
+        return hash_of(pool.map(lambda named: line_of(*named), list(model.named_parameters())))
+
+
+def line_of(name: str, tensor: torch.Tensor) -> str:
+    """What a parameter is, for the hash of all: its name, dtype, shape, and the SHA-256 of its bytes."""
+    content = tensor.detach().cpu().flatten().view(torch.uint8).numpy()
+    return f"{name} {tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}\n"
+
+
+def hash_of(lines: Iterable[str]) -> str:
+    """The hash of a model's weights from the lines of its parameters, which may come in any order."""
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
 def _keywords(source: Source) -> dict:

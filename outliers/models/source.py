@@ -21,6 +21,7 @@ from huggingface_hub.errors import (
 from outliers.errors import UserError, unknown_name
 from outliers.models.config_file import FILE
 from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
+from outliers.models.weight_files import weight_files
 
 SECONDS_FOR_THE_HUB = 3  # until it counts as not there
 SECONDS_OF_SILENCE = 60  # for which it is then not asked again
@@ -39,10 +40,14 @@ class Source(NamedTuple):
 
     @property
     def files(self) -> list[Path]:
-        """The files of its weights on this machine, outside the hub's cache."""
+        """The files of its weights on this machine, outside the hub's cache.
+
+        Raises:
+            UserError: as `weight_files`.
+        """
         if self.gguf_file:
             return [Path(self.path) / self.gguf_file]
-        return sorted(Path(self.path).glob("*.safetensors"))
+        return weight_files(Path(self.path)) if Path(self.path).is_dir() else []
 
 
 def local_place(name: str) -> Path | None:
@@ -203,6 +208,15 @@ def _downloaded_config(source: Source) -> Path | None:
             f"cannot write to the hub's cache '{constants.HF_HUB_CACHE}' ({error.strerror or error}); set HF_HOME to a "
             "folder that can be written"
         ) from None
+
+
+def local_files(name: str, revision: str | None = None) -> list[Path]:
+    """The files of a model's weights on this machine; none of a model of the hub.
+
+    Raises:
+        UserError: as `find_model` and `weight_files`.
+    """
+    return find_model(name, revision).files if local_place(name) else []
 
 
 def _in_folder(folder: Path) -> Source:

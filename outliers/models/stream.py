@@ -1,12 +1,12 @@
 """Models larger than memory: a decoder layer is read when its turn comes, applied to all blocks, and dropped."""
 
 import ctypes
-import hashlib
 import itertools
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
@@ -17,11 +17,21 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
-from outliers.models.checkpoint import dtype_of, parameters_on_meta, stored_tensors
-from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config, refusals
+from outliers.models.checkpoint import Checkpoint, dtype_of, parameters_on_meta
+from outliers.models.load import (
+    DTYPES,
+    HASHING,
+    check_finite,
+    find_device,
+    hash_of,
+    line_of,
+    load_config,
+    open_checkpoint,
+    refusals,
+)
+from outliers.models.source import find_model
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
-SAMPLE = 4096  # bytes of a tensor that its fingerprint looks at
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
 
 # What runs in the place of a layer: (model, number of the layer) to a context in which a module stands for it.
@@ -76,8 +86,9 @@ def stream_model(
     device, config = find_device(device), load_config(name, revision)
     with refusals(name), parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
-    stored = stored_tensors(name, revision, model, dict.fromkeys(model.state_dict(), 0))
-    model.stream = Stream(name, model, stored, device, DTYPES[dtype], memory)
+    checkpoint = open_checkpoint(find_model(name, revision), name, revision, model)
+    model.ignored_tensors = checkpoint.ignored
+    model.stream = Stream(name, model, checkpoint, device, DTYPES[dtype], memory)
     model.stream.load_what_is_not_in_layers(model)
     return model
 
@@ -91,23 +102,26 @@ def check_one_device(device: str | torch.device) -> None:
 class Stream:
     """Reads the decoder layers of a model from its files, one at a time and the next one ahead.
 
-    stored: where its tensors are, see `outliers.models.checkpoint.stored_tensors`.
+    The bytes of each layer are hashed while it computes for the first time, for the hash of all weights.
     """
 
     def __init__(
         self,
         name: str,
         model: PreTrainedModel,
-        stored: dict,
+        checkpoint: Checkpoint,
         device: torch.device,
         dtype: torch.dtype,
         memory: int | None,
     ):
         self.name, self.device, self.dtype, self.memory = name, device, dtype, memory
         self.prefix = f"{anatomy_of(model.config).layers}."
-        self.stored = stored
-        self.dtypes = {own: dtype_of(model, own) for own in stored}
+        self.checkpoint, self.stored = checkpoint, checkpoint.tensors
+        self.dtypes = {own: dtype_of(model, own) for own in self.stored}
         self.bytes_read = 0
+        parameters = {own for own, _ in model.named_parameters()}
+        self.to_hash = {own for own in self.stored if own.startswith(self.prefix) and own in parameters}
+        self.lines: list[str] = []  # of what was hashed, see `outliers.models.load.line_of`
 
     def __deepcopy__(self, _memo) -> "Stream":
         return self  # a copy of the model, such as one under a scheme, reads the same files
@@ -117,13 +131,13 @@ class Stream:
         for own in self.stored:
             if not own.startswith(self.prefix):
                 _assign(model, own, self._read(own))
-        model.tie_weights()
+        model.tie_weights(missing_keys=self.checkpoint.absent(model), recompute_mapping=False)
+        outside = [(own, tensor) for own, tensor in model.named_parameters() if not own.startswith(self.prefix)]
+        with self._hashing(outside):
+            pass
         for module in model.modules():
             buffers = {part: buffer for part, buffer in module._buffers.items() if buffer is not None}
             module._buffers.update({part: buffer.to(self.device) for part, buffer in buffers.items()})
-        meta = (own for own, parameter in model.named_parameters() if parameter.is_meta)
-        missing = [own for own in meta if own not in self.stored]
-        check_complete(missing, self.name)
 
     def _read(self, own: str) -> torch.Tensor:
         stored = self.stored[own]
@@ -136,12 +150,14 @@ class Stream:
     @contextmanager
     def layer(self, model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
         """A decoder layer of the model, which has its weights within this context."""
-        layer = decoder_layers(model)[number]
+        layer, names = decoder_layers(model)[number], self._names(number)
         try:
-            for own in self._names(number):
+            for own in names:
                 _assign(model, own, self._read(own))
             self._read_ahead(number + 1)
-            yield layer
+            with self._hashing([(own, model.get_parameter(own)) for own in names if own in self.to_hash]):
+                yield layer
+            self.to_hash -= set(names)
         finally:
             for module in layer.modules():
                 for part, parameter in module.named_parameters(recurse=False):
@@ -158,19 +174,26 @@ class Stream:
             with open(path, "rb", buffering=0) as file:
                 os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
 
-    def fingerprint(self) -> str:
-        """SHA-256 over names, dtypes, shapes and the first bytes of all tensors: 16 hexadecimal digits.
+    @contextmanager
+    def _hashing(self, tensors: list[tuple[str, torch.Tensor]]) -> Iterator[None]:
+        """Hash tensors beside what is done within this context; they must not change there."""
+        with ThreadPoolExecutor(HASHING) as pool:
+            lines = pool.map(lambda named: line_of(*named), tensors)
+            yield
+            self.lines += lines
 
-        A hash of all weights would read all of them once more.
-        """
-        digest = hashlib.sha256()
-        for own, stored in sorted(self.stored.items()):
-            digest.update(f"{own} {stored.about}".encode())
-            for path, start, end in stored.spans:
-                with open(path, "rb", buffering=0) as file:
-                    file.seek(start)
-                    digest.update(file.read(min(SAMPLE, end - start)))
-        return digest.hexdigest()[:16]
+    def weights_hash(self) -> str:
+        """The hash of the weights, the same as that of the resident model; what was not read yet is read for it."""
+        for _, names in itertools.groupby(sorted(self.to_hash), key=self._number):
+            names = list(names)
+            with self._hashing([(own, self.stored[own].read().to(self.dtypes[own])) for own in names]):
+                self.bytes_read += sum(end - start for own in names for _, start, end in self.stored[own].spans)
+            self.to_hash -= set(names)
+        return hash_of(self.lines)
+
+    def _number(self, own: str) -> str:
+        """The number of the layer of a tensor."""
+        return own.removeprefix(self.prefix).partition(".")[0]
 
     def run(
         self,

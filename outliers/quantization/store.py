@@ -14,19 +14,20 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
-from outliers.models.checkpoint import dtype_of, parameters_on_meta, stored_tensors
+from outliers.models.checkpoint import check_complete, check_shape, dtype_of, parameters_on_meta, said
 from outliers.models.config_file import check_weights
 from outliers.models.load import (
     DTYPES,
-    check_complete,
     check_finite,
     config_of,
     device_map,
     find_device,
     load_config,
+    open_checkpoint,
     refusals,
 )
-from outliers.models.source import Source
+from outliers.models.source import Source, find_model
+from outliers.models.weight_files import is_there, regular_file
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -59,11 +60,13 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     """Read what `save_quantized` wrote: the same outputs, bit for bit.
 
     Raises:
-        UserError: the folder holds no int8 model, or a damaged one; the device does not exist, or "auto" finds too
-            little memory.
+        UserError: the folder holds no int8 model, or a damaged one, or tensors of other shapes or types than its
+            configuration asks for; the device does not exist, or "auto" finds too little memory.
     """
     find_device(device)
     path, source = Path(folder) / FILE, Source(str(folder), None, True)
+    if is_there(path):
+        regular_file(path)
     try:
         with safe_open(path, "pt") as file:
             scheme = Scheme(**json.loads(file.metadata()["scheme"]))
@@ -73,13 +76,28 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     config = config_of(source, str(folder))
     check_weights(config.to_dict(), str(folder), [path])
     with refusals(str(folder)):
-        model = _skeleton(config, scheme, config.dtype)
+        model = quantize(_skeleton(config, config.dtype), scheme, keep="int8")
+        _check(tensors, model, str(folder))
         places = _places(model, str(folder), device)
+        absent = set(model.state_dict()) - set(tensors)
         tensors = {key: tensor.to(_place(key, places)) for key, tensor in tensors.items()}
-        _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
-        if unexpected:
-            raise UserError(f"'{folder}' holds tensors that its architecture does not have ({unexpected[0]}, …)")
-        return _finished(model, str(folder), places)
+        model.load_state_dict(tensors, strict=False, assign=True)
+        return _finished(model, absent, str(folder), places)
+
+
+def _check(tensors: dict[str, torch.Tensor], model: PreTrainedModel, name: str) -> None:
+    """See that tensors are those of an int8 model: codes and scales of their types, all others of any float dtype."""
+    expected = model.state_dict()
+    parameters = {key for key, _ in model.named_parameters(remove_duplicate=False)}
+    for key, tensor in tensors.items():
+        if key not in expected:
+            raise UserError(f"'{name}' holds tensors that its architecture does not have ({said(key)}, …)")
+        check_shape(tuple(tensor.shape), expected[key].shape, key, name)
+        same = tensor.is_floating_point() if key in parameters else tensor.dtype == expected[key].dtype
+        if not same:
+            raise UserError(f"the int8 model '{name}' holds '{key}' as {tensor.dtype}; expected {expected[key].dtype}")
+        if tensor.is_floating_point():
+            check_finite(tensor, key, name)
 
 
 def load_int8(
@@ -111,21 +129,24 @@ def load_int8(
     find_device(device)
     config = load_config(name, revision)
     with refusals(name):
-        model = _skeleton(config, scheme, DTYPES[dtype])
+        exact = _skeleton(config, DTYPES[dtype])
+    checkpoint = open_checkpoint(find_model(name, revision), name, revision, exact)
+    model = quantize(exact, scheme, keep="int8")
     places = _places(model, name, device)
-    names = dict.fromkeys([*model.state_dict(), *(f"{projection.path}.weight" for projection in projections(model))], 0)
-    for own, stored in stored_tensors(name, revision, model, names).items():
+    for own, stored in checkpoint.tensors.items():
         tensor = stored.read().to(_place(own, places))
+        # copied, for a tensor that shares the memory of the file would keep all of it in memory
+        tensor = tensor.to(dtype_of(model, own), copy=True)
         check_finite(tensor, own, name)
-        _assign(model, own, tensor, dtype_of(model, own))
-    return _finished(model, name, places)
+        _assign(model, own, tensor)
+    model.ignored_tensors = checkpoint.ignored
+    return _finished(model, checkpoint.absent(exact), name, places)
 
 
-def _skeleton(config: PretrainedConfig, scheme: Scheme, dtype: torch.dtype) -> PreTrainedModel:
-    """An int8 model without memory for its weights; its other buffers are made as the architecture makes them."""
+def _skeleton(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model without memory for its weights; its other buffers are made as the architecture makes them."""
     with parameters_on_meta():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return quantize(model.eval(), scheme, keep="int8")
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def _places(skeleton: PreTrainedModel, name: str, device: str | torch.device) -> dict:
@@ -138,22 +159,22 @@ def _place(name: str, places: dict) -> int | str | torch.device:
     return next(place for part, place in places.items() if f"{name}.".startswith(f"{part}." if part else ""))
 
 
-def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> None:
     """Put a tensor of a checkpoint in its place, quantized where it is a projection's weight."""
     path, _, part = name.rpartition(".")
     module = model.get_submodule(path)
     if isinstance(module, Int8Linear) and part == "weight":
-        module.set_weight(tensor.to(dtype))
+        module.set_weight(tensor)
     elif part in module._parameters:
-        # copied, for a tensor that shares the memory of the file would keep all of it in memory
-        module._parameters[part] = nn.Parameter(tensor.to(dtype, copy=True), requires_grad=False)
+        module._parameters[part] = nn.Parameter(tensor, requires_grad=False)
     else:
-        module._buffers[part] = tensor.clone()
+        module._buffers[part] = tensor
 
 
-def _finished(model: PreTrainedModel, name: str, places: dict) -> PreTrainedModel:
-    """Tie what is tied, see that nothing is missing, and let hidden states follow the layers from device to device."""
-    model.tie_weights()
+def _finished(model: PreTrainedModel, absent: set[str], name: str, places: dict) -> PreTrainedModel:
+    """Tie what is tied, as transformers does where some tensors are absent; see that nothing is missing, and let hidden
+    states follow the layers from device to device."""
+    model.tie_weights(missing_keys=absent, recompute_mapping=False)
     missing = [key for key, tensor in model.state_dict().items() if tensor.is_meta]
     check_complete(missing, name)
     return dispatch_model(model, places, skip_keys=model._skip_keys_device_placement)

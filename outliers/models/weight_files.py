@@ -1,0 +1,97 @@
+"""Which files are a model: the one place that decides it, for all loaders, before a byte of weights is read."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+from outliers.errors import UserError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+LARGEST_INDEX = 100_000_000  # bytes; those of the largest models that are published take a tenth
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's weights in a folder: `model.safetensors`, else those that its index lists.
+
+    Other files are not the model, whatever they are called: shards that an earlier download left, the state of an
+    optimizer, averaged weights, adapters, pickles.
+
+    Raises:
+        UserError: there are none; the index is damaged, or lists something else than safetensors files of this folder.
+    """
+    if is_there(folder / WEIGHTS):
+        return [regular_file(folder / WEIGHTS)]
+    return [regular_file(folder / shard) for shard in listed_shards(folder)]
+
+
+def listed_shards(folder: Path) -> list[str]:
+    """The names of the files that the index in a folder lists; they need not be there yet.
+
+    Raises:
+        UserError: as `weight_files`.
+    """
+    index = folder / INDEX
+    if not is_there(index):
+        raise _none_in(folder)
+    try:
+        if regular_file(index).stat().st_size > LARGEST_INDEX:
+            raise UserError(f"'{index}' has more than {LARGEST_INDEX // 10**6} MB; expected an index of weight files")
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = dict.fromkeys(listed.values())
+    except OSError as error:
+        raise UserError(f"cannot read '{index}' ({error.strerror or error})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        shards = {}
+    if not shards:
+        raise UserError(
+            f"'{index}' is no index of weight files; expected JSON with a 'weight_map' from tensors to files"
+        )
+    for shard in shards:
+        if not _is_plain_name(shard):
+            raise UserError(
+                f"'{index}' lists {str(shard)[:100]!a} as weights; expected names of .safetensors files in its folder"
+            )
+    return sorted(shards)
+
+
+def regular_file(path: Path) -> Path:
+    """A file of a folder that lies in it; a link may lead to another file in it, or as those of the hub's cache do.
+
+    Raises:
+        UserError: it does not exist, is a folder, a pipe or a device, or a link that leads out of its folder.
+    """
+    if not is_there(path):
+        raise UserError(f"'{path.parent}' lacks '{path.name}', a part of its weights; download or copy it again")
+    folder, target = path.parent.resolve(), Path(os.path.realpath(path))
+    in_cache = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
+    if not (target.is_relative_to(folder) or in_cache):
+        raise UserError(f"'{path}' is a link that leads out of its folder; expected a file, copy it there")
+    if not target.exists() or not stat.S_ISREG(target.stat().st_mode):
+        raise UserError(f"'{path}' is no regular file; expected the weights of a model")
+    return path
+
+
+def _is_plain_name(shard: object) -> bool:
+    plain = isinstance(shard, str) and shard.isprintable() and len(os.fsencode(shard)) <= 255
+    return plain and shard.endswith(".safetensors") and not {"/", "\\"} & set(shard)
+
+
+def is_there(path: Path) -> bool:
+    """Whether something is at a path, if only a link that leads nowhere."""
+    return os.path.lexists(path)
+
+
+def _none_in(folder: Path) -> UserError:
+    """The error for a folder without weights; it names what is there by other names."""
+    found = sorted(path.name for path in folder.glob("*.safetensors") if path.name.isprintable())
+    if not found:
+        return UserError(
+            f"'{folder}' has no safetensors weights, and pickled ones are not read because they can run code"
+        )
+    some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+    return UserError(
+        f"'{folder}' has neither {WEIGHTS} nor {INDEX}, so that nothing says which of its files ({some}) is the model; "
+        f"rename that one to {WEIGHTS}"
+    )

@@ -1,0 +1,515 @@
+"""Which files are a model, and what is compared before any is read: resident, streamed and int8 loading agree.
+
+`test_generated_folders` writes folders with a seeded generator, each with some accidents; the others are particular.
+"""
+
+import fnmatch
+import json
+import logging
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.evaluation.perplexity import perplexity
+from outliers.experiment.spec import OneModel
+from outliers.experiment.tracing import trace_model
+from outliers.models import checkpoint
+from outliers.models.load import load_model, weights_hash
+from outliers.models.names import POCKET
+from outliers.models.source import Source
+from outliers.models.stream import stream_model
+from outliers.models.weight_files import INDEX, WEIGHTS
+from outliers.quantization.convert import quantize
+from outliers.quantization.store import FILE, load_int8, load_quantized, save_quantized
+from tests.conftest import make_model
+
+FOLDERS = 200
+Tensors = dict[str, torch.Tensor]
+
+# Small models that differ in what may go wrong: tied and untied heads, transposed weights, experts in parts.
+KINDS = {
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32},
+    "llama": {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 32,
+    },
+    "opt": {
+        "hidden_size": 16,
+        "ffn_dim": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "word_embed_proj_dim": 16,
+        "max_position_embeddings": 32,
+    },
+}
+KINDS["mixtral"] = KINDS["llama"] | {"num_local_experts": 3, "num_key_value_heads": 2, "sliding_window": None}
+
+
+class Folder:
+    """A checkpoint that is being made: what each file will hold, and what its index will list."""
+
+    def __init__(self, path: Path, tensors: Tensors, chance: random.Random):
+        self.path, self.chance = path, chance
+        self.shards: dict[str, Tensors] = {}
+        self.listed: dict | None = None
+        keys = list(tensors)
+        chance.shuffle(keys)
+        if chance.random() < 0.4:
+            self.shards[WEIGHTS] = {key: tensors[key] for key in keys}
+        else:
+            count = chance.randint(1, 4)
+            for number in range(count):
+                shard = {key: tensors[key] for key in keys[number::count]}
+                self.shards[f"model-{number + 1:05d}-of-{count:05d}.safetensors"] = shard
+            self.listed = {key: name for name, shard in self.shards.items() for key in shard}
+        self.others: dict[str, Tensors] = {}
+        self.links: dict[str, str] = {}
+        self.damaged: list[tuple[str, Callable[[bytes], bytes]]] = []
+
+    def any_shard(self) -> str:
+        return self.chance.choice(sorted(self.shards))
+
+    def any_key(self) -> tuple[Tensors, str]:
+        shard = self.shards[self.any_shard()]
+        return shard, self.chance.choice(sorted(shard))
+
+    def write(self) -> None:
+        for name, tensors in (self.shards | self.others).items():
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self.path / name, {"format": "pt"})
+        if self.listed is not None:
+            (self.path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": self.listed}))
+        for name, target in self.links.items():
+            (self.path / name).rename(self.path / target)
+            (self.path / name).symlink_to(target)
+        for name, damage in self.damaged:
+            (self.path / name).write_bytes(damage((self.path / name).read_bytes()))
+
+
+def other_values(tensors: Tensors) -> Tensors:
+    return {key: tensor + 1 for key, tensor in tensors.items()}
+
+
+def leftover_shard(folder: Folder) -> None:
+    folder.others["model-00009-of-00009.safetensors"] = other_values(folder.shards[folder.any_shard()])
+
+
+def optimizer(folder: Folder) -> None:
+    name = folder.chance.choice(["optimizer", "model_ema", "adapter_model", "model.fp16", "a", "zz"])
+    folder.others[f"{name}.safetensors"] = other_values(folder.shards[folder.any_shard()])
+
+
+def duplicate(folder: Folder) -> None:
+    shard, key = folder.any_key()
+    folder.shards[folder.any_shard()][key] = shard[key] + 1
+
+
+def duplicate_by_another_name(folder: Folder) -> None:
+    shard, key = folder.any_key()
+    prefix, _, rest = key.partition(".")
+    if prefix in ("model", "transformer"):
+        shard[rest] = shard[key] + 1
+
+
+def missing(folder: Folder) -> None:
+    shard, key = folder.any_key()
+    if len(shard) > 1:
+        del shard[key]
+
+
+def swapped_names(folder: Folder) -> None:
+    (one, key), (other, further) = folder.any_key(), folder.any_key()
+    one[key], other[further] = other[further], one[key]
+
+
+def dtype(folder: Folder) -> None:
+    shard, key = folder.any_key()
+    kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16] * 4
+    kinds += [torch.int8, torch.int32, torch.int64, torch.bool, torch.uint8, torch.complex64, torch.float8_e4m3fn]
+    shard[key] = shard[key].to(folder.chance.choice(kinds))
+
+
+def all_in_another_dtype(folder: Folder) -> None:
+    kind = folder.chance.choice([torch.float64, torch.float16, torch.bfloat16])
+    for shard in folder.shards.values():
+        shard.update({key: tensor.to(kind) for key, tensor in shard.items()})
+
+
+def shape(folder: Folder) -> None:
+    shard, key = folder.any_key()
+    tensor = shard[key]
+    changes = [lambda: tensor.flatten()[:1], lambda: tensor[: len(tensor) // 2], lambda: tensor[None], lambda: tensor.T]
+    shard[key] = folder.chance.choice(changes)().clone()
+
+
+def unexpected(folder: Folder) -> None:
+    shard, key = folder.any_key()
+    shard[folder.chance.choice(["model.norm_of_nothing.weight", "lm_head.bias", "h.7.x", "a\nb", "é"])] = shard[key] + 1
+
+
+def harmless(folder: Folder) -> None:
+    shard, _ = folder.any_key()
+    shard[folder.chance.choice(["model.layers.0.self_attn.rotary_emb.inv_freq", "h.0.attn.masked_bias"])] = torch.ones(
+        2
+    )
+
+
+def head_of_its_own(folder: Folder) -> None:
+    for shard in folder.shards.values():
+        for key in list(shard):
+            if key.endswith(("embed_tokens.weight", "wte.weight")):
+                head = shard[key] + folder.chance.choice([0, 1])
+                if folder.chance.random() < 0.5:
+                    del shard[key]
+                shard["lm_head.weight"] = head
+
+
+def index_lies(folder: Folder) -> None:
+    if folder.listed is not None:
+        key = folder.chance.choice(sorted(folder.listed))
+        lies = [
+            folder.any_shard(),
+            "model-00001-of-00001.safetensors",
+            "pytorch_model.bin",
+            "../x.safetensors",
+            3,
+            None,
+        ]
+        folder.listed[key] = folder.chance.choice(lies)
+
+
+def index_forgets(folder: Folder) -> None:
+    if folder.listed is not None and len(folder.listed) > 1:
+        del folder.listed[folder.chance.choice(sorted(folder.listed))]
+
+
+def index_beside_the_whole(folder: Folder) -> None:
+    if folder.listed is None:
+        folder.listed = dict.fromkeys(folder.shards[WEIGHTS], "old.safetensors")
+        folder.others["old.safetensors"] = other_values(folder.shards[WEIGHTS])
+
+
+def link(folder: Folder) -> None:
+    folder.links[folder.any_shard()] = folder.chance.choice(["elsewhere", "../outside.safetensors"])
+
+
+def damaged(folder: Folder) -> None:
+    at = folder.chance.randrange(200)
+    damages = [
+        lambda content: content[:-1],
+        lambda content: content + b"\0",
+        lambda content: content[:at] + b"?" + content[at + 1 :],
+        lambda _: b"",
+        lambda content: b"\xff" * 8 + content[8:],
+    ]
+    folder.damaged.append((folder.any_shard(), folder.chance.choice(damages)))
+
+
+ACCIDENTS = [
+    leftover_shard,
+    optimizer,
+    duplicate,
+    duplicate_by_another_name,
+    missing,
+    swapped_names,
+    dtype,
+    all_in_another_dtype,
+    shape,
+    unexpected,
+    harmless,
+    head_of_its_own,
+    index_lies,
+    index_forgets,
+    index_beside_the_whole,
+    link,
+    damaged,
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, tuple[Path, Tensors]]:
+    """Of each kind a folder with a configuration, and the tensors that it is saved with."""
+    made = {}
+    for kind, fields in KINDS.items():
+        torch.manual_seed(0)
+        ids = {"vocab_size": 20, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+        folder = tmp_path_factory.mktemp(kind)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **ids, **fields)).save_pretrained(folder)
+        made[kind] = folder, load_file(folder / WEIGHTS)
+    return made
+
+
+def outcome(load: Callable[[], PreTrainedModel]) -> tuple[PreTrainedModel | None, object]:
+    """What became of loading: a model and what it ignores, or nothing and the one line that said so."""
+    try:
+        model = load()
+    except UserError as error:
+        assert "\n" not in str(error)
+        return None, str(error)
+    return model, model.ignored_tensors
+
+
+def same_tensors(one: PreTrainedModel, other: PreTrainedModel) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(
+        tensor.dtype == theirs[key].dtype and torch.equal(tensor, theirs[key]) for key, tensor in ours.items()
+    )
+
+
+def check_alike(folder: Path) -> tuple[PreTrainedModel | None, object]:
+    """See that a folder gives the same weights and the same warning however it is loaded, or the same refusal."""
+    name, ids = str(folder), torch.arange(10)[None]
+    model, about = outcome(lambda: load_model(name))
+    streamed, about_streamed = outcome(lambda: stream_model(name))
+    small, about_small = outcome(lambda: load_int8(name))
+    if model is None or streamed is None or small is None:  # one that meets NaN only when it comes to the layer
+        if streamed is not None:
+            with pytest.raises(UserError, match="hold NaN or inf in"):
+                perplexity(streamed, ids)
+        else:
+            assert (about_streamed, about_small) == (about, about)
+        assert (model, small) == (None, None)
+        return None, about
+    assert about == about_streamed == about_small
+    assert weights_hash(model) == streamed.stream.weights_hash()
+    assert perplexity(streamed, ids) == perplexity(model, ids)
+    assert same_tensors(small, quantize(model, "llm.int8", keep="int8"))
+    return model, about
+
+
+def by_transformers(folder: Path) -> Tensors | None:
+    """The parameters as transformers alone loads them; None if it misses some, or cannot."""
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+        )
+    except Exception:
+        return None
+    return None if report["missing_keys"] or report["mismatched_keys"] else dict(model.named_parameters())
+
+
+def test_generated_folders(models, tmp_path, caplog):
+    """200 folders: all ways agree; and what is loaded is what transformers alone makes of the folder."""
+    caplog.set_level(logging.CRITICAL)
+    loaded = refused = 0
+    for seed in range(FOLDERS):
+        chance = random.Random(seed)
+        kind = chance.choice(sorted(KINDS))
+        place = tmp_path / str(seed) / "model"
+        place.mkdir(parents=True)
+        source, tensors = models[kind]
+        (place / "config.json").write_text((source / "config.json").read_text())
+        folder = Folder(place, tensors, chance)
+        accidents = chance.choices(ACCIDENTS, k=chance.choice([0, 1, 1, 1, 2]))
+        for accident in accidents:
+            accident(folder)
+        folder.write()
+        said = f"{seed} {kind} {[accident.__name__ for accident in accidents]}"
+        model, about = check_alike(place)
+        theirs = by_transformers(place)
+        if model is None:
+            refused += 1
+            assert accidents, f"{said}: {about}"
+            continue
+        loaded += 1
+        ours = dict(model.named_parameters())
+        assert theirs is not None, said
+        assert ours.keys() == theirs.keys(), said
+        assert all(torch.equal(tensor, theirs[own]) for own, tensor in ours.items()), said
+    assert loaded > FOLDERS / 4
+    assert refused > FOLDERS / 4
+
+
+@pytest.fixture
+def opt(tmp_path) -> Path:
+    """The folder of a small OPT."""
+    make_model("opt").save_pretrained(tmp_path / "opt")
+    return tmp_path / "opt"
+
+
+def change(folder: Path, alter: Callable[[Tensors], object]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    alter(tensors)
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def test_links_of_the_cache_of_the_hub(opt, tmp_path):
+    """Its snapshots are folders of links to files that are called by their hashes."""
+    repository = tmp_path / "models--some--opt"
+    snapshot = repository / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for number, file in enumerate(sorted(opt.iterdir())):
+        file.rename(repository / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert check_alike(snapshot)[0]
+    (tmp_path / "short").symlink_to(snapshot)
+    assert check_alike(tmp_path / "short")[0]
+    assert outcome(lambda: load_model(str(repository / "blobs")))[0] is None
+
+
+@pytest.mark.parametrize("has", ["model.safetensors", "an index", "pickles"])
+def test_what_is_downloaded(has, opt, tmp_path, monkeypatch):
+    """Of a hub id no file that is not the model; of pickled weights, the conversion that the hub has of them."""
+    shards = {"model-1[of]2.safetensors", "model-2.safetensors"}
+    listed = json.dumps({"weight_map": dict.fromkeys(shards, "x") | dict(zip("ab", sorted(shards), strict=True))})
+    listed = listed.replace('"x"', '"model-2.safetensors"')
+    revisions = {"model.safetensors": {WEIGHTS: b"", INDEX: listed.encode()}, "an index": {INDEX: listed.encode()}}
+    on_hub = {None: revisions.get(has, {}), "refs/pr/1": {WEIGHTS: b""}}
+    on_hub[None] |= dict.fromkeys([*shards, "model_ema.safetensors", "pytorch_model.bin"], b"")
+    downloaded = set()
+
+    def snapshot_download(_name, revision, allow_patterns, local_files_only) -> str:
+        assert not local_files_only
+        for name, content in on_hub[revision].items():
+            if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
+                downloaded.add(name)
+                (tmp_path / name).write_bytes(content)
+        return str(tmp_path)
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(checkpoint, "auto_conversion", lambda _name: (None, "refs/pr/1", False))
+    folder = checkpoint._downloaded(Source("some/opt", None, False))
+    assert folder == tmp_path
+    expected = {"model.safetensors": {WEIGHTS}, "an index": {INDEX, *shards}, "pickles": {WEIGHTS}}
+    assert downloaded == expected[has]
+
+
+def test_a_norm_that_the_configuration_leaves_out(opt, caplog, tmp_path):
+    """An OPT whose configuration says nothing of the final norm that it was trained with: the model is another one."""
+    config = json.loads((opt / "config.json").read_text())
+    (opt / "config.json").write_text(json.dumps(config | {"_remove_final_layer_norm": True}))
+    names = ["model.decoder.final_layer_norm.bias", "model.decoder.final_layer_norm.weight"]
+    for load in (load_model, stream_model, load_int8):
+        caplog.clear()
+        assert load(str(opt)).ignored_tensors == names
+        (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("outliers")]
+        assert said == (
+            f"warning: the checkpoint of '{opt}' holds 2 tensors for which its configuration has no place "
+            f"({', '.join(names)}); they are ignored"
+        )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_rows_say_what_was_ignored(stream, tmp_path):
+    folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "m")
+    change(folder, lambda of: of.update({f"x.{number}": torch.ones(1) for number in range(10)}))
+    _, rows = trace_model(OneModel(model=str(folder), block=32, blocks=1, stream=stream), tmp_path / "out")
+    assert {tuple(row["ignored_tensors"]) for row in rows} == {(*(f"x.{number}" for number in range(8)), "… 10 in all")}
+
+
+HARMLESS = {
+    "gpt2": ["h.0.attn.bias", "transformer.h.1.attn.masked_bias"],
+    "gptj": ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"],
+    "gpt_neo": ["transformer.h.0.attn.attention.bias", "transformer.h.0.attn.attention.masked_bias"],
+    "gpt_neox": ["gpt_neox.layers.0.attention.masked_bias", "gpt_neox.layers.0.attention.rotary_emb.inv_freq"],
+    "llama": ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"],
+    "opt": ["decoder.version", "model.decoder.version"],
+    "xglm": ["model.embed_positions.weights"],
+}
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_what_checkpoints_are_known_to_carry_stays_quiet(kind, tmp_path):
+    make_model(kind).save_pretrained(tmp_path)
+    change(tmp_path, lambda of: of.update({key: torch.ones(2) for key in HARMLESS[kind]}))
+    model, ignored = check_alike(tmp_path)
+    assert model is not None
+    assert ignored == []
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("of", ["another number", "another shape", "another type"])
+def test_experts_that_do_not_fit(case, of, tmp_path):
+    make_model(case).save_pretrained(tmp_path)
+
+    def alter(tensors: Tensors) -> None:
+        key = next(key for key in tensors if ".experts.3." in key)
+        if of == "another number":  # 0, 1, 2 and 7 of four
+            tensors[key.replace(".3.", ".7.")] = tensors.pop(key)
+        elif of == "another shape":
+            for number in range(4):
+                name = key.replace(".3.", f".{number}.")
+                tensors[name] = tensors[name][:, :5].clone()
+        else:
+            tensors[key] = tensors[key].to(torch.int8)
+
+    change(tmp_path, alter)
+    model, said = check_alike(tmp_path)
+    assert model is None
+    assert re.search({"another number": "lacks 1 tensors", "another shape": "shape", "another type": "as I8"}[of], said)
+
+
+def test_a_head_of_its_own_survives_int8(tmp_path):
+    """Where the configuration says that it is tied, but the checkpoint holds another one: transformers leaves it."""
+    make_model("gpt2").save_pretrained(tmp_path)
+    change(tmp_path, lambda of: of.update({"lm_head.weight": of["transformer.wte.weight"] + 1}))
+    model, _ = check_alike(tmp_path)
+    assert not torch.equal(model.lm_head.weight, model.transformer.wte.weight)
+    small = load_int8(str(tmp_path))
+    save_quantized(small, tmp_path / "small")
+    assert same_tensors(load_quantized(tmp_path / "small"), small)
+
+
+@pytest.mark.parametrize(
+    ("alter", "message"),
+    [
+        (lambda of: of.update(first("codes", of, lambda codes: codes[:, :4].clone())), "with the shape"),
+        (
+            lambda of: of.update(first("codes", of, lambda codes: codes.float())),
+            "as torch.float32; expected torch.int8",
+        ),
+        (
+            lambda of: of.update(first("scale", of, lambda scale: scale.half())),
+            "as torch.float16; expected torch.float",
+        ),
+        (lambda of: of.update(first("ln_f.weight", of, lambda weight: weight.int())), "as torch.int32; expected"),
+        (lambda of: of.update(first("ln_f.weight", of, lambda weight: weight[:1].clone())), "with the shape"),
+        (lambda of: of.update(first("ln_f.weight", of, lambda weight: weight / 0)), "hold NaN or inf"),
+        (lambda of: of.update(first("scale", of, lambda scale: scale * torch.nan)), "hold NaN or inf"),
+        (lambda of: of.pop("transformer.ln_f.weight"), "lacks 1 tensors"),
+        (lambda of: of.update(further=torch.ones(1)), r"does not have \(further"),
+    ],
+)
+def test_int8_files_that_do_not_fit(alter, message, tmp_path):
+    save_quantized(quantize(make_model("gpt2"), "llm.int8", keep="int8"), tmp_path)
+    with safe_open(tmp_path / FILE, "pt") as file:
+        header = file.metadata()
+    tensors = load_file(tmp_path / FILE)
+    alter(tensors)
+    save_file(tensors, tmp_path / FILE, header)
+    with pytest.raises(UserError, match=message):
+        load_quantized(tmp_path)
+
+
+def first(part: str, tensors: Tensors, alter: Callable) -> Tensors:
+    """The first tensor of such a name, altered."""
+    key = next(key for key in sorted(tensors) if key.endswith(part))
+    return {key: alter(tensors[key])}
+
+
+def test_an_int8_file_that_is_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / FILE)
+    with pytest.raises(UserError, match="is no regular file"):
+        load_quantized(tmp_path)
+
+
+def test_weights_that_overflow_16_bits(opt):
+    change(opt, lambda of: of["model.decoder.layers.0.fc1.weight"].fill_(1e6))
+    for load in (load_model, load_int8):
+        with pytest.raises(UserError, match=r"hold NaN or inf in 'model.decoder.layers.0.fc1.weight'"):
+            load(str(opt), dtype="float16")
+    with pytest.raises(UserError, match=r"hold NaN or inf in 'model.decoder.layers.0.fc1.weight'"):
+        perplexity(stream_model(str(opt), "float16"), torch.arange(10)[None])
