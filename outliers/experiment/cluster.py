@@ -48,6 +48,7 @@ class Cluster:
         self.foreseen = Foreseen([], Room(0, 0, 0, 0), None)
         # A part of a text reads all layers of a streamed model.
         self.cells_a_worker = 1 if settings.stream else CELLS_A_WORKER
+        self.warned: set[str] = set()  # what a worker warned of, which others do too, is said once
         self.name = uuid.uuid4().hex  # of this run: workers outlive it, but not what they loaded for it
 
     def __enter__(self) -> "Cluster":
@@ -135,11 +136,15 @@ class Cluster:
         for reference in done:
             cell = running.pop(reference)
             try:
-                result = self.ray.get(reference)
+                result, warnings = self.ray.get(reference)
             except self.ray.exceptions.RayError as error:
                 failures.append(f"{cell.name}: {_reason(error)}")
                 logger.warning("failed: %s", failures[-1])
                 continue
+            for warning in warnings:
+                if warning not in self.warned:
+                    logger.warning(warning)
+            self.warned |= set(warnings)
             self.bar.update(cell.steps)
             yield cell, result
 
@@ -216,8 +221,22 @@ def _check_answers(address: str) -> None:
 _bench: tuple[str, Bench] | None = None  # of a worker: the run that it is of, and what it keeps
 
 
-def _measure(run: str, folder: str, threads: int, function: Callable, job: Job, arguments: tuple) -> Any:
-    """Measure a cell in a worker. Its cores are those that Ray reserved for it; relative paths are the driver's."""
+class _Warnings(logging.Handler):
+    """Keeps what is warned of in a worker, for the terminal that the run was started from."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _measure(
+    run: str, folder: str, threads: int, function: Callable, job: Job, arguments: tuple
+) -> tuple[Any, list[str]]:
+    """Measure a cell in a worker; what it returned, and warnings. Its cores are those that Ray reserved for it;
+    relative paths are the driver's."""
     global _bench
     if Path(folder).is_dir():
         os.chdir(folder)
@@ -225,10 +244,15 @@ def _measure(run: str, folder: str, threads: int, function: Callable, job: Job, 
     if _bench is None or _bench[0] != run:
         _bench = None
         _bench = run, Bench(tqdm(disable=True))
-    result = function(_bench[1], job, *arguments)
+    heard, root = _Warnings(), logging.getLogger("outliers")
+    root.addHandler(heard)
+    try:
+        result = function(_bench[1], job, *arguments)
+    finally:
+        root.removeHandler(heard)
     _bench[1].check_weights()
     _bench[1].check_unchanged()
-    return result
+    return result, heard.messages
 
 
 def _foresee(_bench: Bench, _job: Job, *arguments) -> Foreseen:
