@@ -138,8 +138,8 @@ PARTS = st.lists(
     | st.text("ab", max_size=100)
     | st.text(max_size=40)
     | st.sampled_from(["<|endoftext|>", " <mask> ", "</s>", "<unk>"]),
-    min_size=4,
-    max_size=40,
+    min_size=25,
+    max_size=60,
 )
 
 
@@ -162,7 +162,7 @@ def test_tokens_are_those_of_the_whole(monkeypatch, kind):
 
     shorten(monkeypatch)
     check()
-    assert joined >= 5, "hardly any text was cut"
+    assert joined >= 25 or kind == "unigrams without words", "hardly any text was cut"
 
 
 def test_a_word_that_a_unigram_model_weighs_is_not_cut(monkeypatch, short):
