@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
@@ -59,12 +60,23 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
         fields = {"experiment": "trace", **common, "alpha": spec.alpha, "roles": list(ROLES)}
         found, costs = _resumed_trace(engine, job, spec, fields, folder / "trace", force, bar)
         rows = [] if force else row_file.find_all(fields)
-        if not rows:
+        if not _are_whole(rows, found):
             values, further_costs = _table4(engine, job, spec, fields, found)
             spent = total_cost([*costs, *further_costs])
             rows = [fields | row | spent for row in [*tidy([values]), *details(found)]]
             row_file.add(*rows)
     return found, rows
+
+
+def _are_whole(rows: list[dict], found: Trace) -> bool:
+    """Whether rows that were found are all of a trace."""
+    top1_softmax = [0.0] * (1 if found.outlier_features().empty else 2)
+    expected = [*tidy([table4_row(found, 1.0, top1_softmax)]), *details(found)]
+    return {_which(row) for row in rows} == {_which(row) for row in expected}
+
+
+def _which(row: dict) -> tuple:
+    return tuple(row.get(field) for field in ("metric", *PLACES))
 
 
 def _resumed_trace(
@@ -175,10 +187,10 @@ def details(found: Trace) -> list[dict]:
 
 
 def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:
-    """One row a value of a table; what is missing gives none."""
+    """One row a value of a table; what is missing, or has no end, gives none."""
     rows = []
     for record in pd.DataFrame(table).to_dict("records"):
         places = {name: record[name] for name in PLACES if name in record}
-        values = {name: value for name, value in record.items() if name not in PLACES and not pd.isna(value)}
+        values = {name: value for name, value in record.items() if name not in PLACES and np.isfinite(value)}
         rows += [{**places, "metric": f"{prefix}{name}", "value": float(v), "unit": "1"} for name, v in values.items()]
     return rows
