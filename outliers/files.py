@@ -79,6 +79,17 @@ def read_whole(path: Path, most: int) -> bytes:
         os.close(descriptor)
 
 
+def check_file(path: Path) -> None:
+    """Raise UserError if something else than a file, to which a link may lead, stands where one is to be read.
+
+    Raises:
+        OSError: nothing stands there.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise _in_the_way(path, mode)
+
+
 def _in_the_way(path: Path, mode: int) -> UserError:
     kind = KINDS.get(stat.S_IFMT(mode), "another name of a file elsewhere")  # a hard link
     return UserError(f"'{path}' is {kind}; expected a file: move it away or choose another folder with --out")

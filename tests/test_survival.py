@@ -455,7 +455,7 @@ def test_hidden_states_that_do_not_fit_on_their_disk(monkeypatch, capsys, small_
     code, out, err = call(monkeypatch, capsys, *STREAMED, "--out", tmp_path / "out")
     assert (code, out) == (2, "")
     assert err == (
-        f"error: no room for 0.2 MB of hidden states in '{disk}' (No space left on device); set TMPDIR to a folder "
+        f"error: no room for 0.1 MB of hidden states in '{disk}' (No space left on device); set TMPDIR to a folder "
         "on a disk with room, take fewer --blocks, or hold more of them in memory with a larger --memory\n"
     )
     assert not any(disk.iterdir())

@@ -47,7 +47,9 @@ def _list_of(check: Check) -> Check:
 
 def _is_dimension(value) -> bool:
     """As `outliers.experiment.spec.Shape` has it."""
-    return _is_whole(value) and value > 0 or _is_text(value) and bool(re.fullmatch(r"[1-9]\d{0,9}x[1-9]\d{0,9}", value))
+    return (_is_whole(value) and value > 0) or (
+        _is_text(value) and bool(re.fullmatch(r"[1-9]\d{0,9}x[1-9]\d{0,9}", value))
+    )
 
 
 # Field: what it is expected to be, and whether a value is that.

@@ -1,5 +1,6 @@
 """Trace one model to rows, going on where an earlier run stopped."""
 
+import logging
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -22,10 +23,13 @@ from outliers.experiment.parts import trace_parts
 from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import IDENTITY, RowFile, rows_of
 from outliers.experiment.spec import OneModel
+from outliers.files import check_replaceable
 from outliers.models.anatomy import ROLES
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
+
+logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_SAVES = 30
 PASSES = 3  # over the text: the trace, perplexity, top-1 softmax probability
@@ -150,11 +154,22 @@ def _measure(
 
 
 def _saved(stem: Path, about: dict) -> Trace | None:
+    """What is saved of the same trace; None where there is nothing of it, or where a kill came between its files.
+
+    Raises:
+        UserError: something else than files stands where it is to be saved.
+    """
+    files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("safetensors", "parquet")]
+    for file in files:
+        check_replaceable(file)
+    if not any(file.exists() for file in files):
+        return None
     try:
         found = Trace.load(stem)
-    except UserError:  # there is none, or a kill came between its two files
+    except UserError as error:
+        logger.info(f"{error}; this run does")
         return None
-    return found if found.about == about else None
+    return found if found.about == about and found.sequences <= about["blocks"] else None
 
 
 class BesideTrace(NamedTuple):
