@@ -33,6 +33,10 @@ def _is_whole(value) -> bool:
     return type(value) is int and abs(value) < MOST
 
 
+def _is_count(value) -> bool:
+    return _is_whole(value) and value > 0
+
+
 def _is_number(value) -> bool:
     return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 
@@ -47,15 +51,13 @@ def _list_of(check: Check) -> Check:
 
 def _is_dimension(value) -> bool:
     """As `outliers.experiment.spec.Shape` has it."""
-    return (_is_whole(value) and value > 0) or (
-        _is_text(value) and bool(re.fullmatch(r"[1-9]\d{0,9}x[1-9]\d{0,9}", value))
-    )
+    return re.fullmatch(r"[1-9]\d{0,9}x[1-9]\d{0,9}", value) is not None if _is_text(value) else _is_count(value)
 
 
 # Field: what it is expected to be, and whether a value is that.
 FIELDS: dict[str, tuple[str, Check]] = {
     **dict.fromkeys(TEXTS, ("a text", _is_text)),
-    **dict.fromkeys(COUNTS, ("a whole number from 1 on", lambda value: _is_whole(value) and value > 0)),
+    **dict.fromkeys(COUNTS, ("a whole number from 1 on", _is_count)),
     **dict.fromkeys(FROM_ZERO, ("a whole number from 0 on", lambda value: _is_whole(value) and value >= 0)),
     **dict.fromkeys(NUMBERS, ("a finite number", _is_number)),
     **dict.fromkeys(POSITIVE, ("a positive number", lambda value: _is_number(value) and value > 0)),

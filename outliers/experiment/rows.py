@@ -94,7 +94,7 @@ class RowFile:
             stack.enter_context(locked(self.folder))
             remove_left(part_of(self.path))  # of a run that was killed while it wrote
             remove_all_left(self.folder)
-            found = _read(self.path)
+            found = found_in(self.folder)
             self.rows = found.rows
             if found.torn:
                 _move_aside(self.path, found)
@@ -140,7 +140,7 @@ class RowFile:
         self.rows = kept
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """What a file holds: rows; the lines that they are of, and a torn last one."""
 
     rows: list[dict]
@@ -157,17 +157,19 @@ def read_rows(folder: Path) -> list[dict]:
         UserError: the file cannot be read or holds something else, in a line that is named; only the last line may be
             torn, and is then left out.
     """
-    found = _read(folder / "rows.jsonl")
+    found = found_in(folder)
     if found.torn:
         logger.info(f"the last line of '{folder / 'rows.jsonl'}' is torn; what it held is left out")
     return found.rows
 
 
-def _read(path: Path) -> _Found:
+def found_in(folder: Path) -> Found:
+    """What the file of a folder holds; see `read_rows`."""
+    path = folder / "rows.jsonl"
     try:
         content = read_whole(path, MOST_BYTES)
     except FileNotFoundError:
-        return _Found([], b"", b"")
+        return Found([], b"", b"")
     except OSError as error:
         raise UserError(f"cannot read '{path}' ({error.strerror or error})") from None
     rows = {}
@@ -179,12 +181,12 @@ def _read(path: Path) -> _Found:
             row = parse_row(line)
         except ValueError as error:
             if number == len(lines) and not _is_json(line):
-                return _Found(list(rows.values()), content[: content.rindex(line)], line)
+                return Found(list(rows.values()), content[: content.rindex(line)], line)
             raise UserError(
                 f"line {number} of '{path}' is damaged ({error}); delete this line, or choose another folder with --out"
             ) from None
         rows[identity(row)] = row
-    return _Found(list(rows.values()), content, b"")
+    return Found(list(rows.values()), content, b"")
 
 
 def _is_json(line: bytes) -> bool:
@@ -198,7 +200,7 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _move_aside(path: Path, found: _Found) -> None:
+def _move_aside(path: Path, found: Found) -> None:
     """Move a torn line to a file of its own, beside those of earlier times."""
     numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     places = (path.with_name(f"{path.name}.torn{number}") for number in numbers)

@@ -95,7 +95,7 @@ class OneModel(Settings):
     @property
     def folder(self) -> Path:
         """Where its results go unless the user says otherwise."""
-        return super().folder / full_name(self.model, self.revision)
+        return super().folder / full_name(self.model, self.revision).replace("/", "-")  # which a revision may have
 
 
 class Ablation(OneModel):
@@ -210,7 +210,10 @@ def layer_shape(dimension: int | str) -> tuple[int, int]:
 
 def short_name(model: str) -> str:
     """A model's name without where it comes from."""
-    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    name = model.rstrip("/").rpartition("/")[2]
+    if name in ("", ".", ".."):  # a folder that is named by where it is
+        name = Path(model).resolve().name or "root"
+    return name.removesuffix(".gguf")
 
 
 def full_name(model: str, revision: str | None) -> str:

@@ -20,6 +20,7 @@ from outliers.experiment.engine import Engine, common_fields, engine_of, gather
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.parts import trace_parts
+from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import IDENTITY, RowFile, rows_of
 from outliers.experiment.spec import OneModel
@@ -44,7 +45,7 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
 
     Args:
         spec: what to run.
-        out: folder for the results; by default `results/trace/<model>`.
+        out: folder for the results; by default `results/trace/<model>`, see `outliers.experiment.place.place_of`.
         force: measure again what is finished.
 
     Returns:
@@ -52,11 +53,13 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
         `residual.*` and `attention_sink.share`; tokens are ids.
 
     Raises:
-        UserError: something is unknown, unreachable or does not fit together; a hidden state holds NaN or inf.
+        UserError: something is unknown, unreachable or does not fit together; a hidden state holds NaN or inf; or
+            `out` holds the results of another model.
     """
     job = prepare(spec.model, spec.revision, spec)
-    folder = Path(out or spec.folder)
+    folder = place_of(spec, out)
     with RowFile(folder) as row_file, progress(PASSES * spec.blocks) as bar, engine_of(spec, bar) as engine:
+        check_alone(spec, folder)  # another run may have ended there
         bar.set_description(spec.model)
         done = not force and rows_of(spec, row_file.rows)
         engine.foresee([job], spec, trace_parts(spec), 0.0 if done else 1.0)
