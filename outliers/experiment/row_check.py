@@ -12,15 +12,26 @@ TEXTS = (
     *("experiment", "metric", "unit", "model", "checkpoint", "revision", "weights_hash", "quantized_from"),
     *("architecture", "dtype", "device", "device_name", "text", "tokens_hash", "protocol", "scheme", "kernels"),
     *("outlier_weights", "subject", "method", "role", "way", "task", "documents_hash", "hardware", "owner"),
-    *("same_weights_as", "version", "python", "torch", "transformers", "triton", "bitsandbytes", "lm_eval"),
+    *("same_weights_as", "version", "commit", "python", "torch", "transformers", "triton", "bitsandbytes", "lm_eval"),
 )
 COUNTS = (
     *("parameters", "block", "blocks", "draws", "threads", "batch", "prompt", "tokens", "repeats", "bits", "gpus"),
-    *("context", "context_used", "examples", "outputs", "weights_bytes", "peak_memory_bytes"),
+    *("context", "context_used", "examples", "limit", "outputs", "weights_bytes", "peak_memory_bytes"),
 )
 FROM_ZERO = ("feature", "layer", "position", "token", "draw", "seed")
-NUMBERS = ("value", "standard_deviation", "standard_error", "q1", "q3", "headroom", "wall_seconds")
+NUMBERS = (
+    "value",
+    "standard_deviation",
+    "standard_error",
+    "q1",
+    "q3",
+    "headroom",
+    "unquantized_experts",
+    "wall_seconds",
+)
 POSITIVE = ("alpha", "gigabytes")
+# The commit of no clone, a limit that is none, the error of one example, the version of a task that has none.
+MAY_BE_NULL = ("commit", "limit", "standard_error", "task_version")
 
 Check = Callable[[object], bool]
 
@@ -41,10 +52,6 @@ def _is_number(value) -> bool:
     return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _is_flat(value) -> bool:
-    return value is None or isinstance(value, str | bool) or _is_number(value)
-
-
 def _list_of(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
@@ -61,13 +68,21 @@ FIELDS: dict[str, tuple[str, Check]] = {
     **dict.fromkeys(FROM_ZERO, ("a whole number from 0 on", lambda value: _is_whole(value) and value >= 0)),
     **dict.fromkeys(NUMBERS, ("a finite number", _is_number)),
     **dict.fromkeys(POSITIVE, ("a positive number", lambda value: _is_number(value) and value > 0)),
+    "task_version": ("a text or a number", lambda value: _is_text(value) or _is_number(value)),
     **dict.fromkeys(("candidate", "streamed"), ("true or false", lambda value: isinstance(value, bool))),
     "features": ("a list of whole numbers", _list_of(lambda value: _is_whole(value) and value >= 0)),
     **dict.fromkeys(("roles", "where"), ("a list of texts", _list_of(_is_text))),
     "dimension": ("a whole number, or two as in 576x1536", _is_dimension),
 }
-OTHER = ("a text, a number, true, false or null, or a list of them", lambda value: _is_flat(value) or _flats(value))
-_flats = _list_of(_is_flat)
+
+
+def _is_other(value) -> bool:
+    """What a field that is not known may hold."""
+    return value is None or isinstance(value, str | bool) or _is_number(value) or _texts(value) or _numbers(value)
+
+
+_texts, _numbers = _list_of(_is_text), _list_of(_is_number)
+OTHER = ("a text, a number, true, false or null, or a list of texts or of numbers", _is_other)
 
 # Values of these metrics are drawn on logarithmic axes, or divided by.
 POSITIVE_METRICS = ("perplexity", "latency.", "linear_layer.")
@@ -85,6 +100,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("parameters", "cache", "activations"), MEMORY),
     "": OF_MODELS,
 }
+IF_THERE = {"subject": ("features", "seed"), "weights_hash": ("parameters", "dtype")}  # if the first, then the others
 
 
 def parse_row(line: bytes) -> dict:
@@ -124,13 +140,12 @@ def lacking(row: dict) -> list[str]:
     """What a row lacks to be finished."""
     metric = row.get("metric", "")
     needed = next(fields for beginning, fields in NEEDED.items() if metric.startswith(beginning))
-    others = ("features", "seed") if "subject" in row else ()
+    others = [other for field, needed in IF_THERE.items() if field in row for other in needed]
     return [field for field in ("metric", "value", *needed, *others) if field not in row]
 
 
 def _may_be_null(field: str) -> bool:
-    """A limit that is none, the error of one example, the commit of no clone; and what is not known here."""
-    return field not in FIELDS or field == "standard_error"
+    return field not in FIELDS or field in MAY_BE_NULL
 
 
 def _check_text(field: str, value: str) -> None:
