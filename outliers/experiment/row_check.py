@@ -156,7 +156,7 @@ def _check_text(field: str, value: str) -> None:
 
 
 def _shown(value) -> str:
-    said = json.dumps(value, default=str) if not isinstance(value, int) or _is_whole(value) else "a number too large"
+    said = json.dumps(value, default=str) if type(value) is not int or _is_whole(value) else "a number too large"
     return said if len(said) <= 60 else f"{said[:57]}…"
 
 
