@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -204,7 +205,7 @@ def _move_aside(path: Path, found: Found) -> None:
     """Move a torn line to a file of its own, beside those of earlier times."""
     numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     places = (path.with_name(f"{path.name}.torn{number}") for number in numbers)
-    aside = next(place for place in places if not place.exists(follow_symlinks=False))
+    aside = next(place for place in places if not os.path.lexists(place))
     write_whole(aside, found.torn)
     if found.whole:
         write_whole(path, found.whole)
