@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from outliers.errors import UserError
 from outliers.experiment.emergence import emergence
 from outliers.experiment.place import check_alone, place_of
-from outliers.experiment.rows import RowFile, read_rows, rows_of
+from outliers.experiment.rows import RowFile, finished, read_rows, rows_of
 from outliers.experiment.spec import Emergence, Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
@@ -244,10 +244,10 @@ def test_a_line_ends_at_its_end_alone(folder, character):
 def test_a_row_that_lacks_something_is_measured_again(folder, field, value):
     want = read_rows(folder)
     change(folder, 1, **{field: value})
-    assert len(rows_of(SWEPT, read_rows(folder))) == 2
+    assert len(rows_of(SWEPT, finished(read_rows(folder)))) == 2
     rows = sweep(SWEPT, folder)
     assert lasting(rows) == lasting(want)
-    assert len(rows_of(SWEPT, read_rows(folder))) == 3
+    assert len(rows_of(SWEPT, finished(read_rows(folder)))) == 3
     measured = [row["wall_seconds"] for row in rows]
     assert [measured[number] == want[number]["wall_seconds"] for number in (0, 2)] == [True, True]
 

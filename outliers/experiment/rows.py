@@ -118,8 +118,7 @@ class RowFile:
         """The finished rows that agree with `cell` in all that it says of their identity."""
         stop_if_asked()
         said = [field for field in IDENTITY if field in cell]
-        found = (row for row in self.rows if all(row.get(field) == cell[field] for field in said))
-        return [row for row in found if not lacking(row)]
+        return finished([row for row in self.rows if all(row.get(field) == cell[field] for field in said)])
 
     def add(self, *rows: dict) -> None:
         """Write more rows, all or none, each in the place of any that is the same measurement.
@@ -139,6 +138,11 @@ class RowFile:
         kept = [old for old in self.rows if identity(old) not in new] + list(rows)
         write_whole(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
         self.rows = kept
+
+
+def finished(rows: list[dict]) -> list[dict]:
+    """Of rows those that lack nothing."""
+    return [row for row in rows if not lacking(row)]
 
 
 class Found(NamedTuple):
@@ -238,7 +242,7 @@ CAME_OF_IT = ("weights_hash", "tokens_hash", "documents_hash", "task_version", "
 
 
 def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
-    """Of finished rows those that an experiment would measure, without asking its models; in the experiment's order.
+    """Of rows those that an experiment would measure, without asking its models; in the experiment's order.
 
     Of rows that differ in nothing but texts, weights, versions or device the last one counts.
     """
@@ -247,8 +251,7 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     found = [
         row
         for row in rows
-        if not lacking(row)
-        and row["metric"].startswith(metrics)
+        if ("metric" not in row or row["metric"].startswith(metrics))
         and all(_agrees(row, field, value) for field, value in asked.items())
     ]
     lasting = [field for field in IDENTITY if field not in CAME_OF_IT and field not in asked]
