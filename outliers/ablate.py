@@ -72,11 +72,13 @@ def ablate(
     specified = checked(make_experiment(fields, Ablation))
 
     from outliers.experiment.ablation import ablate_model
+    from outliers.experiment.place import place_of
     from outliers.report.ablation_section import ablation_section
     from outliers.report.write import write
 
-    rows = ablate_model(specified, out, force)
-    print(write(ablation_section(rows), out or specified.folder, typed("ablate")))
+    folder = place_of(specified, out)
+    rows = ablate_model(specified, folder, force)
+    print(write(ablation_section(rows), folder, typed("ablate")))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,19 @@
-"""Files that are replaced as a whole, so that a killed run leaves the old one or the new one; folders of one run."""
+"""Files that are replaced as a whole, so that a killed run leaves the old one or the new one; folders of one run.
+
+Nothing but files is read, and what stands in a folder is never written through: a link is replaced or refused, and so
+nothing outside of the folder changes.
+"""
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
 import platform
+import re
+import secrets
 import shlex
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -14,26 +22,145 @@ from pathlib import Path
 from outliers.errors import UserError
 
 LOCK = ".lock"
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # a part of a writer that found the usual name taken
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file by `content` at once: a reader, and a killed writer, leaves the old file or the new one.
 
+    Of several that write the same file at the same time, each writes all of it, and the last one counts. A link is
+    replaced, not what it leads to.
+
     Raises:
-        UserError: it cannot be written, for example because the disk is full.
+        UserError: it cannot be written, for example because the disk is full or it is no file.
     """
-    part = part_of(path)
+    check_replaceable(path)
+    with writing(path.parent), new_part(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(part, path)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise UserError if something else than a file or a link stands where one is to be written."""
     with writing(path.parent):
         try:
-            part.write_bytes(content.encode() if isinstance(content, str) else content)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        raise _in_the_way(path, mode)
+
+
+def read_whole(path: Path, most: int) -> bytes:
+    """The content of a file of at most so many bytes, to which a link may lead; never of a pipe, which may not end.
+
+    Raises:
+        OSError: it cannot be read.
+        UserError: it is no file, or larger.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise _in_the_way(path, found.st_mode)
+        if found.st_size > most:
+            raise UserError(f"'{path}' has {found.st_size:,} bytes; expected at most {most:,}: move it away")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def check_file(path: Path) -> None:
+    """Raise UserError if something else than a file, to which a link may lead, stands where one is to be read.
+
+    Raises:
+        OSError: nothing stands there.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise _in_the_way(path, mode)
+
+
+def _in_the_way(path: Path, mode: int) -> UserError:
+    kind = KINDS.get(stat.S_IFMT(mode), "another name of a file elsewhere")  # a hard link
+    return UserError(f"'{path}' is {kind}; expected a file: move it away or choose another folder with --out")
 
 
 def part_of(path: Path) -> Path:
-    """Where the new content of a file is until it is whole; a kill may leave it, and the next write replaces it."""
+    """Where the new content of a file usually is until it is whole."""
     return path.with_name(f".{path.name}.part")
+
+
+@contextlib.contextmanager
+def new_part(path: Path) -> Iterator[Path]:
+    """A new empty file beside another, for its new content, of this writer alone; what fails is removed.
+
+    It is locked while its writer lives, so that the next one can tell and remove what a killed one left.
+    """
+    part, descriptor = _new_part(path)
+    try:
+        yield part
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)  # and free the lock, not before the file is in its place or gone
+
+
+def _new_part(path: Path) -> tuple[Path, int]:
+    """A part that is locked, with its descriptor."""
+    part = part_of(path)
+    while True:
+        try:
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # follows no link
+        except FileExistsError:
+            if not remove_left(part):
+                part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+            continue
+        with contextlib.suppress(OSError):  # the file system has no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_at(descriptor, part):
+            return part, descriptor
+        os.close(descriptor)  # another one took it for what a killed one left, before it was locked
+
+
+def remove_left(part: Path) -> bool:
+    """Remove a part that a killed writer left; return whether it is gone.
+
+    It stays where its writer lives, or may live, and where it is no file, which no writer makes.
+    """
+    try:
+        descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(descriptor, part):
+            part.unlink()
+        return True
+    except OSError:  # it is locked, or cannot be
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def remove_all_left(folder: Path) -> None:
+    """Remove the parts in a folder that killed writers left beside those of others."""
+    for name in filter(LEFT.fullmatch, os.listdir(folder)):
+        remove_left(folder / name)
 
 
 @contextlib.contextmanager
@@ -55,10 +182,11 @@ def locked(folder: Path) -> Iterator[None]:
     after a kill a person must delete it.
 
     Raises:
-        UserError: the folder cannot be written, or another run has it.
+        UserError: the folder cannot be written, another run has it, or its lock is no file of its own.
     """
     path = folder / LOCK
-    made = [folder, *itertools.takewhile(lambda parent: not parent.exists(), folder.parents)]
+    with writing(folder):
+        made = [folder, *itertools.takewhile(lambda parent: not parent.exists(), folder.parents)]
     try:
         with writing(folder):
             descriptor = _take(path)
@@ -79,10 +207,17 @@ def _take(path: Path) -> int:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         except FileNotFoundError:  # its last owner has just removed the folder
             continue
+        except OSError as error:
+            if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):  # a folder, a link, a socket
+                raise _in_the_way(path, path.lstat().st_mode) from None
+            raise
         try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # its owner would be written into that
+                raise _in_the_way(path, found.st_mode)
             _claim(descriptor, path)
             if _is_at(descriptor, path):
                 _sign(descriptor, path)
@@ -95,7 +230,7 @@ def _take(path: Path) -> int:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 

@@ -58,15 +58,17 @@ def trace(
 
     specified = checked(make_experiment(fields, OneModel))
 
+    from outliers.experiment.place import place_of
     from outliers.experiment.tracing import trace_model
     from outliers.models.load import load_tokenizer
     from outliers.report.trace_section import trace_section
     from outliers.report.write import write
     from outliers.text.tokens import visible_token
 
-    found, rows = trace_model(specified, out, force)
+    folder = place_of(specified, out)
+    found, rows = trace_model(specified, folder, force)
     names = partial(visible_token, load_tokenizer(specified.model, specified.revision))
-    print(write(trace_section(found, rows, names), out or specified.folder, typed("trace")))
+    print(write(trace_section(found, rows, names), folder, typed("trace")))
 
 
 if __name__ == "__main__":

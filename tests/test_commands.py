@@ -92,7 +92,8 @@ def test_a_table_that_cannot_be_written(monkeypatch, capsys, tmp_path):
     code, out, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
     assert code == 2
     assert out == ""
-    assert err == f"error: cannot write to '{tmp_path}' (Is a directory); choose another folder with --out\n"
+    said = f"error: '{tmp_path}/table1.md' is a folder; expected a file: move it away or choose another folder"
+    assert err == f"{said} with --out\n"
     assert not list(tmp_path.glob(".*")), "no part of a file is left"
 
 

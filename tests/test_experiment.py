@@ -275,8 +275,8 @@ def test_unwritable_and_damaged_folders(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"cannot write to '.*' \(.*\); choose another folder with --out"):
         RowFile(tmp_path / "file" / "out").__enter__()
-    (tmp_path / "rows.jsonl").write_text('{"model": "a"}\n{"mod')
-    with pytest.raises(UserError, match=r"rows.jsonl' is damaged"):
+    (tmp_path / "rows.jsonl").write_text('{"model": "a"}\n{"mod\n{"model": "b"}\n')
+    with pytest.raises(UserError, match=r"line 2 of '.*rows.jsonl' is damaged"):
         RowFile(tmp_path).__enter__()
     assert {path.name for path in tmp_path.iterdir()} == {"file", "rows.jsonl"}
 

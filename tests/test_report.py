@@ -27,6 +27,7 @@ from outliers.report.sweep_figures import STYLES, sweep_figure
 from outliers.report.table1 import cost_table, published_table, scatter, sweep_section, table1, terminal
 from outliers.report.table4 import by_model
 from outliers.report.table4 import published_table as table4_table
+from outliers.report.table6 import latency_table
 from outliers.report.trace_figures import _pooled, heat_map, magnitude_by_position, sorted_profile
 from outliers.report.trace_section import _ranges, trace_section
 from outliers.report.write import write
@@ -144,6 +145,22 @@ def test_without_a_baseline_lines_join_models_of_one_architecture(rows):
     assert {len(line.get_xdata()) for line in axes.lines} == {1}
     (axes,) = sweep_figure([{**row, "architecture": "gpt2"} for row in quantized]).axes
     assert {line.get_label(): line.get_xydata().tolist() for line in axes.lines}["absmax"] == [[1e6, 110], [2e6, 11.25]]
+
+
+def test_models_of_one_name_are_not_taken_for_each_other(rows, family):
+    for model, number in (("/a/hf", 0), ("/b/hf", 1)):
+        rows[number::2] = [{**row, "model": model} for row in rows[number::2]]
+    assert published_table(rows).headers == ["Perplexity", "/a/hf", "/b/hf"]
+    (axes,) = sweep_figure(rows).axes
+    assert [label.get_text() for label in axes.get_xticklabels()][:2] == ["/a/hf", "/b/hf"]
+    twins = [{**row, "model": model} for model in ("/a/hf", "/b/hf") for row in family[:3]]
+    assert by_model(twins).index.tolist() == ["/a/hf", "/b/hf"]
+    timed = [
+        {**row, "scheme": "fp32", "metric": "latency.decode", "batch": 1, "q1": 1.0, "q3": 2.0, "value": value}
+        for row, value in ((rows[0], 1.0), (rows[1], 2.0))
+    ]
+    assert latency_table(timed)["decode", 1].tolist() == [1, 2]
+    assert latency_table(timed[:1]).index.tolist() == [("hf", "fp32")]
 
 
 def test_models_of_another_vocabulary_are_not_fitted(family):

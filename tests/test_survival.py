@@ -1,5 +1,6 @@
 """Runs that are interrupted, killed, out of disk, doubled, or whose checkpoint changes: what is finished stays."""
 
+import errno
 import importlib
 import json
 import os
@@ -433,6 +434,43 @@ def test_nothing_is_measured_where_not_even_the_lock_fits(monkeypatch, small_dis
     with pytest.raises(UserError, match="No space left on device"):
         sweep(Experiment(**FIELDS), disk)
     assert names(disk) == {"filler"}
+
+
+STREAMED = [*ARGUMENTS[:4], "--blocks=20", "--scheme=fp32", "--stream", "--memory", "1000"]
+
+
+def unsupported(*_):
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+
+@pytest.mark.parametrize("reserve", [os.posix_fallocate, unsupported, None])
+def test_hidden_states_that_do_not_fit_on_their_disk(monkeypatch, capsys, small_disk, tmp_path, reserve):
+    """Without their space reserved, the first page that finds none kills this process by SIGBUS."""
+    if reserve:
+        monkeypatch.setattr(os, "posix_fallocate", reserve)
+    else:
+        monkeypatch.delattr(os, "posix_fallocate")  # macOS
+    disk = small_disk("64k")
+    monkeypatch.setenv("TMPDIR", str(disk))
+    code, out, err = call(monkeypatch, capsys, *STREAMED, "--out", tmp_path / "out")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"error: no room for 0.1 MB of hidden states in '{disk}' (No space left on device); set TMPDIR to a folder "
+        "on a disk with room, take fewer --blocks, or hold more of them in memory with a larger --memory\n"
+    )
+    assert not any(disk.iterdir())
+    subprocess.run(["mount", "-o", "remount,size=1m", disk], check=True)
+    code, _, err = call(monkeypatch, capsys, *STREAMED, "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert not any(disk.iterdir()), "the file has no name"
+    assert os.statvfs(disk).f_bfree == os.statvfs(disk).f_blocks, "and is gone"
+
+
+def test_a_folder_of_temporary_files_that_is_not_there(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    code, _, err = call(monkeypatch, capsys, *STREAMED, "--out", tmp_path / "out")
+    assert code == 2
+    assert re.fullmatch(r"error: no room for .* in '.*/none' \(No such file or directory\); set TMPDIR .*\n", err)
 
 
 # A checkpoint that changes

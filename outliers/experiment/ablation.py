@@ -11,6 +11,7 @@ from outliers.experiment.cell import Bench, Cell, check_same_weights
 from outliers.experiment.engine import Engine, common_fields, engine_of, gather, with_weights
 from outliers.experiment.job import Counted, Job, prepare, progress, protocol_of
 from outliers.experiment.parts import ablation_parts
+from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Ablation, short_name
@@ -29,21 +30,23 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
 
     Args:
         spec: what to run.
-        out: folder for `rows.jsonl`; by default `results/ablate/<model>`.
+        out: folder for `rows.jsonl`; by default `results/ablate/<model>`, see `outliers.experiment.place.place_of`.
         force: measure again what is finished.
 
     Returns:
         One row a treatment (see `outliers.ablation.ablate.Treatment`) and metric.
 
     Raises:
-        UserError: as `outliers.ablate`; or there is no outlier feature.
+        UserError: as `outliers.ablate`; there is no outlier feature; or `out` holds the results of another model.
     """
     job = prepare(spec.model, spec.revision, spec)
     width = job.config.hidden_size
     planned = plan(spec.features or [0], width, spec.methods, spec.controls, spec.seed, spec.where)
     passes = (spec.features is None) + ("mean" in spec.methods)  # before the first row
-    row_file = RowFile(Path(out or spec.folder))
+    folder = place_of(spec, out)
+    row_file = RowFile(folder)
     with row_file, progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
+        check_alone(spec, folder)  # another run may have ended there
         bar.set_description(spec.model)
         same = spec.model_dump(include={"model", "text", "block", "blocks", "dtype", "device"})
         alike = row_file.find_all(same | {"protocol": protocol_of(spec)})

@@ -17,7 +17,7 @@ from outliers.experiment.rows import RowFile, rows_of
 from outliers.experiment.spec import Emergence, full_name
 from outliers.experiment.tracing import PASSES, measure_beside, tidy
 from outliers.tracing.result import PAPER
-from outliers.tracing.table4 import table4_row
+from outliers.tracing.table4 import is_whole_row, table4_row
 from outliers.tracing.trace import trace
 
 Place = tuple[str, str | None]  # model and revision
@@ -59,7 +59,8 @@ def emergence(spec: Emergence, out: str | Path | None = None, force: bool = Fals
             missing = []
             for job, fields in zip(group, all_fields, strict=True):
                 fields = with_weights(engine, job, spec, fields, partial(_has_like, row_file, others, force))
-                if found := [] if force else row_file.find_all(fields):
+                found = [] if force else row_file.find_all(fields)
+                if is_whole_row({row["metric"]: row["value"] for row in found}):
                     rows[job.model, job.revision] = found
                     bar.update(PASSES * spec.blocks)
                 else:

@@ -51,7 +51,7 @@ def _measure(cell: dict, spec: LinearLayers, row_file: RowFile, force: bool, bar
     """The rows of one dimension."""
     bar.set_description(f"dimension {cell['dimension']}")
     rows = [] if force else row_file.find_all(cell)
-    if not rows:
+    if not _is_whole(rows):
         stop_if_asked()
         start, device = time.perf_counter(), torch.device(cell["device"])
         shape = spec.tokens, *layer_shape(cell["dimension"])
@@ -62,6 +62,16 @@ def _measure(cell: dict, spec: LinearLayers, row_file: RowFile, force: bool, bar
         row_file.add(*rows)
     bar.update()
     return rows
+
+
+def _is_whole(rows: list[dict]) -> bool:
+    """Whether rows that were found are all of a dimension; the ways of bitsandbytes are there or not."""
+    found = {metric: {row["way"] for row in rows if row["metric"] == f"linear_layer.{metric}"} for metric in METRICS}
+    in_16_bits, in_32_bits = ("LLM.int8()", "bitsandbytes"), ("LLM.int8(), 32 bits in", "bitsandbytes, 32 bits in")
+    return all(
+        "LLM.int8()" in ways and [way in ways for way in in_16_bits] == [way in ways for way in in_32_bits]
+        for ways in found.values()
+    )
 
 
 def _tidy(of_way: dict) -> list[dict]:

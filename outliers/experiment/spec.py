@@ -1,5 +1,7 @@
 """What an experiment needs to know, validated."""
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -95,7 +97,7 @@ class OneModel(Settings):
     @property
     def folder(self) -> Path:
         """Where its results go unless the user says otherwise."""
-        return super().folder / full_name(self.model, self.revision)
+        return super().folder / full_name(self.model, self.revision).replace("/", "-")  # which a revision may have
 
 
 class Ablation(OneModel):
@@ -210,7 +212,18 @@ def layer_shape(dimension: int | str) -> tuple[int, int]:
 
 def short_name(model: str) -> str:
     """A model's name without where it comes from."""
-    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    name = model.rstrip("/").rpartition("/")[2]
+    if name in ("", ".", ".."):  # a folder that is named by where it is
+        name = Path(model).resolve().name or "root"
+    return name.removesuffix(".gguf")
+
+
+def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
+    """The full names of models with their revisions; of those that share one, what they are asked for by."""
+    places = list(dict.fromkeys(places))
+    names = Counter(full_name(*place) for place in places)
+    typed = {place: place[0] if place[1] is None else "@".join(place) for place in places}
+    return {place: typed[place] if names[full_name(*place)] > 1 else full_name(*place) for place in places}
 
 
 def full_name(model: str, revision: str | None) -> str:

@@ -1,9 +1,11 @@
 """Trace one model to rows, going on where an earlier run stopped."""
 
+import logging
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
@@ -18,13 +20,17 @@ from outliers.experiment.engine import Engine, common_fields, engine_of, gather,
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.parts import trace_parts
+from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import IDENTITY, RowFile, rows_of
 from outliers.experiment.spec import OneModel
+from outliers.files import check_replaceable
 from outliers.models.anatomy import ROLES
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
+
+logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_SAVES = 30
 PASSES = 3  # over the text: the trace, perplexity, top-1 softmax probability
@@ -39,7 +45,7 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
 
     Args:
         spec: what to run.
-        out: folder for the results; by default `results/trace/<model>`.
+        out: folder for the results; by default `results/trace/<model>`, see `outliers.experiment.place.place_of`.
         force: measure again what is finished.
 
     Returns:
@@ -47,11 +53,13 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
         `residual.*` and `attention_sink.share`; tokens are ids.
 
     Raises:
-        UserError: something is unknown, unreachable or does not fit together; a hidden state holds NaN or inf.
+        UserError: something is unknown, unreachable or does not fit together; a hidden state holds NaN or inf; or
+            `out` holds the results of another model.
     """
     job = prepare(spec.model, spec.revision, spec)
-    folder = Path(out or spec.folder)
+    folder = place_of(spec, out)
     with RowFile(folder) as row_file, progress(PASSES * spec.blocks) as bar, engine_of(spec, bar) as engine:
+        check_alone(spec, folder)  # another run may have ended there
         bar.set_description(spec.model)
         done = not force and rows_of(spec, row_file.rows)
         engine.foresee([job], spec, trace_parts(spec), 0.0 if done else 1.0)
@@ -66,12 +74,23 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
         found, costs = _resumed_trace(engine, job, spec, fields, stem, force, bar)
         fields |= {"weights_hash": found.about["weights_hash"]}
         rows = [] if force else row_file.find_all(fields)
-        if not rows:
+        if not _are_whole(rows, found):
             values, further_costs = _table4(engine, job, spec, fields, found)
             spent = total_cost([*costs, *further_costs])
             rows = [fields | row | spent for row in [*tidy([values]), *details(found)]]
             row_file.add(*rows)
     return found, rows
+
+
+def _are_whole(rows: list[dict], found: Trace) -> bool:
+    """Whether rows that were found are all of a trace."""
+    top1_softmax = [0.0] * (1 if found.outlier_features().empty else 2)
+    expected = [*tidy([table4_row(found, 1.0, top1_softmax)]), *details(found)]
+    return {_which(row) for row in rows} == {_which(row) for row in expected}
+
+
+def _which(row: dict) -> tuple:
+    return tuple(row.get(field) for field in ("metric", *PLACES))
 
 
 def _resumed_trace(
@@ -153,13 +172,25 @@ def _about(fields: dict) -> dict:
 
 
 def _saved(stem: Path, about: dict) -> Trace | None:
-    """The trace that is saved, if it is the same one, as far as that is known of a streamed model."""
+    """What is saved of the same trace, as far as that is known of a streamed model; None where there is nothing of it, or
+    where a kill came between its files.
+
+    Raises:
+        UserError: something else than files stands where it is to be saved.
+    """
+    files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("safetensors", "parquet")]
+    for file in files:
+        check_replaceable(file)
+    if not any(file.exists() for file in files):
+        return None
     try:
         found = Trace.load(stem)
-    except UserError:  # there is none, or a kill came between its two files
+    except UserError as error:
+        logger.info(f"{error}; this run does")
         return None
     unknown = {"weights_hash"} - about.keys()
-    return found if {field: found.about[field] for field in found.about.keys() - unknown} == about else None
+    same = {field: found.about[field] for field in found.about.keys() - unknown} == about
+    return found if same and found.sequences <= about["blocks"] else None
 
 
 class BesideTrace(NamedTuple):
@@ -192,10 +223,10 @@ def details(found: Trace) -> list[dict]:
 
 
 def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:
-    """One row a value of a table; what is missing gives none."""
+    """One row a value of a table; what is missing, or has no end, gives none."""
     rows = []
     for record in pd.DataFrame(table).to_dict("records"):
         places = {name: record[name] for name in PLACES if name in record}
-        values = {name: value for name, value in record.items() if name not in PLACES and not pd.isna(value)}
+        values = {name: value for name, value in record.items() if name not in PLACES and np.isfinite(value)}
         rows += [{**places, "metric": f"{prefix}{name}", "value": float(v), "unit": "1"} for name, v in values.items()]
     return rows

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from outliers.evaluation.zeroshot import documents_hash, evaluate, load_tasks
+from outliers.evaluation.zeroshot import STANDARD_ERRORS, documents_hash, evaluate, load_tasks
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import check_kernels, describe_model, progress, say_what_is_left
 from outliers.experiment.provenance import cost
@@ -75,7 +75,8 @@ def _measure(
             bar.set_description(f"{name} {scheme.name} {task.task_name}")
             cell = {**common, "scheme": scheme.name, **scheme_fields(scheme, model), **_task_fields(task, spec)}
             rows = [] if force else row_file.find_all(cell)
-            if not rows:
+            expected = {f"zeroshot.{metric}" for metric in STANDARD_ERRORS if metric in task.aggregation()}
+            if expected != {row["metric"] for row in rows}:
                 stop_if_asked()
                 start = time.perf_counter()
                 model = quantize(model, scheme)  # shares all codes if the task before was under this scheme

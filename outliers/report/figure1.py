@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from outliers.experiment.spec import distinct_names
 from outliers.quantization.schemes import BASELINE
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Drawing, Section, Table
@@ -34,8 +35,9 @@ def accuracy_table(rows: list[dict]) -> pd.DataFrame:
     The last column is the mean accuracy over the tasks, empty where one of them was not measured.
     """
     wide: dict[tuple, dict] = {}
+    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
     for row in rows:
-        wide.setdefault(place(row), {})[row["task"], row["metric"].removeprefix(PREFIX)] = row["value"]
+        wide.setdefault(place(row, names), {})[row["task"], row["metric"].removeprefix(PREFIX)] = row["value"]
     for mean in mean_accuracy(rows):
         wide[mean["model"], mean["scheme"]][MEAN] = mean["value"]
     table = pd.DataFrame.from_dict(wide, orient="index")

@@ -7,7 +7,7 @@ import pandas as pd
 from jinja2 import Environment
 from markupsafe import Markup
 
-from outliers.experiment.spec import full_name
+from outliers.experiment.spec import distinct_names
 from outliers.report.section import Drawing, Section, Table
 from outliers.report.style import count_label
 
@@ -79,10 +79,10 @@ def _source(drawing: Drawing) -> str:
 
 
 def _summary(rows: list[dict]) -> str:
-    names = dict.fromkeys(full_name(row["model"], row.get("checkpoint")) for row in rows if "model" in row)
+    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows if "model" in row)
     if not names:
         return "Nothing was measured."
-    said = ", ".join(names) if len(names) <= MANY else f"{len(names)} models"
+    said = ", ".join(names.values()) if len(names) <= MANY else f"{len(names)} models"
     return f"{len(rows):,} measurements of {said}."
 
 
@@ -110,9 +110,10 @@ def provenance(rows: list[dict]) -> Table | None:
 def models(rows: list[dict]) -> Table | None:
     """Every model with the hashes of its weights and of the tokens it read; None without hashes."""
     records: dict[tuple, list] = {}
+    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows if "model" in row)
     for row in rows:
         if "weights_hash" in row:
-            name = full_name(row["model"], row.get("checkpoint"))
+            name = names[row["model"], row.get("checkpoint")]
             of_row = [name, row.get("revision", "-"), row["dtype"], count_label(row["parameters"]), row["weights_hash"]]
             record = records.setdefault((name, row["weights_hash"]), [*of_row, {}])
             record[-1][row.get("tokens_hash", "")] = None

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from outliers.experiment.spec import short_name
+from outliers.experiment.spec import distinct_names
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.paper import PUBLISHED
 from outliers.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, bare, parameters_axis
@@ -103,7 +103,8 @@ def _plot_costs(axes: Axes, rows: list[dict], published: list[dict]) -> None:
     for boundary in range(1, len(ours) + len(theirs)):
         edge = {"color": "0.4", "linewidth": 1} if boundary == len(ours) else {"color": "0.85", "linewidth": 0.6}
         axes.axvline(boundary - 0.5, **edge)
-    names = [short_name(model) for model in ours] + [name.replace("fairseq-dense-", "paper, ") for name in theirs]
+    names = list(distinct_names((model, None) for model in ours).values())
+    names += [name.replace("fairseq-dense-", "paper, ") for name in theirs]
     axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
     axes.set_xlim(-0.5, len(names) - 0.5)
     _cost_axis(axes, [row["value"] for row in (*rows, *published)])

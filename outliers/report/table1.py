@@ -3,7 +3,7 @@
 import pandas as pd
 from tabulate import tabulate
 
-from outliers.experiment.spec import short_name
+from outliers.experiment.spec import distinct_names
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Drawing, Section, Table
@@ -56,7 +56,7 @@ def scatter(rows: list[dict]) -> pd.DataFrame:
 
 def terminal(table: pd.DataFrame, scatter: pd.DataFrame) -> str:
     """The table for a terminal: scheme names as a user types them, model names broken at their hyphens."""
-    headers = ["perplexity", *(short_name(model).replace("-", "\n") for model in table.columns)]
+    headers = ["perplexity", *(name.replace("-", "\n") for name in _names(table))]
     cells = [[scheme, *_cells(table.loc[scheme], scatter.loc[scheme])] for scheme in table.index]
     align = ["left"] + ["right"] * len(table.columns)
     return tabulate(cells, headers, tablefmt="simple", disable_numparse=True, colalign=align)
@@ -65,7 +65,7 @@ def terminal(table: pd.DataFrame, scatter: pd.DataFrame) -> str:
 def published_table(rows: list[dict]) -> Table:
     """The table with the paper's own row labels."""
     table, deviations = table1(rows), scatter(rows)
-    headers = ["Perplexity", *map(short_name, table.columns)]
+    headers = ["Perplexity", *_names(table)]
     cells = [
         [_label(scheme, rows[0]["dtype"]), *_cells(table.loc[scheme], deviations.loc[scheme])] for scheme in table.index
     ]
@@ -78,13 +78,17 @@ def cost_table(rows: list[dict]) -> list[Table]:
     if not found:
         return []
     table, deviations = table1(found), scatter(found)
-    headers = ["Increase (%)", *map(short_name, table.columns)]
+    headers = ["Increase (%)", *_names(table)]
     cells = [
         [_label(scheme, rows[0]["dtype"]), *_cells(table.loc[scheme], deviations.loc[scheme], "+.2f")]
         for scheme in table.index
     ]
     caption = f"What each scheme adds to the perplexity under {BASELINE}, in per cent."
     return [Table("table1_increase", caption, headers, cells, table.reset_index())]
+
+
+def _names(table: pd.DataFrame) -> list[str]:
+    return list(distinct_names((model, None) for model in table.columns).values())
 
 
 def _label(scheme: str, dtype: str) -> str:

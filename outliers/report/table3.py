@@ -117,7 +117,7 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
         if row["metric"] != "fits":
             name = f"{row['metric']} {row['bits']}" if "bits" in row else row["metric"]
             wide.setdefault(row["model"], {"context": row["context_used"]})[name] = row["value"]
-    table = pd.DataFrame.from_dict(wide, orient="index")
+    table = pd.DataFrame.from_dict(wide, orient="index").reindex(columns=["parameters", "context", *NEEDS])
     for bits in BITS:
         table[f"total {bits}"] = table[f"weights {bits}"] + table["cache"] + table["activations"]
     return table[["parameters", "context", *NEEDS, *TOTALS]].rename_axis("model")

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from outliers.experiment.spec import full_name
+from outliers.experiment.spec import distinct_names
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Table
 from outliers.report.style import count_label
@@ -40,16 +40,18 @@ def measured(rows: list[dict]) -> dict[Key, float]:
 def by_model(rows: list[dict]) -> pd.DataFrame:
     """The metrics of `table4_row` as columns, one row a model and checkpoint in the order of the rows.
 
-    The index is the model's short name; `parameters`, `architecture` and `checkpoint` stand beside the metrics.
+    The index is the model's short name, or its whole one where two models share that; `parameters`, `architecture` and
+    `checkpoint` stand beside the metrics.
     """
     wide: dict[tuple, dict] = {}
+    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
     for row in rows:
         place = row["model"], row.get("checkpoint")
         about = {
             name: row.get(name)
             for name in ("parameters", "architecture", "checkpoint", "same_weights_as", "tokens_hash")
         }
-        wide.setdefault(place, {"model": full_name(*place), **about})[row["metric"]] = row["value"]
+        wide.setdefault(place, {"model": names[place], **about})[row["metric"]] = row["value"]
     return pd.DataFrame(wide.values()).set_index("model").reindex(columns=_columns(wide))
 
 

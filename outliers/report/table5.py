@@ -21,7 +21,8 @@ def measured(rows: list[dict]) -> dict[Key, float]:
 
 def speed_table(rows: list[dict]) -> pd.DataFrame:
     """Times faster than 16 bits by way (index, in the order of the rows) and model dimension (columns, ascending)."""
-    frame = pd.DataFrame([row for row in rows if row["metric"] == "linear_layer.times_16_bits"])
+    speeds = [row for row in rows if row["metric"] == "linear_layer.times_16_bits"]
+    frame = pd.DataFrame(speeds, columns=["way", "dimension", "value"])
     dimensions = sorted(set(frame["dimension"].tolist()), key=layer_shape)
     return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique(), dimensions]
 

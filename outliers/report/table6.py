@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from outliers.experiment.spec import full_name
+from outliers.experiment.spec import distinct_names
 from outliers.quantization.schemes import BASELINE
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Section, Table
@@ -33,8 +33,9 @@ def latency_table(rows: list[dict]) -> pd.DataFrame:
     times_faster: than the same model without quantization, by decode; empty where that was not measured.
     """
     wide: dict[tuple, dict] = {}
+    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
     for row in rows:
-        values = wide.setdefault((full_name(row["model"], row.get("checkpoint")), row["scheme"]), {})
+        values = wide.setdefault((names[row["model"], row.get("checkpoint")], row["scheme"]), {})
         name = row["metric"].removeprefix("latency.")
         values[name, row["batch"]] = row["value"]
         if name == "decode":

@@ -36,11 +36,18 @@ def write_files(section: Section, folder: Path) -> None:
         write_whole(folder / f"{drawing.name}.png", drawn(drawing.figure, "png"))
 
 
+def _kind(value) -> tuple:
+    """What stands in one column of Parquet: values of a kind, or lists of them."""
+    if isinstance(value, list):
+        return list, *sorted({_kind(entry) for entry in value}, key=str)
+    return (float if isinstance(value, int) and not isinstance(value, bool) else type(value),)
+
+
 def _columns(rows: list[dict]) -> pd.DataFrame:
-    """Rows as columns of one type each, as Parquet has them: where words stand beside numbers, all are words."""
+    """Rows as columns of one type each, as Parquet has them: where kinds are mixed, all are words."""
     frame = pd.DataFrame(rows)
     for column in frame.columns:
-        kinds = {type(value) for value in frame[column].dropna()}
-        if str in kinds and len(kinds) > 1:
+        kinds = {_kind(value) for value in frame[column].dropna() if value != []}
+        if len(kinds) > 1:
             frame[column] = frame[column].map(str, na_action="ignore")
     return frame

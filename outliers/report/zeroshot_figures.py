@@ -5,7 +5,7 @@ import math
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outliers.experiment.spec import full_name
+from outliers.experiment.spec import distinct_names
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.style import GREY, bare, parameters_axis
 from outliers.report.sweep_figures import STYLES
@@ -86,9 +86,10 @@ def mean_accuracy(rows: list[dict]) -> list[dict]:
     standard_error is that of the mean, of tasks with examples of their own; None where a task has none.
     """
     accuracies: dict[tuple, dict] = {}
+    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
     for row in rows:
         if row["metric"] == f"{PREFIX}acc":
-            accuracies.setdefault(place(row), {})[row["task"]] = row
+            accuracies.setdefault(place(row, names), {})[row["task"]] = row
     tasks = {task for of_tasks in accuracies.values() for task in of_tasks}
     return [
         {
@@ -109,9 +110,12 @@ def mean_chance(rows: list[dict]) -> float | None:
     return sum(CHANCE[task] for task in tasks) / len(tasks) if tasks and tasks <= set(CHANCE) else None
 
 
-def place(row: dict) -> tuple[str, str]:
-    """What a line of the table and a point of the figure stand for: model and scheme."""
-    return full_name(row["model"], row.get("checkpoint")), row["scheme"]
+def place(row: dict, names: dict[tuple, str]) -> tuple[str, str]:
+    """What a line of the table and a point of the figure stand for: model and scheme.
+
+    names: of all models, as `outliers.experiment.spec.distinct_names` makes them.
+    """
+    return names[row["model"], row.get("checkpoint")], row["scheme"]
 
 
 def _error_of_mean(errors: list[float | None]) -> float | None:

@@ -11,20 +11,22 @@ import numpy as np
 import pandas as pd
 import pyarrow
 import torch
-from pyarrow import parquet
+from pyarrow import ArrowException, parquet
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from outliers.criterion import LAYERS, POSITIONS
 from outliers.errors import UserError
-from outliers.files import write_whole
+from outliers.files import check_file, write_whole
 from outliers.models.anatomy import ROLES
+from outliers.tracing.check import check_header, check_sketch, check_statistics
 from outliers.tracing.sketch import BUCKETS, quantiles
 
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
 PAPER = ("attn_in", "attn_out", "ffn_in")  # the hidden states in which the paper counts outliers
 SKETCHED = PAPER  # roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long
 PLACE = ["feature", "position", "token"]
+SKETCH = ("layer", "role", "feature", "bucket", "count")  # its columns in a file
 QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
 
 
@@ -131,34 +133,33 @@ class Trace:
         """Read what `save` wrote.
 
         Raises:
-            UserError: the pair is missing, damaged, of a version that kept less, or of different traces.
+            UserError: the pair is missing, damaged, of a version that kept less, or of different traces; or something
+                in it cannot be.
         """
+        stem = str(stem)
         try:
-            with safe_open(f"{stem}.safetensors", "pt") as file:
-                header = file.metadata()["trace"]
-                statistics = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
-            table = parquet.read_table(f"{stem}.parquet")
-            same = table.schema.metadata[b"trace"].decode() == header
-        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-            raise UserError(f"cannot read a trace from '{stem}.safetensors' and .parquet ({error})") from None
-        if not same:
-            raise UserError(f"'{stem}.safetensors' and '{stem}.parquet' are of different traces; trace again")
-        fields = json.loads(header)
-        fields["roles"] = tuple(fields["roles"])
-        if lacking := [name for role in fields["roles"] if (name := f"{role}.largest") not in statistics]:
-            raise UserError(f"'{stem}.safetensors' is of an earlier version, without {lacking[0]}; trace again")
-        columns = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("layer", "role", "feature", "bucket"))
-        keys = pack_keys(*columns).tolist()
-        sketch = Counter(dict(zip(keys, table["count"].to_pylist(), strict=True)))
-        return cls(**fields, statistics=statistics, sketch=sketch)
+            header, statistics = _read_statistics(Path(f"{stem}.safetensors"))
+            text, table = _read_sketch(Path(f"{stem}.parquet"), statistics)
+            if text != header:
+                raise UserError(f"'{stem}.safetensors' and '{stem}.parquet' are of different traces; trace again")
+            fields = _parse_header(header)
+            roles = fields["roles"]
+            check_statistics(fields, statistics, views(roles), STREAM)
+            check_sketch(table, [role for role in roles if role in SKETCHED], statistics)
+        except (OSError, KeyError, TypeError, ValueError, RecursionError, ArrowException, SafetensorError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"cannot read a trace from '{stem}.safetensors' and .parquet: {said}; trace again"
+            ) from None
+        columns = (torch.from_numpy(table[name].to_numpy().copy()) for name in SKETCH[:-1])
+        sketch = Counter(dict(zip(pack_keys(*columns).tolist(), table["count"].tolist(), strict=True)))
+        return cls(**fields | {"roles": tuple(roles)}, statistics=statistics, sketch=sketch)
 
     def _hit_values(self) -> pd.DataFrame:
         """The sketch as a table: layer, role (its place in `ROLES`), feature, bucket, count."""
         keys = np.fromiter(self.sketch.keys(), np.int64, len(self.sketch))
         counts = np.fromiter(self.sketch.values(), np.int64, len(self.sketch))
-        return pd.DataFrame({**_unpack_keys(keys), "count": counts}).sort_values(
-            ["layer", "role", "feature", "bucket"], ignore_index=True
-        )
+        return pd.DataFrame({**_unpack_keys(keys), "count": counts}).sort_values(list(SKETCH[:-1]), ignore_index=True)
 
     def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> pd.DataFrame:
         """What was found of every feature, the most affected first (docs/definitions.md#outlier-features).
@@ -345,6 +346,39 @@ class Trace:
         if not self.heads:
             raise UserError("attention sinks were not looked for; trace with attention=True")
         return self.statistics[f"attention.{name}"]
+
+
+def _read_statistics(path: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    """The header of a trace, which is JSON, and its statistics."""
+    check_file(path)
+    with safe_open(path, "pt") as file:
+        header = (file.metadata() or {})["trace"]
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+
+
+def _read_sketch(path: Path, statistics: dict[str, torch.Tensor]) -> tuple[str, pd.DataFrame]:
+    """The header beside a sketch, and the sketch; a file that claims more rows than there are hits is not read."""
+    check_file(path)
+    with parquet.ParquetFile(path) as file:
+        header = (file.schema_arrow.metadata or {})[b"trace"].decode()
+        kinds = {field.name: str(field.type) for field in file.schema_arrow}
+        if kinds != dict.fromkeys(SKETCH, "int64"):
+            raise ValueError(f"its sketch has the columns {str(kinds)[:120]}")
+        hits = sum(int(value.sum()) for name, value in statistics.items() if name.endswith(".hits"))
+        if file.metadata.num_rows > hits:
+            raise ValueError(f"its sketch has {file.metadata.num_rows:,} rows for {hits:,} hits")
+        table = file.read()
+        if any(column.null_count for column in table.columns):
+            raise ValueError("its sketch has empty places")
+        return header, table.to_pandas(ignore_metadata=True)
+
+
+def _parse_header(text: str) -> dict:
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    check_header(header)
+    return header
 
 
 def pack_keys(layer, role, feature: torch.Tensor, bucket: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,13 @@ from collections.abc import Sequence
 from outliers.criterion import LAYERS, POSITIONS
 from outliers.tracing.result import PAPER, Trace
 
+QUARTILES = ("q1", "median", "q3")
+ALWAYS = (
+    *("perplexity", "count", "one_sided", "outliers_per_sequence", "most_common", "layers", "positions"),
+    *("positions_mean", "max", "top1_softmax"),
+)
+OF_OUTLIERS = (*QUARTILES, "top1_softmax_without")
+
 
 def table4_row(
     trace: Trace,
@@ -42,5 +49,11 @@ def table4_row(
         **{name: float(common[name]) for name in ("layers", "positions", "positions_mean", "max")},
     }
     if common["hits"]:
-        row |= {name: float(common[name]) for name in ("q1", "median", "q3")}
+        row |= {name: float(common[name]) for name in QUARTILES}
     return row | dict(zip(("top1_softmax", "top1_softmax_without"), top1_softmax, strict=False))
+
+
+def is_whole_row(row: dict[str, float]) -> bool:
+    """Whether a row of `table4_row` with its top-1 softmax probabilities, read from a file, has all that it had."""
+    needed = ALWAYS + (OF_OUTLIERS if row.get("count") else QUARTILES if set(QUARTILES) & set(row) else ())
+    return set(needed) <= set(row)

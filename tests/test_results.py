@@ -1,0 +1,521 @@
+"""The folder of results: files of several runs at once, rows and traces that were changed, models of the same name."""
+
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+from safetensors.torch import load_file, save_file
+
+from outliers.errors import UserError
+from outliers.experiment.emergence import emergence
+from outliers.experiment.place import check_alone, place_of
+from outliers.experiment.rows import RowFile, finished, read_rows, rows_of
+from outliers.experiment.spec import Emergence, Experiment, OneModel
+from outliers.experiment.sweep import sweep
+from outliers.experiment.tracing import trace_model
+from outliers.files import LOCK, part_of, write_whole
+from outliers.models.names import POCKET
+from outliers.tracing.result import Trace
+from tests.test_commands import call
+from tests.test_experiment import lasting
+
+MODEL = "pocket/gpt2-0.1m"
+SMALL = {"block": 32, "blocks": 2}
+SWEPT = Experiment(name="small", models=[MODEL], schemes=["fp32", "absmax", "llm.int8"], **SMALL)
+TRACED = OneModel(model=MODEL, alpha=3, **SMALL)
+
+
+def names(folder: Path) -> set[str]:
+    """What is in a folder."""
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    """A folder with the rows of a sweep."""
+    folder = tmp_path_factory.mktemp("swept")
+    sweep(SWEPT, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory) -> Path:
+    """A folder with a trace and its rows."""
+    folder = tmp_path_factory.mktemp("traced")
+    trace_model(TRACED, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(request, swept, traced, tmp_path) -> Path:
+    """A copy of the one that a test asks for by a parameter, by default of the sweep's."""
+    return shutil.copytree(traced if getattr(request, "param", "swept") == "traced" else swept, tmp_path / "out")
+
+
+def lines(folder: Path) -> list[bytes]:
+    return (folder / "rows.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def change(folder: Path, number: int, **fields) -> None:
+    """Change fields of a row; those that are `...` are taken out."""
+    found = lines(folder)
+    row = json.loads(found[number]) | fields
+    found[number] = json.dumps({name: value for name, value in row.items() if value is not ...}).encode() + b"\n"
+    (folder / "rows.jsonl").write_bytes(b"".join(found))
+
+
+# Several that write
+
+
+def _write_often(path: Path, letter: str, times: int) -> None:
+    for _ in range(times):
+        write_whole(path, letter * 5000)
+
+
+def test_several_processes_write_the_same_file(tmp_path):
+    """With one name for the part of all, every sixteenth write took away what another one was about to replace."""
+    context = multiprocessing.get_context("fork")
+    path = tmp_path / "table1.md"
+    writers = [context.Process(target=_write_often, args=(path, letter, 300)) for letter in "abcd"]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        if path.exists():
+            found = path.read_text()
+            assert found in {letter * 5000 for letter in "abcd"}, "a reader sees the whole file of one"
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert names(tmp_path) == {"table1.md"}
+
+
+WRITER = """
+import os, sys, time
+from pathlib import Path
+from outliers import files
+def wait(*_):
+    print("writing", flush=True)
+    time.sleep(60)
+os.replace = wait
+files.write_whole(Path(sys.argv[1]), "of the other")
+"""
+
+
+def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_path):
+    path = tmp_path / "table1.md"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    assert [writer.stdout.readline() for writer in writers] == ["writing\n"] * 3
+    parts = names(tmp_path)
+    assert len(parts) == 3
+    write_whole(path, "ours")
+    with RowFile(tmp_path):
+        assert names(tmp_path) == {*parts, "table1.md", LOCK}, "their writers live"
+    for writer in writers:
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+    with RowFile(tmp_path):
+        pass
+    write_whole(path, "ours")
+    assert names(tmp_path) == {"table1.md"}
+    assert path.read_text() == "ours"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Path.mkdir,
+        os.mkfifo,
+        lambda part: part.symlink_to("../outside"),
+        lambda part: part.symlink_to("nowhere/at/all"),
+        lambda part: part.hardlink_to(part.parent.parent / "outside"),
+    ],
+)
+def test_nothing_is_written_through_what_stands_where_a_part_would(tmp_path, make):
+    outside, path = tmp_path / "outside", tmp_path / "out" / "rows.jsonl"
+    outside.write_text("of another")
+    path.parent.mkdir()
+    make(part_of(path))
+    rows = sweep(SWEPT, path.parent)
+    assert read_rows(path.parent) == rows
+    assert outside.read_text() == "of another"
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_is_not(monkeypatch, capsys, folder):
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    for name in ("rows.jsonl", "table1.md", "report.html", "perplexity.png"):
+        (outside / name).write_bytes((folder / "rows.jsonl").read_bytes())
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(outside / name)
+    (folder / "table1.csv").symlink_to("nowhere/at/all")
+    before = {path: path.read_bytes() for path in outside.iterdir()}
+    arguments = ["--model", MODEL, "--scheme", "absmax-row", "--block", 32, "--blocks", 2, "--out", folder]
+    assert call(monkeypatch, capsys, *arguments)[0] == 0
+    assert {path: path.read_bytes() for path in outside.iterdir()} == before
+    assert not any(path.is_symlink() for path in folder.iterdir())
+    assert len(read_rows(folder)) == 4, "the rows that the link led to were read"
+
+
+@pytest.mark.parametrize(("make", "kind"), [(Path.mkdir, "a folder"), (os.mkfifo, "a pipe")])
+@pytest.mark.parametrize("name", ["table1.md", "report.html", "perplexity.png", "rows.parquet"])
+def test_what_is_no_file_is_not_replaced(monkeypatch, capsys, folder, name, make, kind):
+    make(folder / name)
+    arguments = ["--model", MODEL, "--scheme", "fp32", "--block", 32, "--blocks", 2, "--out", folder]
+    said = f"error: '{folder}/{name}' is {kind}; expected a file: move it away or choose another folder with --out\n"
+    assert call(monkeypatch, capsys, *arguments) == (2, "", said)
+
+
+# Rows
+
+
+TAILS = [
+    b"",
+    b'{"model": "pocket',
+    b"\0" * 4096,
+    b'{"model": "\xff\xfe',
+    b"\x00\n\n",
+    b'{"value": 1.5, "metric": "perpl',
+]
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("kept", [0, 2])
+def test_a_torn_last_line_is_moved_aside_and_measured_again(monkeypatch, capsys, folder, tail, kept):
+    want, found = read_rows(folder), lines(folder)
+    torn = tail or found[kept][:-9]
+    (folder / "rows.jsonl").write_bytes(b"".join(found[:kept]) + torn)
+    assert read_rows(folder) == want[:kept]
+    assert names(folder) == {"rows.jsonl"}, "a reader moves nothing"
+    capsys.readouterr()
+    arguments = ["--model", MODEL, *(f"--scheme={name}" for name in SWEPT.schemes), "--block", 32, "--blocks", 2]
+    code, _, err = call(monkeypatch, capsys, *arguments, "--out", folder)
+    assert code == 0
+    assert err == (
+        f"the last line of '{folder}/rows.jsonl' was torn; it is in 'rows.jsonl.torn' now, and what it held is "
+        "measured again\n"
+    )
+    assert (folder / "rows.jsonl.torn").read_bytes() == torn.rstrip()
+    again = read_rows(folder)
+    assert again[:kept] == want[:kept], "what was whole was not measured again"
+    assert [row["value"] for row in again] == [row["value"] for row in want]
+
+
+def test_what_was_torn_earlier_is_kept(folder):
+    for number, name in enumerate(["rows.jsonl.torn", "rows.jsonl.torn-2", "rows.jsonl.torn-3"]):
+        with (folder / "rows.jsonl").open("ab") as file:
+            file.write(b'{"torn": %d' % number)
+        with RowFile(folder) as row_file:
+            assert len(row_file.rows) == 3
+        assert (folder / name).read_bytes() == b'{"torn": %d' % number
+
+
+def test_a_whole_last_line_without_an_end_is_a_row(folder):
+    want = read_rows(folder)
+    (folder / "rows.jsonl").write_bytes(b"".join(lines(folder)).rstrip())
+    assert sweep(SWEPT, folder) == want
+    (folder / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n\r\n".join(map(bytes.strip, lines(folder))) + b"\r\n\n")
+    assert sweep(SWEPT, folder) == want, "as an editor of another system writes it"
+    assert names(folder) == {"rows.jsonl"}
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_a_line_ends_at_its_end_alone(folder, character):
+    model = f"a{character}b"
+    row = read_rows(folder)[0] | {"model": model}
+    with RowFile(folder) as row_file:
+        row_file.add(row)
+    assert [row["model"] for row in read_rows(folder)] == [MODEL] * 3 + [model]
+
+
+@pytest.mark.parametrize("field", ["value", "metric", "parameters", "architecture", "dtype", "model", "scheme"])
+@pytest.mark.parametrize("value", [None, ...])
+def test_a_row_that_lacks_something_is_measured_again(folder, field, value):
+    want = read_rows(folder)
+    change(folder, 1, **{field: value})
+    assert len(rows_of(SWEPT, finished(read_rows(folder)))) == 2
+    rows = sweep(SWEPT, folder)
+    assert lasting(rows) == lasting(want)
+    assert len(rows_of(SWEPT, finished(read_rows(folder)))) == 3
+    measured = [row["wall_seconds"] for row in rows]
+    assert [measured[number] == want[number]["wall_seconds"] for number in (0, 2)] == [True, True]
+
+
+def test_of_several_rows_of_one_measurement_the_last_one_counts(folder):
+    first = read_rows(folder)[0]
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write(json.dumps(first | {"value": 1.25}) + "\n")
+    assert read_rows(folder)[0]["value"] == 1.25
+    assert len(read_rows(folder)) == 3
+    assert sweep(SWEPT, folder)[0]["value"] == 1.25
+
+
+def test_no_row_is_written_that_could_not_be_read(tmp_path):
+    good = {"metric": "perplexity", "value": 1.5, "model": "a"}
+    with RowFile(tmp_path) as row_file:
+        row_file.add(good)
+        for field, value in {"value": float("inf"), "new": {"a": 1}, "model": "\udcff"}.items():
+            with pytest.raises(UserError, match=f"a row of '{tmp_path}' cannot be kept: '{field}'"):
+                row_file.add(good | {field: value})
+    assert read_rows(tmp_path) == [good]
+
+
+@pytest.mark.parametrize("lost", [0, 5, -1])
+def test_all_rows_of_a_model_are_measured_again_where_one_is_lost(tmp_path, lost):
+    spec = Emergence(models=[MODEL], alpha=3, **SMALL)
+    want = emergence(spec, tmp_path)
+    found = lines(tmp_path)
+    del found[lost]
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(found))
+    assert lasting(emergence(spec, tmp_path)) == lasting(want)
+    assert len(read_rows(tmp_path)) == len(want)
+
+
+@pytest.mark.parametrize("folder", ["traced"], indirect=True)
+@pytest.mark.parametrize("lost", [0, 40, -1])
+def test_all_rows_of_a_trace_are_measured_again_where_one_is_lost(folder, lost):
+    want, found = read_rows(folder), lines(folder)
+    del found[lost]
+    (folder / "rows.jsonl").write_bytes(b"".join(found))
+    assert lasting(trace_model(TRACED, folder)[1]) == lasting(want)
+
+
+# Traces
+
+
+def tensors(change):
+    """Change the statistics of a trace."""
+
+    def make(stem: Path) -> None:
+        path = stem.with_name(f"{stem.name}.safetensors")
+        header = {"trace": json.dumps(Trace.load(stem)._header())}
+        found = load_file(path)
+        change(found)
+        save_file(found, path, header)
+
+    return make
+
+
+def header(**fields):
+    """Change the header of both files."""
+
+    def make(stem: Path) -> None:
+        found, own = Trace.load(stem), Trace._header
+        found.__class__ = type("Changed", (Trace,), {"_header": lambda self: own(self) | fields})
+        found.save(stem)
+
+    return make
+
+
+def table(change):
+    """Change the sketch of a trace."""
+
+    def make(stem: Path) -> None:
+        path = stem.with_name(f"{stem.name}.parquet")
+        old = parquet.read_table(path)
+        new = pyarrow.Table.from_pandas(change(old.to_pandas(ignore_metadata=True)), preserve_index=False)
+        parquet.write_table(new.replace_schema_metadata(old.schema.metadata), path)
+
+    return make
+
+
+def content(ending: str, change):
+    """Change the bytes of one file."""
+
+    def make(stem: Path) -> None:
+        path = stem.with_name(f"{stem.name}.{ending}")
+        path.write_bytes(change(path.read_bytes()))
+
+    return make
+
+
+def put(name: str, place: tuple, value: float):
+    return tensors(lambda found: found[name].__setitem__(place, value))
+
+
+def larger(value: bytes) -> bytes:
+    """The length of a header as large as it can be said."""
+    return b"\xff" * 8 + value[8:]
+
+
+DAMAGES = {
+    "cut": content("safetensors", lambda value: value[:-8]),
+    "cut in the header": content("safetensors", lambda value: value[:50]),
+    "empty": content("safetensors", lambda value: b""),
+    "a claimed size": content("safetensors", larger),
+    "zeros": content("parquet", lambda value: b"\0" * len(value)),
+    "a cut sketch": content("parquet", lambda value: value[:-20]),
+    "a sketch of bits turned": content("parquet", lambda value: value[:100] + bytes(b ^ 85 for b in value[100:160])),
+    "no header": lambda stem: save_file({"a": torch.ones(1)}, stem.with_name("trace.safetensors")),
+    "a header that is no JSON": lambda stem: save_file({}, stem.with_name("trace.safetensors"), {"trace": "{"}),
+    "another alpha": header(alpha="3"),
+    "alpha NaN": header(alpha=float("nan")),
+    "roles that are none": header(roles=["attn_in", "nothing"]),
+    "no roles": header(roles=[]),
+    "half a block": header(block=0.5),
+    "more sequences than there are numbers": header(sequences=-1),
+    "an unknown field": header(extra=1),
+    "about text": header(about="text"),
+    "a missing tensor": tensors(lambda found: found.pop("ffn_in.squares")),
+    "an unknown tensor": tensors(lambda found: found.update(new=torch.ones(1))),
+    "another shape": tensors(lambda found: found.update({"attn_in.max": found["attn_in.max"][:, :-1].clone()})),
+    "fewer layers": tensors(lambda found: found.update({"ffn_in.hits": found["ffn_in.hits"][:1].clone()})),
+    "another dtype": tensors(lambda found: found.update({"attn_in.hits": found["attn_in.hits"].float()})),
+    "NaN": put("attn_in.max", (0, 0), float("nan")),
+    "a negative count": put("residual.massive", (0, 0), -1),
+    "too many hits": put("attn_in.hits", (0, 0), 10**9),
+    "other hits": put("attn_in.hits", (0, 0), 1),
+    "a token that is not there": put("ffn_in.largest", (0, 4), 10**9),
+    "half a feature": put("residual.largest", (0, 2), 0.5),
+    "other columns": table(lambda found: found.rename(columns={"bucket": "basket"})),
+    "columns of text": table(lambda found: found.astype(str)),
+    "a lost count": table(lambda found: found[1:]),
+    "more counts": table(lambda found: pd.concat([found] * 9)),
+    "a layer that is not there": table(lambda found: found.assign(layer=99)),
+    "a role that is not there": table(lambda found: found.assign(role=-1)),
+    "a bucket that is none": table(lambda found: found.assign(bucket=10**12)),
+}
+
+
+@pytest.mark.parametrize("folder", ["traced"], indirect=True)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_trace_is_not_read(folder, damage):
+    DAMAGES[damage](folder / "trace")
+    with pytest.raises(UserError, match=r"^cannot read a trace from|of different traces") as error:
+        Trace.load(folder / "trace")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("folder", ["traced"], indirect=True)
+@pytest.mark.parametrize("damage", ["cut", "a missing tensor", "a lost count"])
+def test_a_damaged_trace_is_made_again(caplog, folder, damage):
+    want = Trace.load(folder / "trace")
+    DAMAGES[damage](folder / "trace")
+    with caplog.at_level("INFO", logger="outliers"):
+        found, rows = trace_model(TRACED, folder)
+    assert found.sketch == want.sketch
+    assert rows == read_rows(folder)
+    assert re.search(r"cannot read a trace from .*; trace again; this run does", caplog.text)
+
+
+@pytest.mark.parametrize("folder", ["traced"], indirect=True)
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("ending", ["safetensors", "parquet"])
+def test_what_is_no_file_is_no_trace(folder, make, ending):
+    (folder / f"trace.{ending}").unlink()
+    make(folder / f"trace.{ending}")
+    with pytest.raises(UserError, match=rf"'.*trace\.{ending}' is a (folder|pipe|device); expected a file"):
+        Trace.load(folder / "trace")
+
+
+def test_a_trace_of_more_blocks_is_not_that_of_fewer(traced, tmp_path):
+    found = Trace.load(traced / "trace")
+    more = replace(found.merge(found), about=found.about)
+    more.save(tmp_path / "trace")
+    again, _ = trace_model(TRACED, tmp_path)
+    assert again.sequences == TRACED.blocks
+
+
+# Models of the same name
+
+
+@pytest.fixture
+def models(monkeypatch, tmp_path) -> list[str]:
+    """Models of one name in several places, from which the tests run."""
+    places = ["a/hf", "b/hf", "c/b/hf"]
+    for place in places:
+        (tmp_path / place).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return places
+
+
+def say_whose(folder: Path, model: str, experiment: str = "trace", **fields) -> None:
+    """A row of a model in a folder."""
+    with RowFile(folder) as row_file:
+        row_file.add({"experiment": experiment, "model": model, "metric": "perplexity", "value": 7.5, **fields})
+
+
+def test_models_of_one_name_have_folders_of_their_own(models, caplog):
+    caplog.set_level("INFO", logger="outliers")
+    results = Path("results/trace")
+    for model, folder in zip(models, ["hf", "b-hf", "c-b-hf"], strict=True):
+        assert place_of(OneModel(model=model)) == results / folder
+        assert place_of(OneModel(model=model, revision="r/1")) == results / "hf@r-1"
+        say_whose(results / folder, model)
+    assert "'results/trace/hf' holds results of 'a/hf'; those of 'b/hf' are in 'results/trace/b-hf'" in caplog.text
+    for model, folder in zip(models, ["hf", "b-hf", "c-b-hf"], strict=True):
+        for spelling in (model, f"./{model}/", str(Path(model).absolute()), f"a/../{model}"):
+            assert place_of(OneModel(model=spelling)) == results / folder, spelling
+    assert place_of(OneModel(model="elsewhere/hf")) == results / "elsewhere-hf"
+    assert place_of(OneModel(model="hf")) == results / "hf-2", "of the hub, or of this folder"
+    say_whose(results / "hf-2", "another")
+    assert place_of(OneModel(model="hf.gguf")) == results / "hf-3"
+    long = OneModel(model=f"{'d' * 250}/hf")
+    assert place_of(long) == results / "hf-3", "no longer name than systems take"
+
+
+def test_a_revision_is_a_model_of_its_own(models):
+    say_whose(Path("out"), "a/hf", checkpoint="step8")
+    assert place_of(OneModel(model="a/hf", revision="step8"), "out") == Path("out")
+    for spec in (OneModel(model="a/hf"), OneModel(model="a/hf", revision="step9"), OneModel(model="b/hf")):
+        with pytest.raises(UserError, match=r"'out' holds results of 'a/hf@step8', whose tables and page .* --out"):
+            place_of(spec, "out")
+
+
+def test_rows_of_other_experiments_are_of_any_model(models):
+    say_whose(Path("out"), "a/hf", experiment="sweep")
+    assert place_of(OneModel(model="b/hf"), "out") == Path("out")
+
+
+def test_a_folder_is_named_by_where_it_is(models, monkeypatch):
+    monkeypatch.chdir("a/hf")
+    for spelling in (".", "./", "../hf/."):
+        assert OneModel(model=spelling).folder == Path("results/trace/hf")
+    assert OneModel(model="..").folder == Path("results/trace/a")
+
+
+def test_results_of_models_of_one_name_stay(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for place in ("a", "b"):
+        shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / place / "hf")
+    arguments = ["--features", 3, "--block", 32, "--blocks", 1]
+    assert call(monkeypatch, capsys, "a/hf", *arguments, command="ablate")[0] == 0
+    results = Path("results/ablate")
+    before = {path: path.read_bytes() for path in (results / "hf").iterdir()}
+    code, out, err = call(monkeypatch, capsys, "b/hf", *arguments, command="ablate")
+    assert code == 0
+    assert err == f"'{results}/hf' holds results of 'a/hf'; those of 'b/hf' are in '{results}/b-hf'\n"
+    assert out.endswith(f"Rows, tables, figures and page: {results}/b-hf/\n")
+    assert {path: path.read_bytes() for path in (results / "hf").iterdir()} == before
+
+
+def test_a_trace_without_rows_says_whose_it_is(monkeypatch, traced, tmp_path):
+    """As Ctrl-C leaves it."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("results/trace/gpt2-0.1m")
+    folder.mkdir(parents=True)
+    for ending in ("safetensors", "parquet"):
+        shutil.copy(traced / f"trace.{ending}", folder)
+    assert place_of(OneModel(model=MODEL)) == folder
+    assert place_of(OneModel(model="my/gpt2-0.1m")) == folder.with_name("my-gpt2-0.1m")
+
+
+def test_two_runs_of_models_of_one_name_at_once(models):
+    """Both have found the folder free; the second one that gets it sees whose it is then."""
+    first, second = (OneModel(model=model) for model in models[:2])
+    folders = place_of(first), place_of(second)
+    assert folders[0] == folders[1]
+    say_whose(folders[0], first.model)
+    with pytest.raises(UserError, match="holds results of 'a/hf'"):
+        check_alone(second, folders[1])
