@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError, unknown_name
+from outliers.models.decoder import inference
 from outliers.text.documents import ask_hub
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def documents_hash(task: "Task", limit: int | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
+@inference
 def evaluate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: "Sequence[Task]", limit: int | None = None
 ) -> list[dict]:

@@ -80,7 +80,7 @@ def _under(scheme: Scheme, projection: Projection, memo: dict, kind: type) -> nn
 def _bare(module: nn.Module, memo: dict) -> nn.Module:
     """A plain projection on the parameters of the memo, without hooks.
 
-    Not a deep copy, for hooks may refer to the whole model, which would then be copied before its projections are known.
+    Not a deep copy: hooks may refer to the whole model, which would then be copied before its projections are known.
     """
     bare = type(module).__new__(type(module))
     nn.Module.__init__(bare)
