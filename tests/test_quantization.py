@@ -658,6 +658,52 @@ def test_gradients_by_other_ways_are_refused():
         layer(x).add_(1)  # as models do that add to what their layers put out
 
 
+def compiled(model: nn.Module, backend: str) -> nn.Module:
+    """One graph of the whole model, or an error."""
+    torch._dynamo.reset()
+    return torch.compile(model, backend=backend, fullgraph=True)
+
+
+@pytest.mark.parametrize(("case", "scheme"), [("gpt2", "llm.int8"), ("llama", "zeropoint-vector")])
+def test_a_compiled_int8_model_is_one_graph(case, scheme, blocks):
+    """The same bits, where the arithmetic is left alone; also once its weights are others."""
+    small, other = (quantize(model, scheme, "int8") for model in (make_model(case), other_model(case)))
+    with torch.no_grad():
+        run = compiled(small, "eager")
+        assert torch.equal(run(blocks).logits, quantize(make_model(case), scheme, "int8")(blocks).logits)
+        small.load_state_dict(other.state_dict())
+        assert torch.equal(run(blocks).logits, other(blocks).logits)
+
+
+def test_the_backward_pass_of_a_compiled_int8_model_is_refused(blocks):
+    small = quantize(make_model("gpt2"), "llm.int8", "int8")
+    logits = compiled(small, "aot_eager")(blocks).logits
+    assert torch.equal(logits, small(blocks).logits)
+    with pytest.raises(UserError, match="no gradient passes a projection in 8 bits"):
+        logits.sum().backward()
+
+
+def test_an_int8_layer_compiled_to_code():
+    """The activation after it may round in another way than torch's own."""
+    mlp = quantize(make_model("gpt2"), "llm.int8", "int8").transformer.h[0].mlp
+    layers, x = nn.Sequential(mlp.c_fc, mlp.act), torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(layers, "inductor")(x), layers(x), rtol=0, atol=1e-5)
+
+
+def test_a_compiled_layer_with_exact_weights():
+    """In several graphs, for whether weights were edited, and how many features are outliers, is known when it runs."""
+    model, other = (quantize(model, "absmax") for model in (make_model("gpt2"), other_model("gpt2")))
+    layer, other = (model.transformer.h[0].mlp.c_fc for model in (model, other))
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        run = torch.compile(layer, backend="eager")
+        assert torch.equal(run(x), layer(x))
+        layer.load_state_dict(other.state_dict())
+        assert torch.equal(run(x), other(x))
+
+
 def test_perplexity_does_not_depend_on_the_path(monkeypatch):
     tokenizer = load_tokenizer("pocket/gpt2-1.7m")
     # Sums of codes are exact on every path, but one float rounding may flip a code in the next layer: over 2 blocks
