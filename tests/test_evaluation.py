@@ -1,17 +1,24 @@
 """Perplexity against transformers' own loss, and on a trained model."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from outliers.ablation.ablate import ablate
+from outliers.ablation.attention import top1_softmax
 from outliers.errors import UserError
 from outliers.evaluation import perplexity as module
-from outliers.evaluation.perplexity import perplexity
+from outliers.evaluation.latency import latency
+from outliers.evaluation.perplexity import perplexities, perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
+from outliers.models.stream import one_variant, stream_model
 from outliers.quantization.convert import quantize
 from outliers.text.blocks import load_text
+from outliers.tracing.trace import trace
 from tests.conftest import C4, STORIES, every_kind, make_model, needs_shared
 
 
@@ -80,6 +87,84 @@ def test_nan_after_the_last_projection(blocks):
         model.transformer.ln_f.bias[0] = torch.nan
     with pytest.raises(UserError, match="NaN or inf in the logits"):
         perplexity(model, blocks)
+
+
+# What looks at a model, each with a result that can be compared.
+LOOKS = {
+    "perplexity": perplexity,
+    "top1_softmax": top1_softmax,
+    "trace": lambda model, blocks: trace(model, blocks).statistics["ffn_in.sum"].flatten().tolist(),
+    "ablate": lambda model, blocks: ablate(model, blocks[:1], [3])["perplexity"].tolist(),
+    "latency": lambda model, blocks: latency(model, blocks, 3, 1).ids.tolist(),
+}
+
+
+def partly_in_training(model):
+    """The model with some modules in training mode and others not, and their modes."""
+    model.train().transformer.h[0].mlp.eval()
+    model.lm_head.eval()
+    return model, modes_of(model)
+
+
+def modes_of(model) -> list[bool]:
+    return [module.training for module in model.modules()]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_model_in_training_mode_is_looked_at_in_eval_mode(look, blocks):
+    """Without dropout, and each module has its own mode afterwards."""
+    look = LOOKS[look]
+    expected = look(make_model("gpt2"), blocks)
+    model, modes = partly_in_training(make_model("gpt2"))
+    assert look(model, blocks) == expected
+    assert modes_of(model) == modes
+    for keep in ("exact", "int8"):
+        assert look(quantize(model, "absmax", keep), blocks) == look(
+            quantize(make_model("gpt2"), "absmax", keep), blocks
+        )
+
+
+def test_a_streamed_model_in_training_mode(blocks, tmp_path):
+    make_model("gpt2").save_pretrained(tmp_path)
+    resident = make_model("gpt2")
+    model, modes = partly_in_training(stream_model(str(tmp_path)))
+    for look in ("perplexity", "top1_softmax", "trace"):
+        assert LOOKS[look](model, blocks) == pytest.approx(LOOKS[look](resident, blocks), rel=1e-6)
+    assert perplexities(model, blocks, [one_variant]) == [perplexity(model, blocks)]
+    assert modes_of(model) == modes
+
+
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
+@pytest.mark.parametrize("look", LOOKS)
+def test_modes_are_restored_on_every_exit(look, error, blocks):
+    model, modes = partly_in_training(make_model("gpt2"))
+
+    def stop(*_):
+        raise error("stop")
+
+    model.transformer.h[1].register_forward_hook(stop)
+    with pytest.raises(error) as kept:
+        LOOKS[look](model, blocks)
+    assert modes_of(model) == modes
+    del kept  # until here with all that its traceback holds
+
+
+def test_modes_are_restored_after_the_last_of_several_threads(blocks):
+    expected = perplexity(make_model("gpt2"), blocks)
+    model, modes = partly_in_training(make_model("gpt2"))
+    one_is_through = threading.Event()
+
+    def slowly():
+        yield blocks[0]
+        one_is_through.wait(60)
+        yield from blocks[1:]
+
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(perplexity, model, slowly())
+        assert perplexity(model, blocks) == expected
+        one_is_through.set()
+        assert slow.result() == expected
+    assert modes_of(model) == modes
 
 
 @needs_shared

@@ -262,6 +262,52 @@ def test_dispatch_refuses(x):
             dispatch.linear(x, prepared)
 
 
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_operator_is_what_it_says(dtype, symmetric):
+    """Neither writes to its operands nor hands them on, and has the output that its shape-only form has."""
+    x, weight, bias = small_layer(5, 32, 9)
+    quantized = reference.quantize(weight, symmetric, True)
+    for scheme in ((symmetric, True, None, False), (symmetric, True, 1.0, False)):
+        for some in (bias, None):
+            torch.library.opcheck(dispatch.linear_plain, (x.to(dtype), *quantized, some, *scheme))
+    if symmetric:
+        quantized, _ = reference.quantize_bitsandbytes(weight)
+        torch.library.opcheck(dispatch.linear_plain, (x.to(dtype), *quantized, bias, True, True, 1.0, True))
+
+
+@needs_vnni
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("bitsandbytes", [False, True])
+def test_the_operator_of_packed_weights_is_what_it_says(dtype, bitsandbytes):
+    x, weight, bias = small_layer(5, 32, 9)
+    packed = cpu.pack(reference.quantize(weight, True, True))
+    operands = (x.to(dtype), packed.blocks, packed.scale, bias, 9, True, True, 1.0, bitsandbytes)
+    # opcheck's other tests look at the memory of all operands, and oneDNN's layout does not show its own.
+    torch.library.opcheck(dispatch.linear_packed, operands, test_utils="test_aot_dispatch_dynamic")
+    before = [operand.clone() for operand in (operands[0], packed.scale, bias)]
+    got = dispatch.linear_packed(*operands)
+    assert all(torch.equal(*pair) for pair in zip(before, (operands[0], packed.scale, bias), strict=True))
+    assert torch.equal(got, dispatch.linear(operands[0], packed, bias, threshold=1.0, bitsandbytes=bitsandbytes))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_compiled_layers_are_one_graph(symmetric):
+    x, weight, bias = small_layer(5, 32, 9)
+    quantized = reference.quantize(weight, symmetric, True)
+    for prepared in (quantized, dispatch.prepare(quantized)):
+        torch._dynamo.reset()
+
+        def layer(x, prepared=prepared):
+            return dispatch.linear(2 * x, prepared, bias, symmetric, threshold=1.0) + 1
+
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        for rows in (5, 3, 1):
+            assert torch.equal(compiled(x[:rows]), layer(x[:rows]))
+        with pytest.raises(Exception, match=r"linear takes floating-point \(tokens, 32\), got"):
+            torch.compile(layer, backend="eager", fullgraph=True)(x[:, :7])
+
+
 @pytest.mark.parametrize("threshold", [0.0, 6.0])
 @pytest.mark.parametrize("outliers", [{}, {(0, 3): 6.0, (1, 5): -6.0}, {(2, 7): 40.0, (4, 7): 9.0, (1, 0): -300.0}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

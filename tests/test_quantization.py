@@ -1,20 +1,29 @@
 """Schemes, the quantized layer against equation 8 in float64, whole models."""
 
 import copy
+import pickle
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, CpuOffload, add_hook_to_module
 from outlier_kernels import reference
 from outlier_kernels.cpu import Packed
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.utils import parametrizations, prune
+from torch.testing._internal.two_tensor import TwoTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
+from outliers.evaluation.peers import with_bitsandbytes
 from outliers.evaluation.perplexity import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
+from outliers.models.plant import plant
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, quantize_weight, stored_weight
@@ -142,7 +151,7 @@ def test_quantized_model_shares_storage_but_not_fate():
 def test_codes_follow_the_weights_to_another_dtype(blocks):
     quantized = quantize(make_model("gpt2"), "absmax-vector")
     quantized(blocks)
-    assert "quantized_weight" in vars(quantized.transformer.h[0].mlp.c_fc)
+    assert quantized.transformer.h[0].mlp.c_fc.made
     quantized.double()
     assert quantized.transformer.h[0].mlp.c_fc.quantized_weight.scale.dtype == torch.float64
 
@@ -180,7 +189,7 @@ def test_codes_are_shared_between_schemes_that_agree_on_them(blocks):
     shared = quantize(first, "llm.int8").transformer.h[1].attn.c_attn
     assert shared.quantized_weight is codes
     other = quantize(first, "zeropoint-vector").transformer.h[1].attn.c_attn
-    assert "quantized_weight" not in vars(other)
+    assert other.made is None
 
 
 @pytest.mark.parametrize("name", [*EIGHT_BIT, "llm.int8-bnb"])
@@ -299,6 +308,400 @@ def test_int8_mistakes(tmp_path, blocks):
     save_file(tensors, tmp_path / "exact" / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"NaN or inf in 'transformer.h.1.attn.c_attn.weight'"):
         load_int8(str(tmp_path / "exact"))
+
+
+class LowRank(nn.Module):
+    """An adapter around a projection, with its weight."""
+
+    def __init__(self, projection: nn.Linear):
+        super().__init__()
+        self.projection, self.adapter = projection, nn.Linear(projection.in_features, projection.out_features)
+        self.weight, self.bias = projection.weight, projection.bias
+
+    def forward(self, x):
+        return self.projection(x) + self.adapter(x)
+
+
+class Doubled(nn.Linear):
+    """A linear layer that computes something else."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def by_bitsandbytes(projection: nn.Linear) -> nn.Module:
+    pytest.importorskip("bitsandbytes", reason="needs a layer of bitsandbytes, which is not installed")
+    from outliers.evaluation.peers import bitsandbytes_layer
+
+    return bitsandbytes_layer(projection)
+
+
+def with_weight(projection: nn.Linear, weight: torch.Tensor) -> nn.Linear:
+    projection.weight = nn.Parameter(weight, requires_grad=False)
+    return projection
+
+
+def with_forward(projection: nn.Linear) -> nn.Linear:
+    projection.forward = lambda x: 2 * nn.functional.linear(x, projection.weight, projection.bias)
+    return projection
+
+
+def hooked(projection: nn.Linear, register: str) -> nn.Linear:
+    getattr(projection, register)(lambda *_: None)
+    return projection
+
+
+# What a projection may be turned into that is more than its weight, or less, and what is said of it.
+MORE_THAN_WEIGHTS = {
+    "bitsandbytes": (by_bitsandbytes, "is of bitsandbytes.nn.modules.Linear8bitLt"),
+    "adapter": (LowRank, "is of tests.test_quantization.LowRank"),
+    "subclass": (lambda projection: Doubled(32, 32), "is of tests.test_quantization.Doubled"),
+    "compiled": (torch.compile, "OptimizedModule"),
+    "parametrized": (parametrizations.weight_norm, "ParametrizedLinear"),
+    "pruned": (
+        lambda projection: prune.random_unstructured(projection, "weight", 0.5),
+        "makes its weight of weight_orig",
+    ),
+    "codes": (lambda projection: with_weight(projection, projection.weight.char()), "a weight of torch.int8"),
+    "narrow": (lambda projection: with_weight(projection, projection.weight.to(torch.float8_e4m3fn)), "float8_e4m3fn"),
+    "two in one": (
+        lambda projection: with_weight(projection, TwoTensor(*[projection.weight.detach()] * 2)),
+        "TwoTensor",
+    ),
+    "forward": (with_forward, "has a forward method in the place of its own"),
+    "offloaded": (lambda projection: add_hook_to_module(projection, CpuOffload("cpu")), "accelerate's CpuOffload"),
+    "gradients": (lambda projection: hooked(projection, "register_full_backward_hook"), "has backward_hooks"),
+    "state": (lambda projection: hooked(projection, "register_state_dict_post_hook"), "has state_dict_hooks"),
+}
+
+
+@pytest.mark.parametrize("kind", MORE_THAN_WEIGHTS)
+def test_what_is_more_than_its_weight_is_refused(kind):
+    change, message = MORE_THAN_WEIGHTS[kind]
+    model = make_model("llama")
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = change(attention.o_proj)
+    changes = [
+        lambda: quantize(model, "absmax"),
+        lambda: quantize(model, "fp32"),
+        lambda: quantize(model, "absmax", "int8"),
+    ]
+    for call in [*changes, lambda: with_bitsandbytes(model)]:
+        with pytest.raises(UserError, match=rf"'model.layers.1.self_attn.o_proj' .*{message}.*"):
+            call()
+
+
+def test_what_is_wrapped_around_a_model_is_refused():
+    model = make_model("gpt2")
+    for wrapped in (torch.compile(model), nn.DataParallel(model), LowRank(nn.Linear(2, 2))):
+        with pytest.raises(
+            UserError, match=f"{type(wrapped).__name__} is no transformers model; expected a PreTrained"
+        ):
+            quantize(wrapped, "absmax")
+
+
+def test_nothing_is_planted_in_codes(blocks):
+    for keep in ("exact", "int8"):
+        with pytest.raises(UserError, match=r"'transformer.h.0.attn.c_attn' is of outliers.quantization.*; expected a"):
+            plant(quantize(make_model("gpt2"), "absmax", keep), [3], 2.0)
+
+
+class Watch:
+    """A hook that refers to the whole model."""
+
+    def __init__(self, model):
+        self.model, self.seen = model, []
+
+    def __call__(self, _module, _inputs, output):
+        self.seen.append(output)
+        return 2 * output
+
+
+@pytest.mark.parametrize("keep", ["exact", "int8"])
+def test_forward_hooks_are_kept(keep, blocks):
+    model = make_model("llama")
+    plain = quantize(model, "absmax", keep)
+    projection, watch = model.model.layers[0].self_attn.o_proj, Watch(model)
+    projection.register_forward_hook(watch)
+    projection.register_forward_pre_hook(lambda _module, inputs, _keywords: ((-inputs[0],), {}), with_kwargs=True)
+    hooked = quantize(model, "absmax", keep)
+    for register, hook in (
+        ("register_forward_hook", lambda _module, _inputs, output: 2 * output),
+        ("register_forward_pre_hook", lambda _module, inputs: -inputs[0]),
+    ):
+        getattr(plain.model.layers[0].self_attn.o_proj, register)(hook)
+    got = hooked(blocks).logits
+    assert torch.equal(got, plain(blocks).logits)
+    assert len(watch.seen) == 1
+    if keep == "exact":  # from one scheme to another, and back to none
+        again = quantize(quantize(hooked, "llm.int8"), "absmax")
+        assert torch.equal(again(blocks).logits, got)
+        assert torch.equal(quantize(hooked, "fp32")(blocks).logits, model(blocks).logits)
+        assert len(watch.seen) == 4
+
+
+@pytest.mark.parametrize("keep", ["exact", "int8"])
+def test_hooks_between_devices_are_kept(keep, blocks):
+    """Where one projection alone is elsewhere, its own hook of accelerate's brings its input there."""
+    model = make_model("llama")
+    expected = quantize(model, "absmax", keep)(blocks).logits
+    add_hook_to_module(model.model.layers[0].mlp.down_proj, AlignDevicesHook("cpu", io_same_device=True))
+    quantized = quantize(model, "absmax", keep)
+    hook = quantized.model.layers[0].mlp.down_proj._hf_hook
+    assert torch.equal(quantized(blocks).logits, expected)
+    assert hook.input_device == torch.device("cpu"), "it was called"
+    assert hook is not model.model.layers[0].mlp.down_proj._hf_hook
+
+
+def test_the_mode_of_a_projection_is_kept():
+    model = make_model("gpt2")
+    model.transformer.h[1].train()
+    for keep in ("exact", "int8"):
+        modes = [projection.module.training for projection in projections(quantize(model, "absmax", keep))]
+        assert modes == [False] * 4 + [True] * 4
+
+
+def test_a_projection_that_is_used_twice(blocks):
+    model = make_model("llama")
+    layers = model.model.layers
+    layers[1].mlp.up_proj = layers[0].mlp.up_proj
+    layers[1].mlp.down_proj.weight = layers[0].mlp.down_proj.weight
+    for keep in ("exact", "int8"):
+        quantized = quantize(model, "absmax", keep)
+        assert quantized.model.layers[0].mlp.up_proj is quantized.model.layers[1].mlp.up_proj
+        assert torch.equal(quantized(blocks).logits, quantize(copy.deepcopy(model), "absmax", keep)(blocks).logits)
+    exact = quantize(model, "absmax").model.layers
+    assert exact[0].mlp.down_proj.projection.weight is exact[1].mlp.down_proj.projection.weight
+
+
+def other_model(case: str) -> nn.Module:
+    """A model of other weights."""
+    model = make_model(case)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    return model
+
+
+def edit_in_place(model, other):
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), other.parameters(), strict=True):
+            parameter.copy_(value)
+
+
+def edit_in_inference_mode(model, other):
+    with torch.inference_mode():
+        edit_in_place(model, other)
+
+
+def replace_data(model, other):
+    for parameter, value in zip(model.parameters(), other.parameters(), strict=True):
+        parameter.data = value.detach().clone()
+
+
+def replace_parameters(model, other):
+    for module, value in zip(model.modules(), other.modules(), strict=True):
+        module._parameters.update(value._parameters)
+
+
+EDITS = {
+    "load_state_dict": lambda model, other: model.load_state_dict(other.state_dict()),
+    "assign": lambda model, other: model.load_state_dict(other.state_dict(), assign=True),
+    "in place": edit_in_place,
+    "inference mode": edit_in_inference_mode,
+    "data": replace_data,
+    "parameters": replace_parameters,
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_codes_are_those_of_the_weights_that_are_there(case, edit, blocks):
+    """The weights change after codes were made of them."""
+    quantized, other = (quantize(model, "absmax-vector") for model in (make_model(case), other_model(case)))
+    before, expected = quantized(blocks).logits, other(blocks).logits
+    EDITS[edit](quantized, other)
+    shared = quantize(quantized, "llm.int8")
+    assert torch.equal(quantized(blocks).logits, expected)
+    assert not torch.equal(before, expected)
+    assert torch.equal(shared(blocks).logits, quantize(other_model(case), "llm.int8")(blocks).logits)
+
+
+def test_codes_follow_the_original_whose_weights_they_share(blocks):
+    model = make_model("gpt2")
+    quantized = quantize(model, "absmax-vector")
+    quantized(blocks)
+    with torch.no_grad():
+        for parameter in model.transformer.h.parameters():
+            parameter.mul_(0.5)
+    assert torch.equal(quantized(blocks).logits, quantize(model, "absmax-vector")(blocks).logits)
+
+
+def test_codes_are_made_once(blocks):
+    quantized = quantize(make_model("gpt2"), "absmax-vector")
+    quantized(blocks)
+    made = [projection.module.made for projection in projections(quantized)]
+    with torch.inference_mode():
+        quantized(blocks)
+    assert all(projection.module.made is one for projection, one in zip(projections(quantized), made, strict=True))
+    assert all(projection.module.made is None for projection in projections(copy.deepcopy(quantized)))
+
+
+@pytest.mark.parametrize("scheme", ["absmax", "llm.int8", "zeropoint-vector"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_of_an_int8_model(scheme, assign, blocks):
+    """Into a model of other weights, from each state into each state: before a forward pass and after."""
+    for case in ("gpt2", "llama"):
+        expected = quantize(make_model(case), scheme, "int8")(blocks).logits
+        for source_ran, target_ran in ((False, True), (True, False), (True, True)):
+            source, target = (quantize(model, scheme, "int8") for model in (make_model(case), other_model(case)))
+            for model, ran in ((source, source_ran), (target, target_ran)):
+                if ran:
+                    model(blocks)
+            report = target.load_state_dict(source.state_dict(), assign=assign)
+            assert not report.missing_keys
+            assert not report.unexpected_keys
+            assert torch.equal(target(blocks).logits, expected)
+            assert torch.equal(source(blocks).logits, expected)
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_codes_and_scales_are_not_mixed(ran, blocks):
+    small = quantize(make_model("gpt2"), "absmax", "int8")
+    expected = small(blocks).logits
+    if not ran:
+        small = quantize(make_model("gpt2"), "absmax", "int8")
+    zeropoint = quantize(other_model("gpt2"), "zeropoint", "int8").state_dict()
+    without_codes = {name: value for name, value in small.state_dict().items() if not name.endswith(".codes")}
+    for state in (other_model("gpt2").state_dict(), zeropoint, without_codes):
+        of_projections = {name: value for name, value in state.items() if ".h." in name and ".ln_" not in name}
+        with pytest.raises(RuntimeError, match=r"h.0.attn.c_attn' is under 'absmax' and takes codes, scale, got "):
+            small.load_state_dict(of_projections, strict=False)
+        assert torch.equal(small(blocks).logits, expected)
+
+
+def test_what_is_replaced_of_an_int8_layer_is_multiplied():
+    torch.manual_seed(0)
+    x, layer = torch.randn(3, 16), Int8Linear(nn.Linear(16, 8, bias=False), get_scheme("absmax-vector"))
+    before = layer(x)
+    layer.scale = 2 * layer.scale
+    assert torch.allclose(layer(x), 2 * before)
+    layer.scale /= 2
+    assert torch.allclose(layer(x), before)
+    layer._plain()
+    layer.codes = -layer.codes
+    assert torch.allclose(layer(x), -before)
+
+
+@pytest.mark.parametrize("keep", ["exact", "int8"])
+def test_copies_and_pickles(keep, blocks):
+    quantized = quantize(make_model("gpt2"), "llm.int8", keep)
+    for ran in (False, True):
+        copies = [copy.deepcopy(quantized), pickle.loads(pickle.dumps(quantized))]
+        expected = quantized(blocks).logits
+        for one in copies:
+            assert torch.equal(one(blocks).logits, expected), ran
+
+
+@pytest.mark.parametrize("kind", [QuantizedLinear, Int8Linear])
+@pytest.mark.parametrize("others", [lambda layer: layer, copy.deepcopy, lambda layer: layer.state_dict() and layer])
+def test_threads_that_come_first(kind, others):
+    """Many threads call a layer for the first time at once; one of them copies it first, or asks for its state."""
+    projection, x, scheme = nn.Linear(16, 8), torch.randn(3, 16), get_scheme("absmax-vector")
+    expected = kind(projection, scheme)(x)
+    start = threading.Barrier(8)
+
+    def run(number, layer):
+        start.wait()
+        return torch.equal((layer if number else others(layer))(x), expected)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(40):
+                assert all(pool.map(run, range(8), [kind(projection, scheme)] * 8))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("keep", ["exact", "int8"])
+def test_a_backward_pass_is_refused(case, keep, blocks):
+    """And only that: with gradients enabled the outputs are what they are without."""
+    quantized = quantize(make_model(case), "llm.int8", keep)
+    with torch.no_grad():
+        expected = quantized(blocks).logits
+    logits = quantized(blocks).logits
+    assert torch.equal(logits, expected)
+    with pytest.raises(UserError, match="no gradient passes a projection in 8 bits"):
+        logits.sum().backward()
+    quantized.requires_grad_(False)
+    assert not quantized(blocks).logits.requires_grad
+    head = quantized.get_output_embeddings().requires_grad_()
+    if head.weight is not quantized.get_input_embeddings().weight:
+        quantized(blocks).logits.sum().backward()
+        assert head.weight.grad is not None, "what comes after the projections can be trained"
+
+
+def test_gradients_by_other_ways_are_refused():
+    x = torch.randn(3, 16, requires_grad=True)
+    for kind in (QuantizedLinear, Int8Linear):
+        layer = kind(nn.Linear(16, 8), get_scheme("llm.int8"))
+        with pytest.raises(UserError, match="no gradient passes"):
+            torch.autograd.grad(layer(x).sum(), x)
+        with pytest.raises(UserError, match="no gradient passes"):
+            torch.autograd.grad(layer(x.detach()).sum(), list(layer.parameters()))
+        with pytest.raises(UserError, match="no gradient passes"):
+            torch.func.grad(lambda x, layer=layer: layer(x).sum())(x.detach())
+        with pytest.raises(NotImplementedError):
+            torch.func.jvp(layer, (x.detach(),), (x.detach(),))
+        layer(x).add_(1)  # as models do that add to what their layers put out
+
+
+def compiled(model: nn.Module, backend: str) -> nn.Module:
+    """One graph of the whole model, or an error."""
+    torch._dynamo.reset()
+    return torch.compile(model, backend=backend, fullgraph=True)
+
+
+@pytest.mark.parametrize(("case", "scheme"), [("gpt2", "llm.int8"), ("llama", "zeropoint-vector")])
+def test_a_compiled_int8_model_is_one_graph(case, scheme, blocks):
+    """The same bits, where the arithmetic is left alone; also once its weights are others."""
+    small, other = (quantize(model, scheme, "int8") for model in (make_model(case), other_model(case)))
+    with torch.no_grad():
+        run = compiled(small, "eager")
+        assert torch.equal(run(blocks).logits, quantize(make_model(case), scheme, "int8")(blocks).logits)
+        small.load_state_dict(other.state_dict())
+        assert torch.equal(run(blocks).logits, other(blocks).logits)
+
+
+def test_the_backward_pass_of_a_compiled_int8_model_is_refused(blocks):
+    small = quantize(make_model("gpt2"), "llm.int8", "int8")
+    logits = compiled(small, "aot_eager")(blocks).logits
+    assert torch.equal(logits, small(blocks).logits)
+    with pytest.raises(UserError, match="no gradient passes a projection in 8 bits"):
+        logits.sum().backward()
+
+
+def test_an_int8_layer_compiled_to_code():
+    """The activation after it may round in another way than torch's own."""
+    mlp = quantize(make_model("gpt2"), "llm.int8", "int8").transformer.h[0].mlp
+    layers, x = nn.Sequential(mlp.c_fc, mlp.act), torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(layers, "inductor")(x), layers(x), rtol=0, atol=1e-5)
+
+
+def test_a_compiled_layer_with_exact_weights():
+    """In several graphs, for whether weights were edited, and how many features are outliers, is known when it runs."""
+    model, other = (quantize(model, "absmax") for model in (make_model("gpt2"), other_model("gpt2")))
+    layer, other = (model.transformer.h[0].mlp.c_fc for model in (model, other))
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        run = torch.compile(layer, backend="eager")
+        assert torch.equal(run(x), layer(x))
+        layer.load_state_dict(other.state_dict())
+        assert torch.equal(run(x), other(x))
 
 
 def test_perplexity_does_not_depend_on_the_path(monkeypatch):

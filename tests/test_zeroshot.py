@@ -1,5 +1,6 @@
 """Zero-shot accuracy against likelihoods computed without the harness; the local tasks against the harness's own."""
 
+import copy
 import importlib.util
 import json
 import math
@@ -154,7 +155,12 @@ def test_leaves_model_and_tokenizer_as_they_are(small, data):
     model, tokenizer = small
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     first = zeroshot(model, tokenizer, LOCAL, data)
-    assert zeroshot(model, tokenizer, LOCAL, data) == first
+    training = copy.deepcopy(model).train()
+    training.lm_head.eval()
+    modes = [module.training for module in training.modules()]
+    for same in (model, training):
+        assert zeroshot(same, tokenizer, LOCAL, data) == first
+    assert [module.training for module in training.modules()] == modes
     assert tokenizer.pad_token is None
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 

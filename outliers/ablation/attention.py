@@ -8,11 +8,11 @@ from transformers import PreTrainedModel
 
 from outliers.ablation.interventions import Intervention
 from outliers.models.anatomy import projections
-from outliers.models.decoder import run_decoder
+from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import attention_hooks
 
 
-@torch.inference_mode()
+@inference
 def top1_softmax(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], interventions: Iterable[Intervention] = (Intervention(()),)
 ) -> list[float]:

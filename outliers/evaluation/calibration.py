@@ -14,7 +14,7 @@ from transformers.utils import logging
 from outliers.evaluation.memory import Storages
 from outliers.models.anatomy import decoder_layers
 from outliers.models.checkpoint import parameters_on_meta
-from outliers.models.decoder import run_decoder
+from outliers.models.decoder import inference, run_decoder
 from outliers.models.load import DTYPES, check_finite, weights_hash
 from outliers.models.stream import give_memory_back
 
@@ -204,7 +204,7 @@ class _Seen(NamedTuple):
     further: int
 
 
-@torch.inference_mode()
+@inference
 def _through_the_decoder(model: PreTrainedModel, ids: torch.Tensor) -> None:
     for _ in run_decoder(model, ids):
         pass

@@ -10,6 +10,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import check_block, context_length
+from outliers.models.decoder import inference
 
 
 class Timings(NamedTuple):
@@ -36,7 +37,7 @@ class Timings(NamedTuple):
         ]
 
 
-@torch.inference_mode()
+@inference
 def latency(model: PreTrainedModel, prompts: torch.Tensor, tokens: int, repeats: int) -> Timings:
     """Time the greedy generation of tokens (appendix D.2), after one whole generation that is not timed.
 

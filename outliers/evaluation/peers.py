@@ -7,7 +7,8 @@ import logging
 from torch import nn
 from transformers import PreTrainedModel
 
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import Projection, check_plain, projections
+from outliers.models.hooks import check_hooks, hand_over_hooks
 from outliers.quantization.linear import stored_weight
 
 BITSANDBYTES = "bitsandbytes"
@@ -39,7 +40,19 @@ def bitsandbytes_layer(exact: nn.Module, threshold: float = 6.0) -> nn.Module:
 
 
 def with_bitsandbytes(model: PreTrainedModel, threshold: float = 6.0) -> PreTrainedModel:
-    """A new model whose projections of the decoder layers are those of bitsandbytes; it shares all else."""
+    """A new model whose projections of the decoder layers are those of bitsandbytes; it shares all else.
+
+    Raises:
+        UserError: a projection is more than a floating-point weight and a bias, see `outliers.quantize`.
+    """
     memo = {id(parameter): parameter for parameter in model.parameters()}
-    memo |= {id(module): bitsandbytes_layer(module, threshold) for *_, module in projections(model)}
+    memo |= {id(projection.module): _by_bitsandbytes(projection, threshold) for projection in projections(model)}
     return copy.deepcopy(model, memo)
+
+
+def _by_bitsandbytes(projection: Projection, threshold: float) -> nn.Module:
+    check_plain(projection)
+    check_hooks(projection.path, projection.module)
+    layer = bitsandbytes_layer(projection.module, threshold)
+    hand_over_hooks(projection.module, layer)
+    return layer

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import anatomy_of, readers
-from outliers.models.decoder import run_decoder
+from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
 
@@ -50,7 +50,7 @@ def perplexities(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant
     return [perplexity_of(of_variant) for of_variant in variant_losses(model, blocks, variants)]
 
 
-@torch.inference_mode()
+@inference
 def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]:
     """The loss of each block, of which perplexity is made; those of the parts of a text can be put together.
 
@@ -60,7 +60,7 @@ def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]
     return [_finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
 
 
-@torch.inference_mode()
+@inference
 def variant_losses(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Sequence[Variant]
 ) -> list[list[Loss]]:

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError, unknown_name
 from outliers.evaluation.task_data import FIGURE1_TASKS, FOLDER, LOCAL_TASKS, no_data
+from outliers.models.decoder import inference
 from outliers.text.documents import ask_hub
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def documents_hash(task: "Task", limit: int | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
+@inference
 def evaluate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: "Sequence[Task]", limit: int | None = None
 ) -> list[dict]:

@@ -172,8 +172,9 @@ def _about(fields: dict) -> dict:
 
 
 def _saved(stem: Path, about: dict) -> Trace | None:
-    """What is saved of the same trace, as far as that is known of a streamed model; None where there is nothing of it, or
-    where a kill came between its files.
+    """What is saved of the same trace, as far as that is known of a streamed model.
+
+    None where there is nothing of it, or where a kill came between its files.
 
     Raises:
         UserError: something else than files stands where it is to be saved.

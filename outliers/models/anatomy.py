@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
@@ -198,6 +199,14 @@ TEXT_KEYS = {r"^language_model\.": "", r"^model\.language_model\.": "model."}
 # Of a text part: the tensors of such a checkpoint that it has no place for because they are for the pictures.
 PICTURES = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\."}
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
+# Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
+# no codes.
+PLAIN = (
+    "torch.nn.modules.linear.Linear",
+    "transformers.pytorch_utils.Conv1D",
+    "transformers.models.falcon.modeling_falcon.FalconLinear",
+)
+WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Projection(NamedTuple):
@@ -239,18 +248,59 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The decoder layers, in their order."""
+    """The decoder layers, in their order.
+
+    Raises:
+        UserError: the architecture is in no row of the table, or something is wrapped around the model.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"{_kind(model)} is no transformers model; expected a PreTrainedModel: give the one that it wraps (compile "
+            "or parallelize afterwards, and merge adapters before)"
+        )
     return model.get_submodule(anatomy_of(model.config).layers)
 
 
 def projections(model: PreTrainedModel) -> Iterator[Projection]:
-    """Every linear projection of the decoder layers, layer by layer in the order of `ROLES`."""
-    anatomy = anatomy_of(model.config)
-    for layer, block in enumerate(decoder_layers(model)):
+    """Every linear projection of the decoder layers, layer by layer in the order of `ROLES`.
+
+    Raises:
+        UserError: as `decoder_layers`.
+    """
+    layers, anatomy = decoder_layers(model), anatomy_of(model.config)
+    for layer, block in enumerate(layers):
         roles = ROLES[:2] if has_experts(anatomy, block) else ROLES
         for role in roles:
             for name in getattr(anatomy, role):
                 yield Projection(layer, role, f"{anatomy.layers}.{layer}.{name}", block.get_submodule(name))
+
+
+def check_plain(projection: Projection) -> None:
+    """Raise UserError unless all that a projection does is to multiply with its weight and add its bias.
+
+    Whoever takes the weight of anything else in its place computes something else: an adapter around a layer and a
+    layer of codes have a `weight` too, and a parametrized weight is made of others at every call.
+    """
+    module, parameters = projection.module, projection.module._parameters
+    weight = parameters.get("weight")
+    if _kind(module) not in PLAIN:
+        found = f"is of {_kind(module)}"
+    elif weight is None or set(parameters) != {"weight", "bias"}:
+        found = f"makes its weight of {', '.join(sorted({*parameters} - {'bias'}))}"
+    elif is_traceable_wrapper_subclass(weight):
+        found = f"has a weight of {_kind(weight)}"
+    elif weight.dtype not in WEIGHTS:
+        found = f"has a weight of {weight.dtype}"
+    else:
+        return
+    raise UserError(
+        f"'{projection.path}' {found}; expected a plain torch.nn.Linear or transformers Conv1D with floating-point "
+        "weights: merge adapters, remove parametrizations, or load the model that is not quantized"
+    )
+
+
+def _kind(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 def readers(model: PreTrainedModel) -> Iterator[Projection]:

@@ -1,12 +1,53 @@
-"""Blocks through the decoder of a model, resident or streamed."""
+"""Blocks through the decoder of a model, resident or streamed, to look at it and not to train it."""
 
+import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.models.anatomy import check_block
 from outliers.models.stream import is_streamed, one_variant
+
+_observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
+_MODES = threading.Lock()
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Turn off what a model does in training alone, such as dropout, within this context.
+
+    Each module has its own mode again when the last of those that look at the model, in whatever threads, is done.
+    """
+    with _MODES:
+        observed = _observed.setdefault(model, [0, []])
+        observed[0] += 1
+        training = [module for module in model.modules() if module.training]
+        observed[1] += training
+        for module in training:
+            module.training = False
+    try:
+        yield
+    finally:
+        with _MODES:
+            observed[0] -= 1
+            if not observed[0]:
+                for module in _observed.pop(model)[1]:
+                    module.training = True
+
+
+def inference(observe: Callable) -> Callable:
+    """Decorate a function of a model, its first argument, that looks at it: without gradients, and in eval mode."""
+
+    @functools.wraps(observe)
+    def observing(model: PreTrainedModel, *arguments, **keywords):
+        with torch.inference_mode(), in_eval_mode(model):
+            return observe(model, *arguments, **keywords)
+
+    return observing
 
 
 def run_decoder(

@@ -1,15 +1,36 @@
 """Hooks that read or change what flows through a model, and come off on every exit, also on an error."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection, anatomy_of, decoder_layers
 
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
+
+# Where torch keeps the hooks of a module: those that another layer in its place can call as well, with their options,
+FORWARD_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+# and those that see gradients, or the tensors of its state by name.
+OTHER_HOOKS = (
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 
 
 @contextmanager
@@ -94,6 +115,30 @@ def attention_hooks(model: PreTrainedModel, visit: Callable) -> Iterator[None]:
                 stack.callback(attention.register_forward_pre_hook(only_in_the_mask, with_kwargs=True).remove)
             stack.callback(attention.register_forward_hook(hook_of(layer), with_kwargs=True).remove)
         yield
+
+
+def check_hooks(path: str, module: nn.Module) -> None:
+    """Raise UserError if something hangs on a module that cannot be handed over to another one in its place."""
+    accelerated = vars(module).get("_hf_hook")
+    forward = vars(module).get("_old_forward" if accelerated else "forward")
+    others = [name.strip("_") for name in OTHER_HOOKS if getattr(module, name)]
+    if others:
+        found = others[0]
+    elif accelerated and (type(accelerated) is not AlignDevicesHook or accelerated.offload):
+        found = f"accelerate's {type(accelerated).__name__}, which offloads weights or changes the call,"
+    elif forward and getattr(forward, "__func__", None) is not type(module).forward:
+        found = "a forward method in the place of its own"
+    else:
+        return
+    raise UserError(f"'{path}' has {found} that a quantized layer cannot keep; remove it first")
+
+
+def hand_over_hooks(module: nn.Module, other: nn.Module) -> None:
+    """Let another module call the forward hooks of one in whose place it is, and follow it from device to device."""
+    for name in FORWARD_HOOKS:
+        getattr(other, name).update(getattr(module, name))
+    if "_hf_hook" in vars(module):
+        add_hook_to_module(other, copy.copy(module._hf_hook))
 
 
 @contextmanager

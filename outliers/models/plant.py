@@ -13,10 +13,12 @@ from outliers.models.anatomy import (
     Anatomy,
     anatomy_of,
     check_features,
+    check_plain,
     decoder_layers,
     has_experts,
     norms_are_in_the_residual_stream,
     norms_of,
+    projections,
 )
 
 
@@ -37,7 +39,8 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
         A new model.
 
     Raises:
-        UserError: a feature is out of range; the factor is not positive; the projections read the residual stream
+        UserError: a feature is out of range; the factor is not positive; a projection is more than a floating-point
+            weight and a bias, such as a quantized one; the projections read the residual stream
             itself, so that nothing could undo the scaling: the norms come after the sub-layers (OLMo 2), or their
             outputs are the residual stream (OPT-350m, BLOOM's variant of that kind).
     """
@@ -50,6 +53,8 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
             "this model's projections read its residual stream (its norms are not before its sub-layers), where "
             "scaling a feature cannot be undone; plant in a model with norms before its sub-layers"
         )
+    for projection in projections(model):
+        check_plain(projection)
     planted = copy.deepcopy(model)
     for layer in decoder_layers(planted):
         for path, roles in norms_of(anatomy, layer).items():

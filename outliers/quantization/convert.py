@@ -9,7 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import decoder_layers, projections
+from outliers.models.anatomy import Projection, check_plain, decoder_layers, projections
+from outliers.models.hooks import check_hooks, hand_over_hooks
 from outliers.models.stream import Variant
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
@@ -22,7 +23,7 @@ def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact"
     """Return `model` with every linear projection of its decoder layers under an 8-bit scheme.
 
     The given model is not changed; the new one shares all that is not quantized. Embeddings, norms, the head, the
-    attention function and the experts of a mixture stay as they are. `fp32` quantizes nothing.
+    attention function and the experts of a mixture stay as they are, and so do forward hooks. `fp32` quantizes nothing.
 
     Args:
         model: a causal language model, on any device, also "meta", or spread over several.
@@ -32,7 +33,9 @@ def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact"
             "int8" keeps nothing but the codes, a byte a weight; outlier features meet weights rebuilt from them.
 
     Raises:
-        UserError: no scheme has this name, the architecture is unknown, or only codes are left of the weights.
+        UserError: no scheme has this name, the architecture is unknown, or something is wrapped around the model; a
+            projection is more than a floating-point weight and a bias, such as one with an adapter, or has hooks on
+            gradients or its state; only codes are left of the weights.
     """
     scheme = get_scheme(scheme) if isinstance(scheme, str) else scheme
     if keep not in KINDS:
@@ -40,7 +43,7 @@ def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact"
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
     # and in the place of each projection the one under the new scheme.
     memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
-    memo |= {id(module): _under(scheme, module, memo, KINDS[keep]) for _, _, _, module in projections(model)}
+    memo |= {id(found.module): _under(scheme, found, memo, KINDS[keep]) for found in projections(model)}
     copied = copy.deepcopy(model, memo)
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
         vars(copied).pop(name, None)
@@ -57,14 +60,31 @@ def under(scheme: Scheme) -> Variant:
     return variant
 
 
-def _under(scheme: Scheme, module: nn.Module, memo: dict, kind: type) -> nn.Module:
+def _under(scheme: Scheme, projection: Projection, memo: dict, kind: type) -> nn.Module:
     """A projection, quantized or not, under a scheme."""
+    module = projection.module
     if isinstance(module, Int8Linear):
         raise UserError("only int8 codes are left of this model's weights; quantize the model that they were made of")
-    exact = copy.deepcopy(module.projection if isinstance(module, QuantizedLinear) else module, memo)
-    if scheme.bits != 8:
-        return exact
-    quantized = kind(exact, scheme)
-    if isinstance(module, QuantizedLinear) and kind is QuantizedLinear:
-        quantized.share_codes(module)
-    return quantized
+    quantized = isinstance(module, QuantizedLinear)
+    if not quantized:
+        check_plain(projection)
+    check_hooks(projection.path, module)
+    exact = _bare(module.projection if quantized else module, memo)
+    new = exact if scheme.bits != 8 else kind(exact, scheme)
+    if quantized and kind is QuantizedLinear and new is not exact:
+        new.share_codes(module)
+    hand_over_hooks(module, new)
+    return new.train(module.training)
+
+
+def _bare(module: nn.Module, memo: dict) -> nn.Module:
+    """A plain projection on the parameters of the memo, without hooks.
+
+    Not a deep copy: hooks may refer to the whole model, which would then be copied before its projections are known.
+    """
+    bare = type(module).__new__(type(module))
+    nn.Module.__init__(bare)
+    vars(bare).update({name: value for name, value in vars(module).items() if name[0] != "_" and name != "forward"})
+    for name, parameter in module._parameters.items():
+        bare.register_parameter(name, None if parameter is None else memo[id(parameter)])
+    return bare

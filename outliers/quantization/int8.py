@@ -1,15 +1,20 @@
 """A linear projection that keeps nothing but its int8 weights."""
 
+import threading
+
 import torch
 from outlier_kernels import dispatch
+from outlier_kernels.cpu import Packed
 from outlier_kernels.reference import Quantized
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from outliers.quantization.gradient import refuse_gradient
 from outliers.quantization.linear import quantize_weight
 from outliers.quantization.schemes import Scheme
 
 FIELDS = Quantized._fields  # codes, scale, zero_point, code_sums: the buffers
+_LAYOUT = threading.RLock()  # held while a layer changes between its layouts; one for all, for locks cannot be copied
 
 
 class Int8Linear(nn.Module):
@@ -17,56 +22,99 @@ class Int8Linear(nn.Module):
 
     Outlier features are multiplied with weights rebuilt from their codes, whose scales are over all features. On a CPU
     with int8 units, the first call brings the codes into the layout that is multiplied fastest, in the place of the
-    plain ones; `state_dict` and `.to()` bring them back.
+    plain ones; `state_dict`, `load_state_dict` and `.to()` bring them back. Several threads may call it at once.
+
+    It has no gradient: a backward pass raises UserError.
     """
 
     def __init__(self, projection: nn.Linear | Conv1D, scheme: Scheme):
         super().__init__()
         self.scheme = scheme
+        self.prepared: Quantized | Packed | None = None
         self.bias = projection.bias
         for name in FIELDS:
             self.register_buffer(name, None)
         self.transposed = isinstance(projection, Conv1D)
         self.set_weight(projection.weight)
 
-    @torch.no_grad()
     def set_weight(self, weight: torch.Tensor) -> None:
         """Quantize a weight, in the orientation of the projection, and keep its codes."""
-        self._keep(quantize_weight(weight.T if self.transposed else weight, self.scheme))
+        with torch.inference_mode(False), torch.no_grad():
+            self._keep(quantize_weight(weight.T if self.transposed else weight, self.scheme))
 
     def _keep(self, quantized: Quantized) -> None:
-        for name, value in quantized._asdict().items():
-            setattr(self, name, value if value is None else value.contiguous())
-        self.prepared = None
+        with _LAYOUT:
+            for name, value in quantized._asdict().items():
+                self._buffers[name] = None if value is None else value.contiguous()
+            self.prepared = None
 
     def _plain(self) -> Quantized:
         """The plain codes and scales, brought back if they were prepared."""
-        if self.prepared is not None:
-            self._keep(dispatch.restore(self.prepared))
-        return Quantized(*(getattr(self, name) for name in FIELDS))
+        with _LAYOUT:
+            if self.prepared is not None:
+                with torch.inference_mode(False):
+                    self._keep(dispatch.restore(self.prepared))
+            return Quantized(*(self._buffers[name] for name in FIELDS))
+
+    @torch.compiler.assume_constant_result
+    def _prepare(self) -> None:
+        """Bring the codes into the layout that is multiplied fastest."""
+        with _LAYOUT:
+            if self.prepared is not None:
+                return
+            plain = self._plain()
+            with torch.inference_mode(False), torch.no_grad():
+                prepared = dispatch.prepare(plain)
+            self.prepared = prepared
+            if prepared is not plain:
+                self._buffers["codes"] = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in FIELDS:
+            self._plain()  # of which it replaces a part
+        super().__setattr__(name, value)
 
     def _apply(self, fn, recurse=True):
-        before = self._plain()
-        super()._apply(fn, recurse)
-        if not before.scale.is_meta:  # scales follow to another device, but not to another dtype
-            self._keep(Quantized(*(None if value is None else value.to(self.codes.device) for value in before)))
-        return self
+        with _LAYOUT:
+            before = self._plain()
+            super()._apply(fn, recurse)
+            if not before.scale.is_meta:  # scales follow to another device, but not to another dtype
+                self._keep(Quantized(*(None if value is None else value.to(self.codes.device) for value in before)))
+            return self
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
-        self._plain()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+        with _LAYOUT:
+            self._plain()
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
+        with _LAYOUT:
+            own = {name for name, value in self._plain()._asdict().items() if value is not None}
+            given = {name for name in ("weight", *FIELDS) if prefix + name in state_dict}
+            # whether strict or not, for these codes do not go with the scales of others, nor with their bias
+            if given and given != own and not self.scale.is_meta:
+                errors.append(
+                    f"'{prefix[:-1]}' is under '{self.scheme.name}' and takes {', '.join(sorted(own))}, got "
+                    f"{', '.join(sorted(given))}; quantize the exact model that has these weights, under this scheme"
+                )
+            else:
+                super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
     def __getstate__(self) -> dict:
-        self._plain()  # the fast layout can be neither copied nor pickled
-        return self.__dict__
+        with _LAYOUT:  # the fast layout can be neither copied nor pickled
+            return {**vars(self), "_buffers": self._plain()._asdict(), "prepared": None}
+
+    def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            self._prepare()  # now, while the graph is made, so that it has the layout that this leaves
+        while (prepared := self.prepared) is None:  # once, unless another thread brings the plain codes back
+            self._prepare()
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        product = dispatch.linear(rows, prepared, self.bias, **self.scheme.kernel_arguments)
+        return product.view(*hidden_states.shape[:-1], -1)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Project (..., features) to (..., outputs) in the dtype of the input."""
-        if self.prepared is None:
-            plain = self._plain()
-            self.prepared = dispatch.prepare(plain)
-            if self.prepared is not plain:
-                self.codes = None
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        product = dispatch.linear(rows, self.prepared, self.bias, **self.scheme.kernel_arguments)
-        return product.view(*hidden_states.shape[:-1], -1)
+        if torch.is_grad_enabled():
+            return refuse_gradient(self._project, hidden_states, *self.parameters())
+        return self._project(hidden_states)

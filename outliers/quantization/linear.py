@@ -1,51 +1,80 @@
 """A linear projection whose product runs in 8 bits."""
 
-from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from outlier_kernels import dispatch, reference
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from outliers.quantization.gradient import refuse_gradient
 from outliers.quantization.schemes import Scheme, weight_order
+
+
+class Made(NamedTuple):
+    """Codes, and what they were made of.
+
+    weight: that of the projection, detached: as long as it is here, no other tensor has its memory. version: how often
+    torch had counted an edit of it in place.
+    """
+
+    codes: reference.Quantized
+    weight: torch.Tensor
+    version: int | None
+
+    def is_of(self, weight: torch.Tensor) -> bool:
+        """Whether a weight is what it was when the codes were made, at the cost of a microsecond."""
+        return self.weight.dtype == weight.dtype and self.weight.is_set_to(weight) and self.version == _version(weight)
 
 
 class QuantizedLinear(nn.Module):
     """A projection under an 8-bit scheme, with the unquantized weights at hand.
 
     It shares the weight and bias of the projection that it replaces (`nn.Linear`, or the `Conv1D` of GPT-2, which
-    stores its weight transposed) and quantizes them on first use. Outlier features are multiplied with the exact
-    weights, as the paper's equation 8 has it, and both operands' scales are taken without them.
+    stores its weight transposed) and quantizes them on first use, and again once they were replaced or edited in place
+    (not through `.data`, where torch counts no edits; call `.to()` then). Outlier features are multiplied with the
+    exact weights, as the paper's equation 8 has it, and both operands' scales are taken without them.
+
+    It has no gradient: a backward pass raises UserError.
     """
 
     def __init__(self, projection: nn.Linear | Conv1D, scheme: Scheme):
         super().__init__()
         self.projection = projection
         self.scheme = scheme
+        self.made: Made | None = None  # in one step, so that threads see all of it or nothing
 
     @property
     def weight(self) -> torch.Tensor:
         """The unquantized weight (outputs, features)."""
         return stored_weight(self.projection)
 
-    @cached_property
+    @property
     def quantized_weight(self) -> reference.Quantized:
         """The whole weight, quantized by the scheme.
 
         Not prepared for a faster product: a sweep changes its schemes more often than that would pay.
         """
-        # Made as ordinary tensors also in inference mode: they are kept, and autograd refuses inference tensors.
-        with torch.inference_mode(False), torch.no_grad():
-            return quantize_weight(self.weight, self.scheme)
+        made, weight = self.made, self.projection.weight
+        if made is None or not made.is_of(weight):
+            version = _version(weight)
+            # Made as ordinary tensors also in inference mode: they are kept, and autograd refuses inference tensors.
+            with torch.inference_mode(False), torch.no_grad():
+                made = Made(quantize_weight(self.weight, self.scheme), weight.detach(), version)
+            self.made = made
+        return made.codes
 
     def share_codes(self, other: "QuantizedLinear") -> None:
         """Take the codes of another layer over the same weight, if it has any and they would come out alike."""
-        if weight_order(self.scheme) == weight_order(other.scheme) and "quantized_weight" in vars(other):
-            self.quantized_weight = other.quantized_weight
+        if weight_order(self.scheme) == weight_order(other.scheme):
+            self.made = other.made
 
     def _apply(self, fn, recurse=True):
-        self.__dict__.pop("quantized_weight", None)  # the codes are no buffer: quantize again where the model moves to
+        self.made = None  # the codes are no buffer: quantize again where the model moves to
         return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict:
+        return {**super().__getstate__(), "made": None}
 
     def _product(self, hidden_states: torch.Tensor) -> torch.Tensor:
         scheme = self.scheme
@@ -61,14 +90,24 @@ class QuantizedLinear(nn.Module):
         weight = quantize_weight(self.weight[:, ~outliers], scheme)
         return dispatch.linear(hidden_states[:, ~outliers], weight, **arguments).add_(product)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Project (..., features) to (..., outputs) in the dtype of the input."""
+    def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         # Parts of a product are added in float32 at least, and rounded once.
         product = self._product(rows.to(torch.promote_types(rows.dtype, torch.float32)))
         if self.projection.bias is not None:
             product += self.projection.bias
         return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Project (..., features) to (..., outputs) in the dtype of the input."""
+        if torch.is_grad_enabled():
+            return refuse_gradient(self._project, hidden_states, *self.parameters())
+        return self._project(hidden_states)
+
+
+def _version(weight: torch.Tensor) -> int | None:
+    """How often a tensor was edited in place; None of those that were made in inference mode, which do not count."""
+    return None if weight.is_inference() else weight._version
 
 
 def _product_in_16_bits(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import ROLES, decoder_layers, readers
-from outliers.models.decoder import run_decoder
+from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import attention_hooks, input_hooks, residual_hooks
 from outliers.tracing.result import SKETCHED, STREAM, Trace, pack_keys, views
 from outliers.tracing.sketch import buckets
@@ -82,7 +82,7 @@ def _of_parts(
     return reduce(Trace.merge, [part for part in found if part is not None]) if blocks else None
 
 
-@torch.inference_mode()  # of the thread that it runs in
+@inference  # of the thread that it runs in
 def _trace(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], roles: tuple[str, ...], alpha: float, attention: bool
 ) -> Trace | None:
