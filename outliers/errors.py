@@ -3,12 +3,22 @@
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 900  # characters of a message
+
 
 class UserError(Exception):
     """What was wrong, what was expected and what to do, in one line.
 
-    The library raises it like any exception; the command line prints its message alone and exits with code 2.
+    The library raises it like any exception; the command line prints its message alone and exits with code 2. What a
+    file or another library says in it may hold anything: line ends become spaces, what no terminal prints is escaped,
+    and the middle of what is long is left out.
     """
+
+    def __init__(self, message: str):
+        line = " ".join(message.split("\n"))
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in line).strip()
+        half = LONGEST // 2
+        super().__init__(shown if len(shown) <= LONGEST else f"{shown[:half]} … {shown[-half:]}")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
