@@ -67,7 +67,7 @@ def run(command) -> None:
 
 
 def _check_text(arguments: list[str]) -> None:
-    """Raise UserError for an argument that nobody means: an empty one, such as an unset variable, or what is no text."""
+    """Raise UserError for an argument that nobody means: an empty one, of an unset variable, or one that is no text."""
     for argument in arguments:
         if not argument:
             raise UserError("an argument is empty (''); expected a value, or leave its option out")

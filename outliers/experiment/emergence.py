@@ -105,6 +105,6 @@ def _measure(bench: Bench, job: Job, spec: Emergence, fields: dict) -> list[dict
     start = time.perf_counter()
     found = trace(model, Counted(job.blocks, bench.bar), PAPER, spec.alpha, attention=False)
     beside = measure_beside(model, job.blocks, found, bench.bar)
-    values = table4_row(found, perplexity_of(beside.losses), beside.top1_softmax)
+    values = table4_row(found, perplexity_of(beside.losses, f"'{job.name}'"), beside.top1_softmax)
     spent = cost(start, model.device)
     return [fields | row | spent for row in tidy([values])]

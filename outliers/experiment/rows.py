@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outliers.errors import UserError
 from outliers.experiment.interrupt import Interrupted, asked_to_stop, finishing, stop_if_asked
-from outliers.experiment.spec import BOS, Named
+from outliers.experiment.spec import BOS, Named, threshold_of
 from outliers.files import locked, part_of, write_whole
 from outliers.models.watch import check_unchanged
 
@@ -153,6 +153,11 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     Of rows that differ in nothing but weights, versions or device the last one counts.
     """
     asked = {field: getattr(spec, field) for field in type(spec).model_fields}
+    if "schemes" in asked:  # which have thresholds of their own
+        thresholds = {scheme: threshold_of(spec, scheme) for scheme in asked["schemes"]}
+        own = [(row, thresholds.get(row.get("scheme"))) for row in rows]
+        rows = [row for row, threshold in own if row.get("alpha", threshold) == threshold]
+        del asked["alpha"]
     found = [row for row in rows if all(_agrees(row, field, value) for field, value in asked.items())]
     lasting = [field for field in IDENTITY if field not in ("weights_hash", "version", "kernels")]
     last = {tuple(str(row.get(field)) for field in lasting): row for row in found}

@@ -19,7 +19,7 @@ from outliers.experiment.job import Counted, Job, left_fields, prepare, progress
 from outliers.experiment.parts import sweep_parts
 from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import RowFile, rows_of
-from outliers.experiment.spec import Experiment, Latency, ZeroShot
+from outliers.experiment.spec import Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import Scheme, get_scheme, weight_order
@@ -72,7 +72,7 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
 
 def schemes_of(experiment: Experiment | Latency | ZeroShot) -> list[Scheme]:
     """The schemes of an experiment; those that share weight codes are side by side."""
-    return sorted((get_scheme(name, experiment.alpha) for name in experiment.schemes), key=weight_order)
+    return sorted((get_scheme(name, alpha_of_schemes(experiment)) for name in experiment.schemes), key=weight_order)
 
 
 def _found(jobs: list[Job], experiment: Experiment, row_file: RowFile, engine: Engine) -> dict[Key, dict]:
@@ -158,7 +158,8 @@ def _row(parts: tuple[tuple[dict, list[list[Loss]]], ...]) -> dict:
     fields = [fields for fields, _ in parts]
     check_same_weights(fields)
     draws = zip(*(of_part for _, of_part in parts), strict=True)
-    values = [perplexity_of(list(chain.from_iterable(of_draw))) for of_draw in draws]
+    name = f"'{fields[0]['model']}' under '{fields[0]['scheme']}'"
+    values = [perplexity_of(list(chain.from_iterable(of_draw)), name) for of_draw in draws]
     found = {"value": statistics.fmean(values), "unit": "1"}
     if len(values) > 1:
         found["standard_deviation"] = statistics.stdev(values)
