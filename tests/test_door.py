@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from outliers.models.names import POCKET
 from tests.test_commands import call
@@ -106,7 +107,27 @@ def refused(field: str, given: str, answer: str) -> Case:
     return Case(f"{field}: {given:.30}", fields(**{field: given}), "sweep e.yaml", f"field '{field}.*': .*{answer}")
 
 
+def broken(factor: float) -> Callable[[Path], None]:
+    """A model in the folder `m` that is sure of what is wrong."""
+
+    def make(folder: Path) -> None:
+        file = shutil.copytree(POCKET / "gpt2-0.1m", folder / "m") / "model.safetensors"
+        tensors = load_file(file)
+        tensors["transformer.ln_f.weight"] *= factor
+        save_file(tensors, file, {"format": "pt"})
+
+    return make
+
+
 OPTIONS: list[Case] = [
+    *(
+        Case(f"a broken model, {typed}", broken(1e4), f"{typed} {SMALL}", answer)
+        for typed, answer in (
+            ("sweep --model m --scheme fp32", r"'m' under fp32: the loss is \d+,\d{3} nats a token"),
+            ("sweep --model m --scheme llm.int8 --stream", r"'m' under llm.int8: the loss is \d+,\d{3} nats a token"),
+            ("emergence --model m", r"'m': the loss is \d+,\d{3} nats a token"),
+        )
+    ),
     Case("no such command's model", nothing, f"trace nowhere/at/all {SMALL}", "model folder 'nowhere/at/all'"),
     # numbers
     Case("a negative seed", nothing, f"ablate {POCKET_MODEL} --seed -1", "seed is -1; expected a whole number from 0"),

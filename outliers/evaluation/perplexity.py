@@ -73,10 +73,8 @@ def variant_losses(
     return found
 
 
-def perplexity_of(losses: list[Loss], model: str = "this model") -> float:
+def perplexity_of(losses: list[Loss]) -> float:
     """exp of the mean over all predicted tokens.
-
-    model: what to call it in messages.
 
     Raises:
         UserError: there is no block; the mean is too large or no number, as of a broken model.
@@ -86,7 +84,7 @@ def perplexity_of(losses: list[Loss], model: str = "this model") -> float:
     mean = sum(loss.total for loss in losses) / sum(loss.tokens for loss in losses)
     if not mean < LARGEST_LOSS:
         raise UserError(
-            f"the loss of {model} is {mean:,.0f} nats a token, whose exponential, the perplexity, is larger than any "
+            f"the loss is {mean:,.0f} nats a token, whose exponential, the perplexity, is larger than any "
             f"number (from {LARGEST_LOSS:.0f} on); expected a model that predicts: check its weights and dtype"
         )
     return math.exp(mean)

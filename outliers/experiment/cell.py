@@ -1,6 +1,7 @@
 """The pieces of an experiment, and what a process that measures them keeps between two."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -29,6 +30,16 @@ class Cell(NamedTuple):
     def name(self) -> str:
         """What to call it in messages."""
         return f"{self.job.name}, {self.what}"
+
+
+@contextmanager
+def named(model: str, *schemes: str) -> Iterator[None]:
+    """Let what is wrong with a model say which one it is, and under which scheme."""
+    try:
+        yield
+    except UserError as error:
+        under = f" under {' or '.join(schemes)}" if schemes else ""
+        raise UserError(f"'{model}'{under}: {error}") from None
 
 
 def said(part: slice) -> str:

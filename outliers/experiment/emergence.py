@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity_of
-from outliers.experiment.cell import Bench, Cell
+from outliers.experiment.cell import Bench, Cell, named
 from outliers.experiment.engine import Engine, common_fields, engine_of
 from outliers.experiment.job import Counted, Job, prepare, progress
 from outliers.experiment.parts import trace_parts
@@ -103,8 +103,9 @@ def _measure(bench: Bench, job: Job, spec: Emergence, fields: dict) -> list[dict
     bench.bar.set_description(job.name)
     model, _ = bench.load(job, spec, fields)
     start = time.perf_counter()
-    found = trace(model, Counted(job.blocks, bench.bar), PAPER, spec.alpha, attention=False)
-    beside = measure_beside(model, job.blocks, found, bench.bar)
-    values = table4_row(found, perplexity_of(beside.losses, f"'{job.name}'"), beside.top1_softmax)
+    with named(job.name):
+        found = trace(model, Counted(job.blocks, bench.bar), PAPER, spec.alpha, attention=False)
+        beside = measure_beside(model, job.blocks, found, bench.bar)
+        values = table4_row(found, perplexity_of(beside.losses), beside.top1_softmax)
     spent = cost(start, model.device)
     return [fields | row | spent for row in tidy([values])]

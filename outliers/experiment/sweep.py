@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of, variant_losses
 from outliers.evaluation.scatter import check_draws, drawn
-from outliers.experiment.cell import Bench, Cell, check_same_weights, said, size
+from outliers.experiment.cell import Bench, Cell, check_same_weights, named, said, size
 from outliers.experiment.engine import Engine, engine_of
 from outliers.experiment.job import Counted, Job, left_fields, prepare, progress, say_what_is_left
 from outliers.experiment.parts import sweep_parts
@@ -137,7 +137,7 @@ def _measure(
         bench.leave(model)
     found = []
     for draw in range(experiment.draws):
-        with drawn(model, draw):
+        with named(job.name, *(scheme.name for scheme in schemes)), drawn(model, draw):
             found.append(_losses(model, job.blocks[part], schemes, bench.bar))
     spent = cost(start, model.device)
     by_scheme = map(list, zip(*found, strict=True))
@@ -158,8 +158,8 @@ def _row(parts: tuple[tuple[dict, list[list[Loss]]], ...]) -> dict:
     fields = [fields for fields, _ in parts]
     check_same_weights(fields)
     draws = zip(*(of_part for _, of_part in parts), strict=True)
-    name = f"'{fields[0]['model']}' under '{fields[0]['scheme']}'"
-    values = [perplexity_of(list(chain.from_iterable(of_draw)), name) for of_draw in draws]
+    with named(fields[0]["model"], fields[0]["scheme"]):
+        values = [perplexity_of(list(chain.from_iterable(of_draw))) for of_draw in draws]
     found = {"value": statistics.fmean(values), "unit": "1"}
     if len(values) > 1:
         found["standard_deviation"] = statistics.stdev(values)

@@ -125,7 +125,7 @@ def _table4(
     shares = [size(part) / spec.blocks for part in parts]
     of_parts = zip(*(beside.top1_softmax for beside in measured), strict=True)
     top1 = [sum(share * value for share, value in zip(shares, values, strict=True)) for values in of_parts]
-    perplexity = perplexity_of([loss for beside in measured for loss in beside.losses], f"'{job.name}'")
+    perplexity = perplexity_of([loss for beside in measured for loss in beside.losses])
     return table4_row(found, perplexity, top1), list(costs)
 
 

@@ -312,9 +312,7 @@ def check_features(features: Iterable[int], width: int) -> list[int]:
         raise UserError(f"the list of features is empty; expected some of 0 to {width - 1}")
     if features[0] < 0 or features[-1] >= width:
         wrong = features[0] if features[0] < 0 else features[-1]
-        raise UserError(
-            f"feature {wrong} is out of range; the model's hidden states have features 0 to {width - 1}"
-        )
+        raise UserError(f"feature {wrong} is out of range; the model's hidden states have features 0 to {width - 1}")
     return features
 
 

@@ -1,5 +1,6 @@
 """The 8-bit schemes of the paper's Table 1, as data."""
 
+import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -103,6 +104,21 @@ def get_scheme(name: str, alpha: float | None = None) -> Scheme:
     if threshold is None or scheme.outlier_threshold is None:
         return scheme
     return replace(scheme, outlier_threshold=threshold)
+
+
+def read_scheme(written: str) -> Scheme:
+    """The 8-bit scheme that a file holds as JSON.
+
+    Raises:
+        ValueError: it holds none that the kernels serve.
+    """
+    try:
+        scheme = Scheme(**json.loads(written))
+    except (TypeError, RecursionError, UserError) as error:
+        raise ValueError(f"its scheme: {error}") from None
+    if scheme.bits != 8:
+        raise ValueError(f"its scheme '{scheme.name}' quantizes nothing")
+    return scheme
 
 
 def weight_order(scheme: Scheme) -> tuple:

@@ -18,7 +18,7 @@ from outliers.models.checkpoint import dtype_of, parameters_on_meta, stored_tens
 from outliers.models.load import DTYPES, check_complete, check_finite, device_map, find_device, load_config
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.quantization.schemes import Scheme, get_scheme, read_scheme
 
 FILE = "int8.safetensors"
 
@@ -55,7 +55,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     path = Path(folder) / FILE
     try:
         with safe_open(path, "pt") as file:
-            scheme = Scheme(**json.loads(file.metadata()["scheme"]))
+            scheme = read_scheme(file.metadata()["scheme"])
         tensors = load_file(path)  # each is read where it is brought to its device
         config = AutoConfig.from_pretrained(folder)
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
