@@ -9,12 +9,13 @@ from outliers.ablation.interventions import Means
 from outliers.errors import UserError
 from outliers.experiment.cell import Bench, Cell
 from outliers.experiment.engine import Engine, common_fields, engine_of, gather
-from outliers.experiment.job import Counted, Job, prepare, progress, protocol_of
+from outliers.experiment.job import Counted, Job, prepare, protocol_of
 from outliers.experiment.parts import ablation_parts
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Ablation, short_name
 from outliers.models.anatomy import check_features
+from outliers.progress import Progress
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
 
@@ -43,7 +44,7 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
     planned = plan(spec.features or [0], width, spec.methods, spec.controls, spec.seed, spec.where)
     passes = (spec.features is None) + ("mean" in spec.methods)  # before the first row
     row_file = RowFile(Path(out or spec.folder))
-    with row_file, progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
+    with row_file, Progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
         bar.set_description(spec.model)
         same = spec.model_dump(include={"model", "text", "block", "blocks", "dtype", "device"})
         alike = row_file.find_all(same | {"protocol": protocol_of(spec)})

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.experiment.job import Job, load
 from outliers.experiment.spec import Settings
 from outliers.models.watch import check_unchanged
+from outliers.progress import Progress
 
 
 class Cell(NamedTuple):
@@ -55,7 +55,7 @@ def size(part: slice) -> int:
 class Bench:
     """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move."""
 
-    def __init__(self, bar: tqdm):
+    def __init__(self, bar: Progress):
         self.bar = bar
         self._key, self._loaded = None, None
 

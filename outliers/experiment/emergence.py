@@ -3,18 +3,17 @@
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity_of
 from outliers.experiment.cell import Bench, Cell, named
 from outliers.experiment.engine import Engine, common_fields, engine_of
-from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.job import Counted, Job, prepare
 from outliers.experiment.parts import trace_parts
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile, rows_of
 from outliers.experiment.spec import Emergence, full_name
 from outliers.experiment.tracing import PASSES, measure_beside, tidy
+from outliers.progress import Progress
 from outliers.tracing.result import PAPER
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
@@ -45,7 +44,7 @@ def emergence(spec: Emergence, out: str | Path | None = None, force: bool = Fals
     jobs = [prepare(name, revision, spec) for name, revision in places]
     rows: dict[Place, list[dict]] = {}
     row_file = RowFile(Path(out or spec.folder))
-    with row_file, progress(PASSES * spec.blocks * len(jobs)) as bar, engine_of(spec, bar) as engine:
+    with row_file, Progress(PASSES * spec.blocks * len(jobs)) as bar, engine_of(spec, bar) as engine:
         done = {} if force else {(row["model"], row.get("checkpoint")) for row in rows_of(spec, row_file.rows)}
         engine.foresee(jobs, spec, trace_parts(spec, PAPER, attention=False), 1 - len(done) / len(jobs))
         for group in engine.groups(jobs):
@@ -57,7 +56,7 @@ def emergence(spec: Emergence, out: str | Path | None = None, force: bool = Fals
             for job, fields in zip(group, all_fields, strict=True):
                 if found := [] if force else row_file.find_all(fields):
                     rows[job.model, job.revision] = found
-                    bar.update(PASSES * spec.blocks)
+                    bar.skip(PASSES * spec.blocks)
                 else:
                     missing.append((job, fields))
             _measure_missing(missing, rows, spec, row_file, engine, bar)
@@ -70,7 +69,7 @@ def _measure_missing(
     spec: Emergence,
     row_file: RowFile,
     engine: Engine,
-    bar: tqdm,
+    bar: Progress,
 ) -> None:
     """Add the rows of models to those that are there; equal weights are measured once."""
     measured = {_hashes(of_model[0]): of_model for of_model in rows.values()}
@@ -90,7 +89,7 @@ def _measure_missing(
             same = {"same_weights_as": full_name(twins[0]["model"], twins[0].get("checkpoint"))}
             rows[job.model, job.revision] = [row | fields | same for row in twins]
             row_file.add(*rows[job.model, job.revision])
-            bar.update(steps)
+            bar.skip(steps)
 
 
 def _hashes(fields: dict) -> tuple[str, str]:
@@ -100,7 +99,6 @@ def _hashes(fields: dict) -> tuple[str, str]:
 
 def _measure(bench: Bench, job: Job, spec: Emergence, fields: dict) -> list[dict]:
     """The rows of one model."""
-    bench.bar.set_description(job.name)
     model, _ = bench.load(job, spec, fields)
     start = time.perf_counter()
     with named(job.name):

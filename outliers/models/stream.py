@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
 from outliers.models.checkpoint import dtype_of, parameters_on_meta, stored_tensors
 from outliers.models.load import DTYPES, check_complete, check_finite, find_device, load_config
+from outliers.progress import over
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 SAMPLE = 4096  # bytes of a tensor that its fingerprint looks at
@@ -200,7 +200,7 @@ class Stream:
         for number, block in enumerate(ids[1:], 1):
             states[:, number], _ = self._first(model, block)
         layers = range(len(calls))
-        for number in tqdm(layers, desc=f"{self.name}, layers", unit="layer", disable=None, dynamic_ncols=True):
+        for number in over(layers, "layer", f"{self.name}, layers"):
             with self.layer(model, number):
                 for of_variant, variant in enumerate(variants):
                     with variant(model, number) as layer:
