@@ -85,7 +85,7 @@ class _BesideBars(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm  # late, as all that `--help` does not need
 
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
             tqdm.write(record.getMessage(), file=self.stream)
 
 

@@ -36,7 +36,7 @@ class Progress(tqdm):
         self.inside = 0.0  # how far the step is that is being made
         self.ended = threading.Event()
         super().__init__(total=total, unit=unit, disable=None, dynamic_ncols=True)
-        self.desc = ""
+        self.desc, self.unit = "", unit  # which is not set where there is no bar
         self.set_description(description)
         if self.disable:
             _open.append(self)
@@ -83,21 +83,18 @@ class Progress(tqdm):
 
     def line(self) -> str:
         """What is being measured, how much is finished, and the time that is left."""
-        left, share = self.left(), self._share(self.n + self.inside)
-        of_steps = (self.n + self.inside) / self.total if self.total else 0.0
-        line = f"{self.desc}{self.n} of {self.total} {self.unit}s, {of_steps:.0%}"
+        left, steps = self.left(), self.n + self.inside
+        line = f"{self.desc}{self.n} of {self.total} {self.unit}s, {steps / self.total if self.total else 0.0:.0%}"
         if left is None:
             return f"{line}, since {duration(self.clock() - self.start)}"
-        line += f", about {duration(left)} left"
-        foreseen = (1 - share) * (self.forecast or left)
+        foreseen = left if self.forecast is None else (1 - self._share(steps)) * self.forecast
         wrong = max(left, foreseen) > FAR_OFF * min(left, foreseen)
-        return f"{line} (the forecast said {duration(foreseen)})" if wrong else line
+        return f"{line}, about {duration(left)} left" + (f" (the forecast said {duration(foreseen)})" if wrong else "")
 
     def close(self) -> None:
         """End it."""
         self.ended.set()
-        if self in _open:
-            _open.remove(self)
+        _open[:] = [bar for bar in _open if bar is not self]  # `remove` would take an equal one, by tqdm's own order
         super().close()
 
     def _share(self, steps: float) -> float:
