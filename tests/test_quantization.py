@@ -76,6 +76,10 @@ def test_the_nine_schemes():
     [
         ("llm.int9", 6, r"unknown scheme 'llm.int9'; did you mean llm.int8"),
         ("bogus", 6, "known: fp32, absmax"),
+        (None, None, "unknown scheme 'None'"),
+        (["absmax"], None, "unknown scheme"),
+        ("llm.int8", float("inf"), "alpha is inf; expected a positive number"),
+        ("absmax", float("nan"), "alpha is nan"),
         ("llm.int8", 0, "alpha is 0"),
         ("llm.int8", float("nan"), "alpha is nan"),
     ],

@@ -81,7 +81,10 @@ def perplexity_of(losses: list[Loss]) -> float:
     """
     if not losses:
         raise UserError("no blocks to evaluate; expected at least one")
-    mean = sum(loss.total for loss in losses) / sum(loss.tokens for loss in losses)
+    tokens = sum(loss.tokens for loss in losses)
+    if not tokens:
+        raise UserError("blocks of one token, of which none is predicted; expected at least 2")
+    mean = sum(loss.total for loss in losses) / tokens
     if not mean < LARGEST_LOSS:
         raise UserError(
             f"the loss is {mean:,.0f} nats a token, whose exponential, the perplexity, is larger than any "

@@ -98,8 +98,8 @@ def get_scheme(name: str, alpha: float | None = None) -> Scheme:
     Raises:
         UserError: no scheme has this name, or `alpha` is not a positive number.
     """
-    if name not in SCHEMES:
-        raise unknown_name("scheme", name, SCHEMES)
+    if not isinstance(name, str) or name not in SCHEMES:
+        raise unknown_name("scheme", str(name), SCHEMES)
     scheme, threshold = SCHEMES[name], None if alpha is None else check_threshold("alpha", alpha)
     if threshold is None or scheme.outlier_threshold is None:
         return scheme
