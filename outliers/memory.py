@@ -66,7 +66,7 @@ def memory(
 
 def _hardware(name: str) -> dict:
     """The fields of GPUs given as 8x24 or 24."""
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)", name)
+    found = re.fullmatch(r"(?:([0-9]{1,9})x)?([0-9]{1,9}(?:\.[0-9]+)?)", name)
     if not found:
         raise UserError(f"hardware '{name}'; expected a number of GPUs and the GiB of each, such as --gpu 8x24")
     count = int(found[1] or 1)

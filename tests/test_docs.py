@@ -20,7 +20,7 @@ from outlier_kernels.cpu import ROUND_TO_UINT8
 from outlier_kernels.reference import CODE_MAX
 
 from outliers import criterion
-from outliers.ablation.ablate import LEAST_CONTROLS, RESAMPLES
+from outliers.ablation.ablate import CONTROLS, RESAMPLES
 from outliers.experiment.foresee import table as table_of_needs
 from outliers.experiment.needs import Need
 from outliers.experiment.room import Room
@@ -205,7 +205,7 @@ CLAIMS = {
         ("`positions` is at least {:g} %, as in the paper", lambda: (100 * criterion.POSITIONS,)),
         ("|x| > {:g} and |x| ≥ {:g} times the median", lambda: (criterion.MASSIVE, criterion.MASSIVE_RATIO)),
         ("at positions i ≥ k exceeds {:g}", lambda: (criterion.SINK,)),
-        ("at least {} draws", lambda: (LEAST_CONTROLS,)),
+        ("at least {} draws", lambda: (CONTROLS.start,)),
         ("the means of {:,} resamples", lambda: (RESAMPLES,)),
         ("as they were loaded, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["weights_hash"]),)),
         ("up to {} names, and how many there are", lambda: (MANY,)),

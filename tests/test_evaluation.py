@@ -66,6 +66,11 @@ def test_no_blocks():
         perplexity(make_model("gpt2"), [])
 
 
+def test_a_block_of_one_token():
+    with pytest.raises(UserError, match="blocks of one token, of which none is predicted; expected at least 2"):
+        perplexity(make_model("gpt2"), torch.zeros(1, 1, dtype=torch.int64))
+
+
 def test_ids_of_another_tokenizer(blocks):
     with pytest.raises(UserError, match="token id 100 is outside the model's vocabulary of 100"):
         perplexity(make_model("gpt2"), blocks + 1 + 99 - blocks.max())

@@ -108,6 +108,64 @@ def test_hostile_files(tmp_path, content, message):
         make_experiment(read_experiment(str(tmp_path / "a.yaml")), Experiment)
 
 
+def test_what_a_broken_model_loses_is_said_and_what_is_finished_stays(tmp_path):
+    tensors = load_file(shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "m") / "model.safetensors")
+    tensors["transformer.ln_f.weight"] *= 1e4
+    save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    models = ["pocket/gpt2-0.1m", str(tmp_path / "m")]
+    model, blocks = load_model(models[1]), load_text("sample", load_tokenizer(models[1]), 32, 1)
+    loss = model(blocks, labels=blocks).loss.item()  # transformers' own
+    assert loss > 1000
+    with pytest.raises(UserError, match=f"'{models[1]}' under fp32: the loss is {loss:,.0f} nats a token, whose exp"):
+        sweep(Experiment(models=models, schemes=["fp32"], block=32, blocks=1), tmp_path / "out")
+    assert [row["model"] for row in read_rows(tmp_path / "out")] == models[:1]
+    with pytest.raises(UserError, match=f"the loss is {loss:,.0f} nats a token"):
+        ablate_model(Ablation(model=models[1], features=[3], block=32, blocks=1), tmp_path / "ablated")
+    assert {row["metric"] for row in read_rows(tmp_path / "ablated")} == {"top1_softmax"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (Experiment, {"models": ["a"], "alpha": float("nan")}, "field 'alpha': expected a positive number"),
+        (Experiment, {"models": ["a"], "blocks": 10**18}, "field 'blocks': .*less than or equal to 1000000"),
+        (Experiment, {"models": ["a"], "block": 10**5000}, "field 'block': .*got a number of too many digits"),
+        (Experiment, {}, "field 'models': Field required"),
+        (Experiment, {"models": ["a"], "nmae": 1}, "unknown field 'nmae'; did you mean name"),
+        (Experiment, {"models": ["a\ud800"]}, "field 'models.0': expected text in one line"),
+        (Experiment, {"models": [["a"] * 10**6]}, r"field 'models.0': .*valid string, got \['a', [^\n]{,80}…$"),
+        (OneModel, {"model": "a", "device": ""}, "field 'device': expected text in one line, got ''"),
+    ],
+)
+def test_users_of_the_library_get_one_line_too(kind, fields, message):
+    with pytest.raises(UserError, match=message):
+        kind(**fields)
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "folder"),
+    [
+        ("some/model", None, "trace/model"),
+        ("a/model.gguf", "step8", "trace/model@step8"),
+        ("some/model", "refs/pr/1", "trace/model@refs/pr/1"),
+        (".", None, "trace/here"),
+        ("deep/..", None, "trace/here"),
+        ("some/model", "../../../up", None),
+        ("/", None, None),
+        ("a" * 200, "b" * 200, None),
+    ],
+)
+def test_the_folder_of_results_is_in_results(model, revision, folder, tmp_path, monkeypatch):
+    (tmp_path / "here" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    spec = OneModel(model=model, revision=revision)
+    if folder:
+        assert str(spec.folder) == f"results/{folder}"
+    else:
+        with pytest.raises(UserError, match="have no folder of that name; choose one with --out"):
+            spec.folder  # noqa: B018
+
+
 def test_a_field_from_the_command_line_stands_in_no_file(tmp_path):
     (tmp_path / "a.yaml").write_text("models: [a]\nblock: 8\n")
     fields = read_experiment(str(tmp_path / "a.yaml")).replaced({"block": 0})

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -121,6 +122,16 @@ def test_a_model_of_one_layer_is_calibrated():
     ((cost,),) = calibrate(config, "float32", CPU, 128, sweep_parts(schemes("absmax"))).costs
     assert min(cost.layer, cost.peak, cost.added) > 0
     assert cost.first == cost.further == 0
+
+
+def test_waiting_for_a_busy_processor_is_not_foreseen():
+    def waits(model, ids):
+        time.sleep(0.2)
+        perplexity(model, ids)
+
+    config = AutoConfig.for_model("gpt2", **SMALL | {"n_layer": 1, "n_embd": 64})
+    ((cost,),) = calibrate(config, "float32", CPU, 16, [[Part(waits)]]).costs
+    assert cost.layer + cost.rest < 0.1
 
 
 @pytest.mark.parametrize("kind", ["fp32", "absmax", "llm.int8-zeropoint", "trace", "trace without sinks"])

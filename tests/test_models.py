@@ -293,6 +293,11 @@ def test_planting_keeps_the_function(case, blocks):
 
 def test_planting_mistakes():
     model = make_model("gpt2")
-    for features, factor, message in [([], 2, "empty"), ([32], 2, "out of range"), ([1], 0, "factor is 0")]:
+    for features, factor, message in [
+        ([], 2, "empty"),
+        ([32], 2, "out of range"),
+        ([1], 0, "factor is 0"),
+        ([1], float("inf"), "is inf"),
+    ]:
         with pytest.raises(UserError, match=message):
             plant(model, features, factor)

@@ -1,6 +1,8 @@
 """Schemes, the quantized layer against equation 8 in float64, whole models."""
 
 import copy
+import itertools
+import json
 import pickle
 import sys
 import threading
@@ -21,13 +23,16 @@ from transformers.pytorch_utils import Conv1D
 from outliers.errors import UserError
 from outliers.evaluation.peers import with_bitsandbytes
 from outliers.evaluation.perplexity import perplexity
+from outliers.experiment.rows import read_rows, rows_of
+from outliers.experiment.spec import Experiment
+from outliers.experiment.sweep import schemes_of, sweep
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.plant import plant
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, quantize_weight, stored_weight
-from outliers.quantization.schemes import SCHEMES, TABLE1, get_scheme
+from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.text.blocks import load_text
 from tests.conftest import make_model
@@ -41,10 +46,14 @@ OUTLIERS = {"none": [], "some": [3, 11], "all": list(range(20))}
 
 def equation(x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
     """A scheme in float64, by its name alone: x (tokens, features), weight (outputs, features)."""
-    symmetric, decomposed = "zeropoint" not in name, "decomp" in name or "llm" in name
     by_row = name not in ("absmax", "zeropoint")
-    by_column = by_row and "row" not in name
-    outliers = (x.abs() >= 6).any(0) & decomposed
+    threshold = 6.0 if "decomp" in name or "llm" in name else torch.inf
+    return product_under(x, weight, "zeropoint" not in name, by_row, by_row and "row" not in name, threshold)
+
+
+def product_under(x, weight, symmetric: bool, by_row: bool, by_column: bool, threshold: float) -> torch.Tensor:
+    """The same by the parts of a scheme."""
+    outliers = (x.abs() >= threshold).any(0)
     product = x[:, outliers] @ weight[:, outliers].T
     if outliers.all():
         return product
@@ -76,6 +85,10 @@ def test_the_nine_schemes():
     [
         ("llm.int9", 6, r"unknown scheme 'llm.int9'; did you mean llm.int8"),
         ("bogus", 6, "known: fp32, absmax"),
+        (None, None, "unknown scheme 'None'"),
+        (["absmax"], None, "unknown scheme"),
+        ("llm.int8", float("inf"), "alpha is inf; expected a positive number"),
+        ("absmax", float("nan"), "alpha is nan"),
         ("llm.int8", 0, "alpha is 0"),
         ("llm.int8", float("nan"), "alpha is nan"),
     ],
@@ -83,6 +96,110 @@ def test_the_nine_schemes():
 def test_unknown_schemes(name, alpha, message):
     with pytest.raises(UserError, match=message):
         get_scheme(name, alpha)
+
+
+OURS = {
+    "name": "ours",
+    "bits": 8,
+    "symmetric": True,
+    "activation_granularity": "row",
+    "weight_granularity": "column",
+    "outlier_threshold": 4.0,
+    "label": "Ours",
+}
+
+
+def test_every_scheme_that_can_be_made_is_computed_and_is_another():
+    torch.manual_seed(0)
+    projection = nn.Linear(20, 30).double()
+    x = torch.randn(8, 20, dtype=torch.float64)
+    x[5, [3, 11]] = -9.0
+    weight, found = projection.weight.detach(), []
+    for symmetric, rows, columns, threshold in itertools.product(
+        (True, False), ("tensor", "row"), ("tensor", "column"), (None, 4.0)
+    ):
+        fields = {"symmetric": symmetric, "activation_granularity": rows, "weight_granularity": columns}
+        scheme = Scheme(**OURS | fields | {"outlier_threshold": threshold})
+        parts = symmetric, rows == "row", columns == "column", threshold or torch.inf
+        with torch.no_grad():
+            found.append(QuantizedLinear(projection, scheme)(x))
+        torch.testing.assert_close(found[-1], product_under(x, weight, *parts) + projection.bias.detach())
+    for threshold in (None, 4.0):
+        scheme = Scheme(**OURS | {"bitsandbytes": True, "outlier_threshold": threshold})
+        codes = reference.quantize_bitsandbytes(weight)[0]
+        with torch.no_grad():
+            found.append(QuantizedLinear(projection, scheme)(x))
+        want = reference.linear_bitsandbytes(x, codes, threshold=threshold)
+        torch.testing.assert_close(found[-1], want + projection.bias.detach())
+    assert len({tuple(one.flatten().tolist()) for one in found}) == len(found) == 18
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bits": 4}, "bits of scheme 'ours' is 4; the kernels serve 8 or 32"),
+        ({"bits": 8.0}, "bits of scheme 'ours' is 8.0;"),
+        ({"bits": "8"}, "bits of scheme 'ours' is '8';"),
+        ({"bits": 32}, "activation_granularity of scheme 'ours' is 'row' with bits 32; the kernels serve 'tensor'"),
+        ({"bits": 32, "outlier_threshold": None, "symmetric": False}, "symmetric of .* is False with bits 32"),
+        ({"symmetric": 1}, "symmetric of scheme 'ours' is 1; the kernels serve True or False"),
+        ({"activation_granularity": "group128"}, "is 'group128'; the kernels serve 'tensor' or 'row'"),
+        (
+            {"activation_granularity": "column"},
+            "activation_granularity .* 'column'; the kernels serve 'tensor' or 'row'",
+        ),
+        ({"weight_granularity": "group128"}, "is 'group128'; the kernels serve 'tensor' or 'column'"),
+        ({"weight_granularity": ["column"]}, "weight_granularity of scheme 'ours' is "),
+        ({"outlier_threshold": 0.0}, "outlier_threshold of scheme 'ours' is 0.0; expected a positive number"),
+        ({"outlier_threshold": float("nan")}, "is nan; expected a positive number"),
+        ({"outlier_threshold": float("inf")}, "is inf; expected a positive number"),
+        ({"outlier_threshold": -6.0}, "is -6.0; expected a positive number"),
+        ({"outlier_threshold": "6"}, "is '6'; expected a positive number"),
+        ({"outlier_threshold": True}, "is True; expected a positive number"),
+        ({"bitsandbytes": True, "symmetric": False}, "symmetric of .* is False with bitsandbytes True; .* serve True"),
+        ({"bitsandbytes": True, "activation_granularity": "tensor"}, "with bitsandbytes True; the kernels serve 'row'"),
+        ({"bitsandbytes": True, "weight_granularity": "tensor"}, "with bitsandbytes True; the kernels serve 'column'"),
+        ({"bitsandbytes": "yes"}, "bitsandbytes of scheme 'ours' is 'yes'"),
+        ({"name": ""}, "a scheme's name is ''; expected text"),
+        ({"label": None}, "a scheme's label is None; expected text"),
+    ],
+)
+def test_a_scheme_that_no_kernel_serves(fields, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        Scheme(**OURS | fields)
+    save_file({}, tmp_path / "int8.safetensors", {"scheme": json.dumps(OURS | fields)})
+    with pytest.raises(UserError, match=f"cannot read an int8 model from .*(its scheme: .*{message})"):
+        load_quantized(tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["[" * 100_000, "[]", "5", '{"name": "x"}', '{"command": "x"}', "", "null"])
+def test_what_is_no_scheme_in_a_file(scheme, tmp_path):
+    save_file({}, tmp_path / "int8.safetensors", {"scheme": scheme})
+    with pytest.raises(UserError, match="cannot read an int8 model from "):
+        load_quantized(tmp_path)
+
+
+def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCHEMES, "ours", Scheme(**OURS))
+    fields = {"models": ["pocket/gpt2-0.1m"], "schemes": ["ours", "llm.int8", "fp32"], "block": 32, "blocks": 1}
+    assert {scheme.name: scheme.outlier_threshold for scheme in schemes_of(Experiment(**fields))} == {
+        "fp32": None,
+        "ours": 4.0,
+        "llm.int8": 6.0,
+    }
+    for more in ({}, {"alpha": 6.0}, {"alpha": 5.0}):
+        experiment = Experiment(**fields, **more)
+        rows = sweep(experiment, tmp_path)
+        alphas = {row["scheme"]: row.get("alpha") for row in rows}
+        asked = more.get("alpha")
+        assert alphas == {"fp32": None, "ours": asked or 4.0, "llm.int8": asked or 6.0}
+        assert {(row["scheme"], row["value"]) for row in rows_of(experiment, read_rows(tmp_path))} == {
+            (row["scheme"], row["value"]) for row in rows
+        }
+    model = load_model("pocket/gpt2-0.1m")
+    blocks = load_text("sample", load_tokenizer("pocket/gpt2-0.1m"), 32, 1)
+    own = next(row["value"] for row in sweep(Experiment(**fields), tmp_path) if row["scheme"] == "ours")
+    assert own == perplexity(quantize(model, Scheme(**OURS)), blocks) != perplexity(quantize(model, "llm.int8"), blocks)
 
 
 @pytest.mark.parametrize("conv1d", [False, True])

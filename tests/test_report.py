@@ -86,6 +86,12 @@ def test_terminal_table_is_narrow(rows):
     assert max(map(len, lines)) <= 40
 
 
+def test_a_broken_model_makes_no_wide_table(rows):
+    broken = [{**row, "value": row["value"] * 1e250, "standard_deviation": 1e248} for row in rows]
+    lines = terminal(table1(broken), scatter(broken)).splitlines()
+    assert lines[3].split() == ["fp32", "1.00e+252±1.00e+248", "1.00e+251±1.00e+248"]
+
+
 def test_a_missing_cell_is_a_dash(rows):
     baseline = published_table(rows[:-1]).form("github").splitlines()[2]
     assert baseline.split()[-2] == "-"

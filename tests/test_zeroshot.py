@@ -326,7 +326,7 @@ def spec(data) -> ZeroShot:
 def test_experiment_goes_on_where_it_stopped(spec, data, tmp_path, monkeypatch):
     calls = []
 
-    def counted(model, tokenizer, tasks, limit):
+    def counted(model, tokenizer, tasks, limit, see):
         calls.append(tasks[0].task_name)
         if len(calls) == 4:
             raise KeyboardInterrupt

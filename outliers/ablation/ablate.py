@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import pandas as pd
@@ -13,14 +14,15 @@ from transformers import PreTrainedModel
 
 from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import METHODS, Intervention, Means
-from outliers.errors import UserError, unknown_name
+from outliers.errors import UserError, shown, unknown_name
 from outliers.evaluation.perplexity import perplexities, perplexity
 from outliers.models.anatomy import Projection, check_features, decoder_layers, readers
 from outliers.models.stream import Variant, is_streamed
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 
-LEAST_CONTROLS = 10
+CONTROLS = range(10, 10_001)  # random draws of features: fewer make no interval, more no better one
+SEEDS = range(2**63)  # what the generators of numpy and torch both take
 RESAMPLES = 10_000
 
 
@@ -42,7 +44,7 @@ def plan(
     features: Iterable[int],
     width: int,
     methods: Iterable[str] = ("zero",),
-    controls: int = LEAST_CONTROLS,
+    controls: int = CONTROLS.start,
     seed: int = 0,
     where: Iterable[str] = ("attn_in",),
 ) -> list[Treatment]:
@@ -58,8 +60,13 @@ def plan(
     for role in where:
         if role not in STREAM:
             raise unknown_name("place", role, STREAM)
-    if controls < LEAST_CONTROLS:
-        raise UserError(f"{controls} controls; expected at least {LEAST_CONTROLS} random draws for an interval")
+    if not _is_in(CONTROLS, controls):
+        low, high = CONTROLS[0], CONTROLS[-1]
+        raise UserError(
+            f"{shown(controls)} controls; expected at least {low} random draws for an interval, {high} at most"
+        )
+    if not _is_in(SEEDS, seed):
+        raise UserError(f"seed is {shown(seed)}; expected a whole number from 0 to 2**63 - 1")
     others = np.setdiff1d(np.arange(width), features)
     if len(others) < len(features):
         raise UserError(
@@ -75,6 +82,10 @@ def plan(
         if len(features) > 1:
             treatments += [Treatment("single", method, (feature,)) for feature in features]
     return treatments
+
+
+def _is_in(numbers: range, value: object) -> bool:
+    return isinstance(value, Integral) and int(value) in numbers
 
 
 def measure(
@@ -127,7 +138,7 @@ def ablate(
     model: PreTrainedModel,
     blocks: torch.Tensor,
     features: Iterable[int],
-    controls: int = LEAST_CONTROLS,
+    controls: int = CONTROLS.start,
     seed: int = 0,
     methods: Iterable[str] = ("zero",),
     where: Iterable[str] = ("attn_in",),
@@ -141,8 +152,8 @@ def ablate(
         model: a causal language model, quantized or not.
         blocks: token ids, int64 (blocks, T).
         features: dimensions of the residual stream, for example those of `trace(...).outlier_features()`.
-        controls: how many times as many random other features are drawn, at least 10.
-        seed: of the draws, and of what "shuffle" does.
+        controls: how many times as many random other features are drawn, 10 to 10,000.
+        seed: of the draws, and of what "shuffle" does; 0 to 2⁶³ − 1.
         methods: "zero" (the paper's), "mean" (over the text) and "shuffle" (over the positions of a sequence).
         where: for perplexity, the inputs that are changed: "attn_in" (the paper's) and "ffn_in".
 
@@ -152,7 +163,7 @@ def ablate(
 
     Raises:
         UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
-            method or a place is unknown; there are too few controls; blocks do not fit the model.
+            method or a place is unknown; controls or seed are out of range; blocks do not fit the model.
     """
     methods = list(methods)
     treatments = plan(features, model.config.hidden_size, methods, controls, seed, where)

@@ -1,5 +1,6 @@
 """Milliseconds a generated token, with a KV cache."""
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -38,7 +39,13 @@ class Timings(NamedTuple):
 
 
 @inference
-def latency(model: PreTrainedModel, prompts: torch.Tensor, tokens: int, repeats: int) -> Timings:
+def latency(
+    model: PreTrainedModel,
+    prompts: torch.Tensor,
+    tokens: int,
+    repeats: int,
+    see: Callable[[float], None] = lambda share: None,
+) -> Timings:
     """Time the greedy generation of tokens (appendix D.2), after one whole generation that is not timed.
 
     Each pass through the model is timed on its own, with the choice of the next token; on a GPU each is waited for.
@@ -49,6 +56,7 @@ def latency(model: PreTrainedModel, prompts: torch.Tensor, tokens: int, repeats:
         prompts: token ids, int64 (batch, P).
         tokens: decode steps of a generation, which follow its first token.
         repeats: timed generations.
+        see: called between passes with the share of them that are made.
 
     Raises:
         UserError: prompt and tokens exceed the model's context, an id is outside its vocabulary, or there is nothing
@@ -59,8 +67,8 @@ def latency(model: PreTrainedModel, prompts: torch.Tensor, tokens: int, repeats:
     if min(tokens, repeats) < 1:
         raise UserError(f"{repeats} generations of {tokens} tokens; expected at least 1 of 1")
     prompts = prompts.to(model.device)
-    _generate(model, prompts, tokens)
-    generations = [_generate(model, prompts, tokens) for _ in range(repeats)]
+    passes, made = (1 + repeats) * (1 + tokens), itertools.count(1)
+    generations = [_generate(model, prompts, tokens, lambda: see(next(made) / passes)) for _ in range(1 + repeats)][1:]
     prefills, steps = zip(*((times[0], times[1:]) for times, _ in generations), strict=True)
     return Timings(list(prefills), list(steps), generations[-1][1].cpu())
 
@@ -74,8 +82,13 @@ def check_generation(config: PretrainedConfig, prompt: int, tokens: int) -> None
         )
 
 
-def _generate(model: PreTrainedModel, prompts: torch.Tensor, tokens: int) -> tuple[list[float], torch.Tensor]:
-    """Milliseconds of the prefill and of each step after it, and the ids that they chose, (batch, 1 + tokens)."""
+def _generate(
+    model: PreTrainedModel, prompts: torch.Tensor, tokens: int, made: Callable[[], None]
+) -> tuple[list[float], torch.Tensor]:
+    """Milliseconds of the prefill and of each step after it, and the ids that they chose, (batch, 1 + tokens).
+
+    made: called after each.
+    """
     cache = DynamicCache(config=model.config)
     times, ids = [], [prompts]
 
@@ -87,6 +100,7 @@ def _generate(model: PreTrainedModel, prompts: torch.Tensor, tokens: int) -> tup
         spent, chosen = timed(step, model.device)
         times.append(spent)
         ids.append(chosen)
+        made()
     return times, torch.cat(ids[1:], 1)
 
 

@@ -53,7 +53,10 @@ def ways(
 
 @torch.inference_mode()
 def milliseconds(
-    named: dict[str, Callable[[], torch.Tensor]], device: torch.device, seconds: float
+    named: dict[str, Callable[[], torch.Tensor]],
+    device: torch.device,
+    seconds: float,
+    see: Callable[[float], None] = lambda share: None,
 ) -> dict[str, list[float]]:
     """Wall time of each way, round by round: in a round all are timed in turn, after one that is not timed.
 
@@ -61,14 +64,17 @@ def milliseconds(
         named: what to time.
         device: where it runs; work on a GPU is waited for.
         seconds: until no more rounds begin; there are at least `LEAST_ROUNDS`.
+        see: called after each call with how far all are.
     """
     times = {name: [] for name in named}
     for run in named.values():
         run()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[BASELINE]) < LEAST_ROUNDS:
+    start = time.perf_counter()
+    while time.perf_counter() < start + seconds or len(times[BASELINE]) < LEAST_ROUNDS:
         for name, run in named.items():
             times[name].append(timed(run, device)[0])
+            rounds = sum(map(len, times.values())) / len(named)
+            see(min(rounds / LEAST_ROUNDS, (time.perf_counter() - start) / seconds))
     return times
 
 

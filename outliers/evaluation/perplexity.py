@@ -1,6 +1,7 @@
 """Perplexity over token blocks."""
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
 
+LARGEST_LOSS = math.log(sys.float_info.max)  # nats: 709.8
 HEAD_OUTPUTS = 4096  # logits of 512 tokens are then 8 MB, which stay in a CPU's cache
 
 
@@ -36,7 +38,7 @@ def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
 
     Raises:
         UserError: there is no block; one is longer than the model's context or holds ids outside its vocabulary;
-            hidden states or logits are NaN or inf.
+            hidden states or logits are NaN or inf; the loss is too large to have an exponential.
     """
     return perplexity_of(losses(model, blocks))
 
@@ -75,11 +77,20 @@ def perplexity_of(losses: list[Loss]) -> float:
     """exp of the mean over all predicted tokens.
 
     Raises:
-        UserError: there is no block.
+        UserError: there is no block; the mean is too large or no number, as of a broken model.
     """
     if not losses:
         raise UserError("no blocks to evaluate; expected at least one")
-    return math.exp(sum(loss.total for loss in losses) / sum(loss.tokens for loss in losses))
+    tokens = sum(loss.tokens for loss in losses)
+    if not tokens:
+        raise UserError("blocks of one token, of which none is predicted; expected at least 2")
+    mean = sum(loss.total for loss in losses) / tokens
+    if not mean < LARGEST_LOSS:
+        raise UserError(
+            f"the loss is {mean:,.0f} nats a token, whose exponential, the perplexity, is larger than any "
+            f"number (from {LARGEST_LOSS:.0f} on); expected a model that predicts: check its weights and dtype"
+        )
+    return math.exp(mean)
 
 
 def _finite_loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> Loss:

@@ -12,7 +12,7 @@ import logging
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,13 +130,19 @@ def documents_hash(task: "Task", limit: int | None = None) -> str:
 
 @inference
 def evaluate(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: "Sequence[Task]", limit: int | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: "Sequence[Task]",
+    limit: int | None = None,
+    see: Callable[[float], None] = lambda share: None,
 ) -> list[dict]:
     """Measure a model on loaded tasks.
 
     Sequences go through the model one at a time: schemes with one scale or one outlier set for a whole batch would
     otherwise depend on the batch size, and on the padding. Logits of 16-bit models are normalized in float32, as for
     `perplexity`: bfloat16 could not tell apart choices of nearly the same likelihood.
+
+    see: called after each pass through the model with how far the requests of a task are, at least.
 
     Returns:
         As `zeroshot`.
@@ -154,13 +160,37 @@ def evaluate(
         )
         by_name = {task.task_name: task for task in tasks}
         try:
-            found = lm_eval.evaluate(harness_model, {"tasks": by_name}, limit=limit, bootstrap_iters=0)
+            with _seen(harness_model, model, see):
+                found = lm_eval.evaluate(harness_model, {"tasks": by_name}, limit=limit, bootstrap_iters=0)
+        except OverflowError:  # the exponential of a loss
+            raise UserError(
+                f"the perplexity of this model on {' or '.join(by_name)} is larger than any number; expected a model "
+                "that predicts: check its weights and dtype"
+            ) from None
         except AssertionError:  # how the harness refuses an example; its context alone it would shorten
             raise UserError(
                 f"what an example of {' or '.join(by_name)} asks to predict is empty or longer than the model's "
                 f"context of {harness_model.max_length} tokens; use another model, or fewer examples (--limit)"
             ) from None
     return [result for task in tasks for result in _results(task, found)]
+
+
+@contextlib.contextmanager
+def _seen(harness_model, model: PreTrainedModel, see: Callable[[float], None]) -> Iterator[None]:
+    """Count the passes through a model, of which there is at most one a request."""
+    answer, asked, made = harness_model.loglikelihood, 0, itertools.count(1)
+
+    def loglikelihood(requests: list, *arguments, **options):
+        nonlocal asked, made
+        asked, made = len(requests), itertools.count(1)
+        return answer(requests, *arguments, **options)
+
+    harness_model.loglikelihood = loglikelihood
+    handle = model.register_forward_hook(lambda *_: see(next(made) / max(asked, 1)))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _results(task: "Task", found: dict) -> Iterator[dict]:

@@ -9,13 +9,14 @@ from outliers.ablation.interventions import Means
 from outliers.errors import UserError
 from outliers.experiment.cell import Bench, Cell, check_same_weights
 from outliers.experiment.engine import Engine, common_fields, engine_of, gather, with_weights
-from outliers.experiment.job import Counted, Job, prepare, progress, protocol_of
+from outliers.experiment.job import Counted, Job, prepare, protocol_of
 from outliers.experiment.parts import ablation_parts
 from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import Ablation, short_name
 from outliers.models.anatomy import check_features
+from outliers.progress import Progress
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
 
@@ -45,7 +46,7 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
     passes = (spec.features is None) + ("mean" in spec.methods)  # before the first row
     folder = place_of(spec, out)
     row_file = RowFile(folder)
-    with row_file, progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
+    with row_file, Progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
         check_alone(spec, folder)  # another run may have ended there
         bar.set_description(spec.model)
         same = spec.model_dump(include={"model", "text", "block", "blocks", "dtype", "device"})

@@ -8,8 +8,8 @@ TIMES = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 def parse_bytes(value):
     """A size such as "4GB" or "500 MB", decimal as on a disk, in bytes; anything else as it is."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT])B", value) if isinstance(value, str) else None
-    if isinstance(value, str) and not found and not value.isdigit():
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]+)?)\s*([kMGT])B", value) if isinstance(value, str) else None
+    if isinstance(value, str) and not found and not re.fullmatch("[0-9]+", value):
         raise ValueError("expected a size such as 500MB or 4GB")
     return round(float(found[1]) * 1000 ** (1 + "kMGT".index(found[2]))) if found else value
 

@@ -1,9 +1,9 @@
 """The pieces of an experiment, and what a process that measures them keeps between two."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
@@ -11,6 +11,7 @@ from outliers.experiment.job import Job, load
 from outliers.experiment.spec import Settings
 from outliers.models.stream import is_streamed
 from outliers.models.watch import check_unchanged
+from outliers.progress import Progress
 
 
 class Cell(NamedTuple):
@@ -32,6 +33,16 @@ class Cell(NamedTuple):
         return f"{self.job.name}, {self.what}"
 
 
+@contextmanager
+def named(model: str, *schemes: str) -> Iterator[None]:
+    """Let what is wrong with a model say which one it is, and under which scheme."""
+    try:
+        yield
+    except UserError as error:
+        under = f" under {' or '.join(schemes)}" if schemes else ""
+        raise UserError(f"'{model}'{under}: {error}") from None
+
+
 def said(part: slice) -> str:
     """A part of a text."""
     return f"blocks {part.start} to {part.stop - 1}"
@@ -45,7 +56,7 @@ def size(part: slice) -> int:
 class Bench:
     """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move."""
 
-    def __init__(self, bar: tqdm):
+    def __init__(self, bar: Progress):
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
 

@@ -24,6 +24,7 @@ from outliers.experiment.job import Job
 from outliers.experiment.needs import PROCESS, Need
 from outliers.experiment.room import Room
 from outliers.experiment.spec import Settings
+from outliers.progress import Progress
 
 CELLS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end at nearly the same time
 RETRIES = 3  # of a cell whose worker or node was lost
@@ -43,7 +44,7 @@ class Cluster:
         UserError: Ray is not installed or cannot be reached, or no machine of it can hold a cell.
     """
 
-    def __init__(self, settings: Settings, bar: tqdm):
+    def __init__(self, settings: Settings, bar: Progress):
         self.device, self.bar = settings.device, bar
         self.foreseen = Foreseen([], Room(0, 0, 0, 0), None)
         # A part of a text reads all layers of a streamed model.
@@ -88,7 +89,9 @@ class Cluster:
             return
         cell = Cell("what it needs", _foresee, jobs[0], (jobs, settings, passes, left), 0)
         ((_, self.foreseen),) = self.run([cell])
-        announce(self.foreseen, max(1, self._slots(cell)))
+        workers = max(1, self._slots(cell))
+        announce(self.foreseen, workers)
+        self.bar.expect([sum(needed.seconds or 0 for needed in self.foreseen.needs) / left / workers])
 
     def groups(self, jobs: list[Job]) -> list[list[Job]]:
         """The jobs that are measured together: all."""
@@ -145,6 +148,7 @@ class Cluster:
                 if warning not in self.warned:
                     logger.warning(warning)
             self.warned |= set(warnings)
+            self.bar.set_description(cell.name)
             self.bar.update(cell.steps)
             yield cell, result
 

@@ -4,18 +4,17 @@ import time
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from outliers.errors import UserError
 from outliers.evaluation.perplexity import perplexity_of
-from outliers.experiment.cell import Bench, Cell
+from outliers.experiment.cell import Bench, Cell, named
 from outliers.experiment.engine import Engine, common_fields, engine_of, with_weights
-from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.job import Counted, Job, prepare
 from outliers.experiment.parts import trace_parts
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile, rows_of
 from outliers.experiment.spec import Emergence, full_name
 from outliers.experiment.tracing import PASSES, measure_beside, tidy
+from outliers.progress import Progress
 from outliers.tracing.result import PAPER
 from outliers.tracing.table4 import is_whole_row, table4_row
 from outliers.tracing.trace import trace
@@ -47,7 +46,7 @@ def emergence(spec: Emergence, out: str | Path | None = None, force: bool = Fals
     jobs = [prepare(name, revision, spec) for name, revision in places]
     rows: dict[Place, list[dict]] = {}
     row_file = RowFile(Path(out or spec.folder))
-    with row_file, progress(PASSES * spec.blocks * len(jobs)) as bar, engine_of(spec, bar) as engine:
+    with row_file, Progress(PASSES * spec.blocks * len(jobs)) as bar, engine_of(spec, bar) as engine:
         done = {} if force else {(row["model"], row.get("checkpoint")) for row in rows_of(spec, row_file.rows)}
         engine.foresee(jobs, spec, trace_parts(spec, PAPER, attention=False), 1 - len(done) / len(jobs))
         for group in engine.groups(jobs):
@@ -62,7 +61,7 @@ def emergence(spec: Emergence, out: str | Path | None = None, force: bool = Fals
                 found = [] if force else row_file.find_all(fields)
                 if is_whole_row({row["metric"]: row["value"] for row in found}):
                     rows[job.model, job.revision] = found
-                    bar.update(PASSES * spec.blocks)
+                    bar.skip(PASSES * spec.blocks)
                 else:
                     missing.append((job, fields))
             _measure_missing(missing, rows, spec, row_file, engine, bar)
@@ -75,7 +74,7 @@ def _measure_missing(
     spec: Emergence,
     row_file: RowFile,
     engine: Engine,
-    bar: tqdm,
+    bar: Progress,
 ) -> None:
     """Add the rows of models to those that are there; equal weights are measured once."""
     measured = {_hashes(of_model[0]): of_model for of_model in rows.values()}
@@ -94,7 +93,7 @@ def _measure_missing(
             same = {"same_weights_as": full_name(twins[0]["model"], twins[0].get("checkpoint"))}
             rows[job.model, job.revision] = [row | fields | same for row in twins]
             row_file.add(*rows[job.model, job.revision])
-            bar.update(steps)
+            bar.skip(steps)
 
 
 def _has_like(row_file: RowFile, others: list[dict], force: bool, fields: dict) -> bool:
@@ -110,11 +109,11 @@ def _hashes(fields: dict) -> tuple[str, str]:
 
 def _measure(bench: Bench, job: Job, spec: Emergence, fields: dict) -> list[dict]:
     """The rows of one model."""
-    bench.bar.set_description(job.name)
     model, _ = bench.load(job, spec, fields)
     start = time.perf_counter()
-    found = trace(model, Counted(job.blocks, bench.bar), PAPER, spec.alpha, attention=False)
-    beside = measure_beside(model, job.blocks, found, bench.bar)
-    values = table4_row(found, perplexity_of(beside.losses), beside.top1_softmax)
+    with named(job.name):
+        found = trace(model, Counted(job.blocks, bench.bar), PAPER, spec.alpha, attention=False)
+        beside = measure_beside(model, job.blocks, found, bench.bar)
+        values = table4_row(found, perplexity_of(beside.losses), beside.top1_softmax)
     spent = bench.weights() | cost(start, model.device)
     return [fields | row | spent for row in tidy([values])]

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tqdm import tqdm
-
 from outliers.evaluation.calibration import Passes
 from outliers.experiment.cell import Bench, Cell
 from outliers.experiment.cluster import Cluster
@@ -13,17 +11,20 @@ from outliers.experiment.foresee import announce, foresee
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import Job
 from outliers.experiment.spec import Settings
+from outliers.progress import Progress
 
 
 class Here:
     """Runs cells in this process, one after the other; the first that fails ends the run."""
 
-    def __init__(self, bar: tqdm):
+    def __init__(self, bar: Progress):
         self.bench = Bench(bar)
 
     def foresee(self, jobs: list[Job], settings: Settings, passes: Passes, left: float) -> None:
         """Print what a run needs, and refuse what cannot fit; see `outliers.experiment.foresee`."""
-        announce(foresee(jobs, settings, passes, left))
+        foreseen = foresee(jobs, settings, passes, left)
+        announce(foreseen)
+        self.bench.bar.expect([(needed.seconds or 0) / left for needed in foreseen.needs])
 
     def groups(self, jobs: list[Job]) -> list[list[Job]]:
         """The jobs that are measured together: each alone, for one model at a time is in memory."""
@@ -41,6 +42,7 @@ class Here:
         """
         for cell in cells:
             stop_if_asked()
+            self.bench.bar.set_description(cell.name)
             result = cell.function(self.bench, cell.job, *cell.arguments)
             self.bench.check_weights()
             yield cell, result
@@ -85,7 +87,7 @@ def _weights(bench: Bench, job: Job, settings: Settings) -> dict:
 
 
 @contextmanager
-def engine_of(settings: Settings, bar: tqdm) -> Iterator[Engine]:
+def engine_of(settings: Settings, bar: Progress) -> Iterator[Engine]:
     """The engine that an experiment asks for.
 
     Raises:

@@ -1,18 +1,23 @@
 """Experiment files: YAML mappings that become specifications, with file, line and field of a mistake."""
 
+import itertools
 import logging
 import posixpath
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar
 
 import yaml
-from pydantic import ValidationError
 
-from outliers.errors import UserError, unknown_name
-from outliers.experiment.spec import Named
+from outliers.errors import UserError, shown, unknown_name
+from outliers.experiment.amounts import size
+from outliers.experiment.spec import FieldError, Named
 from outliers.models.names import PACKAGED, not_here, packaged_file
 
 Kind = TypeVar("Kind", bound=Named)
+ENDINGS = (".yaml", ".yml")
+MOST_BYTES, MOST_VALUES = 1_000_000, 10_000  # of an experiment file
+MOST_FILES = 10  # each of which extends the next
 logger = logging.getLogger(__name__)
 
 
@@ -76,51 +81,77 @@ def read_experiment(name: str) -> Fields:
         UserError: there is no such file, or it is not a YAML mapping.
     """
     path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
+    if path.suffix not in ENDINGS:
         if name not in experiment_files():
             raise unknown_name("experiment", name, experiment_files(), "or the path of a .yaml file")
         path = experiment_files()[name]
     else:
         name = path.stem
+    return _read(path, name)
+
+
+def _read(path: Path, name: str, extended_by: tuple[Path, ...] = ()) -> Fields:
+    text, place = _text(path), path.resolve()
+    if place in extended_by or len(extended_by) > MOST_FILES:
+        raise UserError(f"experiment file '{path}' refers to itself in 'extends'; expected at most {MOST_FILES} others")
     try:
-        return _read(path, name)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        lines = {} if node is None else dict(_lines(node, itertools.count(1)))
+        values = None if node is None else loader.construct_document(node)
     except RecursionError:
-        raise UserError(f"experiment file '{path}' refers to itself, in 'extends' or by an alias") from None
-
-
-def _read(path: Path, name: str) -> Fields:
-    try:
-        text = path.read_text(encoding="utf-8")
-        values, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
-    except FileNotFoundError:
-        raise UserError(f"experiment file '{path}' does not exist; known: {', '.join(experiment_files())}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"experiment file '{path}' refers to itself by an alias, or nests too deep") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # all but the first of values
         raise UserError(f"experiment file '{path}' cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(field, str) for field in values):
         raise UserError(f"experiment file '{path}' holds no fields; expected a mapping with 'models', 'text', …")
-    if not isinstance(values.get("extends", ""), str):
-        raise UserError(f"experiment file '{path}': 'extends' is {values['extends']!r}; expected another file's name")
-    fields = Fields({"name": name} | values, {place: f"{path}, line {line}" for place, line in _lines(node).items()})
+    fields = Fields({"name": name} | values, {place: f"{path}, line {line}" for place, line in lines.items()})
     if "extends" not in values:
         return fields
-    base = PurePosixPath(fields.values.pop("extends"))
-    base_name = posixpath.normpath(PurePosixPath(name).parent / base.with_suffix(""))
-    inherited = _read(path.parent / base, base_name.removeprefix("../"))
+    base = fields.values.pop("extends")
+    if not isinstance(base, str) or Path(base).suffix not in ENDINGS:
+        raise UserError(f"experiment file '{path}': 'extends' is {shown(base)}; expected another file's name")
+    base_name = posixpath.normpath(PurePosixPath(name).parent / PurePosixPath(base).with_suffix(""))
+    inherited = _read(path.parent / base, base_name.removeprefix("../"), (*extended_by, place))
     own = {field: value for field, value in fields.values.items() if field in values}
     return Fields(inherited.values | own, inherited.places | fields.places)
 
 
-def _lines(node: yaml.Node, path: tuple = ()) -> dict[tuple, int]:
-    """Path of every value in a document to its line, from 1."""
-    lines = {path: node.start_mark.line + 1}
+def _text(path: Path) -> str:
+    """What a file holds, if it is one: nothing waits for a pipe or reads a device without an end."""
+    try:
+        if not path.exists():
+            raise UserError(f"experiment file '{path}' does not exist; known: {', '.join(experiment_files())}")
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise UserError(f"experiment file '{path}' is no file of at most {size(MOST_BYTES)}; expected YAML")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"experiment file '{path}' cannot be read: {error}") from None
+
+
+def _lines(node: yaml.Node, count: Iterator[int], path: tuple = ()) -> Iterator[tuple[tuple, int]]:
+    """Path and line, from 1, of every value in a document, each alias as what it stands for.
+
+    Raises:
+        YAMLError: a field stands twice in a mapping, or aliases make more values of a few.
+    """
+    if next(count) > MOST_VALUES:
+        raise yaml.YAMLError(f"more than {MOST_VALUES} values; expected those of an experiment")
+    yield path, node.start_mark.line + 1
     children = []
     if isinstance(node, yaml.MappingNode):
         children = [(key.value, key.start_mark.line + 1, value) for key, value in node.value]
+        seen = set()
+        for field, line, _ in children:
+            if not isinstance(field, str) or field in seen:
+                what = f"field '{field}' stands twice" if isinstance(field, str) else "a field's name is no text"
+                raise yaml.YAMLError(f"line {line}: {what}; expected one value of each field")
+            seen.add(field)
     elif isinstance(node, yaml.SequenceNode):
         children = [(number, value.start_mark.line + 1, value) for number, value in enumerate(node.value)]
     for key, line, value in children:
-        lines |= _lines(value, (*path, key)) | {(*path, key): line}
-    return lines
+        yield from _lines(value, count, (*path, key))
+        yield (*path, key), line
 
 
 def make_experiment(fields: dict | Fields, kind: type[Kind]) -> Kind:
@@ -132,14 +163,7 @@ def make_experiment(fields: dict | Fields, kind: type[Kind]) -> Kind:
     values, places = fields if isinstance(fields, Fields) else (fields, {})
     try:
         return kind(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path, field = first["loc"], ".".join(map(str, first["loc"]))
-        # A missing field stands nowhere: then the mapping that lacks it is named.
-        shortest = 0 if first["type"] == "missing" else 1
-        parts = [path[:end] for end in range(len(path), shortest - 1, -1)]
+    except FieldError as error:
+        parts = [error.path[:end] for end in range(len(error.path), 0, -1)] or [()]
         place = next((places[part] for part in parts if part in places), None)
-        where = f"{place}, " if place else ""
-        if first["type"] == "extra_forbidden":
-            raise UserError(f"{where}{unknown_name('field', field, kind.model_fields)}") from None
-        raise UserError(f"{where}field '{field}': {first['msg']}, got {first['input']!r}") from None
+        raise (UserError(f"{place}, {error}") if place else error) from None

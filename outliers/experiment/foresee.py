@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 from outliers.errors import UserError
 from outliers.evaluation.calibration import Passes
 from outliers.experiment.amounts import duration, size
-from outliers.experiment.job import Job, progress
+from outliers.experiment.job import Job
 from outliers.experiment.needs import Need, Run, least_seconds, need_of
 from outliers.experiment.remedies import refusal_of, refusal_of_downloads
 from outliers.experiment.room import Room, room_of
 from outliers.experiment.spec import Settings
+from outliers.progress import Progress
 
 WORTH_FORESEEING = 0.5  # seconds that a run takes at least
 NAME = 33  # characters of a model's name in the table
@@ -45,7 +46,7 @@ def foresee(jobs: list[Job], settings: Settings, passes: Passes, left: float = 1
     if sum(map(least_seconds, runs)) < WORTH_FORESEEING:
         runs = []
     needs = []
-    with progress(len(runs), "model") as bar:
+    with Progress(len(runs), "model") as bar:
         bar.leave = False
         for run in runs:
             bar.set_description(f"{run.job.name}: what it needs")

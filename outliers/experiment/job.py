@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from outlier_kernels.dispatch import path
-from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
@@ -26,6 +25,7 @@ from outliers.models.load import (
 )
 from outliers.models.source import local_files
 from outliers.models.stream import check_one_device, is_streamed, stream_model
+from outliers.progress import Progress
 from outliers.quantization.schemes import Scheme
 from outliers.text.blocks import find_text, load_text, tokens_hash
 
@@ -137,15 +137,10 @@ def check_kernels(machine: Machine) -> torch.device:
     return device
 
 
-def progress(total: int, unit: str = "block") -> tqdm:
-    """A bar over so many blocks, or other units, on a terminal only."""
-    return tqdm(total=total, unit=unit, disable=None, dynamic_ncols=True)
-
-
 class Counted:
     """Blocks that move a bar as they are read, each time that they are read."""
 
-    def __init__(self, blocks: torch.Tensor, bar: tqdm):
+    def __init__(self, blocks: torch.Tensor, bar: Progress):
         self.blocks, self.bar = blocks, bar
 
     def __iter__(self) -> Iterator[torch.Tensor]:

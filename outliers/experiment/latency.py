@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from outlier_kernels import dispatch
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from outliers.evaluation.latency import Timings, check_generation, latency, quartiles
@@ -20,7 +19,6 @@ from outliers.experiment.job import (
     describe,
     left_fields,
     prepare,
-    progress,
     say_what_is_left,
 )
 from outliers.experiment.provenance import cost
@@ -29,6 +27,7 @@ from outliers.experiment.spec import Latency, Settings
 from outliers.experiment.sweep import schemes_of
 from outliers.models.anatomy import projections
 from outliers.models.load import find_device, load_config, load_model
+from outliers.progress import Progress
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.store import load_int8
 from outliers.text.blocks import tokens_hash
@@ -72,7 +71,7 @@ def measure_latency(spec: Latency, out: str | Path | None = None, force: bool = 
     for job in jobs:
         say_what_is_left(job.name, job.config, schemes)
     total = len(jobs) * len(schemes) * len(spec.batches)
-    with RowFile(Path(out or spec.folder)) as row_file, progress(total, "batch") as bar:
+    with RowFile(Path(out or spec.folder)) as row_file, Progress(total, "batch") as bar:
         return [
             row
             for job in jobs
@@ -82,7 +81,7 @@ def measure_latency(spec: Latency, out: str | Path | None = None, force: bool = 
 
 
 def _measure(
-    job: Job, scheme: Scheme | None, spec: Latency, settings: Settings, row_file: RowFile, force: bool, bar: tqdm
+    job: Job, scheme: Scheme | None, spec: Latency, settings: Settings, row_file: RowFile, force: bool, bar: Progress
 ) -> Iterator[dict]:
     """The rows of one model under one scheme."""
     bar.set_description(f"{job.model} {_name(scheme)}")
@@ -102,14 +101,16 @@ def _measure(
             "repeats": spec.repeats,
         }
         rows = [None if force else row_file.find(cell | {"metric": metric}) for metric in METRICS]
-        if None in rows:
+        if None not in rows:
+            bar.skip(1)
+        else:
             stop_if_asked()
             start = time.perf_counter()
-            timings = latency(model, prompts, spec.tokens, spec.repeats)
+            timings = latency(model, prompts, spec.tokens, spec.repeats, bar.see)
             spent = cost(start, device)
             rows = [cell | row | spent for row in _rows(timings)]
             row_file.add(*rows)
-        bar.update()
+            bar.update()
         yield from rows
 
 

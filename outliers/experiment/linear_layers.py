@@ -5,15 +5,15 @@ from pathlib import Path
 
 import torch
 from outlier_kernels.dispatch import path
-from tqdm import tqdm
 
 from outliers.evaluation.linear_layer import milliseconds, rows_of, ways
 from outliers.experiment.interrupt import stop_if_asked
-from outliers.experiment.job import check_kernels, progress
+from outliers.experiment.job import check_kernels
 from outliers.experiment.provenance import cost, environment
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import LinearLayers, layer_shape
 from outliers.models.load import DTYPES
+from outliers.progress import Progress
 
 METRICS = {"milliseconds": "ms", "times_16_bits": "1"}  # with their units
 
@@ -39,7 +39,7 @@ def measure_linear_layers(spec: LinearLayers, out: str | Path | None = None, for
     device = check_kernels(spec)
     common = {"experiment": spec.name, "tokens": spec.tokens, "dtype": spec.dtype, "kernels": path(device)}
     common |= environment(device)
-    with RowFile(Path(out or spec.folder)) as row_file, progress(len(spec.dimensions), "layer") as bar:
+    with RowFile(Path(out or spec.folder)) as row_file, Progress(len(spec.dimensions), "layer") as bar:
         return [
             row
             for dimension in spec.dimensions
@@ -47,20 +47,22 @@ def measure_linear_layers(spec: LinearLayers, out: str | Path | None = None, for
         ]
 
 
-def _measure(cell: dict, spec: LinearLayers, row_file: RowFile, force: bool, bar: tqdm) -> list[dict]:
+def _measure(cell: dict, spec: LinearLayers, row_file: RowFile, force: bool, bar: Progress) -> list[dict]:
     """The rows of one dimension."""
     bar.set_description(f"dimension {cell['dimension']}")
     rows = [] if force else row_file.find_all(cell)
-    if not _is_whole(rows):
+    if _is_whole(rows):
+        bar.skip(1)
+    else:
         stop_if_asked()
         start, device = time.perf_counter(), torch.device(cell["device"])
         shape = spec.tokens, *layer_shape(cell["dimension"])
-        times = milliseconds(ways(*shape, device, DTYPES[spec.dtype]), device, spec.seconds)
+        times = milliseconds(ways(*shape, device, DTYPES[spec.dtype]), device, spec.seconds, bar.see)
         spent = cost(start, device)
         outputs = {"outputs": shape[-1]}
         rows = [cell | outputs | row | spent for of_way in rows_of(shape, times) for row in _tidy(of_way)]
         row_file.add(*rows)
-    bar.update()
+        bar.update()
     return rows
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from outliers.errors import UserError
 from outliers.experiment.interrupt import Interrupted, asked_to_stop, finishing, stop_if_asked
 from outliers.experiment.row_check import check_row, lacking, parse_row
-from outliers.experiment.spec import BOS, Experiment, Latency, LinearLayers, Memory, Named, ZeroShot
+from outliers.experiment.spec import BOS, Experiment, Latency, LinearLayers, Memory, Named, ZeroShot, threshold_of
 from outliers.files import locked, part_of, read_whole, remove_all_left, remove_left, write_whole
 from outliers.models.watch import check_unchanged
 
@@ -248,6 +248,11 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     """
     asked = {field: getattr(spec, field) for field in type(spec).model_fields}
     metrics = MEASURES.get(type(spec), ("",))
+    if "schemes" in asked:  # which have thresholds of their own
+        thresholds = {scheme: threshold_of(spec, scheme) for scheme in asked["schemes"]}
+        own = [(row, thresholds.get(row.get("scheme"))) for row in rows]
+        rows = [row for row, threshold in own if row.get("alpha", threshold) == threshold]
+        del asked["alpha"]
     found = [
         row
         for row in rows

@@ -1,46 +1,108 @@
 """What an experiment needs to know, validated."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from outliers.criterion import ALPHA
+from outliers.criterion import ALPHA, check_threshold
+from outliers.errors import UserError, shown, unknown_name
 from outliers.experiment.amounts import parse_bytes
-from outliers.quantization.schemes import TABLE1
+from outliers.printing import is_line
+from outliers.quantization.schemes import SCHEMES, TABLE1, get_scheme
+
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
+LARGEST_LAYER = 131_072  # features: so many products of codes have a sum that int32 holds
+
+
+def _line(value: str) -> str:
+    """Text that can be a name or a path."""
+    if not value or not is_line(value):
+        raise ValueError("expected text in one line")
+    if len(value.encode()) > LONGEST_PATH or max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
+        raise ValueError(f"expected names of at most {LONGEST_NAME} bytes")
+    return value
+
+
+def _name(value: str) -> str:
+    """A folder in `results`, or one in another there."""
+    if not re.fullmatch(r"\w[\w.@-]*(/\w[\w.@-]*)*", _line(value)):
+        raise ValueError("expected letters, digits and any of _ . @ -, and / between folders")
+    return value
+
+
+def _number(value):
+    """Anything but true and false, which count as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+def _threshold(value: float) -> float:
+    try:
+        return check_threshold("it", value)
+    except UserError as error:
+        raise ValueError(str(error).partition("; ")[2]) from None
+
+
+def _shape(value: str) -> str:
+    if not all(0 < int(size) <= LARGEST_LAYER for size in value.split("x")):
+        raise ValueError(f"expected features and outputs from 1 to {LARGEST_LAYER}")
+    return value
+
+
+def _whole(most: int, **least: int):
+    """A whole number up to a limit, beyond which a run would never end or ask for all memory."""
+    return Annotated[int, BeforeValidator(_number), Field(le=most, **(least or {"gt": 0}))]
+
 
 # A list may be given as "a,b", as on the command line; repeated entries count once.
 Split = BeforeValidator(lambda value: [part for part in value.split(",") if part] if isinstance(value, str) else value)
 Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
-Names = Annotated[list[str], Split, Field(min_length=1), Once]
-Numbers = Annotated[list[int], Split, Field(min_length=1), Once]
-Counts = Annotated[list[PositiveInt], Split, Field(min_length=1), Once]
+Line = Annotated[str, AfterValidator(_line)]
+Name = Annotated[str, AfterValidator(_name)]
+Names = Annotated[list[Line], Split, Field(min_length=1), Once]
+Tokens = _whole(10**7, ge=2)  # of a sequence
+Count = _whole(10**6)
+Repeats = _whole(10**4)
+Batch = _whole(10**5)
+Batches = Annotated[list[Batch], Split, Field(min_length=1), Once]
+Features = Annotated[list[Annotated[int, BeforeValidator(_number)]], Split, Field(min_length=1), Once]
+Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Threshold = Annotated[float, BeforeValidator(_number), AfterValidator(_threshold)]
 # A model dimension d, of which a layer has 4 d outputs, or features and outputs as "576x1536".
-Shape = PositiveInt | Annotated[str, Field(pattern=r"^[1-9]\d*x[1-9]\d*$")]
+Shape = _whole(LARGEST_LAYER) | Annotated[str, Field(pattern=r"^[0-9]{1,9}x[0-9]{1,9}$"), AfterValidator(_shape)]
 Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
-Name = Annotated[str, Field(pattern=r"^\w[\w.@-]*(/\w[\w.@-]*)*$")]
 
 BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
 
 
+class FieldError(UserError):
+    """A field that is unknown, missing or out of range; path: where it is, empty for what is missing at the top."""
+
+    path: tuple = ()
+
+
 class Named(BaseModel):
-    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for."""
+    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for.
+
+    Raises:
+        FieldError: a field is unknown, missing or out of range.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     name: Name
-    shows: str | None = None
+    shows: Line | None = None
+
+    def __init__(self, **fields):
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise _field_error(error, type(self)) from None
 
     @property
     def folder(self) -> Path:
@@ -51,7 +113,7 @@ class Named(BaseModel):
 class Machine(Named):
     """Where something runs."""
 
-    device: str = "cpu"
+    device: Line = "cpu"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 
 
@@ -64,13 +126,13 @@ class Settings(Machine):
     as tasks of a Ray cluster.
     """
 
-    text: str = "sample"
-    block: Annotated[int, Field(ge=2)] = 256
-    blocks: PositiveInt = 32
+    text: Line = "sample"
+    block: Tokens = 256
+    blocks: Count = 32
     bos: bool = False
-    alpha: PositiveFloat = ALPHA
+    alpha: Threshold = ALPHA
     stream: bool = False
-    memory: Annotated[PositiveInt | None, BeforeValidator(parse_bytes)] = None
+    memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes)] = None
     engine: Literal["local", "ray"] = "local"
 
 
@@ -83,21 +145,24 @@ class Experiment(Settings):
     name: Name = "sweep"
     models: Names
     schemes: Names = TABLE1
-    revision: str | None = None
-    draws: PositiveInt = 1
+    revision: Line | None = None
+    draws: Repeats = 1
 
 
 class OneModel(Settings):
     """A trace of one model."""
 
     name: Name = "trace"
-    model: str
-    revision: str | None = None
+    model: Line
+    revision: Line | None = None
 
     @property
     def folder(self) -> Path:
         """Where its results go unless the user says otherwise."""
-        return super().folder / full_name(self.model, self.revision).replace("/", "-")  # which a revision may have
+        name = full_name(self.model, self.revision).replace("/", "-")  # which a revision may have
+        if len(name.encode()) > LONGEST_NAME:
+            raise UserError(f"results of {shown(name)} have no folder of that name; choose one with --out")
+        return super().folder / name
 
 
 class Ablation(OneModel):
@@ -107,7 +172,7 @@ class Ablation(OneModel):
     """
 
     name: Name = "ablate"
-    features: Numbers | None = None
+    features: Features | None = None
     methods: Names = ["zero"]
     where: Names = ["attn_in"]
     controls: int = 10
@@ -127,10 +192,10 @@ class Hardware(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    hardware: str
-    owner: str | None = None
-    gpus: PositiveInt = 1
-    gigabytes: PositiveFloat
+    hardware: Line
+    owner: Line | None = None
+    gpus: Count = 1
+    gigabytes: Annotated[Finite, Field(gt=0)]
 
 
 class Memory(Named):
@@ -146,9 +211,9 @@ class Memory(Named):
     models: Names
     candidates: Names | None = None
     hardware: list[Hardware] = []
-    context: Annotated[int, Field(ge=2)] = 256
-    batch: PositiveInt = 1
-    headroom: NonNegativeFloat = 0.75
+    context: Tokens = 256
+    batch: Batch = 1
+    headroom: Annotated[Finite, Field(ge=0)] = 0.75
 
 
 class LinearLayers(Machine):
@@ -160,8 +225,8 @@ class LinearLayers(Machine):
     name: Name = "linear-layers"
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
     dimensions: Shapes
-    tokens: PositiveInt = 512
-    seconds: PositiveFloat = 3.0
+    tokens: Count = 512
+    seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
 
 
 class Latency(Machine):
@@ -175,14 +240,14 @@ class Latency(Machine):
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
     models: Names
     schemes: Names = ["fp32", "llm.int8"]
-    revision: str | None = None
-    text: str = "sample"
+    revision: Line | None = None
+    text: Line = "sample"
     bos: bool = False
-    alpha: PositiveFloat = ALPHA
-    batches: Counts = [1, 8, 32]
-    prompt: Annotated[int, Field(ge=2)] = 128
-    tokens: PositiveInt = 32
-    repeats: Annotated[int, Field(ge=2)] = 3
+    alpha: Threshold = ALPHA
+    batches: Batches = [1, 8, 32]
+    prompt: Tokens = 128
+    tokens: Count = 32
+    repeats: _whole(10**4, ge=2) = 3
 
 
 class ZeroShot(Machine):
@@ -195,11 +260,21 @@ class ZeroShot(Machine):
     name: Name = "zeroshot"
     models: Names
     schemes: Names = ["fp32", "absmax-vector", "llm.int8"]
-    revision: str | None = None
+    revision: Line | None = None
     tasks: Names = ["hellaswag", "piqa", "winogrande", "lambada_openai"]
-    data: str | None = None
-    limit: PositiveInt | None = None
-    alpha: PositiveFloat = ALPHA
+    data: Line | None = None
+    limit: Count | None = None
+    alpha: Threshold = ALPHA
+
+
+def alpha_of_schemes(spec: Experiment | Latency | ZeroShot) -> float | None:
+    """What takes the place of every scheme's own threshold: alpha, where somebody asked for one."""
+    return spec.alpha if "alpha" in spec.model_fields_set else None
+
+
+def threshold_of(spec: Experiment | Latency | ZeroShot, scheme: str) -> float | None:
+    """From which magnitude on a scheme of an experiment decomposes, as its rows say; None where it does not."""
+    return get_scheme(scheme, alpha_of_schemes(spec)).outlier_threshold if scheme in SCHEMES else spec.alpha
 
 
 def layer_shape(dimension: int | str) -> tuple[int, int]:
@@ -226,6 +301,19 @@ def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, 
     return {place: typed[place] if names[full_name(*place)] > 1 else full_name(*place) for place in places}
 
 
-def full_name(model: str, revision: str | None) -> str:
+def full_name(model: str, revision: Line | None) -> str:
     """The short name of a model with its revision, if it has one."""
     return short_name(model) if revision is None else f"{short_name(model)}@{revision}"
+
+
+def _field_error(error: ValidationError, kind: type[Named]) -> FieldError:
+    """The first mistake of some fields in one line."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    path, field = first["loc"], ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        found = FieldError(str(unknown_name("field", field, kind.model_fields)))
+    else:
+        message = first["msg"].removeprefix("Value error, ")
+        found = FieldError(f"field '{field}': {message}, got {shown(first['input'])}")
+    found.path = path[:-1] if first["type"] == "missing" else path
+    return found

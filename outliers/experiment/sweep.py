@@ -8,19 +8,19 @@ from pathlib import Path
 
 import torch
 from outlier_kernels.dispatch import path
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from outliers.evaluation.perplexity import Loss, losses, perplexity_of, variant_losses
 from outliers.evaluation.scatter import check_draws, drawn
-from outliers.experiment.cell import Bench, Cell, check_same_weights, said, size
+from outliers.experiment.cell import Bench, Cell, check_same_weights, named, said, size
 from outliers.experiment.engine import Engine, engine_of, with_weights
-from outliers.experiment.job import Counted, Job, left_fields, prepare, progress, say_what_is_left
+from outliers.experiment.job import Counted, Job, left_fields, prepare, say_what_is_left
 from outliers.experiment.parts import sweep_parts
 from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import RowFile, rows_of
-from outliers.experiment.spec import Experiment, Latency, ZeroShot
+from outliers.experiment.spec import Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.models.stream import is_streamed
+from outliers.progress import Progress
 from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import Scheme, get_scheme, weight_order
 
@@ -55,7 +55,7 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
     total = len(jobs) * len(schemes) * experiment.blocks * experiment.draws
     rows: dict[Key, dict] = {}
     row_file = RowFile(Path(out or experiment.folder))
-    with row_file, progress(total) as bar, engine_of(experiment, bar) as engine:
+    with row_file, Progress(total) as bar, engine_of(experiment, bar) as engine:
         done = [] if force else rows_of(experiment, row_file.rows)
         engine.foresee(
             jobs, experiment, sweep_parts(schemes, experiment.draws), 1 - len(done) / (len(jobs) * len(schemes))
@@ -64,7 +64,7 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
             if row_file.rows and not force:
                 rows |= _found(group, experiment, row_file, engine)
                 found = sum((job.model, scheme.name) in rows for job in group for scheme in schemes)
-                bar.update(found * experiment.blocks * experiment.draws)
+                bar.skip(found * experiment.blocks * experiment.draws)
             missing = [(job, [scheme for scheme in schemes if (job.model, scheme.name) not in rows]) for job in group]
             rows |= _measured(missing, experiment, row_file, engine)
     return [rows[job.model, scheme.name] for job in jobs for scheme in schemes]
@@ -72,7 +72,7 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
 
 def schemes_of(experiment: Experiment | Latency | ZeroShot) -> list[Scheme]:
     """The schemes of an experiment; those that share weight codes are side by side."""
-    return sorted((get_scheme(name, experiment.alpha) for name in experiment.schemes), key=weight_order)
+    return sorted((get_scheme(name, alpha_of_schemes(experiment)) for name in experiment.schemes), key=weight_order)
 
 
 def _found(jobs: list[Job], experiment: Experiment, row_file: RowFile, engine: Engine) -> dict[Key, dict]:
@@ -131,7 +131,6 @@ def _measure(
     bench: Bench, job: Job, experiment: Experiment, schemes: list[Scheme], part: slice
 ) -> list[tuple[dict, list[list[Loss]]]]:
     """The fields of the row of each scheme, and draw by draw the losses of a part of the text."""
-    bench.bar.set_description(f"{job.model} {schemes[0].name}")
     model, _ = bench.load(job, experiment)
     described = _describe(bench, job, experiment, schemes)
     start = time.perf_counter()
@@ -142,14 +141,14 @@ def _measure(
         bench.leave(model)
     found = []
     for draw in range(experiment.draws):
-        with drawn(model, draw):
+        with named(job.name, *(scheme.name for scheme in schemes)), drawn(model, draw):
             found.append(_losses(model, job.blocks[part], schemes, bench.bar))
     spent = bench.weights() | cost(start, model.device)
     by_scheme = map(list, zip(*found, strict=True))
     return [(fields | spent, of_scheme) for fields, of_scheme in zip(described, by_scheme, strict=True)]
 
 
-def _losses(model: PreTrainedModel, blocks: torch.Tensor, schemes: list[Scheme], bar: tqdm) -> list[list[Loss]]:
+def _losses(model: PreTrainedModel, blocks: torch.Tensor, schemes: list[Scheme], bar: Progress) -> list[list[Loss]]:
     """The losses under each scheme; a resident model is under its own already."""
     if not is_streamed(model):
         return [losses(model, Counted(blocks, bar))]
@@ -163,7 +162,8 @@ def _row(parts: tuple[tuple[dict, list[list[Loss]]], ...]) -> dict:
     fields = [fields for fields, _ in parts]
     check_same_weights(fields)
     draws = zip(*(of_part for _, of_part in parts), strict=True)
-    values = [perplexity_of(list(chain.from_iterable(of_draw))) for of_draw in draws]
+    with named(fields[0]["model"], fields[0]["scheme"]):
+        values = [perplexity_of(list(chain.from_iterable(of_draw))) for of_draw in draws]
     found = {"value": statistics.fmean(values), "unit": "1"}
     if len(values) > 1:
         found["standard_deviation"] = statistics.stdev(values)

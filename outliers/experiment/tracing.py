@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from outliers.ablation.attention import top1_softmax
@@ -18,7 +17,7 @@ from outliers.evaluation.perplexity import Loss, losses, perplexity_of
 from outliers.experiment.cell import Bench, Cell, check_same_weights, said, size
 from outliers.experiment.engine import Engine, common_fields, engine_of, gather, with_weights
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
-from outliers.experiment.job import Counted, Job, prepare, progress
+from outliers.experiment.job import Counted, Job, prepare
 from outliers.experiment.parts import trace_parts
 from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.provenance import cost, total_cost
@@ -26,6 +25,7 @@ from outliers.experiment.rows import IDENTITY, RowFile, rows_of
 from outliers.experiment.spec import OneModel
 from outliers.files import check_replaceable
 from outliers.models.anatomy import ROLES
+from outliers.progress import Progress
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
@@ -58,7 +58,7 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
     """
     job = prepare(spec.model, spec.revision, spec)
     folder = place_of(spec, out)
-    with RowFile(folder) as row_file, progress(PASSES * spec.blocks) as bar, engine_of(spec, bar) as engine:
+    with RowFile(folder) as row_file, Progress(PASSES * spec.blocks) as bar, engine_of(spec, bar) as engine:
         check_alone(spec, folder)  # another run may have ended there
         bar.set_description(spec.model)
         done = not force and rows_of(spec, row_file.rows)
@@ -94,7 +94,7 @@ def _which(row: dict) -> tuple:
 
 
 def _resumed_trace(
-    engine: Engine, job: Job, spec: OneModel, fields: dict, stem: Path, force: bool, bar: tqdm
+    engine: Engine, job: Job, spec: OneModel, fields: dict, stem: Path, force: bool, bar: Progress
 ) -> tuple[Trace, list[dict]]:
     """The trace of all blocks, and what its parts have cost.
 
@@ -103,7 +103,7 @@ def _resumed_trace(
     about = _about(fields)
     found = None if force else _saved(stem, about)
     done = found.sequences if found else 0
-    bar.update(done)
+    bar.skip(done)
     saved, arrived, costs = time.monotonic(), {}, []
     parts = _parts(engine, spec, done)
     cells = [Cell(f"trace, {said(part)}", _trace, job, (spec, fields, part), size(part)) for part in parts]
@@ -202,7 +202,7 @@ class BesideTrace(NamedTuple):
     losses: list[Loss]
 
 
-def measure_beside(model: PreTrainedModel, blocks: torch.Tensor, found: Trace, bar: tqdm) -> BesideTrace:
+def measure_beside(model: PreTrainedModel, blocks: torch.Tensor, found: Trace, bar: Progress) -> BesideTrace:
     """Measure it on blocks (blocks, T) of a text that was traced."""
     outliers = tuple(found.outlier_features()["feature"])
     interventions = [Intervention(()), Intervention(outliers)] if outliers else [Intervention(())]

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from outliers.evaluation.zeroshot import STANDARD_ERRORS, documents_hash, evaluate, load_tasks
 from outliers.experiment.interrupt import stop_if_asked
-from outliers.experiment.job import check_kernels, describe_model, progress, say_what_is_left
+from outliers.experiment.job import check_kernels, describe_model, say_what_is_left
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
 from outliers.experiment.spec import ZeroShot
 from outliers.experiment.sweep import scheme_fields, schemes_of
 from outliers.models.load import load_config, load_model, load_tokenizer
+from outliers.progress import Progress
 from outliers.quantization.convert import quantize
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def measure_zeroshot(spec: ZeroShot, out: str | Path | None = None, force: bool 
     tokenizers = {name: load_tokenizer(name, spec.revision) for name in spec.models}
     tasks = load_tasks(spec.tasks, spec.data)
     total = len(tokenizers) * len(spec.schemes) * len(tasks)
-    with RowFile(Path(out or spec.folder)) as row_file, progress(total, "task") as bar:
+    with RowFile(Path(out or spec.folder)) as row_file, Progress(total, "task") as bar:
         return [
             row
             for name, tokenizer in tokenizers.items()
@@ -62,7 +62,7 @@ def _measure(
     spec: ZeroShot,
     row_file: RowFile,
     force: bool,
-    bar: tqdm,
+    bar: Progress,
 ) -> Iterator[dict]:
     """One load of the model serves all its schemes, and one quantization of its weights all schemes that share it."""
     bar.set_description(name)
@@ -76,18 +76,20 @@ def _measure(
             cell = {**common, "scheme": scheme.name, **scheme_fields(scheme, model), **_task_fields(task, spec)}
             rows = [] if force else row_file.find_all(cell)
             expected = {f"zeroshot.{metric}" for metric in STANDARD_ERRORS if metric in task.aggregation()}
-            if expected != {row["metric"] for row in rows}:
+            if expected == {row["metric"] for row in rows}:
+                bar.skip(1)
+            else:
                 stop_if_asked()
                 start = time.perf_counter()
                 model = quantize(model, scheme)  # shares all codes if the task before was under this scheme
-                results = evaluate(model, tokenizer, [task], spec.limit)
+                results = evaluate(model, tokenizer, [task], spec.limit, bar.see)
                 spent = cost(start, model.device)
                 rows = [
                     cell | result | {"metric": f"zeroshot.{result['metric']}", "unit": "1"} | spent
                     for result in results
                 ]
                 row_file.add(*rows)
-            bar.update()
+                bar.update()
             yield from rows
 
 

@@ -1,6 +1,7 @@
 """What the parts of each architecture are called; the only place that knows architecture names."""
 
 import difflib
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -355,7 +356,10 @@ def check_block(config, block: int, largest_id: int = 0) -> None:
 
 def check_features(features: Iterable[int], width: int) -> list[int]:
     """The features in ascending order; raise UserError if there is none, or one is no feature of so many."""
-    features = sorted(set(features))
+    try:
+        features = sorted(set(map(operator.index, features)))
+    except TypeError:
+        raise UserError(f"features are whole numbers; expected some of 0 to {width - 1}") from None
     if not features:
         raise UserError(f"the list of features is empty; expected some of 0 to {width - 1}")
     if features[0] < 0 or features[-1] >= width:

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from outliers.criterion import check_threshold
 from outliers.errors import UserError
 from outliers.models.anatomy import (
     Anatomy,
@@ -45,8 +46,7 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
             outputs are the residual stream (OPT-350m, BLOOM's variant of that kind).
     """
     features = check_features(features, model.config.hidden_size)
-    if not factor > 0:
-        raise UserError(f"factor is {factor}; expected a positive number")
+    factor = check_threshold("factor", factor)
     anatomy = anatomy_of(model.config)
     if not anatomy.norms or norms_are_in_the_residual_stream(model.config):
         raise UserError(

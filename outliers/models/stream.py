@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
@@ -32,6 +31,7 @@ from outliers.models.load import (
     refusals,
 )
 from outliers.models.source import find_model
+from outliers.progress import over
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
@@ -225,7 +225,7 @@ class Stream:
         for number, block in enumerate(ids[1:], 1):
             states[:, number], _ = self._first(model, block)
         layers = range(len(calls))
-        for number in tqdm(layers, desc=f"{self.name}, layers", unit="layer", disable=None, dynamic_ncols=True):
+        for number in over(layers, "layer", f"{self.name}, layers"):
             with self.layer(model, number):
                 for of_variant, variant in enumerate(variants):
                     with variant(model, number) as layer:

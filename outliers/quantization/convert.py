@@ -37,7 +37,7 @@ def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact"
             projection is more than a floating-point weight and a bias, such as one with an adapter, or has hooks on
             gradients or its state; only codes are left of the weights.
     """
-    scheme = get_scheme(scheme) if isinstance(scheme, str) else scheme
+    scheme = scheme if isinstance(scheme, Scheme) else get_scheme(scheme)
     if keep not in KINDS:
         raise unknown_name("way to keep weights", keep, KINDS)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,

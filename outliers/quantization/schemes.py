@@ -1,10 +1,23 @@
 """The 8-bit schemes of the paper's Table 1, as data."""
 
+import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from outliers.criterion import ALPHA
-from outliers.errors import UserError, unknown_name
+from outliers.criterion import ALPHA, check_threshold
+from outliers.errors import UserError, shown, unknown_name
+
+# What the kernels serve, field by field; and with which values of other fields a value of one goes.
+SERVED = {
+    "bits": (8, 32),
+    "symmetric": (True, False),
+    "activation_granularity": ("tensor", "row"),
+    "weight_granularity": ("tensor", "column"),
+    "bitsandbytes": (False, True),
+}
+NOTHING_QUANTIZED = {name: values[0] for name, values in SERVED.items() if name != "bits"} | {"outlier_threshold": None}
+AS_BITSANDBYTES = {"symmetric": True, "activation_granularity": "row", "weight_granularity": "column"}
+GOES_WITH = {("bits", 32): NOTHING_QUANTIZED, ("bitsandbytes", True): AS_BITSANDBYTES}
 
 
 @dataclass(frozen=True)
@@ -14,7 +27,11 @@ class Scheme:
     symmetric: absmax if true, zeropoint if false. Granularity: one scale for the whole tensor, for each row of the
     activations (a token), or for each column of the weights (an output). outlier_threshold: features with an input
     of at least this magnitude are multiplied in 16 bits (section 3.2); None does without the decomposition.
-    bitsandbytes: whether LLM.int8() is computed as bitsandbytes does, which differs from the paper's equation.
+    bitsandbytes: whether LLM.int8() is computed as bitsandbytes does, which differs from the paper's equation. A scheme
+    of 32 bits quantizes nothing.
+
+    Raises:
+        UserError: no kernel serves a field, or the combination of two: the number would be that of another scheme.
     """
 
     name: str
@@ -25,6 +42,25 @@ class Scheme:
     outlier_threshold: float | None
     label: str  # the row of the paper's Table 1
     bitsandbytes: bool = False
+
+    def __post_init__(self):
+        for field in ("name", "label"):
+            if not isinstance(getattr(self, field), str) or not getattr(self, field):
+                raise UserError(f"a scheme's {field} is {shown(getattr(self, field))}; expected text")
+        for field, values in SERVED.items():
+            self._check(field, values)
+        for (field, value), others in GOES_WITH.items():
+            if getattr(self, field) == value:
+                for other, expected in others.items():
+                    self._check(other, (expected,), f" with {field} {value}")
+        if self.outlier_threshold is not None:
+            check_threshold(f"outlier_threshold of scheme '{self.name}'", self.outlier_threshold)
+
+    def _check(self, field: str, expected: tuple, where: str = "") -> None:
+        value = getattr(self, field)
+        if not any(type(value) is type(one) and value == one for one in expected):
+            kernels = " or ".join(map(repr, expected))
+            raise UserError(f"{field} of scheme '{self.name}' is {shown(value)}{where}; the kernels serve {kernels}")
 
     @property
     def kernel_arguments(self) -> dict:
@@ -56,18 +92,33 @@ BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
 TABLE1 = [name for name, scheme in SCHEMES.items() if not scheme.bitsandbytes]  # the paper's rows
 
 
-def get_scheme(name: str, alpha: float = ALPHA) -> Scheme:
-    """Look a scheme up by name, with its outlier threshold set to `alpha` if it decomposes.
+def get_scheme(name: str, alpha: float | None = None) -> Scheme:
+    """Look a scheme up by name; where it decomposes, `alpha`, if it is given, takes the place of its own threshold.
 
     Raises:
         UserError: no scheme has this name, or `alpha` is not a positive number.
     """
-    if name not in SCHEMES:
-        raise unknown_name("scheme", name, SCHEMES)
-    if not alpha > 0:
-        raise UserError(f"alpha is {alpha}; expected a positive threshold, such as {ALPHA}")
-    scheme = SCHEMES[name]
-    return scheme if scheme.outlier_threshold is None else replace(scheme, outlier_threshold=float(alpha))
+    if not isinstance(name, str) or name not in SCHEMES:
+        raise unknown_name("scheme", str(name), SCHEMES)
+    scheme, threshold = SCHEMES[name], None if alpha is None else check_threshold("alpha", alpha)
+    if threshold is None or scheme.outlier_threshold is None:
+        return scheme
+    return replace(scheme, outlier_threshold=threshold)
+
+
+def read_scheme(written: str) -> Scheme:
+    """The 8-bit scheme that a file holds as JSON.
+
+    Raises:
+        ValueError: it holds none that the kernels serve.
+    """
+    try:
+        scheme = Scheme(**json.loads(written))
+    except (TypeError, RecursionError, UserError) as error:
+        raise ValueError(f"its scheme: {error}") from None
+    if scheme.bits != 8:
+        raise ValueError(f"its scheme '{scheme.name}' quantizes nothing")
+    return scheme
 
 
 def weight_order(scheme: Scheme) -> tuple:

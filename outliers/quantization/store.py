@@ -30,7 +30,7 @@ from outliers.models.source import Source, find_model
 from outliers.models.weight_files import is_there, regular_file
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.quantization.schemes import Scheme, get_scheme, read_scheme
 
 FILE = "int8.safetensors"
 
@@ -69,7 +69,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         regular_file(path)
     try:
         with safe_open(path, "pt") as file:
-            scheme = Scheme(**json.loads(file.metadata()["scheme"]))
+            scheme = read_scheme(file.metadata()["scheme"])
         tensors = load_file(path)  # each is read where it is brought to its device
     except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise UserError(f"cannot read an int8 model from '{folder}' ({' '.join(str(error).split())[:200]})") from None

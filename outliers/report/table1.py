@@ -9,6 +9,7 @@ from outliers.report.paper import Key, key_of
 from outliers.report.section import Drawing, Section, Table
 from outliers.report.sweep_figures import costs, sweep_figure
 
+LARGE = 1e7  # from here on powers of ten are written
 ONCE = (
     "Compare within a column. Each was measured once: rounding alone scatters an 8-bit perplexity, by some hundredths "
     "of a per cent in pocket models and by about one per cent in real ones; --draws 4 measures how far."
@@ -98,8 +99,12 @@ def _label(scheme: str, dtype: str) -> str:
 
 
 def _cells(values: pd.Series, deviations: pd.Series, form: str = ".2f") -> list[str]:
-    """What is missing is a dash, never a number."""
+    """What is missing is a dash, never a number; those of broken models are short."""
     return [
-        "-" if pd.isna(value) else f"{value:{form}}" if pd.isna(deviation) else f"{value:{form}}±{deviation:.2f}"
+        "-" if pd.isna(value) else _cell(value, form) + ("" if pd.isna(deviation) else f"±{_cell(deviation, '.2f')}")
         for value, deviation in zip(values, deviations, strict=True)
     ]
+
+
+def _cell(value: float, form: str) -> str:
+    return f"{value:{form}}" if abs(value) < LARGE else f"{value:{form.replace('f', 'e')}}"

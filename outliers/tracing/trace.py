@@ -12,7 +12,7 @@ from threading import Event
 import torch
 from transformers import PreTrainedModel
 
-from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK
+from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import ROLES, decoder_layers, readers
 from outliers.models.decoder import inference, run_decoder
@@ -52,8 +52,7 @@ def trace(
             hidden state holds NaN or inf; there is no model, or one is given twice.
     """
     roles = _check_roles(roles)
-    if not alpha > 0:
-        raise UserError(f"alpha is {alpha}; expected a positive magnitude")
+    alpha = check_threshold("alpha", alpha)
     found = _of_parts(model, blocks, partial(_trace, roles=roles, alpha=alpha, attention=attention))
     if found is None:
         raise UserError("no blocks to trace; expected at least one")

@@ -1,0 +1,147 @@
+"""How far a run is, where no terminal shows a bar; and what is left of it, with a clock of the tests."""
+
+import io
+import logging
+import re
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from outliers import progress as module
+from outliers.evaluation.latency import latency
+from outliers.experiment import sweep as sweeping
+from outliers.experiment.sweep import losses
+from outliers.progress import Progress, over
+from tests.conftest import make_model
+from tests.test_commands import SMALL, call
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_what_is_left_follows_from_what_finished_steps_took(clock):
+    with Progress(10, clock=clock) as bar:
+        bar.set_description("m, fp32")
+        assert bar.left() is None
+        clock.now += 90
+        assert bar.line() == "m, fp32: 0 of 10 blocks, 0%, since 2 min"
+        clock.now += 10
+        bar.update(2)
+        assert bar.left() == 400
+        assert bar.line() == "m, fp32: 2 of 10 blocks, 20%, about 7 min left"
+
+
+def test_a_forecast_corrects_itself(clock):
+    with Progress(8, clock=clock) as bar:
+        clock.now += 1000  # to find out
+        bar.expect([69 * 60.0])
+        assert bar.line() == "0 of 8 blocks, 0%, about 69 min left"
+        clock.now += 30
+        bar.update()
+        assert bar.left() == 7 * 30
+        assert bar.line() == "1 of 8 blocks, 12%, about 4 min left (the forecast said 60 min)"
+
+
+def test_a_forecast_says_how_models_compare(clock):
+    """Two models of four blocks each, of which the second takes nine times as long."""
+    with Progress(8, clock=clock) as bar:
+        bar.expect([10.0, 90.0])
+        for _ in range(4):
+            clock.now += 5
+            bar.update()
+        assert bar.left() == pytest.approx(180)
+        clock.now += 45
+        bar.update()
+        assert bar.left() == pytest.approx(135)
+
+
+def test_steps_of_an_earlier_run_took_no_time(clock):
+    with Progress(10, clock=clock) as bar:
+        bar.skip(6)
+        assert bar.left() is None
+        clock.now += 20
+        bar.update(2)
+        assert bar.left() == pytest.approx(20)
+        assert "8 of 10 blocks, 80%" in bar.line()
+
+
+def test_a_long_step_is_seen_from_inside(clock):
+    with Progress(2, "task", clock=clock) as bar:
+        clock.now += 30
+        bar.see(0.5)
+        assert bar.left() == pytest.approx(90)
+        assert bar.line() == "0 of 2 tasks, 25%, about 2 min left"
+        bar.update()
+        assert bar.line() == "1 of 2 tasks, 50%, about 30 s left"
+
+
+def test_a_total_that_grows_and_one_of_nothing(clock):
+    with Progress(0, clock=clock) as bar:
+        clock.now += 10
+        assert bar.line() == "0 of 0 blocks, 0%, since 10 s"
+        bar.total += 4
+        bar.update()
+        assert bar.left() == 30
+
+
+def test_lines_come_also_while_no_step_ends(monkeypatch, caplog):
+    monkeypatch.setattr(module, "SECONDS", 0.02)
+    with caplog.at_level(logging.INFO, "outliers"), Progress(3, description="m, fp32") as bar:
+        bar.update()
+        for _ in over(range(2), "layer", "m, layers"):
+            time.sleep(0.1)
+    lines = [record.getMessage() for record in caplog.records]
+    assert re.fullmatch(r"m, fp32: 1 of 3 blocks, 33%, about .*left; m, layers: 0 of 2 layers, 0%, since 1 s", lines[0])
+    assert any("1 of 2 layers, 50%, about 1 s left" in line for line in lines)
+    time.sleep(0.05)
+    assert len(caplog.records) == len(lines), "none after the end"
+    assert not module._open
+
+
+def test_a_terminal_has_a_bar_and_no_lines(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(module, "SECONDS", 0.01)
+    threads = threading.active_count()
+    with Progress(4, description="m") as bar:
+        bar.skip(2)
+        bar.update()
+        bar.refresh()
+        assert threading.active_count() == threads
+    assert "m:  75%" in sys.stderr.getvalue()
+
+
+def test_a_command_says_a_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    monkeypatch.setattr(sweeping, "losses", lambda *given: time.sleep(0.3) or losses(*given))
+    code, _, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
+    lines = err.splitlines()
+    assert code == 0
+    assert any(line.startswith("pocket/gpt2-0.1m, fp32, blocks 0 to 1: 0 of 4 blocks, 0%, since ") for line in lines)
+    assert any(
+        re.match(r"pocket/gpt2-0.1m, absmax, blocks 0 to 1: 2 of 4 blocks, 50%, about \d+ s left", line)
+        for line in lines
+    )
+
+
+def test_generations_say_how_far_they_are():
+    seen = []
+    latency(make_model("gpt2"), torch.zeros(1, 4, dtype=torch.int64), 3, 2, seen.append)
+    assert seen == [passes / 12 for passes in range(1, 13)]
