@@ -300,11 +300,12 @@ def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
         sweep(Experiment(models=MODELS, engine="ray"), tmp_path)
 
 
-def test_what_a_worker_warns_of_is_said_once(tmp_path, caplog, own):
+def test_what_a_worker_warns_of_is_said_once(tmp_path, caplog):
     """Here of a tensor that the model has no place for, of which both workers warn."""
-    tensors = load_file(own / "model.safetensors")
-    save_file(tensors | {"beside": torch.ones(1)}, own / "model.safetensors", {"format": "pt"})
-    fields = {"models": [str(own)], "schemes": ["fp32", "absmax"], "block": 64, "blocks": 4}
+    folder = own(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"beside": torch.ones(1)}, folder / "model.safetensors", {"format": "pt"})
+    fields = {"models": [str(folder)], "schemes": ["fp32", "absmax"], "block": 64, "blocks": 4}
     rows = sweep(Experiment(**fields, engine="ray"), tmp_path / "out")
     assert all(row["ignored_tensors"] == ["beside"] for row in rows)
     assert len([record for record in caplog.records if "has no place (beside)" in record.getMessage()]) == 1
