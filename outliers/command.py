@@ -27,9 +27,7 @@ Blocks = Annotated[int | None, Option(help="How many blocks, from the start of t
 Bos = Annotated[
     bool | None, Option("--bos", help="Begin each block with the model's own first token, as Gemma needs it.")
 ]
-Alpha = Annotated[
-    float | None, Option(help="From which magnitude on a value is an outlier; by default 6, or as a scheme has it.")
-]
+Alpha = Annotated[float | None, Option(help="From which magnitude on a value is an outlier; by default 6.")]
 Device = Annotated[str | None, Option(help="cpu (the default), cuda, cuda:N, or auto: layers spread over all GPUs.")]
 Dtype = Annotated[str | None, Option(help="Of weights and activations: float32 (the default), float16 or bfloat16.")]
 Revision = Annotated[

@@ -21,6 +21,7 @@ from outlier_kernels.reference import CODE_MAX
 
 from outliers import criterion
 from outliers.ablation.ablate import CONTROLS, RESAMPLES
+from outliers.evaluation.perplexity import LARGEST_LOSS
 from outliers.experiment.foresee import table as table_of_needs
 from outliers.experiment.needs import Need
 from outliers.experiment.room import Room
@@ -219,6 +220,7 @@ CLAIMS = {
     ],
     "docs/schemes.md": [
         ("({} unless you say otherwise)", lambda: (criterion.ALPHA,)),
+        ("is no number ({:.0f} nats)", lambda: (LARGEST_LOSS,)),
         ("reads one block of {} tokens", lambda: (default("sweep_cost", "--tokens"),)),
     ],
     "docs/large-models.md": [

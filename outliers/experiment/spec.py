@@ -139,7 +139,8 @@ class Settings(Machine):
 class Experiment(Settings):
     """A sweep: every model under every scheme on one text.
 
-    draws: how many times each is measured, with embeddings changed by 1e-6; rounding scatters the results.
+    draws: how many times each is measured, with embeddings changed by 1e-6; rounding scatters the results. A scheme has
+    its own threshold unless `alpha` is given.
     """
 
     name: Name = "sweep"
