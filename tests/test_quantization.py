@@ -35,6 +35,7 @@ from outliers.quantization.linear import QuantizedLinear, quantize_weight, store
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.text.blocks import load_text
+from outliers.tracing.trace import trace
 from tests.conftest import make_model
 from tests.test_kernels import numpy_quantize_matrix
 
@@ -515,6 +516,8 @@ def test_what_is_wrapped_around_a_model_is_refused():
             UserError, match=f"{type(wrapped).__name__} is no transformers model; expected a PreTrained"
         ):
             quantize(wrapped, "absmax")
+        with pytest.raises(UserError, match="expected a PreTrainedModel: give the one that it wraps"):
+            trace(wrapped, torch.zeros(1, 4, dtype=torch.int64))
 
 
 def test_nothing_is_planted_in_codes(blocks):

@@ -254,12 +254,13 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     Raises:
         UserError: the architecture is in no row of the table, or something is wrapped around the model.
     """
+    layers = anatomy_of(model.config).layers if hasattr(model, "config") else ""
     if not isinstance(model, PreTrainedModel):
         raise UserError(
             f"{_kind(model)} is no transformers model; expected a PreTrainedModel: give the one that it wraps (compile "
             "or parallelize afterwards, and merge adapters before)"
         )
-    return model.get_submodule(anatomy_of(model.config).layers)
+    return model.get_submodule(layers)
 
 
 def projections(model: PreTrainedModel) -> Iterator[Projection]:

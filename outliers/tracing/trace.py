@@ -10,6 +10,7 @@ from operator import attrgetter
 from threading import Event
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
@@ -63,7 +64,7 @@ def _of_parts(
     models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[torch.Tensor], trace_one: Callable
 ) -> Trace | None:
     """The trace of all blocks, dealt out to the models in contiguous parts, a thread each."""
-    if isinstance(models, PreTrainedModel):
+    if isinstance(models, nn.Module):
         return trace_one(models, blocks)
     if not models or len(set(models)) < len(models):  # the hooks of two threads on one model would see both blocks
         raise UserError(f"{len(models)} models of which {len(set(models))} differ; expected one for each device")
