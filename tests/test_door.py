@@ -305,7 +305,6 @@ CONFIGURATIONS: list[Case] = [
         f"trace m {SMALL}",
         "cannot load the tokenizer of 'm'",
     ),
-    Case("generation.json", written(b"[1]", "generation_config.json"), f"trace m {SMALL}", "cannot load 'm'"),
 ]
 
 # ---- text ----------------------------------------------------------------------------------------------------------
@@ -393,12 +392,8 @@ TEXTS: list[Case] = [
     text("an ending in capitals", "ends in '.TXT'; expected .txt", "a.TXT", b"words"),
     text("gz alone", "ends in '.gz'; expected .txt", "a.gz", gzip.compress(b"words")),
     Case(
-        "a name of 300 characters", nothing, f"trace pocket/gpt2-0.1m --text {'a' * 300}.txt", "'a{300}.txt' does not"
+        "blocks of too many", nothing, f"trace pocket/gpt2-0.1m --block 65536 --blocks {10**6}", "at most 1,073,741,824"
     ),
-    Case(
-        "blocks without end", nothing, f"trace pocket/gpt2-0.1m --block 32 --blocks {10**30}", "at most 1,073,741,824"
-    ),
-    Case("blocks beyond memory", nothing, f"latency pocket/gpt2-0.1m --batch {10**12}", "at most 1,073,741,824"),
 ]
 
 # ---- disks and results ---------------------------------------------------------------------------------------------

@@ -147,11 +147,11 @@ def test_users_of_the_library_get_one_line_too(kind, fields, message):
     [
         ("some/model", None, "trace/model"),
         ("a/model.gguf", "step8", "trace/model@step8"),
-        ("some/model", "refs/pr/1", "trace/model@refs/pr/1"),
+        ("some/model", "refs/pr/1", "trace/model@refs-pr-1"),
         (".", None, "trace/here"),
         ("deep/..", None, "trace/here"),
-        ("some/model", "../../../up", None),
-        ("/", None, None),
+        ("some/model", "../../../up", "trace/model@..-..-..-up"),
+        ("/", None, "trace/root"),
         ("a" * 200, "b" * 200, None),
     ],
 )

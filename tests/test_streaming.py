@@ -18,7 +18,7 @@ from outliers.experiment.ablation import ablate_model
 from outliers.experiment.amounts import parse_bytes
 from outliers.experiment.cell import Bench
 from outliers.experiment.emergence import emergence
-from outliers.experiment.job import prepare, progress
+from outliers.experiment.job import prepare
 from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
@@ -26,6 +26,7 @@ from outliers.models.anatomy import decoder_layers
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
+from outliers.progress import Progress
 from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.tracing.trace import trace
@@ -319,7 +320,7 @@ def test_equal_weights_of_streamed_models_are_measured_once(tmp_path):
 def test_weights_that_are_not_those_of_another_process(tmp_path):
     """As where a file changes between two workers: it shows when the layers were read."""
     spec = OneModel(**ONE)
-    job, bench = prepare(spec.model, None, spec), Bench(progress(0))
+    job, bench = prepare(spec.model, None, spec), Bench(Progress(0))
     model, fields = bench.load(job, spec)
     assert "weights_hash" not in fields
     model, _ = bench.load(job, spec, fields | {"weights_hash": "0" * 16})

@@ -273,7 +273,7 @@ def _from_pretrained(
         files = [stack.enter_context(safe_open(file, "pt")) for file in checkpoint.files]
         tensors = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118, no mapping
         model, report = kind.from_pretrained(None, state_dict=tensors, key_mapping=TEXT_KEYS, **options)
-    with suppress(OSError, ValueError, TypeError):  # many folders have none, and nothing is measured with it
+    with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it
         model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
     return model, report
 
