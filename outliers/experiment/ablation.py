@@ -8,7 +8,7 @@ from outliers.ablation.ablate import Treatment, feature_means, measure, plan
 from outliers.ablation.interventions import Means
 from outliers.errors import UserError
 from outliers.experiment.cell import Bench, Cell
-from outliers.experiment.engine import Engine, common_fields, engine_of, gather
+from outliers.experiment.engine import common_fields, engine_of, gather
 from outliers.experiment.job import Counted, Job, prepare, progress, protocol_of
 from outliers.experiment.parts import ablation_parts
 from outliers.experiment.provenance import cost
@@ -41,9 +41,8 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
     job = prepare(spec.model, spec.revision, spec)
     width = job.config.hidden_size
     planned = plan(spec.features or [0], width, spec.methods, spec.controls, spec.seed, spec.where)
-    passes = (spec.features is None) + ("mean" in spec.methods)  # before the first row
     row_file = RowFile(Path(out or spec.folder))
-    with row_file, progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
+    with row_file, progress(spec.blocks) as bar, engine_of(spec, bar) as engine:
         bar.set_description(spec.model)
         same = spec.model_dump(include={"model", "text", "block", "blocks", "dtype", "device"})
         alike = row_file.find_all(same | {"protocol": protocol_of(spec)})
@@ -51,15 +50,17 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
         left = max(0.0, 1 - len(done) / (len(METRICS) * len(planned)))
         engine.foresee([job], spec, ablation_parts(spec, width), left)
         (common,) = common_fields(engine, [job], spec)
-        features = check_features(spec.features, width) if spec.features else _found(engine, job, spec, common)
-        treatments = plan(features, width, spec.methods, spec.controls, spec.seed, spec.where)
-        fields = {"experiment": "ablate", **common, "where": spec.where, "seed": spec.seed}
-        if spec.features is None:
-            fields["alpha"] = spec.alpha
+        (found,) = gather(engine, [Cell("trace", _trace, job, (spec, common), spec.blocks)])
+        outliers = found.outlier_features()["feature"].tolist()
+        if not (spec.features or outliers):
+            raise _no_outlier(found, spec)
+        features = check_features(spec.features or outliers, width)
+        treatments = plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)
+        fields = {"experiment": "ablate", **common, "where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
         asked = {key: _row(*key, fields) for key in itertools.product(METRICS, treatments)}
         rows = {} if force else {key: row for key, fields in asked.items() if (row := row_file.find(fields))}
         missing = [key for key in asked if key not in rows]
-        cells = _cells(engine, job, spec, common, missing)
+        cells = _cells(job, spec, common, missing, feature_means(found))
         bar.total += sum(cell.steps for cell in cells)
         for _, measured in engine.run(cells):
             new = {key: asked[key] | value for key, value in measured.items()}
@@ -74,11 +75,8 @@ def _row(metric: str, treatment: Treatment, common: dict) -> dict:
     return {**common, **of_treatment, "features": list(treatment.features), "metric": metric}
 
 
-def _cells(engine: Engine, job: Job, spec: Ablation, common: dict, missing: list[Key]) -> list[Cell]:
+def _cells(job: Job, spec: Ablation, common: dict, missing: list[Key], means: Means) -> list[Cell]:
     """What is measured together: as much as one pass over the text, or over the layers, has in common."""
-    means = {}
-    if any(treatment.method == "mean" for _, treatment in missing):
-        (means,) = gather(engine, [Cell("means", _means, job, (spec, common), spec.blocks)])
     cells = []
     for metric in METRICS:
         treatments = [treatment for of, treatment in missing if of == metric]
@@ -102,25 +100,16 @@ def _measure(
     return {(metric, treatment): {"value": value, "unit": "1"} | spent for treatment, value in values.items()}
 
 
-def _means(bench: Bench, job: Job, spec: Ablation, common: dict) -> Means:
-    model, _ = bench.load(job, spec, common)
-    return feature_means(model, Counted(job.blocks, bench.bar))
-
-
 def _trace(bench: Bench, job: Job, spec: Ablation, common: dict) -> Trace:
     model, _ = bench.load(job, spec, common)
     return trace(model, Counted(job.blocks, bench.bar), STREAM, spec.alpha, attention=False)
 
 
-def _found(engine: Engine, job: Job, spec: Ablation, common: dict) -> list[int]:
-    """The outlier features of the model."""
-    (found,) = gather(engine, [Cell("trace", _trace, job, (spec, common), spec.blocks)])
-    outliers = found.outlier_features()
-    if outliers.empty:
-        nearest = found.features().iloc[0]
-        raise UserError(
-            f"'{short_name(spec.model)}' has no outlier feature on this text (feature {nearest['feature']} hits "
-            f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions); name features with "
-            "--features or lower --alpha"
-        )
-    return outliers["feature"].tolist()
+def _no_outlier(found: Trace, spec: Ablation) -> UserError:
+    """The error for a model in which there is nothing to ablate."""
+    nearest = found.features().iloc[0]
+    return UserError(
+        f"'{short_name(spec.model)}' has no outlier feature on this text (feature {nearest['feature']} hits "
+        f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions); name features with "
+        "--features or lower --alpha"
+    )
