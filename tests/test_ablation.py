@@ -117,6 +117,19 @@ def test_mean_is_over_the_text():
     assert abs(table.loc[("outliers", "zero"), "damage"]) > 1e-3
 
 
+def test_controls_are_no_outliers(blocks):
+    """Also where a user names only some of them."""
+    model = plant(make_model("gpt2"), range(4, 20), 32.0)
+    outliers = set(trace(model, blocks, attention=False).outlier_features()["feature"])
+    assert {4, 5, 19} <= outliers
+    table = ablate(model, blocks, [4])
+    drawn = {feature for features in table.loc[table["subject"] == "control", "features"] for feature in features}
+    assert len(drawn) > 3
+    assert not drawn & outliers
+    with pytest.raises(UserError, match="1 of 32 features leave 0 others that are no outliers"):
+        ablate(model, blocks, [4], alpha=1e-6)
+
+
 def test_table_and_draws(blocks):
     model = make_model("gpt2")
     table = ablate(model, blocks, [3, 17], methods=["zero", "shuffle"], seed=5)

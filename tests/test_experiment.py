@@ -430,7 +430,8 @@ def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
     want = ablate_model(spec, tmp_path / "whole")
     assert read_rows(tmp_path / "whole") == want
     model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
-    table = ablate(model, load_text("sample", tokenizer, 64, 6), [3, 7], methods=["zero", "shuffle"])
+    blocks = load_text("sample", tokenizer, 64, 6)
+    table = ablate(model, blocks, [3, 7], methods=["zero", "shuffle"], alpha=spec.alpha)
     for metric in ("top1_softmax", "perplexity"):
         values = [row["value"] for row in want if row["metric"] == metric]
         assert values == pytest.approx(table[metric].tolist(), rel=1e-6)

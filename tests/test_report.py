@@ -283,6 +283,11 @@ def test_figure4_shows_the_rows(family):
     assert number.lines[0].get_ydata().tolist() == [2, 1, 0]
 
 
+def test_figure4_has_a_line_at_the_alpha_that_was_asked(family):
+    magnitude, _ = figure4(by_model([{**row, "alpha": 4.5} for row in family])).axes
+    assert [line.get_ydata() for line in magnitude.lines if line.get_linestyle() == ":"] == [[4.5, 4.5]]
+
+
 def test_emergence_files(family, tmp_path):
     twin = [{**row, "model": "made/gpt2-copy", "same_weights_as": "gpt2-2"} for row in family[-9:]]
     printed = write(emergence_section(family + twin), tmp_path, "")

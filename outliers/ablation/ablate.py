@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 
 from outliers.ablation.attention import top1_softmax
 from outliers.ablation.interventions import METHODS, Intervention, Means
+from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
 from outliers.evaluation.perplexity import perplexities, perplexity
 from outliers.models.anatomy import Projection, check_features, decoder_layers, readers
 from outliers.models.stream import Variant, is_streamed
-from outliers.tracing.result import STREAM
+from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
 
 CONTROLS = range(10, 10_001)  # random draws of features: fewer make no interval, more no better one
@@ -47,8 +48,11 @@ def plan(
     controls: int = CONTROLS.start,
     seed: int = 0,
     where: Iterable[str] = ("attn_in",),
+    outliers: Iterable[int] = (),
 ) -> list[Treatment]:
     """What `ablate` measures; the controls of all methods are the same draws.
+
+    outliers: the model's outlier features, of which no control is drawn, ablated or not.
 
     Raises:
         UserError: as `ablate`.
@@ -67,11 +71,11 @@ def plan(
         )
     if not _is_in(SEEDS, seed):
         raise UserError(f"seed is {shown(seed)}; expected a whole number from 0 to 2**63 - 1")
-    others = np.setdiff1d(np.arange(width), features)
+    others = np.setdiff1d(np.arange(width), [*features, *outliers])
     if len(others) < len(features):
         raise UserError(
-            f"{len(features)} of {width} features leave {len(others)} others to draw {len(features)} random ones from; "
-            f"ablate at most {width // 2}"
+            f"{len(features)} of {width} features leave {len(others)} others that are no outliers, too few to draw "
+            f"{len(features)} random ones from; ablate fewer features, or raise alpha"
         )
     generator = np.random.default_rng(seed)
     draws = [tuple(map(int, np.sort(generator.choice(others, len(features), replace=False)))) for _ in range(controls)]
@@ -101,7 +105,8 @@ def measure(
 
     All treatments of "top1_softmax" come from one pass over the text; "perplexity" takes one for each, but of a
     streamed model, whose layers are read once for all treatments. "shuffle" then draws its permutations layer by layer
-    instead of block by block, so they are others. means: those of `feature_means`, which the method "mean" needs.
+    instead of block by block, so they are others. means: those of `feature_means`, which the method "mean"
+    needs.
     """
     treatments = list(treatments)
     if not treatments:
@@ -142,6 +147,7 @@ def ablate(
     seed: int = 0,
     methods: Iterable[str] = ("zero",),
     where: Iterable[str] = ("attn_in",),
+    alpha: float = ALPHA,
 ) -> pd.DataFrame:
     """Take features out of a model and measure attention and perplexity (LLM.int8(), section 4.2).
 
@@ -156,6 +162,7 @@ def ablate(
         seed: of the draws, and of what "shuffle" does; 0 to 2⁶³ − 1.
         methods: "zero" (the paper's), "mean" (over the text) and "shuffle" (over the positions of a sequence).
         where: for perplexity, the inputs that are changed: "attn_in" (the paper's) and "ffn_in".
+        alpha: from which magnitude on a value is an outlier; controls are drawn from features that are none.
 
     Returns:
         One row a measurement: `subject` ("none", "outliers", "control", "single"), `method`, `features`, `draw`,
@@ -165,9 +172,12 @@ def ablate(
         UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
             method or a place is unknown; controls or seed are out of range; blocks do not fit the model.
     """
-    methods = list(methods)
-    treatments = plan(features, model.config.hidden_size, methods, controls, seed, where)
-    means = feature_means(model, blocks) if "mean" in methods else {}
+    features, methods, where = list(features), list(methods), list(where)
+    width = model.config.hidden_size
+    plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
+    found = trace(model, blocks, STREAM, alpha, attention=False)
+    treatments = plan(features, width, methods, controls, seed, where, found.outlier_features()["feature"])
+    means = feature_means(found)
     values = {
         metric: dict(measure(model, blocks, treatments, metric, where, seed, means))
         for metric in ("top1_softmax", "perplexity")
@@ -216,8 +226,7 @@ def interval_of_mean(values: Iterable[float], seed: int = 0) -> tuple[float, flo
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
-def feature_means(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Means:
-    """Mean of every feature over the text, by layer and role."""
-    found = trace(model, blocks, STREAM, attention=False)
+def feature_means(found: Trace) -> Means:
+    """Mean of every feature over the text of a trace, by layer and role."""
     means = {role: found.statistics[f"{role}.sum"] / (found.block * found.sequences) for role in STREAM}
     return {(layer, role): mean for role, of_role in means.items() for layer, mean in enumerate(of_role)}

@@ -8,7 +8,7 @@ from outliers.ablation.ablate import Treatment, feature_means, measure, plan
 from outliers.ablation.interventions import Means
 from outliers.errors import UserError
 from outliers.experiment.cell import Bench, Cell, check_same_weights
-from outliers.experiment.engine import Engine, common_fields, engine_of, gather, with_weights
+from outliers.experiment.engine import common_fields, engine_of, gather, with_weights
 from outliers.experiment.job import Counted, Job, prepare, protocol_of
 from outliers.experiment.parts import ablation_parts
 from outliers.experiment.place import check_alone, place_of
@@ -43,10 +43,9 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
     job = prepare(spec.model, spec.revision, spec)
     width = job.config.hidden_size
     planned = plan(spec.features or [0], width, spec.methods, spec.controls, spec.seed, spec.where)
-    passes = (spec.features is None) + ("mean" in spec.methods)  # before the first row
     folder = place_of(spec, out)
     row_file = RowFile(folder)
-    with row_file, Progress(passes * spec.blocks) as bar, engine_of(spec, bar) as engine:
+    with row_file, Progress(spec.blocks) as bar, engine_of(spec, bar) as engine:
         check_alone(spec, folder)  # another run may have ended there
         bar.set_description(spec.model)
         same = spec.model_dump(include={"model", "text", "block", "blocks", "dtype", "device"})
@@ -56,18 +55,17 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
         engine.foresee([job], spec, ablation_parts(spec, width), left)
         (common,) = common_fields(engine, [job], spec)
         common = with_weights(engine, job, spec, common, lambda fields: not force and row_file.find_all(fields))
-        if spec.features:
-            features = check_features(spec.features, width)
-        else:
-            features, common = _found(engine, job, spec, common)
-        treatments = plan(features, width, spec.methods, spec.controls, spec.seed, spec.where)
-        fields = {"experiment": "ablate", **common, "where": spec.where, "seed": spec.seed}
-        if spec.features is None:
-            fields["alpha"] = spec.alpha
+        ((found, common),) = gather(engine, [Cell("trace", _trace, job, (spec, common), spec.blocks)])
+        outliers = found.outlier_features()["feature"].tolist()
+        if not (spec.features or outliers):
+            raise _no_outlier(found, spec)
+        features = check_features(spec.features or outliers, width)
+        treatments = plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)
+        fields = {"experiment": "ablate", **common, "where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
         asked = {key: _row(*key, fields) for key in itertools.product(METRICS, treatments)}
         rows = {} if force else {key: row for key, fields in asked.items() if (row := row_file.find(fields))}
         missing = [key for key in asked if key not in rows]
-        cells = _cells(engine, job, spec, common, missing)
+        cells = _cells(job, spec, common, missing, feature_means(found))
         bar.total += sum(cell.steps for cell in cells)
         for _, measured in engine.run(cells):
             new = {key: asked[key] | value for key, value in measured.items()}
@@ -83,11 +81,8 @@ def _row(metric: str, treatment: Treatment, common: dict) -> dict:
     return {**common, **of_treatment, "features": list(treatment.features), "metric": metric}
 
 
-def _cells(engine: Engine, job: Job, spec: Ablation, common: dict, missing: list[Key]) -> list[Cell]:
+def _cells(job: Job, spec: Ablation, common: dict, missing: list[Key], means: Means) -> list[Cell]:
     """What is measured together: as much as one pass over the text, or over the layers, has in common."""
-    means = {}
-    if any(treatment.method == "mean" for _, treatment in missing):
-        ((means, common),) = gather(engine, [Cell("means", _means, job, (spec, common), spec.blocks)])
     cells = []
     for metric in METRICS:
         treatments = [treatment for of, treatment in missing if of == metric]
@@ -111,25 +106,16 @@ def _measure(
     return {(metric, treatment): {"value": value, "unit": "1"} | spent for treatment, value in values.items()}
 
 
-def _means(bench: Bench, job: Job, spec: Ablation, common: dict) -> tuple[Means, dict]:
-    model, _ = bench.load(job, spec, common)
-    return feature_means(model, Counted(job.blocks, bench.bar)), common | bench.weights()
-
-
 def _trace(bench: Bench, job: Job, spec: Ablation, common: dict) -> tuple[Trace, dict]:
     model, _ = bench.load(job, spec, common)
     return trace(model, Counted(job.blocks, bench.bar), STREAM, spec.alpha, attention=False), common | bench.weights()
 
 
-def _found(engine: Engine, job: Job, spec: Ablation, common: dict) -> tuple[list[int], dict]:
-    """The outlier features of the model, and the fields of its rows with the hash of its weights."""
-    ((found, common),) = gather(engine, [Cell("trace", _trace, job, (spec, common), spec.blocks)])
-    outliers = found.outlier_features()
-    if outliers.empty:
-        nearest = found.features().iloc[0]
-        raise UserError(
-            f"'{short_name(spec.model)}' has no outlier feature on this text (feature {nearest['feature']} hits "
-            f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions); name features with "
-            "--features or lower --alpha"
-        )
-    return outliers["feature"].tolist(), common
+def _no_outlier(found: Trace, spec: Ablation) -> UserError:
+    """The error for a model in which there is nothing to ablate."""
+    nearest = found.features().iloc[0]
+    return UserError(
+        f"'{short_name(spec.model)}' has no outlier feature on this text (feature {nearest['feature']} hits "
+        f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions); name features with "
+        "--features or lower --alpha"
+    )

@@ -53,9 +53,8 @@ def ablation_parts(spec: Ablation, width: int) -> Passes:
 
     alike = Counter((cell.method, len(cell.features)) for cell in cells)
     all_cells = [intervention(cell.method, cell.features) for cell in cells]
-    traces = (spec.features is None) + ("mean" in spec.methods)  # to find features, to know their means
     return [
-        *[[Part(partial(trace, roles=STREAM, alpha=spec.alpha, attention=False))]] * traces,
+        [Part(partial(trace, roles=STREAM, alpha=spec.alpha, attention=False))],
         [Part(partial(top1_softmax, interventions=all_cells))],
         [
             Part(partial(_perplexity_without, intervention(method, tuple(range(count))), spec.where), times=times)

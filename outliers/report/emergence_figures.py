@@ -112,7 +112,8 @@ def _magnitude(axes: Axes, models: pd.DataFrame) -> None:
         for fill, part in (("full", group[group["count"] > 0]), ("none", group[group["count"] == 0])):
             marker = {"marker": _markers(models)[architecture], "fillstyle": fill}
             _plot(axes, part, "perplexity", part["median"].abs(), style | marker)
-    axes.axhline(ALPHA, color="black", linewidth=0.6, linestyle=":")
+    for alpha in models["alpha"].dropna().unique():
+        axes.axhline(alpha, color="black", linewidth=0.6, linestyle=":")
     axes.set_ylabel("median |x|, most common outlier")
 
 

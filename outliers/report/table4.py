@@ -40,8 +40,8 @@ def measured(rows: list[dict]) -> dict[Key, float]:
 def by_model(rows: list[dict]) -> pd.DataFrame:
     """The metrics of `table4_row` as columns, one row a model and checkpoint in the order of the rows.
 
-    The index is the model's short name, or its whole one where two models share that; `parameters`, `architecture` and
-    `checkpoint` stand beside the metrics.
+    The index is the model's short name, or its whole one where two models share that; `parameters`, `architecture`,
+    `checkpoint` and `alpha` stand beside the metrics.
     """
     wide: dict[tuple, dict] = {}
     names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
@@ -49,7 +49,7 @@ def by_model(rows: list[dict]) -> pd.DataFrame:
         place = row["model"], row.get("checkpoint")
         about = {
             name: row.get(name)
-            for name in ("parameters", "architecture", "checkpoint", "same_weights_as", "tokens_hash")
+            for name in ("parameters", "architecture", "checkpoint", "alpha", "same_weights_as", "tokens_hash")
         }
         wide.setdefault(place, {"model": names[place], **about})[row["metric"]] = row["value"]
     return pd.DataFrame(wide.values()).set_index("model").reindex(columns=_columns(wide))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from outliers.criterion import FEW, MASSIVE, MASSIVE_RATIO, SINK
+from outliers.criterion import FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
 from outliers.experiment.spec import short_name
 from outliers.models.anatomy import ROLES
 from outliers.report.section import Drawing, Section, Table
@@ -65,7 +65,8 @@ def _named(table: pd.DataFrame, names: Names) -> pd.DataFrame:
 def _features(trace: Trace) -> Table:
     features, found = trace.features(), trace.outlier_features()
     heading = f"Outlier features: {len(found)}" if len(found) else "No outlier feature; the nearest ones"
-    caption = f"{heading} (|x| ≥ {trace.alpha:g} in ≥ 25 % of layers and ≥ 6 % of positions)"
+    caption = f"{heading} (|x| ≥ {trace.alpha:g} in ≥ {100 * LAYERS:g} % of layers "
+    caption += f"and ≥ {100 * POSITIONS:g} % of positions)"
     if len(found) > FEATURES_SHOWN:
         caption += f"; the {FEATURES_SHOWN} most common"
     if len(found) > FEW * len(features):
