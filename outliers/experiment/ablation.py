@@ -8,7 +8,7 @@ from outliers.ablation.ablate import Treatment, feature_means, measure, plan
 from outliers.ablation.interventions import Means
 from outliers.errors import UserError
 from outliers.experiment.cell import Bench, Cell, check_same_weights
-from outliers.experiment.engine import common_fields, engine_of, gather, with_weights
+from outliers.experiment.engine import common_fields, engine_of, gather
 from outliers.experiment.job import Counted, Job, prepare, protocol_of
 from outliers.experiment.parts import ablation_parts
 from outliers.experiment.place import check_alone, place_of
@@ -54,7 +54,6 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
         left = max(0.0, 1 - len(done) / (len(METRICS) * len(planned)))
         engine.foresee([job], spec, ablation_parts(spec, width), left)
         (common,) = common_fields(engine, [job], spec)
-        common = with_weights(engine, job, spec, common, lambda fields: not force and row_file.find_all(fields))
         ((found, common),) = gather(engine, [Cell("trace", _trace, job, (spec, common), spec.blocks)])
         outliers = found.outlier_features()["feature"].tolist()
         if not (spec.features or outliers):
