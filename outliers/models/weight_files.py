@@ -9,7 +9,7 @@ from outliers.errors import UserError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-LARGEST_INDEX = 100_000_000  # bytes; those of the largest models that are published take a tenth
+LARGEST_INDEX = 32_000_000  # bytes; those of the largest models that are published take a third
 
 
 def weight_files(folder: Path) -> list[Path]:
