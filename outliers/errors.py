@@ -17,9 +17,15 @@ class UserError(Exception):
 
     def __init__(self, message: str):
         line = " ".join(message.split("\n"))
-        shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in line).strip()
+        escaped = "".join(
+            c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in line
+        ).strip()
         half = LONGEST // 2
-        super().__init__(shown if len(shown) <= LONGEST else f"{shown[:half]} … {shown[-half:]}")
+        super().__init__(escaped if len(escaped) <= LONGEST else f"{escaped[:half]} … {escaped[-half:]}")
+
+
+class BrokenModel(UserError):
+    """A model computes what is no number; who knows the model's name, and its scheme, puts them before the message."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:

@@ -391,9 +391,6 @@ TEXTS: list[Case] = [
     text("another ending", "ends in '.json'; expected .txt, .txt.gz, .jsonl or .jsonl.gz", "a.json", ROW),
     text("an ending in capitals", "ends in '.TXT'; expected .txt", "a.TXT", b"words"),
     text("gz alone", "ends in '.gz'; expected .txt", "a.gz", gzip.compress(b"words")),
-    Case(
-        "blocks of too many", nothing, f"trace pocket/gpt2-0.1m --block 65536 --blocks {10**6}", "at most 1,073,741,824"
-    ),
 ]
 
 # ---- disks and results ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from outliers.errors import UserError
+from outliers.errors import BrokenModel, UserError
 from outliers.models.anatomy import anatomy_of, readers
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
@@ -86,7 +86,7 @@ def perplexity_of(losses: list[Loss]) -> float:
         raise UserError("blocks of one token, of which none is predicted; expected at least 2")
     mean = sum(loss.total for loss in losses) / tokens
     if not mean < LARGEST_LOSS:
-        raise UserError(
+        raise BrokenModel(
             f"the loss is {mean:,.0f} nats a token, whose exponential, the perplexity, is larger than any "
             f"number (from {LARGEST_LOSS:.0f} on); expected a model that predicts: check its weights and dtype"
         )
@@ -96,7 +96,7 @@ def perplexity_of(losses: list[Loss]) -> float:
 def _finite_loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> Loss:
     loss = _loss(model, ids, states)
     if not torch.isfinite(loss):
-        raise UserError(_where_not_finite(model, ids))
+        raise BrokenModel(_where_not_finite(model, ids))
     return Loss(loss.item(), len(ids) - 1)
 
 

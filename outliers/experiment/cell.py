@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
-from outliers.errors import UserError
+from outliers.errors import BrokenModel, UserError
 from outliers.experiment.job import Job, load
 from outliers.experiment.spec import Settings
 from outliers.models.stream import is_streamed
@@ -38,9 +38,9 @@ def named(model: str, *schemes: str) -> Iterator[None]:
     """Let what is wrong with a model say which one it is, and under which scheme."""
     try:
         yield
-    except UserError as error:
+    except BrokenModel as error:
         under = f" under {' or '.join(schemes)}" if schemes else ""
-        raise UserError(f"'{model}'{under}: {error}") from None
+        raise BrokenModel(f"'{model}'{under}: {error}") from None
 
 
 def said(part: slice) -> str:

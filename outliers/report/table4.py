@@ -77,7 +77,7 @@ def published_table(rows: list[dict]) -> Table:
         "Outlier features (count; of one sign), layers and sequence positions (SDims) that the most common one affects "
         "and quartiles of its values, mean top-1 softmax probability with and without outlier features."
     )
-    return Table("table4", caption, HEADERS, cells, by_model(rows).reset_index())
+    return Table("table4", caption, HEADERS, cells, by_model(rows).drop(columns="alpha").reset_index())
 
 
 def _cells(row: pd.Series) -> list[str]:

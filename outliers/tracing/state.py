@@ -2,7 +2,7 @@
 
 import torch
 
-from outliers.errors import UserError
+from outliers.errors import BrokenModel
 
 IN_CACHE = 1 << 16  # entries of float64 at once on a CPU, two to three times as fast as all; a GPU takes all
 
@@ -62,10 +62,10 @@ def median(magnitudes: torch.Tensor) -> torch.Tensor:
 
 
 def check_finite(by_feature: torch.Tensor, layer: int, role: str) -> None:
-    """Raise UserError, naming the place, if the largest |x| of a feature (features,) is NaN or inf."""
+    """Raise BrokenModel, naming the place, if the largest |x| of a feature (features,) is NaN or inf."""
     bad = ~torch.isfinite(by_feature)
     if bad.any():
-        raise UserError(
+        raise BrokenModel(
             f"NaN or inf in the hidden states of layer {layer}, role {role}, feature {int(bad.nonzero()[0])}; "
             "expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
         )
