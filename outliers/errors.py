@@ -16,10 +16,8 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str):
-        line = " ".join(message.split("\n"))
-        escaped = "".join(
-            c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in line
-        ).strip()
+        line = " ".join(message.split("\n")).strip()
+        escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
         half = LONGEST // 2
         super().__init__(escaped if len(escaped) <= LONGEST else f"{escaped[:half]} … {escaped[-half:]}")
 
