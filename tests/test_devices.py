@@ -235,6 +235,7 @@ def test_what_does_not_fit_is_refused(tmp_path, monkeypatch, free, message):
         load_quantized(tmp_path / "int8", "auto")
 
 
+@pytest.mark.parametrize("case", ["gpt2", "llama", "mixtral"])
 def test_auto_without_gpus_is_the_cpu(saved, blocks, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     memory(monkeypatch, mps=GB)

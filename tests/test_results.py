@@ -190,8 +190,7 @@ TAILS = [
 ]
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("kept", [0, 2])
+@pytest.mark.parametrize(("tail", "kept"), [(tail, 2) for tail in TAILS] + [(b"", 0)])
 def test_a_torn_last_line_is_moved_aside_and_measured_again(monkeypatch, capsys, folder, tail, kept):
     want, found = read_rows(folder), lines(folder)
     torn = tail or found[kept][:-9]

@@ -227,7 +227,7 @@ for folder, moment in moments.items():
 for folder, write in writes.items():
     os.waitpid(fork(folder, write), 0)
 """
-KILLS = 30
+KILLS = 12
 
 
 def test_killed_at_any_moment(tmp_path, want):

@@ -278,11 +278,14 @@ def test_real_layers_on_a_gpu(dtype, shape, symmetric, threshold):
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory) -> list[dict]:
-    """What became of every kernel in every tile, from a process that has Triton's compiler and not its interpreter."""
+def compiled() -> list[dict]:
+    """What became of every kernel in every tile, from a process that has Triton's compiler and not its interpreter.
+
+    It takes most of a minute, and a second where Triton's cache has them.
+    """
     if not (TOOLS / "ptxas").exists():
         pytest.skip("this Triton has no compiler for NVIDIA GPUs")
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
