@@ -266,12 +266,12 @@ def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
     def read(folder: Path, choose: random.Random) -> None:
         import matplotlib.pyplot as plt
 
-        from outliers.experiment.rows import read_rows, rows_of
+        from outliers.experiment.rows import finished, read_rows, rows_of
         from outliers.report.artefacts import ARTEFACTS, experiments
 
         name = choose.choice(names)
         (spec,) = experiments(f"pocket/{name}")
-        if rows := rows_of(spec, read_rows(folder)):
+        if rows := rows_of(spec, finished(read_rows(folder))):
             artefact = ARTEFACTS[name]
             artefact.section(rows)
             if artefact.measured:
