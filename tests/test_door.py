@@ -1,7 +1,7 @@
 """Mistakes that a user, a file or a machine makes, each in a line: what is there, what is typed, what the answer says.
 
-To add a case, add a line to the table of its kind. Each is run as a command in a folder of its own; it must end within
-ten seconds with exit code 2 and one line, and leave nothing behind.
+To add a case, add a line to the table of its kind. Each is run as a command in a folder of its own; it must end
+soon with exit code 2 and one line, and leave nothing behind.
 """
 
 import gzip
@@ -24,7 +24,7 @@ from outliers.models.names import POCKET
 from outliers.models.weight_files import INDEX, WEIGHTS
 from tests.test_commands import call
 
-SECONDS = 10  # for any answer
+SECONDS = 30  # for any answer; it takes a fraction of one, but the first of a process imports what it needs
 SMALL = "--block 32 --blocks 1"
 
 
