@@ -378,7 +378,7 @@ TARGETS = {
 def try_case(name: str, number: int, sound: Path, folder: Path) -> tuple[str, str]:
     """Damage the file of a case in a copy of its sound folder, and read it: an outcome, and what was said.
 
-    sound: a folder of the target's files, in which the first entry of the walk is what `Target.make` returned.
+    sound: as `sound_folder` makes it.
     """
     target, choose = TARGETS[name], random.Random(f"{name} {number}")
     shutil.rmtree(folder, ignore_errors=True)

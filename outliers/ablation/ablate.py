@@ -177,7 +177,7 @@ def ablate(
     plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
     found = trace(model, blocks, STREAM, alpha, attention=False)
     treatments = plan(features, width, methods, controls, seed, where, found.outlier_features()["feature"])
-    means = feature_means(found)
+    means = feature_means(found) if "mean" in methods else {}
     values = {
         metric: dict(measure(model, blocks, treatments, metric, where, seed, means))
         for metric in ("top1_softmax", "perplexity")

@@ -64,7 +64,8 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
         asked = {key: _row(*key, fields) for key in itertools.product(METRICS, treatments)}
         rows = {} if force else {key: row for key, fields in asked.items() if (row := row_file.find(fields))}
         missing = [key for key in asked if key not in rows]
-        cells = _cells(job, spec, common, missing, feature_means(found))
+        means = feature_means(found) if "mean" in spec.methods else {}  # which travel with each cell
+        cells = _cells(job, spec, common, missing, means)
         bar.total += sum(cell.steps for cell in cells)
         for _, measured in engine.run(cells):
             new = {key: asked[key] | value for key, value in measured.items()}
