@@ -1,7 +1,7 @@
 """The one exception for a user's mistake."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 LONGEST = 900  # characters of a message
 LONGEST_VALUE = 80  # characters of a value in one
@@ -34,10 +34,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     return UserError(f"unknown {kind} '{name}'; {expected}{' ' + hint if hint else ''}")
 
 
-def shown(value: object) -> str:
-    """A value as Python writes it, for a message; cut where it is long."""
+def shown(value: object, write: Callable[[object], str] = repr) -> str:
+    """A value as Python, or another notation, writes it, for a message; cut where it is long."""
     try:
-        text = repr(value)
+        text = write(value)
     except ValueError:  # a whole number of thousands of digits
         text = "a number of too many digits"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"

@@ -1,6 +1,9 @@
 """Small random models of every architecture, and the shared material where it is present."""
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -167,3 +170,19 @@ def model(case):
 def blocks() -> torch.Tensor:
     """Three blocks of 24 random token ids."""
     return torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
+
+
+@contextmanager
+def answer_within(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError if this context takes longer."""
+
+    def hung(*_):
+        raise TimeoutError(f"no answer after {seconds} s")
+
+    usual = signal.signal(signal.SIGALRM, hung)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, usual)

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from outliers.models.names import POCKET
 from outliers.models.weight_files import INDEX, WEIGHTS
+from tests.conftest import answer_within
 from tests.test_commands import call
 
 SECONDS = 30  # for any answer; it takes a fraction of one, but the first of a process imports what it needs
@@ -785,14 +785,8 @@ CASES = [*MODEL_FILES, *CONFIGURATIONS, *TEXTS, *RESULTS, *OPTIONS]
 
 @pytest.fixture(autouse=True)
 def _no_hang():
-    def hung(*_):
-        raise TimeoutError(f"no answer after {SECONDS} s")
-
-    usual = signal.signal(signal.SIGALRM, hung)
-    signal.alarm(SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, usual)
+    with answer_within(SECONDS):
+        yield
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)

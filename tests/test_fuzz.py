@@ -1,12 +1,12 @@
 """A short run of what `scripts/fuzz.py` does for minutes, in this process."""
 
 import random
-import signal
 import sys
 
 import pytest
 
 from outliers.errors import UserError
+from tests.conftest import answer_within
 from tests.test_docs import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -21,18 +21,10 @@ def test_damage_is_read_or_refused(tmp_path, name):
     sound = fuzz.sound_folder(name, tmp_path / "sound")
     fuzz.TARGETS[name].read(sound, random.Random(1))  # or all damage would be refused for another reason
 
-    def hung(*_):
-        raise TimeoutError
-
-    usual = signal.signal(signal.SIGALRM, hung)
-    try:
-        for number in range(CASES):
-            signal.alarm(fuzz.SECONDS)
+    for number in range(CASES):
+        with answer_within(fuzz.SECONDS):
             outcome, said = fuzz.try_case(name, number, sound, tmp_path / "case")
-            assert outcome != "failed", f"--only {name} --case {number}: {said}"
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, usual)
+        assert outcome != "failed", f"--only {name} --case {number}: {said}"
 
 
 def test_a_message_is_one_line_that_a_terminal_prints():

@@ -5,6 +5,8 @@ import math
 import re
 from collections.abc import Callable
 
+from outliers.errors import shown
+
 MOST = 2**63  # of a whole number, as Parquet has them
 
 # What is not here, such as what another version says, is a text, a number, true, false or null, or a list of them.
@@ -156,8 +158,7 @@ def _check_text(field: str, value: str) -> None:
 
 
 def _shown(value) -> str:
-    said = json.dumps(value, default=str) if type(value) is not int or _is_whole(value) else "a number too large"
-    return said if len(said) <= 60 else f"{said[:57]}…"
+    return shown(value, json.dumps) if type(value) is not int or _is_whole(value) else "a number too large"
 
 
 def _refuse_constant(name: str) -> None:

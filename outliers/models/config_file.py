@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from outliers.errors import UserError
+from outliers.errors import UserError, shown
 
 FILE = "config.json"
 LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
@@ -305,15 +305,10 @@ def check_fields(fields: dict, where: str | Path) -> None:
     """
     for find in (lambda all_fields: _broken(all_fields, RULES), *RELATIONS):
         for field, expected in find(fields):
-            raise UserError(f"'{where}' asks for {field} {_shown(fields[field])}; expected {expected}")
+            raise UserError(f"'{where}' asks for {field} {shown(fields[field], json.dumps)}; expected {expected}")
     for name, part in fields.items():
         if name.endswith("_config") and isinstance(part, dict):
             check_fields({"model_type": "", **part} if part.get("model_type") is None else part, f"{where}, {name}")
-
-
-def _shown(value) -> str:
-    shown = json.dumps(value, default=str)
-    return shown if len(shown) <= 80 else f"{shown[:80]}…"
 
 
 def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
