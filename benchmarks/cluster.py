@@ -14,11 +14,11 @@ import ray
 from kept import keep, parser
 from tqdm import tqdm
 
-from outliers.evaluation.perplexity import perplexity
 from outliers.experiment.cell import Bench, Cell
 from outliers.experiment.cluster import Cluster
 from outliers.experiment.job import Job, prepare
-from outliers.experiment.spec import Settings
+from outliers.measurements.perplexity import perplexity
+from outliers.specification.kinds import Settings
 
 MODEL = "pocket/gpt2-5.9m"
 

@@ -38,9 +38,9 @@ COLUMNS = {
 def measure(what: str, name: str, folder: Path, blocks: int, stream: bool) -> dict:
     """A row of the table, measured in this process."""
     from outliers.experiment import engine
-    from outliers.experiment.spec import Experiment, OneModel
     from outliers.experiment.sweep import sweep
     from outliers.experiment.tracing import trace_model
+    from outliers.specification.kinds import Experiment, OneModel
 
     runs = {
         "trace": lambda fields, out: trace_model(OneModel(model=str(folder), **fields), out),

@@ -135,7 +135,7 @@ def trace(folder: Path, dtype: str) -> dict:
 
 def sweep(folder: Path, dtype: str) -> dict:
     """Measure perplexity under three schemes, with each layer read once."""
-    from outliers.evaluation.perplexity import perplexities
+    from outliers.measurements.perplexity import perplexities
     from outliers.models.stream import stream_model
     from outliers.quantization.convert import under
     from outliers.quantization.schemes import get_scheme
@@ -146,7 +146,7 @@ def sweep(folder: Path, dtype: str) -> dict:
 
 def size_of_weights(folder: Path, dtype: str) -> float:
     """Gigabytes of all weights in a dtype."""
-    from outliers.evaluation.calibration import model_sizes
+    from outliers.estimate.probe import model_sizes
     from outliers.models.load import load_config
 
     return model_sizes(load_config(str(folder)), dtype).weights / 1e9

@@ -14,7 +14,7 @@ import torch
 from kept import keep, parser
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from outliers.evaluation.perplexity import perplexity
+from outliers.measurements.perplexity import perplexity
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1, weight_order
 

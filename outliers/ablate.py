@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Option
 
-from outliers.command import (
+from outliers.terminal.command import (
     Alpha,
     Block,
     Blocks,
@@ -65,9 +65,9 @@ def ablate(
     """
     fields = given(locals())
 
-    from outliers.experiment.door import checked
-    from outliers.experiment.files import make_experiment
-    from outliers.experiment.spec import Ablation
+    from outliers.specification.door import checked
+    from outliers.specification.files import make_experiment
+    from outliers.specification.kinds import Ablation
 
     specified = checked(make_experiment(fields, Ablation))
 

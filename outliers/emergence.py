@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Option
 
-from outliers.command import (
+from outliers.terminal.command import (
     Alpha,
     Block,
     Blocks,
@@ -57,9 +57,9 @@ def emergence(
     """
     fields = given(locals())
 
-    from outliers.experiment.door import checked
-    from outliers.experiment.files import make_experiment, read_experiment
-    from outliers.experiment.spec import Emergence
+    from outliers.specification.door import checked
+    from outliers.specification.files import make_experiment, read_experiment
+    from outliers.specification.kinds import Emergence
 
     default = read_experiment("pocket/table4").values["models"]
     specified = checked(make_experiment({"models": default} | fields, Emergence))

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from typer import Argument
 
-from outliers.command import run
 from outliers.models.names import PACKAGED
+from outliers.terminal.command import run
 
 
 def get(

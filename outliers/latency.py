@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.command import Alpha, Bos, Device, Force, Out, Revision, Text, given, run, typed
+from outliers.terminal.command import Alpha, Bos, Device, Force, Out, Revision, Text, given, run, typed
 
 
 def latency(
@@ -44,9 +44,9 @@ def latency(
     """
     fields = given(locals())
 
-    from outliers.experiment.door import checked
-    from outliers.experiment.files import make_experiment
-    from outliers.experiment.spec import Latency
+    from outliers.specification.door import checked
+    from outliers.specification.files import make_experiment
+    from outliers.specification.kinds import Latency
 
     specified = checked(make_experiment(fields, Latency))
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.command import Force, Out, run, typed
 from outliers.errors import UserError
+from outliers.terminal.command import Force, Out, run, typed
 
 
 def memory(
@@ -42,9 +42,9 @@ def memory(
     if gpus:
         fields["hardware"] = [_hardware(name) for name in gpus]
 
-    from outliers.experiment.door import checked
-    from outliers.experiment.files import make_experiment, read_experiment
-    from outliers.experiment.spec import Memory
+    from outliers.specification.door import checked
+    from outliers.specification.files import make_experiment, read_experiment
+    from outliers.specification.kinds import Memory
 
     if models:
         specified = make_experiment(fields | {"models": models}, Memory)

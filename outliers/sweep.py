@@ -4,7 +4,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.command import (
+from outliers.quantization.schemes import SCHEMES
+from outliers.terminal.command import (
     Alpha,
     Block,
     Blocks,
@@ -23,7 +24,6 @@ from outliers.command import (
     run,
     typed,
 )
-from outliers.quantization.schemes import SCHEMES
 
 
 def sweep(
@@ -65,9 +65,9 @@ def sweep(
     """
     fields = given(locals())
 
-    from outliers.experiment.door import checked
-    from outliers.experiment.files import specify
-    from outliers.experiment.spec import Experiment
+    from outliers.specification.door import checked
+    from outliers.specification.files import specify
+    from outliers.specification.kinds import Experiment
 
     specified = checked(specify(experiment, fields, "pocket/table1", Experiment))
 

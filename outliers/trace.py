@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from outliers.command import (
+from outliers.terminal.command import (
     Alpha,
     Block,
     Blocks,
@@ -52,9 +52,9 @@ def trace(
     """
     fields = given(locals())
 
-    from outliers.experiment.door import checked
-    from outliers.experiment.files import make_experiment
-    from outliers.experiment.spec import OneModel
+    from outliers.specification.door import checked
+    from outliers.specification.files import make_experiment
+    from outliers.specification.kinds import OneModel
 
     specified = checked(make_experiment(fields, OneModel))
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.command import Alpha, Device, Dtype, Force, Models, Out, Revision, given, run, typed
+from outliers.terminal.command import Alpha, Device, Dtype, Force, Models, Out, Revision, given, run, typed
 
 
 def zeroshot(
@@ -53,9 +53,9 @@ def zeroshot(
     """
     fields = given(locals())
 
-    from outliers.experiment.door import checked
-    from outliers.experiment.files import specify
-    from outliers.experiment.spec import ZeroShot
+    from outliers.specification.door import checked
+    from outliers.specification.files import specify
+    from outliers.specification.kinds import ZeroShot
 
     specified = checked(specify(experiment, fields, "pocket/figure1", ZeroShot))
 

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from outliers.evaluation.perplexity import perplexity
+from outliers.measurements.perplexity import perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.models.pocket.train import C4_TRAINING_ROWS, CONTEXT, LADDER, STEPS, Rung

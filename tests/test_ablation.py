@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from outliers.ablation.ablate import ablate, interval_of_mean, plan, summary
-from outliers.ablation.attention import top1_softmax
-from outliers.ablation.interventions import METHODS, Intervention
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import perplexity
+from outliers.measurements.ablation import ablate, interval_of_mean, plan, summary
+from outliers.measurements.attention import top1_softmax
+from outliers.measurements.perplexity import perplexity
 from outliers.models.anatomy import anatomy_of, decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.plant import plant
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
+from outliers.variants.interventions import METHODS, Intervention
+from outliers.variants.plant import plant
 from tests.conftest import make_model
 from tests.test_tracing import hooks
 

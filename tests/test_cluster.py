@@ -12,19 +12,19 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from outliers.errors import UserError
+from outliers.estimate.foresee import Foreseen
+from outliers.estimate.needs import PROCESS, Need
+from outliers.estimate.room import Room
 from outliers.experiment import cluster
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
 from outliers.experiment.emergence import emergence
-from outliers.experiment.foresee import Foreseen
 from outliers.experiment.job import Job
-from outliers.experiment.needs import PROCESS, Need
-from outliers.experiment.room import Room
 from outliers.experiment.rows import RowFile, read_rows
-from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel, Settings
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
+from outliers.specification.kinds import Ablation, Emergence, Experiment, OneModel, Settings
 from outliers.tracing.result import Trace
 from tests.test_commands import call
 from tests.test_experiment import lasting
@@ -211,7 +211,7 @@ def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
 
 def test_a_run_is_foreseen_by_a_worker(monkeypatch, tmp_path):
     told = []
-    monkeypatch.setattr("outliers.experiment.foresee.logger.info", told.append)
+    monkeypatch.setattr("outliers.estimate.foresee.logger.info", told.append)
     sweep(Experiment(**{**SWEEP, "models": MODELS[1:], "blocks": 100, "engine": "ray"}), tmp_path)
     assert [line.split()[0] for line in told[0].splitlines()[2:]] == ["pocket/gpt2-0.5m", "available"]
     with (

@@ -8,12 +8,11 @@ import torch
 from accelerate import dispatch_model
 from accelerate.utils import modeling
 
-from outliers.ablation.ablate import ablate
-from outliers.ablation.attention import top1_softmax
-from outliers.ablation.interventions import METHODS, Intervention
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import perplexity
 from outliers.experiment import provenance
+from outliers.measurements.ablation import ablate
+from outliers.measurements.attention import top1_softmax
+from outliers.measurements.perplexity import perplexity
 from outliers.models import load
 from outliers.models.anatomy import anatomy_of, projections
 from outliers.models.load import device_map, find_device, load_model, weights_hash
@@ -24,6 +23,7 @@ from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import _Observer, trace
+from outliers.variants.interventions import METHODS, Intervention
 from tests.conftest import CONFIGS, make_model
 from tests.pretend_devices import PretendDevices
 

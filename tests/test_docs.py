@@ -20,14 +20,13 @@ from outlier_kernels.cpu import ROUND_TO_UINT8
 from outlier_kernels.reference import CODE_MAX
 
 from outliers import criterion
-from outliers.ablation.ablate import CONTROLS, RESAMPLES
-from outliers.evaluation.perplexity import LARGEST_LOSS
-from outliers.experiment.foresee import table as table_of_needs
-from outliers.experiment.needs import Need
-from outliers.experiment.room import Room
+from outliers.estimate.foresee import table as table_of_needs
+from outliers.estimate.needs import Need
+from outliers.estimate.room import Room
 from outliers.experiment.rows import read_rows
-from outliers.experiment.spec import Memory
-from outliers.models.gguf_file import LONGEST as LONGEST_HEADER
+from outliers.measurements.ablation import CONTROLS, RESAMPLES
+from outliers.measurements.perplexity import LARGEST_LOSS
+from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.train import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
@@ -37,6 +36,7 @@ from outliers.report.table1 import sweep_section
 from outliers.report.table3 import memory_section
 from outliers.report.table5 import speed_section
 from outliers.report.table6 import latency_section
+from outliers.specification.kinds import Memory
 from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from outliers.errors import UserError
-from outliers.experiment import files
-from outliers.experiment.files import specify
-from outliers.experiment.spec import Experiment
 from outliers.models import download, names
 from outliers.models.download import get_packaged
 from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file, packaged_models
 from outliers.models.source import find_model
+from outliers.specification import files
+from outliers.specification.files import specify
+from outliers.specification.kinds import Experiment
 from tests.test_commands import call
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -202,7 +202,7 @@ def test_a_cache_that_cannot_be_written(cache, wheel):
 PROGRAM = f"""
 import sys, time
 from pathlib import Path
-from outliers.command import run
+from outliers.terminal.command import run
 from outliers.models import download, names
 from outliers.get import get
 

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from outliers.ablation.ablate import ablate
-from outliers.ablation.attention import top1_softmax
 from outliers.errors import UserError
-from outliers.evaluation import perplexity as module
-from outliers.evaluation.latency import latency
-from outliers.evaluation.perplexity import perplexities, perplexity
+from outliers.measurements import perplexity as module
+from outliers.measurements.ablation import ablate
+from outliers.measurements.attention import top1_softmax
+from outliers.measurements.generation import latency
+from outliers.measurements.perplexity import perplexities, perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import one_variant, stream_model

@@ -9,29 +9,29 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outliers.ablation.ablate import ablate, measure
-from outliers.ablation.attention import top1_softmax
-from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import Loss, perplexity
-from outliers.evaluation.scatter import drawn
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.emergence import emergence
-from outliers.experiment.files import make_experiment, read_experiment
 from outliers.experiment.latency import measure_latency
 from outliers.experiment.rows import RowFile, rows_of
-from outliers.experiment.spec import Ablation, Emergence, Experiment, Latency, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
+from outliers.measurements.ablation import ablate, measure
+from outliers.measurements.attention import top1_softmax
+from outliers.measurements.perplexity import Loss, perplexity
+from outliers.measurements.scatter import drawn
 from outliers.models.anatomy import ROLES
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import PACKAGED, POCKET, pocket_models
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1
+from outliers.specification.files import make_experiment, read_experiment
+from outliers.specification.kinds import Ablation, Emergence, Experiment, Latency, OneModel
 from outliers.text.blocks import load_text
 from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
+from outliers.variants.interventions import Intervention
 from tests.conftest import make_model
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
@@ -452,7 +452,7 @@ def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
                 ablate_model(spec, tmp_path / "cut")
             assert len(read_rows(tmp_path / "cut")) == finished
     assert lasting(ablate_model(spec, tmp_path / "cut")) == lasting(want)
-    monkeypatch.setattr("outliers.ablation.ablate.perplexity", lambda *_: pytest.fail("all rows are finished"))
+    monkeypatch.setattr("outliers.measurements.ablation.perplexity", lambda *_: pytest.fail("all rows are finished"))
     assert lasting(ablate_model(spec, tmp_path / "cut")) == lasting(want)
 
 

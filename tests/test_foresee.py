@@ -10,25 +10,25 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outliers.ablation.ablate import plan
 from outliers.errors import UserError
-from outliers.evaluation import calibration
-from outliers.evaluation.calibration import Calibration, Cost, Part, calibrate, model_sizes
-from outliers.evaluation.memory import Storages
-from outliers.evaluation.perplexity import perplexity
-from outliers.experiment import foresee as foreseeing
-from outliers.experiment import needs, remedies, room
+from outliers.estimate import foresee as foreseeing
+from outliers.estimate import needs, remedies, room
+from outliers.estimate import probe as calibration
+from outliers.estimate.foresee import announce, foresee, table
+from outliers.estimate.needs import Need, Run, need_of
+from outliers.estimate.probe import Calibration, Cost, Part, calibrate, model_sizes
+from outliers.estimate.room import Room, free_in_groups
 from outliers.experiment.ablation import ablate_model
-from outliers.experiment.amounts import duration, size
-from outliers.experiment.foresee import announce, foresee, table
 from outliers.experiment.job import Job
-from outliers.experiment.needs import Need, Run, need_of
 from outliers.experiment.parts import ablation_parts, sweep_parts, trace_parts
-from outliers.experiment.room import Room, free_in_groups
-from outliers.experiment.spec import Ablation, Settings
+from outliers.measurements.ablation import plan
+from outliers.measurements.footprint import Storages
+from outliers.measurements.perplexity import perplexity
 from outliers.models.configs import find_config
 from outliers.models.load import load_config
 from outliers.quantization.schemes import TABLE1, get_scheme
+from outliers.specification.kinds import Ablation, Settings
+from outliers.terminal.amounts import duration, size
 from tests.conftest import CONFIGS, make_model
 from tests.test_commands import call
 
@@ -161,7 +161,7 @@ def test_one_layer_foretells_the_peak_of_all(kind):
 MEASURE = """
 import sys, threading, time
 import torch
-from outliers.evaluation.perplexity import perplexity
+from outliers.measurements.perplexity import perplexity
 from outliers.models.load import load_model
 from outliers.quantization.convert import quantize
 

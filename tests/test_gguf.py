@@ -20,23 +20,23 @@ from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import losses, perplexity
+from outliers.estimate.needs import Run, need_of
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.job import prepare
 from outliers.experiment.latency import measure_latency
-from outliers.experiment.needs import Run, need_of
 from outliers.experiment.parts import sweep_parts
-from outliers.experiment.spec import Ablation, Experiment, Latency, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
+from outliers.measurements.perplexity import losses, perplexity
 from outliers.models.anatomy import ANATOMIES
-from outliers.models.gguf_file import read_header, read_tensor
+from outliers.models.gguf.header import read_header, read_tensor
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
 from outliers.models.names import packaged_file
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_int8
+from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel
 from outliers.text.blocks import load_text, tokens_hash
 from tests import gguf_files
 from tests.conftest import C4, CONFIGS, LLAMA, make_model, needs_shared, needs_smollm2

@@ -13,22 +13,22 @@ import torch
 from safetensors.torch import load_file
 
 from outliers.errors import UserError
-from outliers.evaluation.latency import Timings, latency, quartiles
-from outliers.evaluation.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
-from outliers.evaluation.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.experiment import latency as experiment
 from outliers.experiment import linear_layers
-from outliers.experiment.files import make_experiment, read_experiment
 from outliers.experiment.latency import measure_latency
 from outliers.experiment.linear_layers import measure_linear_layers
-from outliers.experiment.spec import Latency, LinearLayers
+from outliers.measurements.generation import Timings, latency, quartiles
+from outliers.measurements.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
+from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.store import load_int8, save_quantized
 from outliers.report import table5, table6
 from outliers.report.write import write
+from outliers.specification.files import make_experiment, read_experiment
+from outliers.specification.kinds import Latency, LinearLayers
 from tests.conftest import SHARED, make_model, needs_shared
 from tests.test_commands import call
 

@@ -8,7 +8,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from outliers.errors import UserError
-from outliers.evaluation.memory import (
+from outliers.experiment import memory as experiment
+from outliers.experiment.memory import measure_memory
+from outliers.measurements.footprint import (
     GIB,
     Footprint,
     Storages,
@@ -18,15 +20,13 @@ from outliers.evaluation.memory import (
     meta_model,
     prompt,
 )
-from outliers.experiment import memory as experiment
-from outliers.experiment.files import make_experiment, read_experiment
-from outliers.experiment.memory import measure_memory
-from outliers.experiment.spec import Memory
 from outliers.models.configs import find_config, known_configs
 from outliers.models.load import load_config
 from outliers.quantization.convert import quantize
 from outliers.report.paper import PUBLISHED
 from outliers.report.table3 import footprints, largest, measured, memory_section
+from outliers.specification.files import make_experiment, read_experiment
+from outliers.specification.kinds import Memory
 from tests.conftest import CONFIGS
 from tests.test_commands import call
 

@@ -15,9 +15,9 @@ from outliers.errors import UserError
 from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, projections, readers, weights_of_experts
 from outliers.models.load import load_model, load_tokenizer, weights_hash
 from outliers.models.names import POCKET, pocket_models
-from outliers.models.plant import plant
 from outliers.models.source import find_model
 from outliers.tracing.result import STREAM
+from outliers.variants.plant import plant
 from tests.conftest import CONFIGS, every_kind, make_model
 
 QKV = [("q_proj", 32, 32), ("k_proj", 32, 32), ("v_proj", 32, 32)]

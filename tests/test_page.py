@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outliers.experiment.spec import short_name
+from outliers.models.names import short_name
 from outliers.report.page import about, models, page, provenance
 from outliers.report.paper import comparison
 from outliers.report.table1 import sweep_section

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from outliers.errors import UserError
-from outliers.experiment.files import experiment_files
 from outliers.experiment.rows import rows_of
-from outliers.experiment.spec import Experiment, ZeroShot
 from outliers.report import artefacts
 from outliers.report.artefacts import ARTEFACTS, experiments, report
 from outliers.report.paper import ELSEWHERE, PUBLISHED, comparison, elsewhere, published_models
+from outliers.specification.files import experiment_files
+from outliers.specification.kinds import Experiment, ZeroShot
 from tests.conftest import SHARED
 
 KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"
@@ -210,7 +210,7 @@ def small_set(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text(content)
     known = {name: tmp_path / f"{name}.yaml" for name in files}
-    monkeypatch.setattr("outliers.experiment.files.experiment_files", lambda: known)
+    monkeypatch.setattr("outliers.specification.files.experiment_files", lambda: known)
     monkeypatch.setattr(artefacts, "experiment_files", lambda: known)
     return tmp_path / "results"
 

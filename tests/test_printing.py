@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from outliers.printing import is_line
+from outliers.terminal.printing import is_line
 from tests.test_commands import call
 
 OVERVIEW = [sys.executable, "-m", "outliers"]  # the quickest of all commands
@@ -49,7 +49,7 @@ def test_a_reader_that_has_gone(unbuffered):
 def test_closed_streams_have_their_numbers_for_themselves(closed, tmp_path):
     """No file that is opened later may be taken for standard output."""
     program = (
-        "import os; from outliers.printing import printing\n"
+        "import os; from outliers.terminal.printing import printing\n"
         f"with printing(), open({str(tmp_path / 'file')!r}, 'w') as file: print('said'); os.write(1, b'said'); "
         "os.write(2, b'said'); file.write('kept')"
     )

@@ -10,11 +10,11 @@ import time
 import pytest
 import torch
 
-from outliers import progress as module
-from outliers.evaluation.latency import latency
 from outliers.experiment import sweep as sweeping
 from outliers.experiment.sweep import losses
-from outliers.progress import Progress, over
+from outliers.measurements.generation import latency
+from outliers.terminal import progress as module
+from outliers.terminal.progress import Progress, over
 from tests.conftest import make_model
 from tests.test_commands import SMALL, call
 

@@ -21,21 +21,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.evaluation.peers import with_bitsandbytes
-from outliers.evaluation.perplexity import perplexity
 from outliers.experiment.rows import read_rows, rows_of
-from outliers.experiment.spec import Experiment
 from outliers.experiment.sweep import schemes_of, sweep
+from outliers.measurements.perplexity import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.plant import plant
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, quantize_weight, stored_weight
+from outliers.quantization.peers import with_bitsandbytes
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.specification.kinds import Experiment
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
+from outliers.variants.plant import plant
 from tests.conftest import make_model
 from tests.test_kernels import numpy_quantize_matrix
 
@@ -449,7 +449,7 @@ class Doubled(nn.Linear):
 
 def by_bitsandbytes(projection: nn.Linear) -> nn.Module:
     pytest.importorskip("bitsandbytes", reason="needs a layer of bitsandbytes, which is not installed")
-    from outliers.evaluation.peers import bitsandbytes_layer
+    from outliers.quantization.peers import bitsandbytes_layer
 
     return bitsandbytes_layer(projection)
 

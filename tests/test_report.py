@@ -12,9 +12,8 @@ import pandas as pd
 import pytest
 import torch
 
-from outliers.ablation.ablate import plan
+from outliers.measurements.ablation import plan
 from outliers.models.anatomy import ROLES
-from outliers.models.plant import plant
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.ablation_figures import ablation_bars
 from outliers.report.ablation_section import ablation_section, ablation_summary, ablation_table
@@ -32,6 +31,7 @@ from outliers.report.trace_figures import _pooled, heat_map, magnitude_by_positi
 from outliers.report.trace_section import _ranges, trace_section
 from outliers.report.write import write
 from outliers.tracing.trace import trace
+from outliers.variants.plant import plant
 from tests.conftest import SHARED, make_model
 
 

@@ -22,11 +22,11 @@ from outliers.errors import UserError
 from outliers.experiment.emergence import emergence
 from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.rows import RowFile, finished, read_rows, rows_of
-from outliers.experiment.spec import Emergence, Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
 from outliers.files import LOCK, part_of, write_whole
 from outliers.models.names import POCKET
+from outliers.specification.kinds import Emergence, Experiment, OneModel
 from outliers.tracing.result import Trace
 from tests.test_commands import call
 from tests.test_experiment import lasting

@@ -9,27 +9,27 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outliers.ablation.ablate import ablate
-from outliers.ablation.attention import top1_softmax
-from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import perplexities, perplexity
 from outliers.experiment.ablation import ablate_model
-from outliers.experiment.amounts import parse_bytes
 from outliers.experiment.cell import Bench
 from outliers.experiment.emergence import emergence
 from outliers.experiment.job import prepare
-from outliers.experiment.spec import Ablation, Emergence, Experiment, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
+from outliers.measurements.ablation import ablate
+from outliers.measurements.attention import top1_softmax
+from outliers.measurements.perplexity import perplexities, perplexity
 from outliers.models.anatomy import decoder_layers
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
-from outliers.progress import Progress
 from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import TABLE1, get_scheme
+from outliers.specification.kinds import Ablation, Emergence, Experiment, OneModel
+from outliers.terminal.amounts import parse_bytes
+from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace
+from outliers.variants.interventions import Intervention
 from tests.conftest import every_kind, make_model
 from tests.test_experiment import lasting, read_rows
 

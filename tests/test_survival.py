@@ -21,18 +21,18 @@ from safetensors.torch import load_file, save_file
 
 from outliers import files
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import losses
 from outliers.experiment import tracing
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.emergence import emergence
 from outliers.experiment.latency import measure_latency
 from outliers.experiment.rows import RowFile, read_rows
-from outliers.experiment.spec import Ablation, Emergence, Experiment, Latency, OneModel
 from outliers.experiment.sweep import sweep
 from outliers.experiment.tracing import trace_model
 from outliers.files import LOCK, locked, write_whole
+from outliers.measurements.perplexity import losses
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
+from outliers.specification.kinds import Ablation, Emergence, Experiment, Latency, OneModel
 from outliers.tracing.result import Trace
 from tests.test_commands import call
 from tests.test_experiment import lasting
@@ -186,7 +186,7 @@ KILLER = """
 import json, os, signal, sys, time
 from pathlib import Path
 from outliers.experiment.sweep import sweep
-from outliers.experiment.spec import Experiment
+from outliers.specification.kinds import Experiment
 
 fields, out, moments, writes = json.loads(sys.argv[1]), Path(sys.argv[2]), *map(json.loads, sys.argv[3:5])
 experiment = Experiment(**fields)

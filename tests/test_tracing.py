@@ -14,12 +14,12 @@ from outliers.errors import UserError
 from outliers.models.anatomy import ROLES, anatomy_of, projections, readers
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.plant import plant
 from outliers.text.blocks import load_text
 from outliers.tracing import sketch, state
 from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
+from outliers.variants.plant import plant
 from tests.conftest import C4, CONFIGS, STORIES, every_kind, make_model, needs_shared
 
 ALPHA = 1.5

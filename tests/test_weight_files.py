@@ -20,9 +20,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import perplexity
-from outliers.experiment.spec import OneModel
 from outliers.experiment.tracing import trace_model
+from outliers.measurements.perplexity import perplexity
 from outliers.models import checkpoint
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
@@ -31,6 +30,7 @@ from outliers.models.stream import stream_model
 from outliers.models.weight_files import INDEX, WEIGHTS
 from outliers.quantization.convert import quantize
 from outliers.quantization.store import FILE, load_int8, load_quantized, save_quantized
+from outliers.specification.kinds import OneModel
 from tests.conftest import make_model
 
 FOLDERS = 200

@@ -14,14 +14,14 @@ import torch
 import yaml
 
 from outliers.errors import UserError
-from outliers.evaluation import zeroshot as module
-from outliers.evaluation.zeroshot import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
 from outliers.experiment import zeroshot as experiment
-from outliers.experiment.spec import ZeroShot
+from outliers.measurements import harness as module
+from outliers.measurements.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.report.figure1 import accuracy_table, measured, published_table, zeroshot_section
 from outliers.report.zeroshot_figures import accuracy_by_size, mean_accuracy, mean_chance
+from outliers.specification.kinds import ZeroShot
 from tests.conftest import C4, SHARED, needs_shared
 from tests.test_commands import call
 

@@ -2,8 +2,8 @@
 
     python kernels/benchmarks/linear_layer.py
 
-The ways are those of `outliers.evaluation.linear_layer`. All ways of one shape are timed in turn, several rounds, on a
-GPU (16 bits: float16) if there is one, otherwise on the CPU (bfloat16, for CPUs have no fast float16). Printed, and
+The ways are those of `outliers.measurements.linear_layer`. All ways of one shape are timed in turn, several rounds, on
+a GPU (16 bits: float16) if there is one, otherwise on the CPU (bfloat16, for CPUs have no fast float16). Printed, and
 written with the processor and versions as CSV to `--out`, are medians in milliseconds with the spread between the
 quartiles, and how many times faster than 16 bits each way is (medians of the ratios of a round). The layers of the
 paper's Table 5 are the experiments `pocket/table5` and `paper/table5`.
@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 from outlier_kernels import dispatch
 
-from outliers.evaluation.linear_layer import milliseconds, rows_of, ways
 from outliers.experiment.provenance import environment
+from outliers.measurements.linear_layer import milliseconds, rows_of, ways
 
 # Tokens, features, outputs.
 SHAPES = (

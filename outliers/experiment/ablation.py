@@ -4,8 +4,6 @@ import itertools
 import time
 from pathlib import Path
 
-from outliers.ablation.ablate import Treatment, feature_means, measure, plan
-from outliers.ablation.interventions import Means
 from outliers.errors import UserError
 from outliers.experiment.cell import Bench, Cell, check_same_weights
 from outliers.experiment.engine import common_fields, engine_of, gather
@@ -14,11 +12,14 @@ from outliers.experiment.parts import ablation_parts
 from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
-from outliers.experiment.spec import Ablation, short_name
+from outliers.measurements.ablation import Treatment, feature_means, measure, plan
 from outliers.models.anatomy import check_features
-from outliers.progress import Progress
+from outliers.models.names import short_name
+from outliers.specification.kinds import Ablation
+from outliers.terminal.progress import Progress
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
+from outliers.variants.interventions import Means
 
 METRICS = ("top1_softmax", "perplexity")
 Key = tuple[str, Treatment]  # metric and treatment
@@ -35,7 +36,7 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
         force: measure again what is finished.
 
     Returns:
-        One row a treatment (see `outliers.ablation.ablate.Treatment`) and metric.
+        One row a treatment (see `outliers.measurements.ablation.Treatment`) and metric.
 
     Raises:
         UserError: as `outliers.ablate`; there is no outlier feature; or `out` holds the results of another model.

@@ -8,10 +8,10 @@ from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
 from outliers.experiment.job import Job, load
-from outliers.experiment.spec import Settings
 from outliers.models.stream import is_streamed
 from outliers.models.watch import check_unchanged
-from outliers.progress import Progress
+from outliers.specification.kinds import Settings
+from outliers.terminal.progress import Progress
 
 
 class Cell(NamedTuple):

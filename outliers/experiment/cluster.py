@@ -16,15 +16,15 @@ import torch
 from tqdm import tqdm
 
 from outliers.errors import UserError
-from outliers.evaluation.calibration import Passes
+from outliers.estimate.foresee import Foreseen, announce, foresee
+from outliers.estimate.needs import PROCESS, Need
+from outliers.estimate.probe import Passes
+from outliers.estimate.room import Room
 from outliers.experiment.cell import Bench, Cell
-from outliers.experiment.foresee import Foreseen, announce, foresee
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Job
-from outliers.experiment.needs import PROCESS, Need
-from outliers.experiment.room import Room
-from outliers.experiment.spec import Settings
-from outliers.progress import Progress
+from outliers.specification.kinds import Settings
+from outliers.terminal.progress import Progress
 
 CELLS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end at nearly the same time
 RETRIES = 3  # of a cell whose worker or node was lost

@@ -5,16 +5,17 @@ from functools import partial
 from pathlib import Path
 
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import perplexity_of
 from outliers.experiment.cell import Bench, Cell, named
 from outliers.experiment.engine import Engine, common_fields, engine_of, with_weights
 from outliers.experiment.job import Counted, Job, prepare
 from outliers.experiment.parts import trace_parts
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile, rows_of
-from outliers.experiment.spec import Emergence, full_name
 from outliers.experiment.tracing import PASSES, measure_beside, tidy
-from outliers.progress import Progress
+from outliers.measurements.perplexity import perplexity_of
+from outliers.models.names import full_name
+from outliers.specification.kinds import Emergence
+from outliers.terminal.progress import Progress
 from outliers.tracing.result import PAPER
 from outliers.tracing.table4 import is_whole_row, table4_row
 from outliers.tracing.trace import trace

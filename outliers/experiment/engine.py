@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from outliers.evaluation.calibration import Passes
+from outliers.estimate.foresee import announce, foresee
+from outliers.estimate.probe import Passes
 from outliers.experiment.cell import Bench, Cell
 from outliers.experiment.cluster import Cluster
-from outliers.experiment.foresee import announce, foresee
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import Job
-from outliers.experiment.spec import Settings
-from outliers.progress import Progress
+from outliers.specification.kinds import Settings
+from outliers.terminal.progress import Progress
 
 
 class Here:
@@ -21,7 +21,7 @@ class Here:
         self.bench = Bench(bar)
 
     def foresee(self, jobs: list[Job], settings: Settings, passes: Passes, left: float) -> None:
-        """Print what a run needs, and refuse what cannot fit; see `outliers.experiment.foresee`."""
+        """Print what a run needs, and refuse what cannot fit; see `outliers.estimate.foresee`."""
         foreseen = foresee(jobs, settings, passes, left)
         announce(foreseen)
         self.bench.bar.expect([(needed.seconds or 0) / left for needed in foreseen.needs])

@@ -9,9 +9,8 @@ from outlier_kernels.dispatch import path
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.evaluation.memory import meta_model
 from outliers.experiment.provenance import environment
-from outliers.experiment.spec import BOS, Machine, Settings
+from outliers.measurements.footprint import meta_model
 from outliers.models.anatomy import anatomy_of, check_block, weights_of_experts
 from outliers.models.load import (
     find_device,
@@ -25,8 +24,9 @@ from outliers.models.load import (
 )
 from outliers.models.source import local_files
 from outliers.models.stream import check_one_device, is_streamed, stream_model
-from outliers.progress import Progress
 from outliers.quantization.schemes import Scheme
+from outliers.specification.kinds import BOS, Machine, Settings
+from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, load_text, tokens_hash
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,6 @@ import torch
 from outlier_kernels import dispatch
 from transformers import PreTrainedModel
 
-from outliers.evaluation.latency import Timings, check_generation, latency, quartiles
-from outliers.evaluation.peers import BITSANDBYTES, has_bitsandbytes, with_bitsandbytes
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import (
     Job,
@@ -23,13 +21,15 @@ from outliers.experiment.job import (
 )
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
-from outliers.experiment.spec import Latency, Settings
 from outliers.experiment.sweep import schemes_of
+from outliers.measurements.generation import Timings, check_generation, latency, quartiles
 from outliers.models.anatomy import projections
 from outliers.models.load import find_device, load_config, load_model
-from outliers.progress import Progress
+from outliers.quantization.peers import BITSANDBYTES, has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.store import load_int8
+from outliers.specification.kinds import Latency, Settings
+from outliers.terminal.progress import Progress
 from outliers.text.blocks import tokens_hash
 
 logger = logging.getLogger(__name__)

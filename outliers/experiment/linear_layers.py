@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 from outlier_kernels.dispatch import path
 
-from outliers.evaluation.linear_layer import milliseconds, rows_of, ways
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import check_kernels
 from outliers.experiment.provenance import cost, environment
 from outliers.experiment.rows import RowFile
-from outliers.experiment.spec import LinearLayers, layer_shape
+from outliers.measurements.linear_layer import milliseconds, rows_of, ways
 from outliers.models.load import DTYPES
-from outliers.progress import Progress
+from outliers.specification.kinds import LinearLayers, layer_shape
+from outliers.terminal.progress import Progress
 
 METRICS = {"milliseconds": "ms", "times_16_bits": "1"}  # with their units
 
@@ -30,7 +30,7 @@ def measure_linear_layers(spec: LinearLayers, out: str | Path | None = None, for
         force: measure again what is finished.
 
     Returns:
-        Two rows a dimension and way (see `outliers.evaluation.linear_layer.ways`): `linear_layer.milliseconds` and
+        Two rows a dimension and way (see `outliers.measurements.linear_layer.ways`): `linear_layer.milliseconds` and
         `linear_layer.times_16_bits`, each the median over rounds with the quartiles as q1 and q3.
 
     Raises:

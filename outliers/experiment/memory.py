@@ -6,11 +6,11 @@ import torch
 from transformers import PretrainedConfig
 
 from outliers.errors import unknown_name
-from outliers.evaluation.memory import BITS, Footprint, fits, measure_footprint
 from outliers.experiment.provenance import environment
 from outliers.experiment.rows import RowFile
-from outliers.experiment.spec import Memory
+from outliers.measurements.footprint import BITS, Footprint, fits, measure_footprint
 from outliers.models.configs import find_config
+from outliers.specification.kinds import Memory
 
 OF_A_MODEL = ("metric", "bits", "hardware", "gpus", "gigabytes", "headroom")  # which of its rows one is
 

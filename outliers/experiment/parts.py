@@ -1,4 +1,4 @@
-"""The parts of each measurement, of which `outliers.experiment.foresee` makes a calibration."""
+"""The parts of each measurement, of which `outliers.estimate.foresee` makes a calibration."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -7,17 +7,17 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from outliers.ablation.ablate import plan
-from outliers.ablation.attention import top1_softmax
-from outliers.ablation.interventions import Intervention
-from outliers.evaluation.calibration import LAYERS, Part, Passes
-from outliers.evaluation.perplexity import perplexity
-from outliers.experiment.spec import Ablation, Settings
+from outliers.estimate.probe import LAYERS, Part, Passes
+from outliers.measurements.ablation import plan
+from outliers.measurements.attention import top1_softmax
+from outliers.measurements.perplexity import perplexity
 from outliers.models.anatomy import ROLES, projections, readers
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme
+from outliers.specification.kinds import Ablation, Settings
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
+from outliers.variants.interventions import Intervention
 
 FEATURE = 0  # stands for outlier features that nobody knows yet
 

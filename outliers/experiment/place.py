@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from outliers.errors import UserError
 from outliers.experiment.rows import found_in
-from outliers.experiment.spec import OneModel
+from outliers.specification.kinds import OneModel
 
 LONGEST = 200  # bytes of a folder's name, so that systems take it
 OF_ONE_MODEL = ("trace", "ablate")  # experiments whose tables and page are those of one model

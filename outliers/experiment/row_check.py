@@ -59,7 +59,7 @@ def _list_of(check: Check) -> Check:
 
 
 def _is_dimension(value) -> bool:
-    """As `outliers.experiment.spec.Shape` has it."""
+    """As `outliers.specification.kinds.Shape` has it."""
     return re.fullmatch(r"[1-9]\d{0,9}x[1-9]\d{0,9}", value) is not None if _is_text(value) else _is_count(value)
 
 

@@ -10,19 +10,19 @@ import torch
 from outlier_kernels.dispatch import path
 from transformers import PreTrainedModel
 
-from outliers.evaluation.perplexity import Loss, losses, perplexity_of, variant_losses
-from outliers.evaluation.scatter import check_draws, drawn
 from outliers.experiment.cell import Bench, Cell, check_same_weights, named, said, size
 from outliers.experiment.engine import Engine, engine_of, with_weights
 from outliers.experiment.job import Counted, Job, left_fields, prepare, say_what_is_left
 from outliers.experiment.parts import sweep_parts
 from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import RowFile, rows_of
-from outliers.experiment.spec import Experiment, Latency, ZeroShot, alpha_of_schemes
+from outliers.measurements.perplexity import Loss, losses, perplexity_of, variant_losses
+from outliers.measurements.scatter import check_draws, drawn
 from outliers.models.stream import is_streamed
-from outliers.progress import Progress
 from outliers.quantization.convert import quantize, under
 from outliers.quantization.schemes import Scheme, get_scheme, weight_order
+from outliers.specification.kinds import Experiment, Latency, ZeroShot, alpha_of_schemes
+from outliers.terminal.progress import Progress
 
 Key = tuple[str, str]  # model and scheme
 

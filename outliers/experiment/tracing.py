@@ -10,10 +10,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-from outliers.ablation.attention import top1_softmax
-from outliers.ablation.interventions import Intervention
 from outliers.errors import UserError
-from outliers.evaluation.perplexity import Loss, losses, perplexity_of
 from outliers.experiment.cell import Bench, Cell, check_same_weights, said, size
 from outliers.experiment.engine import Engine, common_fields, engine_of, gather, with_weights
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
@@ -22,13 +19,16 @@ from outliers.experiment.parts import trace_parts
 from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.provenance import cost, total_cost
 from outliers.experiment.rows import IDENTITY, RowFile, rows_of
-from outliers.experiment.spec import OneModel
 from outliers.files import check_replaceable
+from outliers.measurements.attention import top1_softmax
+from outliers.measurements.perplexity import Loss, losses, perplexity_of
 from outliers.models.anatomy import ROLES
-from outliers.progress import Progress
+from outliers.specification.kinds import OneModel
+from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
+from outliers.variants.interventions import Intervention
 
 logger = logging.getLogger(__name__)
 

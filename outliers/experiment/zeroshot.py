@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
-from outliers.evaluation.zeroshot import STANDARD_ERRORS, documents_hash, evaluate, load_tasks
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import check_kernels, describe_model, say_what_is_left
 from outliers.experiment.provenance import cost
 from outliers.experiment.rows import RowFile
-from outliers.experiment.spec import ZeroShot
 from outliers.experiment.sweep import scheme_fields, schemes_of
+from outliers.measurements.harness import STANDARD_ERRORS, documents_hash, evaluate, load_tasks
 from outliers.models.load import load_config, load_model, load_tokenizer
-from outliers.progress import Progress
 from outliers.quantization.convert import quantize
+from outliers.specification.kinds import ZeroShot
+from outliers.terminal.progress import Progress
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task

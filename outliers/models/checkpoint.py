@@ -28,7 +28,7 @@ from outliers.models.source import Source
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
 
 if TYPE_CHECKING:
-    from outliers.models.gguf import Made
+    from outliers.models.gguf.reader import Made
 
 # What a checkpoint may hold: types as safetensors calls them. All are cast to the dtype of the model.
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -153,7 +153,7 @@ def read_checkpoint(
             or more.
     """
     if source.gguf_file:
-        from outliers.models.gguf import read_gguf
+        from outliers.models.gguf.reader import read_gguf
 
         return Checkpoint(source.files, read_gguf(*source.files).tensors, [])
     files = source.files or weight_files(_downloaded(source))

@@ -82,7 +82,7 @@ def quantized_from(name: str, revision: str | None = None) -> str | None:
     source = find_model(name, revision) if local_place(name) else None
     if source is None or not source.gguf_file:
         return None
-    from outliers.models.gguf_file import read_header
+    from outliers.models.gguf.header import read_header
 
     return read_header(*source.files).type
 
@@ -104,7 +104,7 @@ def config_of(source: Source, name: str) -> PretrainedConfig:
     """
     with refusals(name, source):
         if source.gguf_file:
-            from outliers.models.gguf import read_gguf
+            from outliers.models.gguf.reader import read_gguf
 
             config = read_gguf(*source.files).config
         else:
@@ -163,7 +163,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     source = find_model(name, revision)
     with refusals(name, source, "the tokenizer of "):
         if source.gguf_file:
-            from outliers.models.gguf import read_tokenizer
+            from outliers.models.gguf.reader import read_tokenizer
 
             return read_tokenizer(*source.files)
         tokenizer = AutoTokenizer.from_pretrained(source.path, **_keywords(source))

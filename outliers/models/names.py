@@ -1,6 +1,8 @@
-"""Models that have a name of their own: embedded ones, and those that a package of the package index carries."""
+"""What models are called: short names, and the names of embedded and of packaged models."""
 
 import importlib.util
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +40,27 @@ PACKAGED = {
         source="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
     )
 }
+
+
+def short_name(model: str) -> str:
+    """A model's name without where it comes from."""
+    name = model.rstrip("/").rpartition("/")[2]
+    if name in ("", ".", ".."):  # a folder that is named by where it is
+        name = Path(model).resolve().name or "root"
+    return name.removesuffix(".gguf")
+
+
+def full_name(model: str, revision: str | None) -> str:
+    """The short name of a model with its revision, if it has one."""
+    return short_name(model) if revision is None else f"{short_name(model)}@{revision}"
+
+
+def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
+    """The full names of models with their revisions; of those that share one, what they are asked for by."""
+    places = list(dict.fromkeys(places))
+    names = Counter(full_name(*place) for place in places)
+    typed = {place: place[0] if place[1] is None else "@".join(place) for place in places}
+    return {place: typed[place] if names[full_name(*place)] > 1 else full_name(*place) for place in places}
 
 
 def pocket_models() -> list[str]:

@@ -31,7 +31,7 @@ from outliers.models.load import (
     refusals,
 )
 from outliers.models.source import find_model
-from outliers.progress import over
+from outliers.terminal.progress import over
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.command import Force, Out, run
+from outliers.terminal.command import Force, Out, run
 
 
 def report(

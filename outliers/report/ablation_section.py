@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from outliers.ablation.ablate import damages, summary
-from outliers.experiment.spec import short_name
+from outliers.measurements.ablation import damages, summary
+from outliers.models.names import short_name
 from outliers.report.ablation_figures import ablation_bars
 from outliers.report.section import Drawing, Section, Table
 
@@ -20,7 +20,7 @@ def ablation_section(rows: list[dict]) -> Section:
 
 
 def ablation_summary(rows: list[dict]) -> pd.DataFrame:
-    """`outliers.ablation.ablate.summary` of rows."""
+    """`outliers.measurements.ablation.summary` of rows."""
     cells: dict[tuple, dict] = {}
     for row in rows:
         cell = {name: row.get(name) for name in ("subject", "method", "draw")} | {"features": tuple(row["features"])}

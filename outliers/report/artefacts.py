@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outliers.errors import UserError, unknown_name
-from outliers.experiment.files import experiment_files, make_experiment, read_experiment
 from outliers.experiment.rows import finished, read_rows, rows_of
-from outliers.experiment.spec import Emergence, Experiment, Latency, LinearLayers, Memory, Named, ZeroShot
 from outliers.files import write_whole
 from outliers.report import figure1, table1, table3, table4, table5, table6
 from outliers.report.emergence_figures import figure3a, figure3b, figure4a, figure4b
@@ -19,6 +17,8 @@ from outliers.report.page import page
 from outliers.report.paper import PUBLISHED, Key, comparison, elsewhere
 from outliers.report.section import Section
 from outliers.report.write import write_files
+from outliers.specification.files import experiment_files, make_experiment, read_experiment
+from outliers.specification.kinds import Emergence, Experiment, Latency, LinearLayers, Memory, Named, ZeroShot
 
 
 class Artefact(NamedTuple):

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from outliers.criterion import ALPHA
-from outliers.experiment.spec import short_name
+from outliers.models.names import short_name
 from outliers.report.emergence import Fit, fits_of
 from outliers.report.style import BLUE, COLORS, GREY, MARKERS, VERMILION, bare, parameters_axis, perplexity_axis
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from outliers.experiment.spec import distinct_names
+from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Drawing, Section, Table

@@ -7,7 +7,7 @@ import pandas as pd
 from jinja2 import Environment
 from markupsafe import Markup
 
-from outliers.experiment.spec import distinct_names
+from outliers.models.names import distinct_names
 from outliers.report.section import Drawing, Section, Table
 from outliers.report.style import count_label
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from outliers.experiment.spec import short_name
+from outliers.models.names import short_name
 from outliers.quantization.schemes import TABLE1
 from outliers.report.section import Table
 

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from outliers.experiment.spec import distinct_names
+from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.paper import PUBLISHED
 from outliers.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, bare, parameters_axis

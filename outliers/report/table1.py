@@ -3,7 +3,7 @@
 import pandas as pd
 from tabulate import tabulate
 
-from outliers.experiment.spec import distinct_names
+from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Drawing, Section, Table

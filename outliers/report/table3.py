@@ -2,13 +2,13 @@
 
 import pandas as pd
 
-from outliers.experiment.spec import short_name
 from outliers.models.configs import known_configs
+from outliers.models.names import short_name
 from outliers.report.paper import Key
 from outliers.report.section import Section, Table
 from outliers.report.style import count_label
 
-# As in outliers.evaluation.memory, which imports torch: drawing again needs none of it.
+# As in outliers.measurements.footprint, which imports torch: drawing again needs none of it.
 GIB = 2**30
 BITS = (16, 8)
 ABOUT_THE_SAME = 0.95  # models of so much of the largest one's parameters stand beside it, as OPT-175B and BLOOM do

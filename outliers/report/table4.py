@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from outliers.experiment.spec import distinct_names
+from outliers.models.names import distinct_names
 from outliers.report.paper import Key, key_of
 from outliers.report.section import Table
 from outliers.report.style import count_label

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from outliers.experiment.spec import layer_shape
 from outliers.report.paper import Key
 from outliers.report.section import Section, Table
+from outliers.specification.kinds import layer_shape
 
 
 def speed_section(rows: list[dict]) -> Section:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pandas as pd
 
 from outliers.criterion import FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
-from outliers.experiment.spec import short_name
 from outliers.models.anatomy import ROLES
+from outliers.models.names import short_name
 from outliers.report.section import Drawing, Section, Table
 from outliers.report.table4 import published_table
 from outliers.report.trace_figures import READERS, heat_map, magnitude_by_position, sorted_profile

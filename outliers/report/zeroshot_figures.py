@@ -5,7 +5,7 @@ import math
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outliers.experiment.spec import distinct_names
+from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.style import GREY, bare, parameters_axis
 from outliers.report.sweep_figures import STYLES
@@ -113,7 +113,7 @@ def mean_chance(rows: list[dict]) -> float | None:
 def place(row: dict, names: dict[tuple, str]) -> tuple[str, str]:
     """What a line of the table and a point of the figure stand for: model and scheme.
 
-    names: of all models, as `outliers.experiment.spec.distinct_names` makes them.
+    names: of all models, as `outliers.specification.kinds.distinct_names` makes them.
     """
     return names[row["model"], row.get("checkpoint")], row["scheme"]
 

@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeVar
 import yaml
 
 from outliers.errors import UserError, shown, unknown_name
-from outliers.experiment.amounts import size
-from outliers.experiment.spec import FieldError, Named
 from outliers.models.names import PACKAGED, not_here, packaged_file
+from outliers.specification.kinds import FieldError, Named
+from outliers.terminal.amounts import size
 
 Kind = TypeVar("Kind", bound=Named)
 ENDINGS = (".yaml", ".yml")

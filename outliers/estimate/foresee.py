@@ -4,14 +4,14 @@ import logging
 from typing import Any, NamedTuple
 
 from outliers.errors import UserError
-from outliers.evaluation.calibration import Passes
-from outliers.experiment.amounts import duration, size
+from outliers.estimate.needs import Need, Run, least_seconds, need_of
+from outliers.estimate.probe import Passes
+from outliers.estimate.remedies import refusal_of, refusal_of_downloads
+from outliers.estimate.room import Room, room_of
 from outliers.experiment.job import Job
-from outliers.experiment.needs import Need, Run, least_seconds, need_of
-from outliers.experiment.remedies import refusal_of, refusal_of_downloads
-from outliers.experiment.room import Room, room_of
-from outliers.experiment.spec import Settings
-from outliers.progress import Progress
+from outliers.specification.kinds import Settings
+from outliers.terminal.amounts import duration, size
+from outliers.terminal.progress import Progress
 
 WORTH_FORESEEING = 0.5  # seconds that a run takes at least
 NAME = 33  # characters of a model's name in the table

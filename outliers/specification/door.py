@@ -2,12 +2,12 @@
 
 from typing import TypeVar
 
-from outliers.evaluation.task_data import check_task
-from outliers.experiment.spec import Memory, Named
 from outliers.models.config_file import check_weights, read_config_file
 from outliers.models.configs import known_configs
 from outliers.models.source import config_path, find_model
+from outliers.specification.kinds import Memory, Named
 from outliers.text.documents import check_hub
+from outliers.text.task_data import check_task
 
 Kind = TypeVar("Kind", bound=Named)
 

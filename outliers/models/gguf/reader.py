@@ -28,8 +28,8 @@ from transformers import (
 
 from outliers.errors import UserError
 from outliers.models.anatomy import ANATOMIES
-from outliers.models.gguf_file import Header, Tensor, read_header, read_tensor, refusals
-from outliers.models.rotary import FREQUENCIES, say_rotary_parameters
+from outliers.models.gguf.header import Header, Tensor, read_header, read_tensor, refusals
+from outliers.models.gguf.rotary import FREQUENCIES, say_rotary_parameters
 from outliers.models.watch import state_of
 
 # Fields of a file that transformers leaves out for some architectures, and the configuration's names of them.

@@ -7,8 +7,8 @@ import torch
 from outlier_kernels import dispatch, reference
 from torch import nn
 
-from outliers.evaluation.latency import quartiles, timed
-from outliers.evaluation.peers import bitsandbytes_layer, has_bitsandbytes
+from outliers.measurements.generation import quartiles, timed
+from outliers.quantization.peers import bitsandbytes_layer, has_bitsandbytes
 
 BASELINE = "16 bits"
 LEAST_ROUNDS = 5

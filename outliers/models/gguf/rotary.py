@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outliers.errors import UserError
-from outliers.models.gguf_file import Header, read_tensor
+from outliers.models.gguf.header import Header, read_tensor
 
 # Llama 3.1 and 3.2: a file has the factors of all frequencies, of which the largest is `factor`.
 LLAMA3 = {

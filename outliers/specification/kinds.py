@@ -1,8 +1,6 @@
 """What an experiment needs to know, validated."""
 
 import re
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,9 +8,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
-from outliers.experiment.amounts import parse_bytes
-from outliers.printing import is_line
+from outliers.models.names import full_name
 from outliers.quantization.schemes import SCHEMES, TABLE1, get_scheme
+from outliers.terminal.amounts import parse_bytes
+from outliers.terminal.printing import is_line
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
 LARGEST_LAYER = 131_072  # features: so many products of codes have a sum that int32 holds
@@ -284,27 +283,6 @@ def layer_shape(dimension: int | str) -> tuple[int, int]:
         return dimension, 4 * dimension
     features, outputs = map(int, dimension.split("x"))
     return features, outputs
-
-
-def short_name(model: str) -> str:
-    """A model's name without where it comes from."""
-    name = model.rstrip("/").rpartition("/")[2]
-    if name in ("", ".", ".."):  # a folder that is named by where it is
-        name = Path(model).resolve().name or "root"
-    return name.removesuffix(".gguf")
-
-
-def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
-    """The full names of models with their revisions; of those that share one, what they are asked for by."""
-    places = list(dict.fromkeys(places))
-    names = Counter(full_name(*place) for place in places)
-    typed = {place: place[0] if place[1] is None else "@".join(place) for place in places}
-    return {place: typed[place] if names[full_name(*place)] > 1 else full_name(*place) for place in places}
-
-
-def full_name(model: str, revision: Line | None) -> str:
-    """The short name of a model with its revision, if it has one."""
-    return short_name(model) if revision is None else f"{short_name(model)}@{revision}"
 
 
 def _field_error(error: ValidationError, kind: type[Named]) -> FieldError:

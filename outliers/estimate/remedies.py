@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from outliers.experiment.amounts import parse_bytes, size
-from outliers.experiment.needs import Need, Run, need_of, states_of
-from outliers.experiment.room import Room, room_of
-from outliers.experiment.spec import Settings
+from outliers.estimate.needs import Need, Run, need_of, states_of
+from outliers.estimate.room import Room, room_of
 from outliers.models.load import find_device
+from outliers.specification.kinds import Settings
+from outliers.terminal.amounts import parse_bytes, size
 
 SHORTEST = 32  # tokens: no shorter block is proposed
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from huggingface_hub import try_to_load_from_cache
 
 from outliers.errors import UserError
-from outliers.evaluation.calibration import Calibration, Cost, Passes, Sizes, calibrate, model_sizes
+from outliers.estimate.probe import Calibration, Cost, Passes, Sizes, calibrate, model_sizes
+from outliers.estimate.room import room_of
 from outliers.experiment.job import Job
-from outliers.experiment.room import room_of
-from outliers.experiment.spec import Settings
 from outliers.models.load import DTYPES, find_device
 from outliers.models.source import SECONDS_FOR_THE_HUB, ask_hub, local_files, local_place
 from outliers.models.stream import STATES_ON_GPU
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards
+from outliers.specification.kinds import Settings
 
 SAMPLE = 64_000_000  # bytes of a checkpoint that are read to see how fast that is
 DEQUANTIZED = 4_000_000  # bytes of a GGUF file that are dequantized to see how fast that is
@@ -173,7 +173,7 @@ def _seconds_to_dequantize(job: Job) -> float:
     files = _files(job)
     if not files or files[0].suffix == ".safetensors":
         return 0.0
-    from outliers.models.gguf import read_gguf
+    from outliers.models.gguf.reader import read_gguf
 
     tensors = list(read_gguf(files[0]).tensors.values())
     sizes = [sum(end - start for _, start, end in tensor.spans) for tensor in tensors]

@@ -10,8 +10,8 @@ import psutil
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from outliers.experiment.spec import Settings
 from outliers.models.load import find_device
+from outliers.specification.kinds import Settings
 
 CGROUPS = Path("/sys/fs/cgroup")
 

@@ -12,15 +12,15 @@ from scipy.stats import bootstrap
 from torch import nn
 from transformers import PreTrainedModel
 
-from outliers.ablation.attention import top1_softmax
-from outliers.ablation.interventions import METHODS, Intervention, Means
 from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
-from outliers.evaluation.perplexity import perplexities, perplexity
+from outliers.measurements.attention import top1_softmax
+from outliers.measurements.perplexity import perplexities, perplexity
 from outliers.models.anatomy import Projection, check_features, decoder_layers, readers
 from outliers.models.stream import Variant, is_streamed
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
+from outliers.variants.interventions import METHODS, Intervention, Means
 
 CONTROLS = range(10, 10_001)  # random draws of features: fewer make no interval, more no better one
 SEEDS = range(2**63)  # what the generators of numpy and torch both take

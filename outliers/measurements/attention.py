@@ -6,10 +6,10 @@ from collections.abc import Iterable
 import torch
 from transformers import PreTrainedModel
 
-from outliers.ablation.interventions import Intervention
 from outliers.models.anatomy import projections
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import attention_hooks
+from outliers.variants.interventions import Intervention
 
 
 @inference

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError, unknown_name
-from outliers.evaluation.task_data import FIGURE1_TASKS, FOLDER, LOCAL_TASKS, no_data
 from outliers.models.decoder import inference
 from outliers.text.documents import ask_hub
+from outliers.text.task_data import FIGURE1_TASKS, FOLDER, LOCAL_TASKS, no_data
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task

@@ -14,7 +14,7 @@ import typer
 from typer import Argument, BadParameter, Option
 
 from outliers.errors import UserError
-from outliers.printing import is_line, printing, say
+from outliers.terminal.printing import is_line, printing, say
 
 (UsageError,) = BadParameter.__bases__  # of the copy of Click that Typer has
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from outliers.experiment.amounts import duration
+from outliers.terminal.amounts import duration
 
 SECONDS = 60  # between two lines
 FAR_OFF = 1.5  # times: a forecast that is wrong by more is said beside what is left

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from outliers.evaluation.memory import Storages
+from outliers.measurements.footprint import Storages
 from outliers.models.anatomy import decoder_layers
 from outliers.models.checkpoint import parameters_on_meta
 from outliers.models.decoder import inference, run_decoder

@@ -1,1 +1,0 @@
-"""Features taken out of a model, and what it loses."""
