@@ -14,9 +14,9 @@ import ray
 from kept import keep, parser
 from tqdm import tqdm
 
-from outliers.experiment.cell import Bench, Cell
+from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
-from outliers.experiment.job import Job, prepare
+from outliers.measurements.bench import Bench, Job
 from outliers.measurements.perplexity import perplexity
 from outliers.specification.kinds import Settings
 
@@ -31,7 +31,7 @@ def measure(bench: Bench, job: Job, settings: Settings) -> float:
 
 def seconds(workers: int, cells: int, settings: Settings) -> tuple[float, float]:
     """Seconds to start so many workers, and to run so many cells on them."""
-    job = prepare(MODEL, None, settings)
+    job = Job.of(MODEL, None, settings)
     cell = Cell("cell", measure, job, (settings,), 0)
     start = time.perf_counter()
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)

@@ -38,9 +38,9 @@ COLUMNS = {
 def measure(what: str, name: str, folder: Path, blocks: int, stream: bool) -> dict:
     """A row of the table, measured in this process."""
     from outliers.experiment import engine
-    from outliers.experiment.sweep import sweep
-    from outliers.experiment.tracing import trace_model
+    from outliers.experiment.runner import sweep
     from outliers.specification.kinds import Experiment, OneModel
+    from tests.conftest import trace_model
 
     runs = {
         "trace": lambda fields, out: trace_model(OneModel(model=str(folder), **fields), out),

@@ -15,7 +15,7 @@ from pathlib import Path
 from checkpoints import SHAPES, checkpoint
 from kept import keep, parser
 
-from outliers.measurements.generation import latency, quartiles
+from outliers.measurements.latency import latency, quartiles
 
 PROMPT = 128
 COLUMNS = {

@@ -137,10 +137,10 @@ def sweep(folder: Path, dtype: str) -> dict:
     """Measure perplexity under three schemes, with each layer read once."""
     from outliers.measurements.perplexity import perplexities
     from outliers.models.stream import stream_model
-    from outliers.quantization.convert import under
     from outliers.quantization.schemes import get_scheme
+    from outliers.variants.variant import Quantized
 
-    variants = [under(get_scheme(name)) for name in SCHEMES]
+    variants = [Quantized(get_scheme(name)) for name in SCHEMES]
     return _measured(folder, dtype, stream_model, lambda model, blocks: perplexities(model, blocks, variants))
 
 

@@ -28,7 +28,7 @@ _HOME = {
     "ablate": "outliers.measurements.ablation",
     "plant": "outliers.variants.plant",
     "Experiment": "outliers.specification.kinds",
-    "sweep": "outliers.experiment.sweep",
+    "sweep": "outliers.experiment.runner",
 }
 __all__ = list(_HOME)
 

@@ -71,13 +71,13 @@ def ablate(
 
     specified = checked(make_experiment(fields, Ablation))
 
-    from outliers.experiment.ablation import ablate_model
     from outliers.experiment.place import place_of
+    from outliers.experiment.runner import run as measure
     from outliers.report.ablation_section import ablation_section
     from outliers.report.write import write
 
     folder = place_of(specified, out)
-    rows = ablate_model(specified, folder, force)
+    rows = measure(specified, folder, force)
     print(write(ablation_section(rows), folder, typed("ablate")))
 
 

@@ -64,7 +64,7 @@ def emergence(
     default = read_experiment("pocket/table4").values["models"]
     specified = checked(make_experiment({"models": default} | fields, Emergence))
 
-    from outliers.experiment.emergence import emergence as measure
+    from outliers.experiment.runner import run as measure
     from outliers.report.emergence_section import emergence_section
     from outliers.report.write import write
 

@@ -50,11 +50,11 @@ def latency(
 
     specified = checked(make_experiment(fields, Latency))
 
-    from outliers.experiment.latency import measure_latency
+    from outliers.experiment.runner import run as measure
     from outliers.report.table6 import latency_section
     from outliers.report.write import write
 
-    rows = measure_latency(specified, out, force)
+    rows = measure(specified, out, force)
     print(write(latency_section(rows), out or specified.folder, typed("latency")))
 
 

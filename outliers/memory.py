@@ -56,11 +56,11 @@ def memory(
 
     checked(specified)
 
-    from outliers.experiment.memory import measure_memory
+    from outliers.experiment.runner import run as measure
     from outliers.report.table3 import memory_section
     from outliers.report.write import write
 
-    rows = measure_memory(specified, out, force)
+    rows = measure(specified, out, force)
     print(write(memory_section(rows), out or specified.folder, typed("memory")))
 
 

@@ -71,7 +71,7 @@ def sweep(
 
     specified = checked(specify(experiment, fields, "pocket/table1", Experiment))
 
-    from outliers.experiment.sweep import sweep as measure
+    from outliers.experiment.runner import run as measure
     from outliers.report.table1 import sweep_section
     from outliers.report.write import write
 

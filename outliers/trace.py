@@ -59,14 +59,16 @@ def trace(
     specified = checked(make_experiment(fields, OneModel))
 
     from outliers.experiment.place import place_of
-    from outliers.experiment.tracing import trace_model
+    from outliers.experiment.runner import run as measure
     from outliers.models.load import load_tokenizer
     from outliers.report.trace_section import trace_section
     from outliers.report.write import write
     from outliers.text.tokens import visible_token
+    from outliers.tracing.result import Trace
 
     folder = place_of(specified, out)
-    found, rows = trace_model(specified, folder, force)
+    rows = measure(specified, folder, force)
+    found = Trace.load(folder / "trace")
     names = partial(visible_token, load_tokenizer(specified.model, specified.revision))
     print(write(trace_section(found, rows, names), folder, typed("trace")))
 

@@ -59,11 +59,11 @@ def zeroshot(
 
     specified = checked(specify(experiment, fields, "pocket/figure1", ZeroShot))
 
-    from outliers.experiment.zeroshot import measure_zeroshot
+    from outliers.experiment.runner import run as measure
     from outliers.report.figure1 import zeroshot_section
     from outliers.report.write import write
 
-    rows = measure_zeroshot(specified, out, force)
+    rows = measure(specified, out, force)
     print(write(zeroshot_section(rows), out or specified.folder, typed("zeroshot")))
 
 

@@ -18,7 +18,11 @@ if not torch.cuda.is_available():  # Triton, which transformers may import, deci
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outliers.experiment.place import place_of
+from outliers.experiment.runner import run
 from outliers.models.names import packaged_file
+from outliers.specification.kinds import OneModel
+from outliers.tracing.result import Trace
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 STORIES = SHARED / "models" / "stories260K"
@@ -186,3 +190,9 @@ def answer_within(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, usual)
+
+
+def trace_model(spec: OneModel, out: Path | None = None, force: bool = False) -> tuple[Trace, list[dict]]:
+    """The trace of a model, as a run keeps it, and its rows."""
+    rows = run(spec, out, force)
+    return Trace.load((Path(out) if out else place_of(spec)) / "trace"), rows

@@ -16,16 +16,14 @@ from outliers.estimate.foresee import Foreseen
 from outliers.estimate.needs import PROCESS, Need
 from outliers.estimate.room import Room
 from outliers.experiment import cluster
-from outliers.experiment.ablation import ablate_model
 from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
-from outliers.experiment.emergence import emergence
-from outliers.experiment.job import Job
 from outliers.experiment.rows import RowFile, read_rows
-from outliers.experiment.sweep import sweep
-from outliers.experiment.tracing import trace_model
+from outliers.experiment.runner import run, sweep
+from outliers.measurements.bench import Job
 from outliers.specification.kinds import Ablation, Emergence, Experiment, OneModel, Settings
 from outliers.tracing.result import Trace
+from tests.conftest import trace_model
 from tests.test_commands import call
 from tests.test_experiment import lasting
 from tests.test_survival import own
@@ -157,16 +155,16 @@ def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):
 
 def test_emergence_measures_equal_weights_once(tmp_path):
     fields = {"models": [*MODELS, str(own(tmp_path))], "block": 64, "blocks": 2}
-    want = emergence(Emergence(**fields), tmp_path / "here")
-    rows = emergence(Emergence(**fields, engine="ray"), tmp_path / "there")
+    want = run(Emergence(**fields), tmp_path / "here")
+    rows = run(Emergence(**fields, engine="ray"), tmp_path / "there")
     assert sorted_rows(rows) == sorted_rows(want)
     assert sum("same_weights_as" in row for row in rows) == len(rows) // 3
 
 
 def test_an_ablation_has_the_same_rows(tmp_path):
     fields = {"model": MODELS[0], "block": 64, "blocks": 2, "features": [3, 7], "methods": ["zero", "mean"]}
-    want = ablate_model(Ablation(**fields), tmp_path / "here")
-    assert lasting(ablate_model(Ablation(**fields, engine="ray"), tmp_path / "there")) == lasting(want)
+    want = run(Ablation(**fields), tmp_path / "here")
+    assert lasting(run(Ablation(**fields, engine="ray"), tmp_path / "there")) == lasting(want)
 
 
 def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_path):

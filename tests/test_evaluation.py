@@ -11,11 +11,11 @@ from outliers.errors import UserError
 from outliers.measurements import perplexity as module
 from outliers.measurements.ablation import ablate
 from outliers.measurements.attention import top1_softmax
-from outliers.measurements.generation import latency
+from outliers.measurements.latency import latency
 from outliers.measurements.perplexity import perplexities, perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.stream import one_variant, stream_model
+from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.convert import quantize
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
@@ -135,7 +135,7 @@ def test_a_streamed_model_in_training_mode(blocks, tmp_path):
     model, modes = partly_in_training(stream_model(str(tmp_path)))
     for look in ("perplexity", "top1_softmax", "trace"):
         assert LOOKS[look](model, blocks) == pytest.approx(LOOKS[look](resident, blocks), rel=1e-6)
-    assert perplexities(model, blocks, [one_variant]) == [perplexity(model, blocks)]
+    assert perplexities(model, blocks, [AS_IT_IS]) == [perplexity(model, blocks)]
     assert modes_of(model) == modes
 
 

@@ -10,16 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
-from outliers.experiment.ablation import ablate_model
-from outliers.experiment.emergence import emergence
-from outliers.experiment.latency import measure_latency
 from outliers.experiment.rows import RowFile, rows_of
-from outliers.experiment.sweep import sweep
-from outliers.experiment.tracing import trace_model
+from outliers.experiment.runner import run, sweep
 from outliers.measurements.ablation import ablate, measure
 from outliers.measurements.attention import top1_softmax
 from outliers.measurements.perplexity import Loss, perplexity
-from outliers.measurements.scatter import drawn
+from outliers.measurements.sweep import drawn
 from outliers.models.anatomy import ROLES
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import PACKAGED, POCKET, pocket_models
@@ -32,7 +28,7 @@ from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.interventions import Intervention
-from tests.conftest import make_model
+from tests.conftest import make_model, trace_model
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
 TIMES = ("wall_seconds", "peak_memory_bytes")
@@ -120,7 +116,7 @@ def test_what_a_broken_model_loses_is_said_and_what_is_finished_stays(tmp_path):
         sweep(Experiment(models=models, schemes=["fp32"], block=32, blocks=1), tmp_path / "out")
     assert [row["model"] for row in read_rows(tmp_path / "out")] == models[:1]
     with pytest.raises(UserError, match=f"the loss is {loss:,.0f} nats a token"):
-        ablate_model(Ablation(model=models[1], features=[3], block=32, blocks=1), tmp_path / "ablated")
+        run(Ablation(model=models[1], features=[3], block=32, blocks=1), tmp_path / "ablated")
     assert {row["metric"] for row in read_rows(tmp_path / "ablated")} == {"top1_softmax"}
 
 
@@ -262,7 +258,7 @@ def test_finished_rows_are_used_again(tmp_path, monkeypatch):
     first = sweep(Experiment(**SMALL), tmp_path)
     measured = []
     monkeypatch.setattr(
-        "outliers.experiment.sweep.losses", lambda model, blocks: measured.append(list(blocks)) or [Loss(0.0, 1)]
+        "outliers.measurements.sweep.losses", lambda model, blocks: measured.append(list(blocks)) or [Loss(0.0, 1)]
     )
     assert sweep(Experiment(**SMALL), tmp_path) == first
     assert not measured
@@ -292,7 +288,7 @@ def test_rows_with_the_first_token_are_others(tmp_path):
     assert rows[2]["value"] == pytest.approx(predicted.double().mean().neg().exp().item(), rel=1e-5)
     field = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 4, "bos": True}
     _, traced = trace_model(OneModel(**field), tmp_path / "trace")
-    ablated = ablate_model(Ablation(**field, features=[3]), tmp_path / "ablation")
+    ablated = run(Ablation(**field, features=[3]), tmp_path / "ablation")
     assert {row["protocol"] for row in (*traced, *ablated)} == {"first-blocks+bos"}
     assert next(row["value"] for row in traced if row["metric"] == "perplexity") == rows[2]["value"]
 
@@ -305,7 +301,7 @@ def test_experts_are_said_to_be_left(tmp_path, caplog):
     share = 2 * 4 * 3 * 32 * 48 / sum(p.numel() for p in make_model("mixtral", 4096).parameters())
     said = f"the experts of '{tmp_path / 'mixtral'}', {share:.0%} of its weights, are not quantized"
     rows = sweep(Experiment(**model, block=32, blocks=1, schemes=["fp32", "absmax"]), tmp_path / "sweep")
-    rows += measure_latency(Latency(**model, batches=[1], prompt=8, tokens=1, repeats=2), tmp_path / "latency")
+    rows += run(Latency(**model, batches=[1], prompt=8, tokens=1, repeats=2), tmp_path / "latency")
     for row in rows:
         assert row.get("unquantized_experts") == (None if row["scheme"] == "fp32" else round(share, 4))
     assert caplog.messages.count(said) == 2
@@ -392,8 +388,8 @@ def test_emergence_traces_what_the_paper_looks_at(tmp_path, monkeypatch):
         traced.append(tuple(roles))
         return trace(model, blocks, roles, *arguments, **keywords)
 
-    monkeypatch.setattr("outliers.experiment.emergence.trace", spy)
-    rows = emergence(Emergence(models=[TRACED["model"]], block=64, blocks=6, alpha=3), tmp_path / "family")
+    monkeypatch.setattr("outliers.measurements.tracing.trace", spy)
+    rows = run(Emergence(models=[TRACED["model"]], block=64, blocks=6, alpha=3), tmp_path / "family")
     assert traced == [PAPER]
     _, of_one = trace_model(OneModel(**TRACED), tmp_path / "one")
     assert metrics(rows) == metrics(of_one)
@@ -401,7 +397,7 @@ def test_emergence_traces_what_the_paper_looks_at(tmp_path, monkeypatch):
 
 def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
     want = lasting(trace_model(OneModel(**TRACED), tmp_path / "whole")[1])
-    monkeypatch.setattr("outliers.experiment.tracing.SECONDS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr("outliers.experiment.traces.SECONDS_BETWEEN_SAVES", 0)
     read = []
 
     def count(model, blocks, **keywords):
@@ -410,7 +406,7 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
         read.append(blocks)
         return trace(model, blocks, **keywords)
 
-    monkeypatch.setattr("outliers.experiment.tracing.trace", count)
+    monkeypatch.setattr("outliers.experiment.traces.trace", count)
     with pytest.raises(KeyboardInterrupt):
         trace_model(OneModel(**TRACED), tmp_path / "cut")
     assert Trace.load(tmp_path / "cut" / "trace").sequences == 4
@@ -427,7 +423,7 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
 def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
     spec = Ablation(**{**TRACED, "features": [3, 7], "methods": ["zero", "shuffle"]})
-    want = ablate_model(spec, tmp_path / "whole")
+    want = run(spec, tmp_path / "whole")
     assert read_rows(tmp_path / "whole") == want
     model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
     blocks = load_text("sample", tokenizer, 64, 6)
@@ -446,23 +442,23 @@ def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
     one_pass = len(table)  # top-1 softmax of all treatments; perplexity takes a pass for each
     with monkeypatch.context() as patch:
-        patch.setattr("outliers.experiment.ablation.measure", stop_at_every_fourth)
+        patch.setattr("outliers.measurements.ablation.measure", stop_at_every_fourth)
         for finished in (one_pass + 2, one_pass + 5, one_pass + 8):
             with pytest.raises(KeyboardInterrupt):
-                ablate_model(spec, tmp_path / "cut")
+                run(spec, tmp_path / "cut")
             assert len(read_rows(tmp_path / "cut")) == finished
-    assert lasting(ablate_model(spec, tmp_path / "cut")) == lasting(want)
+    assert lasting(run(spec, tmp_path / "cut")) == lasting(want)
     monkeypatch.setattr("outliers.measurements.ablation.perplexity", lambda *_: pytest.fail("all rows are finished"))
-    assert lasting(ablate_model(spec, tmp_path / "cut")) == lasting(want)
+    assert lasting(run(spec, tmp_path / "cut")) == lasting(want)
 
 
 def test_ablation_finds_its_features(tmp_path):
-    rows = ablate_model(Ablation(**TRACED), tmp_path)
+    rows = run(Ablation(**TRACED), tmp_path)
     found, _ = trace_model(OneModel(**TRACED), tmp_path)
     outliers = next(row for row in rows if row["subject"] == "outliers")
     assert outliers["features"] == sorted(found.outlier_features()["feature"])
     with pytest.raises(UserError, match=r"has no outlier feature on this text .* --features or lower --alpha"):
-        ablate_model(Ablation(**{**TRACED, "alpha": 6}), tmp_path / "none")
+        run(Ablation(**{**TRACED, "alpha": 6}), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -476,20 +472,20 @@ def test_emergence_over_checkpoints_of_a_folder(tmp_path):
     save_file(tensors, run / "step-1" / "model.safetensors", {"format": "pt"})
     fields = {"block": 64, "blocks": 2, "alpha": 3}
     spec = Emergence(models=[str(run)], revisions=["step-1", "step-2", "step-3"], **fields)
-    rows = emergence(spec, tmp_path / "out")
+    rows = run(spec, tmp_path / "out")
     by_step = {step: [row for row in rows if row["checkpoint"] == step] for step in ("step-1", "step-2", "step-3")}
     values = {step: {row["metric"]: row["value"] for row in of_step} for step, of_step in by_step.items()}
     assert values["step-2"] == values["step-3"] != values["step-1"]
     assert {row.get("same_weights_as") for row in by_step["step-3"]} == {"run@step-2"}
     assert not any("same_weights_as" in row for row in by_step["step-1"] + by_step["step-2"])
-    alone = emergence(Emergence(models=["pocket/gpt2-0.1m"], **fields), tmp_path / "alone")
+    alone = run(Emergence(models=["pocket/gpt2-0.1m"], **fields), tmp_path / "alone")
     assert {row["metric"]: row["value"] for row in alone} == values["step-2"]
     written = (tmp_path / "out" / "rows.jsonl").read_bytes()
-    assert emergence(spec, tmp_path / "out") == rows
+    assert run(spec, tmp_path / "out") == rows
     assert (tmp_path / "out" / "rows.jsonl").read_bytes() == written
 
     with pytest.raises(UserError, match=r"unknown revision .* 'step-4'; did you mean step-"):
-        emergence(Emergence(models=[str(run)], revisions=["step-4"]), tmp_path / "no")
+        run(Emergence(models=[str(run)], revisions=["step-4"]), tmp_path / "no")
     with pytest.raises(UserError, match="revisions of 2 models; expected one"):
-        emergence(Emergence(models=["a", "b"], revisions=["c"]), tmp_path / "no")
+        run(Emergence(models=["a", "b"], revisions=["c"]), tmp_path / "no")
     assert not (tmp_path / "no").exists()

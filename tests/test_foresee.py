@@ -15,15 +15,16 @@ from outliers.estimate import foresee as foreseeing
 from outliers.estimate import needs, remedies, room
 from outliers.estimate import probe as calibration
 from outliers.estimate.foresee import announce, foresee, table
-from outliers.estimate.needs import Need, Run, need_of
+from outliers.estimate.needs import Need, Request, need_of
 from outliers.estimate.probe import Calibration, Cost, Part, calibrate, model_sizes
 from outliers.estimate.room import Room, free_in_groups
-from outliers.experiment.ablation import ablate_model
-from outliers.experiment.job import Job
-from outliers.experiment.parts import ablation_parts, sweep_parts, trace_parts
-from outliers.measurements.ablation import plan
+from outliers.experiment.runner import run
+from outliers.measurements.ablation import ablation_parts, plan
+from outliers.measurements.bench import Job
 from outliers.measurements.footprint import Storages
 from outliers.measurements.perplexity import perplexity
+from outliers.measurements.sweep import sweep_parts
+from outliers.measurements.tracing import trace_parts
 from outliers.models.configs import find_config
 from outliers.models.load import load_config
 from outliers.quantization.schemes import TABLE1, get_scheme
@@ -85,7 +86,7 @@ def free(monkeypatch, memory: float, temporary: float = 1e15, cache: float = 1e1
 
 
 def need(job, settings, passes, left: float = 1.0) -> Need:
-    return need_of(Run(job, settings, passes, left, {}))
+    return need_of(Request(job, settings, passes, left, {}))
 
 
 def refusal(*arguments) -> str:
@@ -413,5 +414,5 @@ def test_an_ablation_is_foreseen_as_long_as_rows_are_missing(monkeypatch, calibr
     monkeypatch.setattr("outliers.experiment.engine.foresee", lambda *given: lefts.append(given[-1]) or foresee(*given))
     fields = {"model": "pocket/gpt2-0.1m", "block": 32, "blocks": 1, "features": [1]}
     for more in ({}, {}, {"methods": ["mean"]}, {"blocks": 2}):
-        ablate_model(Ablation(**fields | more), tmp_path)
+        run(Ablation(**fields | more), tmp_path)
     assert lefts == [1, 0, pytest.approx(22 / 24), 1]

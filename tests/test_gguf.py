@@ -20,14 +20,11 @@ from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from outliers.errors import UserError
-from outliers.estimate.needs import Run, need_of
-from outliers.experiment.ablation import ablate_model
-from outliers.experiment.job import prepare
-from outliers.experiment.latency import measure_latency
-from outliers.experiment.parts import sweep_parts
-from outliers.experiment.sweep import sweep
-from outliers.experiment.tracing import trace_model
+from outliers.estimate.needs import Request, need_of
+from outliers.experiment.runner import run, sweep
+from outliers.measurements.bench import Job
 from outliers.measurements.perplexity import losses, perplexity
+from outliers.measurements.sweep import sweep_parts
 from outliers.models.anatomy import ANATOMIES
 from outliers.models.gguf.header import read_header, read_tensor
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
@@ -39,7 +36,7 @@ from outliers.quantization.store import load_int8
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel
 from outliers.text.blocks import load_text, tokens_hash
 from tests import gguf_files
-from tests.conftest import C4, CONFIGS, LLAMA, make_model, needs_shared, needs_smollm2
+from tests.conftest import C4, CONFIGS, LLAMA, make_model, needs_shared, needs_smollm2, trace_model
 from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf
 from tests.test_commands import call
 from tests.test_experiment import lasting
@@ -286,8 +283,8 @@ def traced(spec: OneModel, folder: Path) -> list[dict]:
         (sweep, Experiment, {**TEXT, **SCHEMES, "dtype": "bfloat16", "stream": True}),
         (traced, OneModel, TEXT),
         (traced, OneModel, {**TEXT, "dtype": "bfloat16", "stream": True}),
-        (ablate_model, Ablation, {**TEXT, "features": [3, 17], "methods": ["zero"]}),
-        (measure_latency, Latency, TIMED),
+        (run, Ablation, {**TEXT, "features": [3, 17], "methods": ["zero"]}),
+        (run, Latency, TIMED),
     ],
 )
 def test_rows_are_those_of_a_copy_as_safetensors(measure, spec, fields, tmp_path, file, copied):
@@ -298,7 +295,7 @@ def test_rows_are_those_of_a_copy_as_safetensors(measure, spec, fields, tmp_path
         found[model] = lasting(measure(spec(**named, **fields), tmp_path / model.name))
     assert {row.pop("quantized_from") for row in found[file]} == {"Q4_1"}
     differing = {"model"}
-    differing |= {"value", "q1", "q3"} if measure is measure_latency else set()
+    differing |= {"value", "q1", "q3"} if spec is Latency else set()
     one, other = ([without(differing, row) for row in rows] for rows in found.values())
     assert one == other
 
@@ -370,7 +367,7 @@ def test_what_a_run_needs_is_what_its_copy_needs(file, copied, tmp_path):
     for model in (file, copied):
         experiment = Experiment(models=[str(model)], **fields)
         passes = sweep_parts([get_scheme(name) for name in experiment.schemes])
-        runs.append(Run(prepare(str(model), None, experiment), experiment, passes, 1.0, {}))
+        runs.append(Request(Job.of(str(model), None, experiment), experiment, passes, 1.0, {}))
     one, other = map(need_of, runs)
     assert (one.memory, one.disk, one.download) == (pytest.approx(other.memory, rel=0.1), 0, 0)
     assert 0 < one.seconds < 5
@@ -379,7 +376,7 @@ def test_what_a_run_needs_is_what_its_copy_needs(file, copied, tmp_path):
 def test_dequantizing_is_foreseen(file, monkeypatch):
     """It takes much longer than reading, each time that a streamed model is passed through."""
     experiment = Experiment(models=[str(file)], schemes=["fp32"], block=32, blocks=2, stream=True)
-    run = Run(prepare(str(file), None, experiment), experiment, sweep_parts([get_scheme("fp32")]), 1.0, {})
+    run = Request(Job.of(str(file), None, experiment), experiment, sweep_parts([get_scheme("fp32")]), 1.0, {})
     fast, usual = need_of(run).seconds, gguf.dequantize
 
     def slow(codes, kind):
@@ -403,7 +400,7 @@ def test_a_file_that_changes_while_it_is_measured(own, tmp_path, monkeypatch, ch
         change(own)
         return losses(model, blocks)
 
-    monkeypatch.setattr("outliers.experiment.sweep.losses", then_change)
+    monkeypatch.setattr("outliers.measurements.sweep.losses", then_change)
     with pytest.raises(UserError, match=rf"the weights of '{own}' changed while they were measured \('{own}'\)"):
         sweep(Experiment(models=[str(own)], schemes=["fp32"], block=32, blocks=1), tmp_path / "out")
     assert not (tmp_path / "out").exists()

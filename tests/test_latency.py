@@ -13,12 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from outliers.errors import UserError
-from outliers.experiment import latency as experiment
-from outliers.experiment import linear_layers
-from outliers.experiment.latency import measure_latency
-from outliers.experiment.linear_layers import measure_linear_layers
-from outliers.measurements.generation import Timings, latency, quartiles
-from outliers.measurements.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
+from outliers.experiment.runner import run
+from outliers.measurements import latency as experiment
+from outliers.measurements import linear_layers
+from outliers.measurements.latency import Timings, latency, quartiles
+from outliers.measurements.linear_layers import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
 from outliers.quantization.convert import quantize
@@ -128,7 +127,7 @@ def timed_generations(monkeypatch) -> list[tuple]:
 
 
 def test_rows(tmp_path, timed_generations):
-    rows = measure_latency(Latency(**SMALL), tmp_path)
+    rows = run(Latency(**SMALL), tmp_path)
     assert timed_generations == 2 * [((1, 16), 4, 2), ((3, 16), 4, 2)]
     assert read_rows(tmp_path) == rows
     keys = [(row["scheme"], row["batch"], row["metric"]) for row in rows]
@@ -146,7 +145,7 @@ def test_rows(tmp_path, timed_generations):
 
 
 def test_what_is_said_of_weights(tmp_path, timed_generations):
-    rows = measure_latency(Latency(**{**SMALL, "batches": [1], "schemes": ["fp32", "llm.int8", "zeropoint"]}), tmp_path)
+    rows = run(Latency(**{**SMALL, "batches": [1], "schemes": ["fp32", "llm.int8", "zeropoint"]}), tmp_path)
     said = {row["scheme"]: row for row in rows}
     model = load_model("pocket/gpt2-0.1m")
     assert {row["parameters"] for row in rows} == {model.num_parameters()}
@@ -158,20 +157,20 @@ def test_what_is_said_of_weights(tmp_path, timed_generations):
 
 
 def test_finished_rows_are_used_again(tmp_path, timed_generations):
-    first = measure_latency(Latency(**SMALL), tmp_path)
-    assert measure_latency(Latency(**SMALL), tmp_path) == first
+    first = run(Latency(**SMALL), tmp_path)
+    assert run(Latency(**SMALL), tmp_path) == first
     assert len(timed_generations) == 4
-    measure_latency(Latency(**{**SMALL, "batches": [1, 2, 3, 5]}), tmp_path)
+    run(Latency(**{**SMALL, "batches": [1, 2, 3, 5]}), tmp_path)
     assert timed_generations[4:] == 2 * [((2, 16), 4, 2), ((5, 16), 4, 2)], "whatever the largest batch is"
     for changed in ({"prompt": 8}, {"tokens": 5}, {"repeats": 3}, {"dtype": "float32"}):
         before = len(timed_generations)
-        measure_latency(Latency(**{**SMALL, **changed}), tmp_path)
+        run(Latency(**{**SMALL, **changed}), tmp_path)
         assert len(timed_generations) == before + 4
     before = len(timed_generations)
-    measure_latency(Latency(**{**SMALL, "alpha": 5}), tmp_path)
+    run(Latency(**{**SMALL, "alpha": 5}), tmp_path)
     assert len(timed_generations) == before + 2, "only llm.int8 depends on alpha"
     written = len(read_rows(tmp_path))
-    measure_latency(Latency(**SMALL), tmp_path, force=True)
+    run(Latency(**SMALL), tmp_path, force=True)
     assert len(timed_generations) == before + 6
     assert len(read_rows(tmp_path)) == written
 
@@ -192,7 +191,7 @@ def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
         monkeypatch.setattr(experiment, load.__name__, alone(load))
     gc.disable()  # nothing may wait for the garbage collector
     try:
-        measure_latency(Latency(**{**SMALL, "models": ["pocket/gpt2-0.1m", "pocket/opt-1.7m"]}), tmp_path)
+        run(Latency(**{**SMALL, "models": ["pocket/gpt2-0.1m", "pocket/opt-1.7m"]}), tmp_path)
     finally:
         gc.enable()
     assert len(alive) == 4
@@ -208,7 +207,7 @@ def test_mistakes_show_before_anything_is_measured(tmp_path, timed_generations):
         ("device", "cuda:77"),
     ]:
         with pytest.raises(UserError):
-            measure_latency(Latency(**{**SMALL, field: value}), tmp_path / "out")
+            run(Latency(**{**SMALL, field: value}), tmp_path / "out")
         assert not (tmp_path / "out").exists()
     assert not timed_generations
 
@@ -232,14 +231,14 @@ def test_bitsandbytes_layers_compute_what_our_scheme_of_their_name_does(case):
 @needs_bitsandbytes
 def test_bitsandbytes_is_timed_beside_our_schemes(tmp_path, caplog, monkeypatch):
     asked = {**SMALL, "models": ["pocket/gpt2-0.1m"], "schemes": ["fp32", "llm.int8", "bitsandbytes"]}
-    rows = measure_latency(Latency(**asked), tmp_path)
+    rows = run(Latency(**asked), tmp_path)
     of_peer = [row for row in rows if row["scheme"] == "bitsandbytes"]
     assert {row["kernels"] for row in of_peer} == {"bitsandbytes"}
     assert of_peer[0]["weights_bytes"] < next(row["weights_bytes"] for row in rows if row["scheme"] == "fp32")
     monkeypatch.setattr(experiment, "has_bitsandbytes", lambda: False)
     monkeypatch.setattr(logging.getLogger("outliers"), "propagate", True)
     with caplog.at_level("INFO"):
-        assert [row["scheme"] for row in measure_latency(Latency(**asked), tmp_path)] == [
+        assert [row["scheme"] for row in run(Latency(**asked), tmp_path)] == [
             row["scheme"] for row in rows if row["scheme"] != "bitsandbytes"
         ]
     assert "goes on without it" in caplog.text
@@ -347,7 +346,7 @@ LAYERS = {"dimensions": [32, 16], "tokens": 8, "seconds": 1e-6}
 
 
 def test_linear_layers(tmp_path, monkeypatch):
-    rows = measure_linear_layers(LinearLayers(**LAYERS), tmp_path)
+    rows = run(LinearLayers(**LAYERS), tmp_path)
     assert read_rows(tmp_path) == rows
     names = list(ways(8, 16, 64, CPU, torch.bfloat16))
     metrics = ["linear_layer.milliseconds", "linear_layer.times_16_bits"]
@@ -361,14 +360,14 @@ def test_linear_layers(tmp_path, monkeypatch):
     monkeypatch.setattr(
         linear_layers, "milliseconds", lambda named, *_: timed.append(named) or {name: [1.0, 2.0] for name in named}
     )
-    assert measure_linear_layers(LinearLayers(**LAYERS), tmp_path) == rows
+    assert run(LinearLayers(**LAYERS), tmp_path) == rows
     assert not timed
-    assert len(measure_linear_layers(LinearLayers(**{**LAYERS, "dimensions": [16, 8, 32]}), tmp_path)) == 6 * len(names)
+    assert len(run(LinearLayers(**{**LAYERS, "dimensions": [16, 8, 32]}), tmp_path)) == 6 * len(names)
     assert len(timed) == 1
     for changed in ({"tokens": 4}, {"dtype": "float16"}):
-        measure_linear_layers(LinearLayers(**{**LAYERS, **changed}), tmp_path)
+        run(LinearLayers(**{**LAYERS, **changed}), tmp_path)
     assert len(timed) == 5
-    measure_linear_layers(LinearLayers(**LAYERS), tmp_path, force=True)
+    run(LinearLayers(**LAYERS), tmp_path, force=True)
     assert len(timed) == 7
 
     shown = table5.published_table(rows)
@@ -381,7 +380,7 @@ def test_linear_layers(tmp_path, monkeypatch):
 
 
 def test_layers_of_real_models_stand_beside_dimensions(tmp_path):
-    rows = measure_linear_layers(LinearLayers(**{**LAYERS, "dimensions": [16, "24x8"]}), tmp_path)
+    rows = run(LinearLayers(**{**LAYERS, "dimensions": [16, "24x8"]}), tmp_path)
     assert {(row["dimension"], row["features"], row["outputs"]) for row in rows if "features" in row} <= {
         (16, 16, 64),
         ("24x8", 24, 8),
@@ -396,10 +395,10 @@ def test_layers_of_real_models_stand_beside_dimensions(tmp_path):
 
 def test_linear_layers_on_a_device_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="device 'cuda:77' is not there"):
-        measure_linear_layers(LinearLayers(**LAYERS, device="cuda:77"), tmp_path / "out")
+        run(LinearLayers(**LAYERS, device="cuda:77"), tmp_path / "out")
     monkeypatch.setenv("OUTLIERS_KERNELS", "fast")
     with pytest.raises(UserError, match="OUTLIERS_KERNELS is 'fast'"):
-        measure_linear_layers(LinearLayers(**LAYERS), tmp_path / "out")
+        run(LinearLayers(**LAYERS), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -8,8 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from outliers.errors import UserError
-from outliers.experiment import memory as experiment
-from outliers.experiment.memory import measure_memory
+from outliers.experiment.runner import run
+from outliers.measurements import memory as experiment
 from outliers.measurements.footprint import (
     GIB,
     Footprint,
@@ -256,7 +256,7 @@ def table3_rows(tmp_path_factory) -> list[dict]:
     more = ["facebook/opt-2.7b", "bigscience/bloom-3b"]
     fields = read_experiment("paper/table3")
     spec = make_experiment(fields.replaced({"models": fields.values["candidates"] + more}), Memory)
-    return measure_memory(spec, tmp_path_factory.mktemp("table3"))
+    return run(spec, tmp_path_factory.mktemp("table3"))
 
 
 def test_table_3_comes_out_as_published(table3_rows):
@@ -301,7 +301,7 @@ def test_experiment_of_all_known_models():
 
 def test_finished_rows_are_used_again(tmp_path, monkeypatch):
     spec = Memory(models=["pocket/gpt2-0.1m"], hardware=[{"hardware": "one", "gigabytes": 1}], context=64)
-    rows = measure_memory(spec, tmp_path)
+    rows = run(spec, tmp_path)
     assert [row["metric"] for row in rows] == [
         "parameters",
         "weights",
@@ -312,17 +312,17 @@ def test_finished_rows_are_used_again(tmp_path, monkeypatch):
         "fits",
     ]
     monkeypatch.setattr(experiment, "measure_footprint", None)
-    assert measure_memory(spec, tmp_path) == rows
+    assert run(spec, tmp_path) == rows
     more = spec.model_copy(update={"context": 65})
     with pytest.raises(TypeError):
-        measure_memory(more, tmp_path)
+        run(more, tmp_path)
     with pytest.raises(TypeError):
-        measure_memory(spec, tmp_path, force=True)
+        run(spec, tmp_path, force=True)
 
 
 def test_candidates_are_among_the_models(tmp_path):
     with pytest.raises(UserError, match=r"unknown candidate 'pocket/gpt2-1m'; did you mean pocket/gpt2-0.1m"):
-        measure_memory(Memory(models=["pocket/gpt2-0.1m"], candidates=["pocket/gpt2-1m"]), tmp_path)
+        run(Memory(models=["pocket/gpt2-0.1m"], candidates=["pocket/gpt2-1m"]), tmp_path)
 
 
 def test_command(monkeypatch, capsys, tmp_path):

@@ -10,9 +10,9 @@ import time
 import pytest
 import torch
 
-from outliers.experiment import sweep as sweeping
-from outliers.experiment.sweep import losses
-from outliers.measurements.generation import latency
+from outliers.measurements import sweep as sweeping
+from outliers.measurements.latency import latency
+from outliers.measurements.sweep import losses
 from outliers.terminal import progress as module
 from outliers.terminal.progress import Progress, over
 from tests.conftest import make_model

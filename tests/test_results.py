@@ -19,15 +19,14 @@ from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
-from outliers.experiment.emergence import emergence
 from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.rows import RowFile, finished, read_rows, rows_of
-from outliers.experiment.sweep import sweep
-from outliers.experiment.tracing import trace_model
+from outliers.experiment.runner import run, sweep
 from outliers.files import LOCK, part_of, write_whole
 from outliers.models.names import POCKET
 from outliers.specification.kinds import Emergence, Experiment, OneModel
 from outliers.tracing.result import Trace
+from tests.conftest import trace_model
 from tests.test_commands import call
 from tests.test_experiment import lasting
 
@@ -273,11 +272,11 @@ def test_no_row_is_written_that_could_not_be_read(tmp_path):
 @pytest.mark.parametrize("lost", [0, 5, -1])
 def test_all_rows_of_a_model_are_measured_again_where_one_is_lost(tmp_path, lost):
     spec = Emergence(models=[MODEL], alpha=3, **SMALL)
-    want = emergence(spec, tmp_path)
+    want = run(spec, tmp_path)
     found = lines(tmp_path)
     del found[lost]
     (tmp_path / "rows.jsonl").write_bytes(b"".join(found))
-    assert lasting(emergence(spec, tmp_path)) == lasting(want)
+    assert lasting(run(spec, tmp_path)) == lasting(want)
     assert len(read_rows(tmp_path)) == len(want)
 
 

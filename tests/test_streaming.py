@@ -10,27 +10,24 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
-from outliers.experiment.ablation import ablate_model
-from outliers.experiment.cell import Bench
-from outliers.experiment.emergence import emergence
-from outliers.experiment.job import prepare
-from outliers.experiment.sweep import sweep
-from outliers.experiment.tracing import trace_model
+from outliers.experiment.runner import run, sweep
 from outliers.measurements.ablation import ablate
 from outliers.measurements.attention import top1_softmax
+from outliers.measurements.bench import Bench, Job
 from outliers.measurements.perplexity import perplexities, perplexity
 from outliers.models.anatomy import decoder_layers
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
-from outliers.quantization.convert import quantize, under
+from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.specification.kinds import Ablation, Emergence, Experiment, OneModel
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace
 from outliers.variants.interventions import Intervention
-from tests.conftest import every_kind, make_model
+from outliers.variants.variant import Quantized
+from tests.conftest import every_kind, make_model, trace_model
 from tests.test_experiment import lasting, read_rows
 
 
@@ -75,7 +72,7 @@ def test_all_schemes_in_one_pass(folder, blocks):
     resident, streamed = load_model(folder), stream_model(folder)
     names = [*TABLE1, "llm.int8-bnb"]
     before = streamed.stream.bytes_read
-    found = perplexities(streamed, blocks, [under(get_scheme(name, 1.0)) for name in names])
+    found = perplexities(streamed, blocks, [Quantized(get_scheme(name, 1.0)) for name in names])
     stored = (stored for own, stored in streamed.stream.stored.items() if own.startswith(streamed.stream.prefix))
     layers = sum(end - start for of_one in stored for _, start, end in of_one.spans)
     assert streamed.stream.bytes_read - before == layers, "each weight of the layers is read once"
@@ -254,8 +251,8 @@ RUNS = {
         out,
     ),
     "trace": lambda out, **more: trace_model(OneModel(**ONE, **more), out)[1],
-    "ablation": lambda out, **more: ablate_model(Ablation(**ONE, features=[1, 2], methods=["mean"], **more), out),
-    "emergence": lambda out, **more: emergence(
+    "ablation": lambda out, **more: run(Ablation(**ONE, features=[1, 2], methods=["mean"], **more), out),
+    "emergence": lambda out, **more: run(
         Emergence(models=["pocket/gpt2-0.1m"], block=32, blocks=2, stream=True, **more), out
     ),
 }
@@ -292,8 +289,8 @@ def test_other_weights_are_measured_again(run, tmp_path):
     runs = {
         "sweep": lambda: sweep(Experiment(models=[str(folder)], schemes=["absmax"], **fields), tmp_path / "out"),
         "trace": lambda: trace_model(OneModel(model=str(folder), **fields), tmp_path / "out")[1],
-        "ablation": lambda: ablate_model(Ablation(model=str(folder), features=[1], **fields), tmp_path / "out"),
-        "emergence": lambda: emergence(Emergence(models=[str(folder)], **fields), tmp_path / "out"),
+        "ablation": lambda: run(Ablation(model=str(folder), features=[1], **fields), tmp_path / "out"),
+        "emergence": lambda: run(Emergence(models=[str(folder)], **fields), tmp_path / "out"),
     }
     before = runs[run]()
     times, content = file.stat(), bytearray(file.read_bytes())
@@ -310,17 +307,17 @@ def test_equal_weights_of_streamed_models_are_measured_once(tmp_path):
     for number in range(2):
         shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "models" / str(number))
     fields = {"models": [str(tmp_path / "models")], "revisions": ["0", "1"], "block": 32, "blocks": 1, "stream": True}
-    rows = emergence(Emergence(**fields), tmp_path / "out")
+    rows = run(Emergence(**fields), tmp_path / "out")
     one, other = ([row for row in rows if row["checkpoint"] == revision] for revision in "01")
     assert [row["value"] for row in one] == [row["value"] for row in other]
     assert {row["same_weights_as"] for row in other} == {"models@0"}
-    assert emergence(Emergence(**fields), tmp_path / "out") == rows
+    assert run(Emergence(**fields), tmp_path / "out") == rows
 
 
 def test_weights_that_are_not_those_of_another_process(tmp_path):
     """As where a file changes between two workers: it shows when the layers were read."""
     spec = OneModel(**ONE)
-    job = prepare(spec.model, None, spec)
+    job = Job.of(spec.model, None, spec)
     with Progress(0) as bar:
         bench = Bench(bar)
     model, fields = bench.load(job, spec)

@@ -21,19 +21,16 @@ from safetensors.torch import load_file, save_file
 
 from outliers import files
 from outliers.errors import UserError
-from outliers.experiment import tracing
-from outliers.experiment.ablation import ablate_model
-from outliers.experiment.emergence import emergence
-from outliers.experiment.latency import measure_latency
+from outliers.experiment import traces
 from outliers.experiment.rows import RowFile, read_rows
-from outliers.experiment.sweep import sweep
-from outliers.experiment.tracing import trace_model
+from outliers.experiment.runner import run, sweep
 from outliers.files import LOCK, locked, write_whole
 from outliers.measurements.perplexity import losses
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.specification.kinds import Ablation, Emergence, Experiment, Latency, OneModel
 from outliers.tracing.result import Trace
+from tests.conftest import trace_model
 from tests.test_commands import call
 from tests.test_experiment import lasting
 
@@ -85,7 +82,7 @@ def interrupting(monkeypatch, at: int, times: int) -> None:
             signal.raise_signal(signal.SIGINT)
         return losses(model, blocks)
 
-    monkeypatch.setattr("outliers.experiment.sweep.losses", press)
+    monkeypatch.setattr("outliers.measurements.sweep.losses", press)
 
 
 @pytest.mark.parametrize(("times", "finished"), [(1, 3), (2, 2)])
@@ -117,7 +114,7 @@ def test_ctrl_c_where_nothing_is_missing_or_finished(monkeypatch, tmp_path):
         signal.raise_signal(signal.SIGINT)
         return described(*arguments)
 
-    monkeypatch.setattr("outliers.experiment.job.load_model", press)
+    monkeypatch.setattr("outliers.measurements.bench.load_model", press)
     with pytest.raises(KeyboardInterrupt, match=r"^8 finished rows in"):
         sweep(Experiment(**FIELDS), tmp_path)
     assert read_rows(tmp_path) == rows
@@ -132,7 +129,7 @@ def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path):
     def press(*_):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("outliers.experiment.sweep.prepare", press)
+    monkeypatch.setattr("outliers.measurements.sweep.check_draws", press)
     code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path / "none")
     assert (code, err) == (130, "interrupted; run the same command again to go on\n")
     assert not (tmp_path / "none").exists()
@@ -185,7 +182,7 @@ def test_a_real_signal_to_a_real_process(tmp_path):
 KILLER = """
 import json, os, signal, sys, time
 from pathlib import Path
-from outliers.experiment.sweep import sweep
+from outliers.experiment.runner import sweep
 from outliers.specification.kinds import Experiment
 
 fields, out, moments, writes = json.loads(sys.argv[1]), Path(sys.argv[2]), *map(json.loads, sys.argv[3:5])
@@ -430,7 +427,7 @@ def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
 def test_nothing_is_measured_where_not_even_the_lock_fits(monkeypatch, small_disk):
     disk = small_disk("8k")
     (disk / "filler").write_bytes(b"0" * 8192)
-    monkeypatch.setattr("outliers.experiment.sweep.losses", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("outliers.measurements.sweep.losses", lambda *_: pytest.fail("measured"))
     with pytest.raises(UserError, match="No space left on device"):
         sweep(Experiment(**FIELDS), disk)
     assert names(disk) == {"filler"}
@@ -511,7 +508,7 @@ def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, t
             change(file)
         return losses(model, blocks)
 
-    monkeypatch.setattr("outliers.experiment.sweep.losses", then_change)
+    monkeypatch.setattr("outliers.measurements.sweep.losses", then_change)
     code, _, err = call(monkeypatch, capsys, "--model", model, *ARGUMENTS[2:], "--out", out)
     assert code == 2
     assert len(measured) == 3
@@ -521,7 +518,7 @@ def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, t
 
 
 def test_ctrl_c_during_a_trace_keeps_the_blocks_it_has_read(monkeypatch, tmp_path):
-    spec, usual, read = OneModel(model=MODEL, block=64, blocks=6, alpha=3), tracing.trace, []
+    spec, usual, read = OneModel(model=MODEL, block=64, blocks=6, alpha=3), traces.trace, []
     want = lasting(trace_model(spec, tmp_path / "whole")[1])
 
     def press(*arguments, **keywords):
@@ -530,7 +527,7 @@ def test_ctrl_c_during_a_trace_keeps_the_blocks_it_has_read(monkeypatch, tmp_pat
             signal.raise_signal(signal.SIGINT)
         return usual(*arguments, **keywords)
 
-    monkeypatch.setattr(tracing, "trace", press)
+    monkeypatch.setattr(traces, "trace", press)
     with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows"):
         trace_model(spec, tmp_path / "cut")
     assert Trace.load(tmp_path / "cut" / "trace").sequences == 3
@@ -543,15 +540,15 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
 
 
 @pytest.mark.parametrize(
-    ("measure", "spec", "module", "step"),
+    ("spec", "module", "step"),
     [
-        (emergence, lambda name: Emergence(models=[name], alpha=3, **TEXT), "emergence", "trace"),
-        (ablate_model, lambda name: Ablation(model=name, features=[3], methods=["zero"], **TEXT), "ablation", "cost"),
-        (measure_latency, lambda name: Latency(models=[name], **TIMED), "latency", "latency"),
+        (lambda name: Emergence(models=[name], alpha=3, **TEXT), "measurements.tracing", "trace"),
+        (lambda name: Ablation(model=name, features=[3], methods=["zero"], **TEXT), "experiment.runner", "cost"),
+        (lambda name: Latency(models=[name], **TIMED), "measurements.latency", "latency"),
     ],
 )
-def test_other_measurements_of_a_checkpoint_that_changes(monkeypatch, tmp_path, measure, spec, module, step):
-    folder, module = own(tmp_path), importlib.import_module(f"outliers.experiment.{module}")
+def test_other_measurements_of_a_checkpoint_that_changes(monkeypatch, tmp_path, spec, module, step):
+    folder, module = own(tmp_path), importlib.import_module(f"outliers.{module}")
     usual = getattr(module, step)
 
     def change_before(*arguments, **keywords):
@@ -560,7 +557,7 @@ def test_other_measurements_of_a_checkpoint_that_changes(monkeypatch, tmp_path, 
 
     monkeypatch.setattr(module, step, change_before)
     with pytest.raises(UserError, match="changed while they were measured"):
-        measure(spec(str(folder)), tmp_path / "out")
+        run(spec(str(folder)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

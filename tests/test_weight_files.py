@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.experiment.tracing import trace_model
 from outliers.measurements.perplexity import perplexity
 from outliers.models import checkpoint
 from outliers.models.load import load_model, weights_hash
@@ -31,7 +30,7 @@ from outliers.models.weight_files import INDEX, WEIGHTS
 from outliers.quantization.convert import quantize
 from outliers.quantization.store import FILE, load_int8, load_quantized, save_quantized
 from outliers.specification.kinds import OneModel
-from tests.conftest import make_model
+from tests.conftest import make_model, trace_model
 
 FOLDERS = 200
 Tensors = dict[str, torch.Tensor]

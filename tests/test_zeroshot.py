@@ -14,8 +14,9 @@ import torch
 import yaml
 
 from outliers.errors import UserError
-from outliers.experiment import zeroshot as experiment
+from outliers.experiment.runner import run
 from outliers.measurements import harness as module
+from outliers.measurements import zeroshot as experiment
 from outliers.measurements.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
@@ -334,10 +335,10 @@ def test_experiment_goes_on_where_it_stopped(spec, data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(experiment, "evaluate", counted)
     with pytest.raises(KeyboardInterrupt):
-        experiment.measure_zeroshot(spec, tmp_path)
-    rows = experiment.measure_zeroshot(spec, tmp_path)
+        run(spec, tmp_path)
+    rows = run(spec, tmp_path)
     assert len(calls) == 4 + 5, "three of eight tasks were finished"
-    assert experiment.measure_zeroshot(spec, tmp_path) == rows
+    assert run(spec, tmp_path) == rows
     assert len(calls) == 9
     assert len(rows) == len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2 * 2 * 4
 
@@ -347,7 +348,7 @@ def test_experiment_goes_on_where_it_stopped(spec, data, tmp_path, monkeypatch):
     assert {"standard_error", "weights_hash", "parameters", "lm_eval", "kernels", "wall_seconds"} <= row.keys()
     assert all("alpha" not in row for row in rows if row["scheme"] == "fp32")
 
-    fewer = experiment.measure_zeroshot(spec.model_copy(update={"limit": 2, "models": spec.models[:1]}), tmp_path)
+    fewer = run(spec.model_copy(update={"limit": 2, "models": spec.models[:1]}), tmp_path)
     assert {row["examples"] for row in fewer} == {2}
     assert len(calls) == 9 + 4
 

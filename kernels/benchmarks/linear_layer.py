@@ -2,7 +2,7 @@
 
     python kernels/benchmarks/linear_layer.py
 
-The ways are those of `outliers.measurements.linear_layer`. All ways of one shape are timed in turn, several rounds, on
+The ways are those of `outliers.measurements.linear_layers`. All ways of one shape are timed in turn, several rounds, on
 a GPU (16 bits: float16) if there is one, otherwise on the CPU (bfloat16, for CPUs have no fast float16). Printed, and
 written with the processor and versions as CSV to `--out`, are medians in milliseconds with the spread between the
 quartiles, and how many times faster than 16 bits each way is (medians of the ratios of a round). The layers of the
@@ -17,7 +17,7 @@ import torch
 from outlier_kernels import dispatch
 
 from outliers.experiment.provenance import environment
-from outliers.measurements.linear_layer import milliseconds, rows_of, ways
+from outliers.measurements.linear_layers import milliseconds, rows_of, ways
 
 # Tokens, features, outputs.
 SHAPES = (

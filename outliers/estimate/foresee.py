@@ -1,15 +1,12 @@
 """What a run will need, before it starts, beside what there is; what cannot fit is refused."""
 
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from outliers.errors import UserError
-from outliers.estimate.needs import Need, Run, least_seconds, need_of
-from outliers.estimate.probe import Passes
+from outliers.estimate.needs import Need, Request, least_seconds, need_of
 from outliers.estimate.remedies import refusal_of, refusal_of_downloads
 from outliers.estimate.room import Room, room_of
-from outliers.experiment.job import Job
-from outliers.specification.kinds import Settings
 from outliers.terminal.amounts import duration, size
 from outliers.terminal.progress import Progress
 
@@ -27,22 +24,15 @@ class Foreseen(NamedTuple):
     refusal: str | None
 
 
-def foresee(jobs: list[Job], settings: Settings, passes: Passes, left: float = 1.0) -> Foreseen:
+def foresee(runs: list[Request]) -> Foreseen:
     """Find out what a run will need of this machine.
 
     Nothing is loaded: the measurement is made on one block and one layer of random weights.
 
-    Args:
-        jobs: the models, which are measured one after the other.
-        settings: of the experiment.
-        passes: the parts of the measurement of a model, see `outliers.experiment.parts`.
-        left: the share of the measurement that is not finished yet.
-
     Returns:
         Of a run that may take no longer than foreseeing it does, no needs.
     """
-    known: dict[tuple, Any] = {}
-    runs = [Run(job, settings, passes, left, known) for job in jobs if left]
+    settings = runs[0].settings
     if sum(map(least_seconds, runs)) < WORTH_FORESEEING:
         runs = []
     needs = []

@@ -11,7 +11,7 @@ from huggingface_hub import try_to_load_from_cache
 from outliers.errors import UserError
 from outliers.estimate.probe import Calibration, Cost, Passes, Sizes, calibrate, model_sizes
 from outliers.estimate.room import room_of
-from outliers.experiment.job import Job
+from outliers.measurements.bench import Job
 from outliers.models.load import DTYPES, find_device
 from outliers.models.source import SECONDS_FOR_THE_HUB, ask_hub, local_files, local_place
 from outliers.models.stream import STATES_ON_GPU
@@ -47,7 +47,7 @@ class Need(NamedTuple):
     seconds: float | None
 
 
-class Run(NamedTuple):
+class Request(NamedTuple):
     """The run of one model.
 
     passes: see `outliers.experiment.parts`. left: the share of it that is not finished yet. known: what was found out,
@@ -60,12 +60,17 @@ class Run(NamedTuple):
     left: float
     known: dict[tuple, Any]
 
-    def under(self, **changes) -> "Run":
+    @property
+    def name(self) -> str:
+        """The job's."""
+        return self.job.name
+
+    def under(self, **changes) -> "Request":
         """The same run with other settings."""
         return self._replace(settings=self.settings.model_copy(update=changes))
 
 
-def need_of(run: Run) -> Need:
+def need_of(run: Request) -> Need:
     """What a run needs on this machine. Nothing is calibrated for which there is no memory."""
     settings, device = run.settings, find_device(run.settings.device)
     free = room_of(settings).memory
@@ -87,7 +92,7 @@ def need_of(run: Run) -> Need:
     return Need(run.job.name, memory, host, states if in_file else 0, download, _seconds(run, sizes, calibration))
 
 
-def least_seconds(run: Run) -> float:
+def least_seconds(run: Request) -> float:
     """What a run takes at the very least."""
     sizes, settings = _of_config(run, model_sizes, run.settings.dtype), run.settings
     a_layer = LEAST_A_LAYER + sizes.layer * settings.block * LEAST_A_BYTE
@@ -95,7 +100,7 @@ def least_seconds(run: Run) -> float:
     return run.left * times * settings.blocks * sizes.layers * a_layer + sizes.weights / FASTEST
 
 
-def _of_config(run: Run, find_out: Callable, *arguments):
+def _of_config(run: Request, find_out: Callable, *arguments):
     """What is found out of a model's configuration; models, such as revisions of one, may have the same."""
     key = find_out, run.job.config.to_json_string(), repr(arguments)
     if key not in run.known:
@@ -103,7 +108,7 @@ def _of_config(run: Run, find_out: Callable, *arguments):
     return run.known[key]
 
 
-def _of_job(run: Run, find_out: Callable):
+def _of_job(run: Request, find_out: Callable):
     """What is found out of a model's files."""
     key = find_out, run.job.name
     if key not in run.known:
@@ -111,7 +116,7 @@ def _of_job(run: Run, find_out: Callable):
     return run.known[key]
 
 
-def states_of(run: Run) -> int:
+def states_of(run: Request) -> int:
     """Bytes of the hidden states of all blocks between two layers, for each part of a pass."""
     of_block = run.settings.block * run.job.config.hidden_size * DTYPES[run.settings.dtype].itemsize
     return max(sum(part.times for part in parts) for parts in run.passes) * run.settings.blocks * of_block
@@ -132,7 +137,7 @@ def _memory(sizes: Sizes, calibration: Calibration, settings: Settings) -> int:
     return weights + max(map(beside_weights, costs))
 
 
-def _seconds(run: Run, sizes: Sizes, calibration: Calibration) -> float:
+def _seconds(run: Request, sizes: Sizes, calibration: Calibration) -> float:
     """To read, copy and compute; a streamed model reads a layer while the one before computes, in each pass."""
     blocks, layers = run.settings.blocks, sizes.layers
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from outliers.measurements.footprint import Storages
+from outliers.measurements.measurement import Part, Passes
 from outliers.models.anatomy import decoder_layers
 from outliers.models.checkpoint import parameters_on_meta
 from outliers.models.decoder import inference, run_decoder
@@ -24,25 +25,6 @@ OUTLIER = 20.0  # the weight of one feature in each norm: schemes that decompose
 ENOUGH = 0.05  # seconds of runs after which a part is not repeated any more
 FEW = 3  # runs in any case,
 LONG = 1.0  # but for those of so many seconds: what only the first run does is little beside it
-
-
-def _nothing(model: PreTrainedModel) -> PreTrainedModel:
-    return model
-
-
-class Part(NamedTuple):
-    """A part of a measurement.
-
-    each: what is done with every block, int64 (1, T). once: what is made of the model before, such as one under a
-    scheme, at a cost for each layer. times: how many parts of the measurement cost the same as this one.
-    """
-
-    each: Callable[[PreTrainedModel, torch.Tensor], object]
-    once: Callable[[PreTrainedModel], PreTrainedModel] = _nothing
-    times: int = 1
-
-
-Passes = list[list[Part]]  # the parts of each pass over the text; a streamed model reads its layers once a pass
 
 
 class Cost(NamedTuple):

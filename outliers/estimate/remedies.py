@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from outliers.estimate.needs import Need, Run, need_of, states_of
+from outliers.estimate.needs import Need, Request, need_of, states_of
 from outliers.estimate.room import Room, room_of
 from outliers.models.load import find_device
 from outliers.specification.kinds import Settings
@@ -16,7 +16,7 @@ from outliers.terminal.amounts import parse_bytes, size
 SHORTEST = 32  # tokens: no shorter block is proposed
 
 
-def refusal_of(run: Run, needed: Need, room: Room) -> str | None:
+def refusal_of(run: Request, needed: Need, room: Room) -> str | None:
     lack = _lack(needed, room, run.settings)
     return f"'{needed.model}' needs {lack}; {_remedy(run, needed, room)}" if lack else None
 
@@ -45,7 +45,7 @@ def _lack(needed: Need, room: Room, settings: Settings) -> str | None:
     return next(lacks, None)
 
 
-def _remedy(run: Run, needed: Need, room: Room) -> str:
+def _remedy(run: Request, needed: Need, room: Room) -> str:
     """What would make a run fit, each computed."""
     if (needed.download or 0) > room.cache:
         return "set HF_HOME to a folder with more room"
@@ -55,14 +55,14 @@ def _remedy(run: Run, needed: Need, room: Room) -> str:
     return ", ".join(options) or "no option makes it fit on this machine"
 
 
-def _fits(run: Run, **changes) -> Need | None:
+def _fits(run: Request, **changes) -> Need | None:
     """What a run with other settings needs, if that is there."""
     other = run.under(**changes)
     needed = need_of(other)
     return None if _lack(needed, room_of(other.settings), other.settings) else needed
 
 
-def _that_fit(run: Run, options: Callable[[Run], Iterator[tuple[str, dict]]]) -> list[str]:
+def _that_fit(run: Request, options: Callable[[Request], Iterator[tuple[str, dict]]]) -> list[str]:
     found = [(option, _fits(run, **changes)) for option, changes in options(run)]
     return [f"with {option} it needs {_amount(needed)}" for option, needed in found if needed]
 
@@ -71,7 +71,7 @@ def _amount(needed: Need) -> str:
     return size(needed.memory) + (f" and {size(needed.disk)} of disk" if needed.disk else "")
 
 
-def _single_options(run: Run) -> Iterator[tuple[str, dict]]:
+def _single_options(run: Request) -> Iterator[tuple[str, dict]]:
     """Options, and what they change in the settings."""
     settings = run.settings
     if not settings.stream:
@@ -82,7 +82,7 @@ def _single_options(run: Run) -> Iterator[tuple[str, dict]]:
         yield "--device auto", {"device": "auto"}
 
 
-def _further_options(run: Run) -> Iterator[tuple[str, dict]]:
+def _further_options(run: Request) -> Iterator[tuple[str, dict]]:
     """Where no single option is enough: those of a streamed run, each as large as fits."""
     settings = run.settings
     option, streamed = ("", {}) if settings.stream else _streamed(settings)
@@ -110,7 +110,7 @@ def _streamed(settings: Settings) -> tuple[str, dict]:
     return "--stream", {"stream": True}
 
 
-def _limit(run: Run) -> str | None:
+def _limit(run: Request) -> str | None:
     """What a streamed run can have of memory for hidden states and puts them into a file: whole GB or MB."""
     in_file = run.under(memory=1)
     device = find_device(run.settings.device)

@@ -17,13 +17,12 @@ from tqdm import tqdm
 
 from outliers.errors import UserError
 from outliers.estimate.foresee import Foreseen, announce, foresee
-from outliers.estimate.needs import PROCESS, Need
-from outliers.estimate.probe import Passes
+from outliers.estimate.needs import PROCESS, Need, Request
 from outliers.estimate.room import Room
-from outliers.experiment.cell import Bench, Cell
+from outliers.experiment.cell import Cell
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
-from outliers.experiment.job import Job
-from outliers.specification.kinds import Settings
+from outliers.measurements.bench import Bench
+from outliers.specification.kinds import Spread
 from outliers.terminal.progress import Progress
 
 CELLS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end at nearly the same time
@@ -44,11 +43,11 @@ class Cluster:
         UserError: Ray is not installed or cannot be reached, or no machine of it can hold a cell.
     """
 
-    def __init__(self, settings: Settings, bar: Progress):
-        self.device, self.bar = settings.device, bar
+    def __init__(self, spec: Spread, bar: Progress):
+        self.device, self.bar = spec.device, bar
         self.foreseen = Foreseen([], Room(0, 0, 0, 0), None)
         # A part of a text reads all layers of a streamed model.
-        self.cells_a_worker = 1 if settings.stream else CELLS_A_WORKER
+        self.cells_a_worker = 1 if getattr(spec, "stream", False) else CELLS_A_WORKER
         self.warned: set[str] = set()  # what a worker warned of, which others do too, is said once
         self.name = uuid.uuid4().hex  # of this run: workers outlive it, but not what they loaded for it
 
@@ -83,19 +82,17 @@ class Cluster:
             self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
             self.alone = True
 
-    def foresee(self, jobs: list[Job], settings: Settings, passes: Passes, left: float) -> None:
+    def foresee(self, requests: list[Request]) -> None:
         """Print what a run needs, which one of the workers finds out, and refuse what cannot fit there."""
-        if not left:
-            return
-        cell = Cell("what it needs", _foresee, jobs[0], (jobs, settings, passes, left), 0)
+        cell = Cell("what it needs", _foresee, requests[0], (requests,), 0)
         ((_, self.foreseen),) = self.run([cell])
         workers = max(1, self._slots(cell))
         announce(self.foreseen, workers)
-        self.bar.expect([sum(needed.seconds or 0 for needed in self.foreseen.needs) / left / workers])
+        self.bar.expect([sum(needed.seconds or 0 for needed in self.foreseen.needs) / requests[0].left / workers])
 
-    def groups(self, jobs: list[Job]) -> list[list[Job]]:
-        """The jobs that are measured together: all."""
-        return [jobs]
+    def groups(self, subjects: list) -> list[list]:
+        """The subjects that are measured together: all."""
+        return [subjects]
 
     def parts(self, blocks: int, cells: int) -> list[slice]:
         """How a text of so many blocks is cut where there are so many cells: so that all workers have some."""
@@ -112,7 +109,7 @@ class Cluster:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         waiting, running, failures = deque(cells), {}, []
-        for cell in {cell.job.name: cell for cell in waiting}.values():
+        for cell in {cell.subject.name: cell for cell in waiting}.values():
             self._check(cell)
         try:
             while (waiting or running) and not asked_to_stop():
@@ -156,12 +153,12 @@ class Cluster:
         needs = self._needs(cell)
         options = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"], "memory": needs["memory"]}
         threads = int(needs["CPU"])
-        arguments = self.name, os.getcwd(), threads, cell.function, cell.job, cell.arguments
+        arguments = self.name, os.getcwd(), threads, cell.function, cell.subject, cell.arguments
         return self.remote.options(**options, max_retries=RETRIES, name=cell.name).remote(*arguments)
 
     def _needs(self, cell: Cell) -> dict[str, float]:
         """What a cell needs of a machine, by Ray's names of it."""
-        needed = next((needed for needed in self.foreseen.needs if needed.model == cell.job.name), None)
+        needed = next((needed for needed in self.foreseen.needs if needed.model == cell.subject.name), None)
         if self.device != "cpu":
             gpus = 1 if self.device == "cuda" else self._gpus(needed)
             return {"CPU": 1, "GPU": gpus, "memory": needed.host if needed else PROCESS}
@@ -237,7 +234,7 @@ class _Warnings(logging.Handler):
 
 
 def _measure(
-    run: str, folder: str, threads: int, function: Callable, job: Job, arguments: tuple
+    run: str, folder: str, threads: int, function: Callable, subject, arguments: tuple
 ) -> tuple[Any, list[str]]:
     """Measure a cell in a worker; what it returned, and warnings. Its cores are those that Ray reserved for it;
     relative paths are the driver's."""
@@ -251,7 +248,7 @@ def _measure(
     heard, root = _Warnings(), logging.getLogger("outliers")
     root.addHandler(heard)
     try:
-        result = function(_bench[1], job, *arguments)
+        result = function(_bench[1], subject, *arguments)
     finally:
         root.removeHandler(heard)
     _bench[1].check_weights()
@@ -259,8 +256,8 @@ def _measure(
     return result, heard.messages
 
 
-def _foresee(_bench: Bench, _job: Job, *arguments) -> Foreseen:
-    return foresee(*arguments)
+def _foresee(_bench: Bench, _request: Request, requests: list[Request]) -> Foreseen:
+    return foresee(requests)
 
 
 def _reason(error: Exception) -> str:

@@ -1,16 +1,16 @@
 """Where an experiment's cells are measured: in this process one after the other, or as tasks of a Ray cluster."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from outliers.estimate.foresee import announce, foresee
-from outliers.estimate.probe import Passes
-from outliers.experiment.cell import Bench, Cell
+from outliers.estimate.needs import Request
+from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
 from outliers.experiment.interrupt import stop_if_asked
-from outliers.experiment.job import Job
-from outliers.specification.kinds import Settings
+from outliers.measurements.bench import Bench
+from outliers.specification.kinds import Named
 from outliers.terminal.progress import Progress
 
 
@@ -18,17 +18,17 @@ class Here:
     """Runs cells in this process, one after the other; the first that fails ends the run."""
 
     def __init__(self, bar: Progress):
-        self.bench = Bench(bar)
+        self.bar, self.bench = bar, Bench(bar)
 
-    def foresee(self, jobs: list[Job], settings: Settings, passes: Passes, left: float) -> None:
-        """Print what a run needs, and refuse what cannot fit; see `outliers.estimate.foresee`."""
-        foreseen = foresee(jobs, settings, passes, left)
+    def foresee(self, requests: list[Request]) -> None:
+        """Print what a run needs, and refuse what cannot fit; see `outliers.estimate`."""
+        foreseen = foresee(requests)
         announce(foreseen)
-        self.bench.bar.expect([(needed.seconds or 0) / left for needed in foreseen.needs])
+        self.bar.expect([(needed.seconds or 0) / requests[0].left for needed in foreseen.needs])
 
-    def groups(self, jobs: list[Job]) -> list[list[Job]]:
-        """The jobs that are measured together: each alone, for one model at a time is in memory."""
-        return [[job] for job in jobs]
+    def groups(self, subjects: list) -> list[list]:
+        """The subjects that are measured together: each alone, for one model at a time is in memory."""
+        return [[subject] for subject in subjects]
 
     def parts(self, blocks: int, _cells: int) -> list[slice]:
         """How a text of so many blocks is cut: not at all."""
@@ -42,8 +42,11 @@ class Here:
         """
         for cell in cells:
             stop_if_asked()
-            self.bench.bar.set_description(cell.name)
-            result = cell.function(self.bench, cell.job, *cell.arguments)
+            self.bar.set_description(cell.name)
+            end = self.bar.n + cell.steps
+            result = cell.function(self.bench, cell.subject, *cell.arguments)
+            if end > self.bar.n:  # what the cell did not move itself
+                self.bar.update(end - self.bar.n)
             self.bench.check_weights()
             yield cell, result
 
@@ -57,44 +60,15 @@ def gather(engine: Engine, cells: list[Cell]) -> list[Any]:
     return [found[id(cell)] for cell in cells]
 
 
-def common_fields(engine: Engine, jobs: list[Job], settings: Settings) -> list[dict]:
-    """The fields that all rows of each job have in common, for which every model is loaded.
-
-    Those of streamed models say nothing of their weights, see `with_weights`.
-    """
-    return gather(engine, [Cell("its fields", _common, job, (settings,), 0) for job in jobs])
-
-
-def _common(bench: Bench, job: Job, settings: Settings) -> dict:
-    return bench.load(job, settings)[1]
-
-
-def with_weights(engine: Engine, job: Job, settings: Settings, fields: dict, needed: Callable[[dict], object]) -> dict:
-    """The fields of a job's rows with the hash of its weights, before they are measured.
-
-    That of a streamed model is known after its first pass. It is read for it before that only where it decides whether
-    there is something to measure: if `needed` says so of the fields without it.
-    """
-    if "weights_hash" in fields or not needed(fields):
-        return fields
-    (weights,) = gather(engine, [Cell("its weights", _weights, job, (settings,), 0)])
-    return fields | weights
-
-
-def _weights(bench: Bench, job: Job, settings: Settings) -> dict:
-    bench.load(job, settings)
-    return bench.weights()
-
-
 @contextmanager
-def engine_of(settings: Settings, bar: Progress) -> Iterator[Engine]:
+def engine_of(spec: Named, bar: Progress) -> Iterator[Engine]:
     """The engine that an experiment asks for.
 
     Raises:
         UserError: as `outliers.experiment.cluster.Cluster`.
     """
-    if settings.engine == "local":
+    if getattr(spec, "engine", "local") == "local":
         yield Here(bar)
     else:
-        with Cluster(settings, bar) as cluster:
+        with Cluster(spec, bar) as cluster:
             yield cluster

@@ -1,27 +1,38 @@
 """What a model loses without some features, beside what it loses without random ones."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from numbers import Integral
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import bootstrap
-from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
 from outliers.measurements.attention import top1_softmax
-from outliers.measurements.perplexity import perplexities, perplexity
-from outliers.models.anatomy import Projection, check_features, decoder_layers, readers
-from outliers.models.stream import Variant, is_streamed
+from outliers.measurements.bench import Bench, Counted, Job
+from outliers.measurements.measurement import First, Measurement, Part, Passes, Question
+from outliers.measurements.perplexity import perplexities
+from outliers.measurements.sweep import scheme_fields
+from outliers.models.anatomy import check_features
+from outliers.models.names import short_name
+from outliers.models.stream import AS_IT_IS, Variant, is_streamed
+from outliers.quantization.schemes import BASELINE, get_scheme
+from outliers.specification.kinds import Ablation, alpha_of_schemes
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
 from outliers.variants.interventions import METHODS, Intervention, Means
+from outliers.variants.variant import Ablated, Quantized, Together, feature_means
 
+METRICS = ("top1_softmax", "perplexity")
+FEATURE = 0  # stands for outlier features that nobody knows yet
+LAYERS = 2  # of the model by which a cost is found
 CONTROLS = range(10, 10_001)  # random draws of features: fewer make no interval, more no better one
 SEEDS = range(2**63)  # what the generators of numpy and torch both take
 RESAMPLES = 10_000
@@ -39,6 +50,122 @@ class Treatment:
     method: str | None = None
     features: tuple[int, ...] = ()
     draw: int | None = None
+
+
+class AblationRows(Measurement[Ablation]):
+    """One row a treatment and metric of a model: its outlier features, or those of the specification, taken out.
+
+    What features are outliers is what a trace of the model says that is not quantized.
+    """
+
+    first = First(STREAM, attention=False, kept=False)
+    experiment = "ablate"
+
+    def subjects(self) -> list[Job]:
+        job = Job.of(self.spec.model, self.spec.revision, self.spec)
+        self.scheme = get_scheme(self.spec.scheme, alpha_of_schemes(self.spec))
+        planned(self.spec, job.config.hidden_size)  # mistakes show before the text is traced
+        return [job]
+
+    @property
+    def _is_quantized(self) -> bool:
+        return self.scheme.name != BASELINE
+
+    def passes(self, job: Job) -> Passes:
+        return ablation_parts(self.spec, job.config.hidden_size)
+
+    def total(self, _job: Job) -> int:
+        return self.spec.blocks
+
+    def finished_share(self, rows: list[dict], jobs: list[Job]) -> float:
+        treatments = planned(self.spec, jobs[0].config.hidden_size)
+        done = [row for row in rows if row.get("method") in (None, *self.spec.methods)]
+        return len(done) / (len(METRICS) * len(treatments))
+
+    def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
+        model, fields = bench.load(job, self.spec)
+        under = {"scheme": self.scheme.name, **scheme_fields(self.scheme, model)} if self._is_quantized else {}
+        return fields, under | {"where": self.spec.where, "seed": self.spec.seed, "alpha": self.spec.alpha}
+
+    def questions(self, job: Job, facts: dict, trace: Trace) -> list[Question]:
+        outliers = trace.outlier_features()["feature"].tolist()
+        if not (self.spec.features or outliers):
+            raise _no_outlier(trace, self.spec)
+        treatments = planned(self.spec, job.config.hidden_size, outliers)
+        means = feature_means(trace) if "mean" in self.spec.methods else {}
+
+        def question(metric: str, number: int, treatment: Treatment) -> Question:
+            about = metric, treatment, means if treatment.method == "mean" else {}  # which travel with it
+            return Question(f"{metric} {number}", facts | _asked(treatment, metric), about, (metric,))
+
+        return [question(metric, *numbered) for metric, numbered in product(METRICS, enumerate(treatments))]
+
+    def together(self, questions: list[Question]) -> list[list[Question]]:
+        of_metrics = [[question for question in questions if question.about[0] == metric] for metric in METRICS]
+        top1, damage = of_metrics
+        sets = [top1, damage] if self.spec.stream else [top1, *([question] for question in damage)]
+        return [some for some in sets if some]
+
+    def steps(self, questions: list[Question]) -> int:
+        return self.spec.blocks * (1 if questions[0].about[0] == METRICS[0] else len(questions))
+
+    def answer(self, bench: Bench, job: Job, questions: list[Question], _part: slice, fields: dict) -> list[float]:
+        model, _ = bench.load(job, self.spec, fields)
+        (metric, *_), variant = questions[0].about, AS_IT_IS
+        treatments, of_each = zip(*(question.about[1:] for question in questions), strict=True)
+        means = next(filter(None, of_each), {})
+        if self._is_quantized and is_streamed(model):
+            variant = Quantized(self.scheme)
+        elif self._is_quantized:
+            model = bench.quantized(self.scheme)
+        blocks, spec = Counted(job.blocks, bench.bar), self.spec
+        return [value for _, value in measure(model, blocks, treatments, metric, spec.where, spec.seed, means, variant)]
+
+    def rows(self, _question: Question, answers: list[float], _trace: Trace) -> list[dict]:
+        return [{"value": answers[0], "unit": "1"}]
+
+
+def planned(spec: Ablation, width: int, outliers: Sequence[int] = ()) -> list[Treatment]:
+    """What a specification asks of a model with so many features: of those that it names, else of its outliers; while
+    these are not known, of one feature."""
+    features = spec.features or list(outliers) or [FEATURE]
+    return plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)
+
+
+def ablation_parts(spec: Ablation, width: int) -> Passes:
+    """Of an ablation of a model with so many features; where none are given, of one."""
+    means = {(layer, role): torch.zeros(width) for layer in range(LAYERS) for role in STREAM}
+
+    def intervention(method: str | None, count: int) -> Intervention:
+        features = tuple(range(count))
+        return Intervention(features, method or "zero", spec.seed, means if method == "mean" else {})
+
+    kinds = [(treatment.method, len(treatment.features)) for treatment in planned(spec, width)]
+    every = [intervention(*kind) for kind in kinds]
+    return [
+        [Part(partial(trace, roles=STREAM, alpha=spec.alpha, attention=False))],
+        [Part(partial(top1_softmax, interventions=every))],
+        [
+            Part(partial(perplexities, variants=[Ablated(intervention(*kind), tuple(spec.where))]), times=times)
+            for kind, times in Counter(kinds).items()
+        ],
+    ]
+
+
+def _asked(treatment: Treatment, metric: str) -> dict:
+    """The fields of a row of a treatment."""
+    of_treatment = {name: value for name, value in vars(treatment).items() if value is not None}
+    return {**of_treatment, "features": list(treatment.features), "metric": metric}
+
+
+def _no_outlier(found: Trace, spec: Ablation) -> UserError:
+    """The error for a model in which there is nothing to ablate."""
+    nearest = found.features().iloc[0]
+    return UserError(
+        f"'{short_name(spec.model)}' has no outlier feature on this text (feature {nearest['feature']} hits "
+        f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions); name features with "
+        "--features or lower --alpha"
+    )
 
 
 def plan(
@@ -100,43 +227,31 @@ def measure(
     where: Iterable[str] = ("attn_in",),
     seed: int = 0,
     means: Means | None = None,
+    variant: Variant = AS_IT_IS,
 ) -> Iterator[tuple[Treatment, float]]:
     """Measure "top1_softmax" or "perplexity" of treatments, each as soon as it is known.
 
     All treatments of "top1_softmax" come from one pass over the text; "perplexity" takes one for each, but of a
     streamed model, whose layers are read once for all treatments. "shuffle" then draws its permutations layer by layer
-    instead of block by block, so they are others. means: those of `feature_means`, which the method "mean"
-    needs.
+    instead of block by block, so they are others.
+
+    means: those of `feature_means`, which the method "mean" needs. variant: what the model is under meanwhile.
     """
     treatments = list(treatments)
-    if not treatments:
-        return
     interventions = [
         Intervention(treatment.features, treatment.method or "zero", seed, means or {}) for treatment in treatments
     ]
-    if metric == "top1_softmax":
-        yield from zip(treatments, top1_softmax(model, blocks, interventions), strict=True)
+    if not treatments:
         return
-    inputs = [reader for reader in readers(model) if reader.role in where]
+    if metric == "top1_softmax":
+        yield from zip(treatments, top1_softmax(model, blocks, interventions, variant), strict=True)
+        return
+    variants = [Together((variant, Ablated(intervention, tuple(where)))) for intervention in interventions]
     if is_streamed(model):
-        variants = [_variant(intervention, inputs) for intervention in interventions]
         yield from zip(treatments, perplexities(model, blocks, variants), strict=True)
         return
-    for treatment, intervention in zip(treatments, interventions, strict=True):
-        with intervention.on(inputs):
-            value = perplexity(model, blocks)
-        yield treatment, value
-
-
-def _variant(intervention: Intervention, inputs: list[Projection]) -> Variant:
-    """A streamed model's layers under an intervention."""
-
-    @contextmanager
-    def variant(model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
-        with intervention.on([projection for projection in inputs if projection.layer == number]):
-            yield decoder_layers(model)[number]
-
-    return variant
+    for treatment, ablated in zip(treatments, variants, strict=True):
+        yield treatment, *perplexities(model, blocks, [ablated])
 
 
 def ablate(
@@ -224,9 +339,3 @@ def interval_of_mean(values: Iterable[float], seed: int = 0) -> tuple[float, flo
     """95 % bootstrap interval of the mean: percentiles of the means of 10,000 resamples."""
     found = bootstrap((list(values),), np.mean, n_resamples=RESAMPLES, method="percentile", rng=seed)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
-
-
-def feature_means(found: Trace) -> Means:
-    """Mean of every feature over the text of a trace, by layer and role."""
-    means = {role: found.statistics[f"{role}.sum"] / (found.block * found.sequences) for role in STREAM}
-    return {(layer, role): mean for role, of_role in means.items() for layer, mean in enumerate(of_role)}

@@ -1,20 +1,27 @@
 """How sure attention is of its first choice, with and without features."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
-from outliers.models.anatomy import projections
-from outliers.models.decoder import inference, run_decoder
-from outliers.models.hooks import attention_hooks
+from outliers.models.anatomy import Projection, projections
+from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.hooks import attention_hooks, eager
+from outliers.models.stream import AS_IT_IS, Variant
 from outliers.variants.interventions import Intervention
+from outliers.variants.variant import Together
 
 
 @inference
 def top1_softmax(
-    model: PreTrainedModel, blocks: Iterable[torch.Tensor], interventions: Iterable[Intervention] = (Intervention(()),)
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    interventions: Iterable[Intervention] = (Intervention(()),),
+    variant: Variant = AS_IT_IS,
 ) -> list[float]:
     """Mean top-1 softmax probability of the attention (LLM.int8(), section 4.2).
 
@@ -23,9 +30,10 @@ def top1_softmax(
     the layer's unchanged output. Probabilities of one layer at a time are held.
 
     Args:
-        model: a causal language model, quantized or not.
+        model: a causal language model, quantized or not, resident or streamed.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,).
         interventions: what to change; one without features stands for the model as it is.
+        variant: what all of it is under, such as a scheme.
 
     Raises:
         UserError: a block does not fit the model, or the model's attention gives no probabilities.
@@ -33,22 +41,34 @@ def top1_softmax(
     Returns:
         The probability under each intervention.
     """
-    interventions = list(interventions)
-    attn_in = defaultdict(list)
-    for projection in projections(model):
-        if projection.role == "attn_in":
-            attn_in[projection.layer].append(projection)
-    found = []
+    interventions, found = list(interventions), []
 
-    def visit(layer, probabilities, recompute):
+    def visit(attn_in: list[Projection], probabilities: torch.Tensor, recompute: Callable) -> None:
         of_layer = []
         for intervention in interventions:
-            with intervention.on(attn_in[layer]):
+            with intervention.on(attn_in):
                 changed = recompute() if intervention.features else probabilities
             of_layer.append(changed.amax(-1).double().mean())
         found.append(torch.stack(of_layer))
 
-    with attention_hooks(model, visit):
-        for _ in run_decoder(model, blocks):
+    with eager(model), under(model, Together((variant, _Watched(visit)))) as (changed, left):
+        for _ in run_decoder(changed, blocks, variant=left):
             pass
     return torch.stack([of_layer.cpu() for of_layer in found]).mean(0).tolist()
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Lets a function see the projections and the attention of each layer, whatever they are under."""
+
+    visit: Callable
+    name, needs_trace = "watched", False
+
+    @contextmanager
+    def on(self, model: PreTrainedModel, layer: int | None = None) -> Iterator[PreTrainedModel]:
+        attn_in = defaultdict(list)
+        for projection in projections(model):
+            if projection.role == "attn_in":
+                attn_in[projection.layer].append(projection)
+        with attention_hooks(model, lambda number, *seen: self.visit(attn_in[number], *seen), layer):
+            yield model

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,7 +44,7 @@ def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
 
 
 def perplexities(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Sequence[Variant]) -> list[float]:
-    """The perplexity of a streamed model under each of some variants, for which each layer is read once.
+    """The perplexity of a model under each of some variants; of a streamed one each layer is read once for all.
 
     Raises:
         UserError: as `perplexity`.
@@ -66,11 +66,19 @@ def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]
 def variant_losses(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Sequence[Variant]
 ) -> list[list[Loss]]:
-    """The same of a streamed model under each of some variants, for which each layer is read once."""
+    """The same under each of some variants; of a streamed model each layer is read once for all of them."""
+    if not is_streamed(model):
+        blocks = list(blocks) if isinstance(blocks, Iterator) else blocks
+        return [_losses_under(model, blocks, variant) for variant in variants]
     found = [[] for _ in variants]
     for variant, ids, states in model.stream.run(model, blocks, variants, lambda *_turn: None):
         found[variant].append(_finite_loss(model, ids, states))
     return found
+
+
+def _losses_under(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant) -> list[Loss]:
+    with variant.on(model) as changed:
+        return losses(changed, blocks)
 
 
 def perplexity_of(losses: list[Loss]) -> float:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.models.anatomy import check_block
-from outliers.models.stream import is_streamed, one_variant
+from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
@@ -50,10 +50,21 @@ def inference(observe: Callable) -> Callable:
     return observing
 
 
+@contextmanager
+def under(model: PreTrainedModel, variant: Variant) -> Iterator[tuple[PreTrainedModel, Variant]]:
+    """What `run_decoder` is called with for a variant: a resident model under it; a streamed one, and the variant."""
+    if is_streamed(model):
+        yield model, variant
+    else:
+        with variant.on(model) as changed:
+            yield changed, AS_IT_IS
+
+
 def run_decoder(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     begin: Callable[[int, torch.Tensor], None] = lambda number, ids: None,
+    variant: Variant = AS_IT_IS,
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Pass blocks through the decoder, one sequence each.
 
@@ -64,6 +75,7 @@ def run_decoder(
         model: a causal language model; with a `stream` if its layers are not resident.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,).
         begin: called with the number and the ids of a block before hooks see anything of it.
+        variant: what a streamed model's layers are under; a resident one is under its own already, see `under`.
 
     Yields:
         The number of the block, its ids (T,) on the model's device, and its last hidden states (T, features), after the
@@ -73,7 +85,7 @@ def run_decoder(
         UserError: a block is longer than the model's context or holds ids outside its vocabulary.
     """
     if is_streamed(model):
-        of_one = model.stream.run(model, blocks, [one_variant], lambda _variant, *turn: begin(*turn))
+        of_one = model.stream.run(model, blocks, [variant], lambda _variant, *turn: begin(*turn))
         yield from ((number, ids, state) for number, (_, ids, state) in enumerate(of_one))
         return
     for number, block in enumerate(blocks):

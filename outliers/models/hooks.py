@@ -77,8 +77,8 @@ def residual_hooks(model: PreTrainedModel, visit: Callable[[int, torch.Tensor], 
 
 
 @contextmanager
-def attention_hooks(model: PreTrainedModel, visit: Callable) -> Iterator[None]:
-    """Call `visit(layer, probabilities, recompute)` after the attention of each layer.
+def attention_hooks(model: PreTrainedModel, visit: Callable, only: int | None = None) -> Iterator[None]:
+    """Call `visit(layer, probabilities, recompute)` after the attention of each layer, or of only one.
 
     probabilities: (sequences, heads, queries, keys), after the softmax. recompute: a function without arguments that
     runs this attention once more and returns its probabilities; what goes on through the model is not touched. The
@@ -108,8 +108,10 @@ def attention_hooks(model: PreTrainedModel, visit: Callable) -> Iterator[None]:
             raise UserError("the model's attention gives no probabilities; load it with attn_implementation='eager'")
         return output[1]
 
-    with _eager(model), ExitStack() as stack:
+    with eager(model), ExitStack() as stack:
         for layer, block in enumerate(decoder_layers(model)):
+            if only not in (None, layer):
+                continue
             attention = block.get_submodule(anatomy_of(model.config).attention)
             if alibi:
                 stack.callback(attention.register_forward_pre_hook(only_in_the_mask, with_kwargs=True).remove)
@@ -142,7 +144,8 @@ def hand_over_hooks(module: nn.Module, other: nn.Module) -> None:
 
 
 @contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[None]:
+def eager(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model attend by plain products within this context, and make its masks for that."""
     before = model.config._attn_implementation
     model.config._attn_implementation = "eager"  # `set_attn_implementation` refuses it for Falcon
     try:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -36,19 +36,40 @@ from outliers.terminal.progress import over
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
 
-# What runs in the place of a layer: (model, number of the layer) to a context in which a module stands for it.
-Variant = Callable[[PreTrainedModel, int], AbstractContextManager[nn.Module]]
+
+class Variant(Protocol):
+    """What is done to a model while blocks pass; those that there are stand in `outliers.variants`.
+
+    needs_trace: whether something must be known of the text first; `knowing(trace)` is then the variant that knows it.
+    """
+
+    needs_trace: bool
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+
+    def on(self, model: PreTrainedModel, layer: int | None = None) -> AbstractContextManager[PreTrainedModel]:
+        """A context with the model under it; layer: the only one that is asked for and has its weights, or None."""
+
+
+class AsItIs:
+    """The variant that changes nothing."""
+
+    name, needs_trace = "as it is", False
+
+    @contextmanager
+    def on(self, model: PreTrainedModel, _layer: int | None = None) -> Iterator[PreTrainedModel]:
+        """The model itself."""
+        yield model
+
+
+AS_IT_IS = AsItIs()
 
 
 def is_streamed(model: PreTrainedModel) -> bool:
     """Whether a model's decoder layers are read when their turn comes."""
     return getattr(model, "stream", None) is not None
-
-
-@contextmanager
-def one_variant(model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
-    """The variant that changes nothing."""
-    yield decoder_layers(model)[number]
 
 
 class Call(NamedTuple):
@@ -228,7 +249,8 @@ class Stream:
         for number in over(layers, "layer", f"{self.name}, layers"):
             with self.layer(model, number):
                 for of_variant, variant in enumerate(variants):
-                    with variant(model, number) as layer:
+                    with variant.on(model, number) as changed:
+                        layer = decoder_layers(changed)[number]
                         for of_block in range(len(ids)):
                             begin(of_variant, of_block, ids[of_block])
                             state = states[of_variant, of_block]

@@ -1,17 +1,14 @@
 """A whole model in, a whole model out."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import Projection, check_plain, decoder_layers, projections
+from outliers.models.anatomy import Projection, check_plain, projections
 from outliers.models.hooks import check_hooks, hand_over_hooks
-from outliers.models.stream import Variant
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -48,16 +45,6 @@ def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact"
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
         vars(copied).pop(name, None)
     return copied
-
-
-def under(scheme: Scheme) -> Variant:
-    """A streamed model's layers under a scheme."""
-
-    @contextmanager
-    def variant(model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
-        yield decoder_layers(quantize(model, scheme))[number]
-
-    return variant
 
 
 def _under(scheme: Scheme, projection: Projection, memo: dict, kind: type) -> nn.Module:

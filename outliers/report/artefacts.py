@@ -35,19 +35,17 @@ class Artefact(NamedTuple):
     measured: Callable[[list[dict]], dict[Key, float | str]] | None = None
 
 
-EMERGENCE = "outliers.experiment.emergence:emergence"
+EMERGENCE = "outliers.experiment.runner:run"
 ARTEFACTS = {
-    "table1": Artefact("Table 1", Experiment, "outliers.experiment.sweep:sweep", table1.sweep_section, table1.measured),
+    "table1": Artefact("Table 1", Experiment, "outliers.experiment.runner:run", table1.sweep_section, table1.measured),
     "figure1": Artefact(
         "Figure 1",
         ZeroShot,
-        "outliers.experiment.zeroshot:measure_zeroshot",
+        "outliers.experiment.runner:run",
         figure1.zeroshot_section,
         figure1.measured,
     ),
-    "table3": Artefact(
-        "Table 3", Memory, "outliers.experiment.memory:measure_memory", table3.memory_section, table3.measured
-    ),
+    "table3": Artefact("Table 3", Memory, "outliers.experiment.runner:run", table3.memory_section, table3.measured),
     "table4": Artefact("Table 4", Emergence, EMERGENCE, table4_section, table4.measured),
     "figure3a": Artefact("Figure 3a", Emergence, EMERGENCE, partial(panel_section, figure3a)),
     "figure3b": Artefact("Figure 3b", Emergence, EMERGENCE, partial(panel_section, figure3b)),
@@ -56,13 +54,11 @@ ARTEFACTS = {
     "table5": Artefact(
         "Table 5",
         LinearLayers,
-        "outliers.experiment.linear_layers:measure_linear_layers",
+        "outliers.experiment.runner:run",
         table5.speed_section,
         table5.measured,
     ),
-    "table6": Artefact(
-        "Table 6", Latency, "outliers.experiment.latency:measure_latency", table6.latency_section, table6.measured
-    ),
+    "table6": Artefact("Table 6", Latency, "outliers.experiment.runner:run", table6.latency_section, table6.measured),
 }
 
 

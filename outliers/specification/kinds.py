@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
-from outliers.quantization.schemes import SCHEMES, TABLE1, get_scheme
+from outliers.quantization.schemes import BASELINE, SCHEMES, TABLE1, get_scheme
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
 
@@ -116,13 +116,18 @@ class Machine(Named):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 
 
-class Settings(Machine):
+class Spread(Machine):
+    """Where cells run: in this process one after the other, or as tasks of a Ray cluster."""
+
+    engine: Literal["local", "ray"] = "local"
+
+
+class Settings(Spread):
     """What a measurement over a text needs to know beside its model.
 
     block: tokens a block (T). blocks: how many (N). bos: whether each begins with the model's own first token. alpha:
     from which magnitude on a value is an outlier. stream: whether layers are read when their turn comes; memory: bytes
-    of hidden states that are then held in memory, None for all of them. engine: where its cells run, in this process or
-    as tasks of a Ray cluster.
+    of hidden states that are then held in memory, None for all of them.
     """
 
     text: Line = "sample"
@@ -132,7 +137,6 @@ class Settings(Machine):
     alpha: Threshold = ALPHA
     stream: bool = False
     memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes)] = None
-    engine: Literal["local", "ray"] = "local"
 
 
 class Experiment(Settings):
@@ -168,10 +172,11 @@ class OneModel(Settings):
 class Ablation(OneModel):
     """An ablation of one model; features: None for the outlier features that a trace finds.
 
-    methods, where, controls and seed are the arguments of `outliers.ablate`.
+    methods, where, controls and seed are the arguments of `outliers.ablate`. scheme: what the model is under meanwhile.
     """
 
     name: Name = "ablate"
+    scheme: Line = BASELINE
     features: Features | None = None
     methods: Names = ["zero"]
     where: Names = ["attn_in"]
@@ -250,7 +255,7 @@ class Latency(Machine):
     repeats: _whole(10**4, ge=2) = 3
 
 
-class ZeroShot(Machine):
+class ZeroShot(Spread):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1).
 
     tasks: of the harness, or of this project (`lambada-local`, `piqa-local`), which read the files in the folder

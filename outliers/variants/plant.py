@@ -37,7 +37,7 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
         factor: what to multiply with, greater than 0.
 
     Returns:
-        A new model.
+        A new model, which shares the weights outside of its decoder layers.
 
     Raises:
         UserError: a feature is out of range; the factor is not positive; a projection is more than a floating-point
@@ -55,7 +55,8 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
         )
     for projection in projections(model):
         check_plain(projection)
-    planted = copy.deepcopy(model)
+    scaled = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters()}
+    planted = copy.deepcopy(model, {id(one): one for one in model.parameters() if id(one) not in scaled})
     for layer in decoder_layers(planted):
         for path, roles in norms_of(anatomy, layer).items():
             for name, parameter in layer.get_submodule(path).named_parameters():  # weight, and bias where it has one

@@ -2,17 +2,92 @@
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from outlier_kernels import dispatch, reference
 from torch import nn
 
-from outliers.measurements.generation import quartiles, timed
+from outliers.measurements.bench import Bench, check_machine
+from outliers.measurements.latency import quartiles, timed
+from outliers.measurements.measurement import Measurement, Question
+from outliers.models.load import DTYPES, find_device
 from outliers.quantization.peers import bitsandbytes_layer, has_bitsandbytes
+from outliers.specification.kinds import LinearLayers, layer_shape
 
 BASELINE = "16 bits"
 LEAST_ROUNDS = 5
 OUTLIERS = {3: 9.0, 5: -20.0, -1: 7.0}  # feature and its value in one token
+METRICS = {"milliseconds": "ms", "times_16_bits": "1"}  # with their units
+
+
+class Layer(NamedTuple):
+    """The first feed-forward layer of models of a dimension, or of a shape."""
+
+    dimension: int | str
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return f"dimension {self.dimension}"
+
+
+class LinearLayerRows(Measurement[LinearLayers]):
+    """Two rows a dimension and way (see `ways`): `linear_layer.milliseconds` and `linear_layer.times_16_bits`, each the
+    median over rounds with the quartiles as q1 and q3.
+
+    All ways of one dimension are timed in turn, in this process: beside others, no time is its own.
+    """
+
+    unit = "layer"
+
+    def subjects(self) -> list[Layer]:
+        check_machine(self.spec)
+        return [Layer(dimension) for dimension in self.spec.dimensions]
+
+    def look(self, _bench: Bench, layer: Layer) -> tuple[dict, None]:
+        spec = self.spec
+        fields = {"dimension": layer.dimension, "outputs": layer_shape(layer.dimension)[1], "seconds": spec.seconds}
+        kernels = dispatch.path(find_device(spec.device))
+        return fields | {"tokens": spec.tokens, "dtype": spec.dtype, "kernels": kernels}, None
+
+    def questions(self, layer: Layer, _facts: None, _trace: None) -> list[Question]:
+        return [Question("all ways", {})]
+
+    def is_whole(self, _question: Question, rows: list[dict], _trace: None) -> bool:
+        """The ways of bitsandbytes are there or not."""
+        found = {
+            metric: {row["way"] for row in rows if row["metric"] == f"linear_layer.{metric}"} for metric in METRICS
+        }
+        in_16_bits, in_32_bits = ("LLM.int8()", "bitsandbytes"), ("LLM.int8(), 32 bits in", "bitsandbytes, 32 bits in")
+        return all(
+            "LLM.int8()" in ways and [way in ways for way in in_16_bits] == [way in ways for way in in_32_bits]
+            for ways in found.values()
+        )
+
+    def answer(self, bench: Bench, layer: Layer, _questions: list[Question], _part: slice, _fields: dict) -> list[dict]:
+        spec, device = self.spec, find_device(self.spec.device)
+        shape = spec.tokens, *layer_shape(layer.dimension)
+        times = milliseconds(ways(*shape, device, DTYPES[spec.dtype]), device, spec.seconds, bench.bar.see)
+        return [[row for of_way in rows_of(shape, times) for row in _tidy(of_way)]]
+
+    def rows(self, _question: Question, answers: list[list[dict]], _trace: None) -> list[dict]:
+        return answers[0]
+
+
+def _tidy(of_way: dict) -> list[dict]:
+    """One row a metric of a row of `rows_of`."""
+    return [
+        {
+            "way": of_way["way"],
+            "metric": f"linear_layer.{metric}",
+            "value": of_way[metric],
+            "q1": of_way[f"{metric}_q1"],
+            "q3": of_way[f"{metric}_q3"],
+            "unit": unit,
+        }
+        for metric, unit in METRICS.items()
+    ]
 
 
 @torch.inference_mode()

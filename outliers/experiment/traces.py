@@ -1,0 +1,110 @@
+"""The trace of a text that comes before a measurement, kept on disk where it is asked for."""
+
+import logging
+import time
+from pathlib import Path
+
+from outliers.errors import UserError
+from outliers.experiment.engine import Cell, Engine
+from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
+from outliers.experiment.provenance import cost
+from outliers.experiment.rows import IDENTITY
+from outliers.files import check_replaceable
+from outliers.measurements.bench import Bench, Counted, Job, check_same_weights
+from outliers.measurements.measurement import First
+from outliers.specification.kinds import OneModel
+from outliers.tracing.result import Trace
+from outliers.tracing.trace import trace
+
+SECONDS_BETWEEN_SAVES = 30
+logger = logging.getLogger(__name__)
+
+
+def resumed_trace(
+    engine: Engine, job: Job, spec: OneModel, first: First, fields: dict, stem: Path, force: bool
+) -> tuple[Trace, list[dict]]:
+    """The trace of all blocks, and what its parts have cost.
+
+    It is on disk every half minute, as the pair `stem`.safetensors and .parquet, if it is to be kept; it then goes on
+    from what is there, if that is the beginning of the same one. Its `about` says which weights it is of.
+
+    Raises:
+        UserError: a hidden state holds NaN or inf; or something else than files stands where it is to be saved.
+    """
+    about = about_trace(fields)
+    found = saved_trace(stem, about) if first.kept and not force else None
+    done = found.sequences if found else 0
+    engine.bar.skip(done)
+    saved, arrived, costs = time.monotonic(), {}, []
+    cells = [
+        Cell(f"trace, {said(part)}", _trace, job, (spec, first, fields, part), part.stop - part.start)
+        for part in _parts(engine, spec, first, done)
+    ]
+    for cell, (one, weights, spent) in engine.run(cells):
+        check_same_weights([fields | weights, fields | weights | about])
+        about |= weights
+        arrived[cell.arguments[-1].start] = one
+        costs.append(spent)
+        while done in arrived:  # in the order of the text, so that what is saved is its beginning
+            one = arrived.pop(done)
+            found = found.merge(one) if found else one
+            found.about, done = about, found.sequences
+        if first.kept and found and (asked_to_stop() or time.monotonic() - saved > SECONDS_BETWEEN_SAVES):
+            found.save(stem)
+            saved = time.monotonic()
+            stop_if_asked()
+    if first.kept and cells:
+        found.save(stem)
+    return found, costs
+
+
+def said(part: slice) -> str:
+    """A part of a text."""
+    return f"blocks {part.start} to {part.stop - 1}"
+
+
+def _parts(engine: Engine, spec: OneModel, first: First, done: int) -> list[slice]:
+    """The parts of the text after its first blocks that are traced at once.
+
+    A streamed model takes all: each pass reads all its layers.
+    """
+    if spec.engine == "local" and not spec.stream and first.kept:
+        return [slice(number, number + 1) for number in range(done, spec.blocks)]
+    parts = engine.parts(spec.blocks - done, 1) if done < spec.blocks else []
+    return [slice(done + part.start, done + part.stop) for part in parts]
+
+
+def _trace(bench: Bench, job: Job, spec: OneModel, first: First, fields: dict, part: slice) -> tuple[Trace, dict, dict]:
+    """The trace of a part of the text, of which weights it is, and what it has cost."""
+    model, _ = bench.load(job, spec, fields)
+    start = time.perf_counter()
+    found = trace(model, Counted(job.blocks[part], bench.bar), first.roles, spec.alpha, first.attention)
+    return found, bench.weights(), cost(start, model.device)
+
+
+def about_trace(fields: dict) -> dict:
+    """What makes a trace the same measurement."""
+    return {field: fields[field] for field in IDENTITY if field in fields}
+
+
+def saved_trace(stem: Path, about: dict) -> Trace | None:
+    """What is saved of the same trace, as far as that is known of a streamed model.
+
+    None where there is nothing of it, or where a kill came between its files.
+
+    Raises:
+        UserError: something else than files stands where it is to be saved.
+    """
+    files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("safetensors", "parquet")]
+    for file in files:
+        check_replaceable(file)
+    if not any(file.exists() for file in files):
+        return None
+    try:
+        found = Trace.load(stem)
+    except UserError as error:
+        logger.info(f"{error}; this run does")
+        return None
+    unknown = {"weights_hash"} - about.keys()
+    same = {field: found.about[field] for field in found.about.keys() - unknown} == about
+    return found if same and found.sequences <= about["blocks"] else None

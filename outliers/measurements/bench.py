@@ -1,0 +1,220 @@
+"""One model with its text: checked, loaded, and described for its rows; and what a process keeps between two cells."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from outlier_kernels.dispatch import path
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outliers.errors import BrokenModel, UserError
+from outliers.measurements.footprint import meta_model
+from outliers.models.anatomy import anatomy_of, check_block, weights_of_experts
+from outliers.models.load import (
+    find_device,
+    load_config,
+    load_model,
+    load_tokenizer,
+    quantized_from,
+    some_of,
+    stored_as,
+    weights_hash,
+)
+from outliers.models.source import local_files
+from outliers.models.stream import check_one_device, is_streamed, stream_model
+from outliers.models.watch import check_unchanged
+from outliers.quantization.convert import quantize
+from outliers.quantization.schemes import Scheme
+from outliers.specification.kinds import BOS, Machine, Settings
+from outliers.terminal.progress import Progress
+from outliers.text.blocks import find_text, load_text, tokens_hash
+
+logger = logging.getLogger(__name__)
+
+
+class Job(NamedTuple):
+    """A model of an experiment with its configuration and, where it reads a text, token blocks, int64 (blocks, T)."""
+
+    model: str
+    revision: str | None
+    config: PretrainedConfig
+    blocks: torch.Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """The model with its revision, if it has one."""
+        return self.model if self.revision is None else f"{self.model}@{self.revision}"
+
+    @classmethod
+    def of(cls, name: str, revision: str | None, settings: Settings) -> "Job":
+        """Load what is light of a model, so that a mistake shows before anything is measured.
+
+        Raises:
+            UserError: the model, its revision, the text or the device is unknown, or they do not fit together.
+        """
+        check_machine(settings)
+        if settings.stream:
+            check_one_device(settings.device)
+        config = load_config(name, revision)
+        local_files(name, revision)
+        check_block(config, settings.block)
+        tokenizer = load_tokenizer(name, revision)
+        blocks = load_text(settings.text, tokenizer, settings.block, settings.blocks, settings.bos)
+        check_block(config, settings.block, int(blocks.max()))
+        return cls(name, revision, config, blocks)
+
+
+def check_machine(machine: Machine) -> None:
+    """Raise UserError where the device of an experiment, or a forced kernel path, is not there."""
+    if getattr(machine, "engine", "local") == "ray":
+        if machine.device not in ("cpu", "cuda", "auto"):
+            raise UserError(
+                f"device '{machine.device}' with engine 'ray', which chooses GPUs; expected cpu, cuda or auto"
+            )
+        return
+    device = find_device(machine.device)
+    try:
+        path(device)
+    except ValueError as error:  # the kernels stand alone and do not know this project's errors
+        raise UserError(str(error)) from None
+
+
+class Bench:
+    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move."""
+
+    def __init__(self, bar: Progress):
+        self.bar = bar
+        self._key, self._loaded, self._like = None, None, None
+
+    def load(self, job: Job, settings: Settings, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
+        """The model of a job, in the form that it was left in, and the fields that all its rows have in common.
+
+        Of a streamed model they do not say which weights it has, see `weights`.
+
+        Raises:
+            UserError: as `load_model`, or `stream_model`; or its weights are not those of the fields `like`, because
+                they changed after another process read them.
+        """
+        place = job.model, settings.dtype, settings.device, job.revision
+
+        def load() -> tuple[PreTrainedModel, dict]:
+            streamed = getattr(settings, "stream", False)
+            model = stream_model(*place, settings.memory) if streamed else load_model(*place)
+            return model, describe(job, model, settings)
+
+        return self.keep(job, settings.model_dump_json(), load, like)
+
+    def keep(self, job: Job, form: str, load: Callable, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
+        """What `load` gives for a job in a form, a model and its fields, loaded unless it is the last one."""
+        self._like = like
+        key = job.model, job.revision, form
+        if key != self._key:
+            self._key = self._loaded = None  # never two at once
+            self._loaded = load()
+            self._key = key
+        if not is_streamed(self._loaded[0]):
+            self.check_weights()
+        return self._loaded
+
+    def quantized(self, scheme: Scheme) -> PreTrainedModel:
+        """The last model, which is resident, under a scheme; one quantization serves all that share its codes."""
+        self._loaded = quantize(self._loaded[0], scheme), self._loaded[1]
+        return self._loaded[0]
+
+    @property
+    def device(self) -> torch.device | None:
+        """Of the last model; None without one."""
+        return self._loaded[0].device if self._loaded else None
+
+    def weights(self) -> dict:
+        """Which weights the last model has, as a field of its rows; what of a streamed one was not read yet is read."""
+        if self._loaded is None:
+            return {}
+        model, fields = self._loaded
+        return {"weights_hash": model.stream.weights_hash() if is_streamed(model) else fields["weights_hash"]}
+
+    def check_weights(self) -> None:
+        """Raise UserError if the last model's weights are not those that it was to have; of a streamed one this is
+        known when its layers were read."""
+        if self._like and "weights_hash" in self._like:
+            check_same_weights([self._like, self._like | self.weights()])
+
+    def check_unchanged(self) -> None:
+        """Raise UserError if the files of the last model changed since they were read."""
+        if self._key:
+            check_unchanged(*self._key[:2])
+
+
+def check_same_weights(fields: list[dict]) -> None:
+    """Raise UserError if measurements of a model, which several processes may have made, are of different weights."""
+    if len({of_one.get("weights_hash") for of_one in fields}) > 1:
+        model = fields[0]["model"]
+        raise UserError(f"the weights of '{model}' changed while they were measured; run again once they are whole")
+
+
+@contextmanager
+def named(model: str, *schemes: str) -> Iterator[None]:
+    """Let what is wrong with a model say which one it is, and under which scheme."""
+    try:
+        yield
+    except BrokenModel as error:
+        under = f" under {' or '.join(schemes)}" if schemes else ""
+        raise BrokenModel(f"'{model}'{under}: {error}") from None
+
+
+def describe(job: Job, model: PreTrainedModel, machine: Machine) -> dict:
+    """The fields that all rows of a job's loaded model have in common, but for those of the machine."""
+    fields = {
+        "model": job.model,
+        "checkpoint": job.revision,
+        "revision": getattr(model.config, "_commit_hash", None),
+        "weights_hash": None if is_streamed(model) else weights_hash(model),
+        "ignored_tensors": some_of(model.ignored_tensors) or None,
+        "quantized_from": quantized_from(job.model, job.revision) or stored_as(job.config),
+        "streamed": is_streamed(model) or None,
+        "architecture": model.config.model_type,
+        "parameters": model.num_parameters(),
+        "dtype": machine.dtype,
+    }
+    if job.blocks is not None:
+        fields |= {
+            "text": machine.text,
+            "tokens_hash": tokens_hash(job.blocks),
+            "protocol": protocol_of(machine),
+            "block": machine.block,
+            "blocks": machine.blocks,
+        }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def protocol_of(settings: Settings) -> str:
+    """How the text of an experiment is cut into blocks."""
+    return find_text(settings.text).protocol + (BOS if settings.bos else "")
+
+
+def left_fields(model: PreTrainedModel, parameters: int) -> dict:
+    """The share of a model's parameters that no scheme quantizes because experts hold it, as a field of 8-bit rows."""
+    experts = weights_of_experts(model)
+    return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
+
+
+def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:
+    """Log it, which a command prints, before a model is under 8-bit schemes, or None for another library's."""
+    if anatomy_of(config).mixture and any(scheme is None or scheme.bits == 8 for scheme in schemes):
+        model = meta_model(config)
+        share = weights_of_experts(model) / model.num_parameters()
+        logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")
+
+
+class Counted:
+    """Blocks that move a bar as they are read, each time that they are read."""
+
+    def __init__(self, blocks: torch.Tensor, bar: Progress):
+        self.blocks, self.bar = blocks, bar
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for block in self.blocks:
+            yield block
+            self.bar.update()

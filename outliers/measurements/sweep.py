@@ -1,0 +1,163 @@
+"""The perplexity of models under schemes (Table 1)."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+
+import torch
+from outlier_kernels.dispatch import path
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.measurements.bench import Bench, Counted, Job, left_fields, named, say_what_is_left
+from outliers.measurements.measurement import Measurement, Part, Passes, Question
+from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of, variant_losses
+from outliers.models.anatomy import projections
+from outliers.models.stream import is_streamed
+from outliers.quantization.convert import quantize
+from outliers.quantization.schemes import Scheme, get_scheme, weight_order
+from outliers.specification.kinds import Experiment, Latency, ZeroShot, alpha_of_schemes
+from outliers.variants.variant import Quantized
+
+SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
+
+
+class Sweep(Measurement[Experiment]):
+    """One row a model and scheme; of several draws its mean, with their sample standard deviation.
+
+    Each layer of a streamed model is read once for all schemes.
+    """
+
+    splits = True
+
+    def subjects(self) -> list[Job]:
+        check_draws(self.spec.draws, self.spec.dtype)
+        self.schemes = schemes_of(self.spec)
+        jobs = super().subjects()
+        for job in jobs:
+            say_what_is_left(job.name, job.config, self.schemes)
+        return jobs
+
+    def passes(self, _job: Job) -> Passes:
+        return sweep_parts(self.schemes, self.spec.draws)
+
+    def total(self, _job: Job) -> int:
+        return len(self.schemes) * self.spec.blocks * self.spec.draws
+
+    def finished_share(self, rows: list[dict], jobs: list[Job]) -> float:
+        return len(rows) / (len(jobs) * len(self.schemes))
+
+    def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
+        model, fields = bench.load(job, self.spec)
+        return fields, {scheme.name: scheme_fields(scheme, model) for scheme in self.schemes}
+
+    def questions(self, _job: Job, facts: dict, _trace: None) -> list[Question]:
+        draws = {"metric": "perplexity", "draws": self.spec.draws}
+        return [
+            Question(scheme.name, {"scheme": scheme.name, **draws, **facts[scheme.name]}, scheme, ("perplexity",))
+            for scheme in self.schemes
+        ]
+
+    def together(self, questions: list[Question]) -> list[list[Question]]:
+        return [questions] if self.spec.stream and questions else super().together(questions)
+
+    def steps(self, questions: list[Question]) -> int:
+        return len(questions) * self.spec.blocks * self.spec.draws
+
+    def answer(
+        self, bench: Bench, job: Job, questions: list[Question], part: slice, fields: dict
+    ) -> list[list[list[Loss]]]:
+        """Of each scheme, draw by draw, the losses of a part of the text."""
+        model, _ = bench.load(job, self.spec, fields)
+        schemes = [question.about for question in questions]
+        if not is_streamed(model):
+            model = bench.quantized(*schemes)
+        found = []
+        for draw in range(self.spec.draws):
+            with named(job.name, *(scheme.name for scheme in schemes)), drawn(model, draw):
+                if is_streamed(model):
+                    found.append(variant_losses(model, job.blocks[part], list(map(Quantized, schemes))))
+                    bench.bar.update(len(schemes) * len(job.blocks[part]))
+                else:
+                    found.append([losses(model, Counted(job.blocks[part], bench.bar))])
+        return [list(of_scheme) for of_scheme in zip(*found, strict=True)]
+
+    def rows(self, question: Question, answers: list, _trace: None) -> list[dict]:
+        draws = zip(*answers, strict=True)
+        values = [perplexity_of(list(chain.from_iterable(of_parts))) for of_parts in draws]
+        scatter = {"standard_deviation": statistics.stdev(values)} if len(values) > 1 else {}
+        return [{"value": statistics.fmean(values), "unit": "1", **scatter}]
+
+
+def schemes_of(spec: Experiment | Latency | ZeroShot) -> list[Scheme]:
+    """The schemes of a specification; those that share weight codes are side by side."""
+    return sorted((get_scheme(name, alpha_of_schemes(spec)) for name in spec.schemes), key=weight_order)
+
+
+def scheme_fields(scheme: Scheme, model: PreTrainedModel) -> dict:
+    """The settings of a scheme that are not in its name, which kernels run it, and what of a model it leaves."""
+    if scheme.bits != 8:
+        return {}
+    # Plain codes, as a sweep keeps them, have a path of their own on GPUs only.
+    fields = {"kernels": "triton" if path(model.device) == "triton" else "reference"}
+    fields |= left_fields(model, model.num_parameters())
+    if scheme.outlier_threshold is None:
+        return fields
+    return fields | {
+        "alpha": scheme.outlier_threshold,
+        "outlier_weights": "dequantized" if scheme.bitsandbytes else "exact",
+    }
+
+
+def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
+    """One part for all schemes that differ in nothing but the granularity of their scales.
+
+    draws: how many times each scheme is measured.
+    """
+    alike = defaultdict(list)
+    for scheme in schemes:
+        alike[scheme.bits, scheme.symmetric, scheme.outlier_threshold, scheme.bitsandbytes].append(scheme)
+    return [[Part(perplexity, partial(with_codes, some[0]), len(some) * draws) for some in alike.values()]]
+
+
+def with_codes(scheme: Scheme, model: PreTrainedModel) -> PreTrainedModel:
+    """The model under a scheme, its weights quantized now instead of on first use."""
+    model = quantize(model, scheme)
+    for projection in projections(model):
+        getattr(projection.module, "quantized_weight", None)
+    return model
+
+
+def check_draws(draws: int, dtype: str) -> None:
+    """Raise UserError if several draws of a model in a dtype would be one and the same."""
+    if draws > 1 and dtype != "float32":
+        raise UserError(
+            f"{draws} draws in {dtype}, which has too few digits for a change of {SIZE:g}; expected float32 or 1 draw"
+        )
+
+
+@contextmanager
+def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
+    """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal.
+
+    One code that flips because of it changes what all later layers round: how far rounding alone scatters a result. The
+    weights stay as they are, and so does a head that is tied to them.
+
+    Args:
+        model: a causal language model in float32, quantized or not, resident or streamed.
+        draw: seed of z; 0 changes nothing.
+    """
+    if draw == 0:
+        yield
+        return
+    embeddings = model.get_input_embeddings()
+    noise = torch.randn(embeddings.weight.shape, generator=torch.Generator().manual_seed(draw))
+    factors = noise.mul_(SIZE).add_(1).to(embeddings.weight.device)
+    handle = embeddings.register_forward_hook(lambda _module, inputs, output: output * factors[inputs[0]])
+    try:
+        yield
+    finally:
+        handle.remove()
