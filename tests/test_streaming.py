@@ -258,8 +258,8 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_weights_are_read_ahead_only_where_finished_rows_ask_for_their_hash(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("case", RUNS)
+def test_weights_are_read_ahead_only_where_finished_rows_ask_for_their_hash(case, tmp_path, monkeypatch):
     asked, usual = [], Stream.weights_hash
 
     def weights_hash_of(self):
@@ -267,21 +267,21 @@ def test_weights_are_read_ahead_only_where_finished_rows_ask_for_their_hash(run,
         return usual(self)
 
     monkeypatch.setattr(Stream, "weights_hash", weights_hash_of)
-    rows = RUNS[run](tmp_path)
+    rows = RUNS[case](tmp_path)
     assert rows
     assert {row["weights_hash"] for row in rows} == {weights_hash(load_model("pocket/gpt2-0.1m"))}
     assert asked
     assert not any(asked), "it was gathered while blocks passed"
     asked.clear()
-    RUNS[run](tmp_path, alpha=5.5 if run in ("trace", "emergence") else 6.0)
-    assert any(asked) is (run == "sweep"), "of rows that differ in something else nothing is asked"
+    RUNS[case](tmp_path, alpha=5.5 if case in ("trace", "emergence") else 6.0)
+    assert any(asked) is (case == "sweep"), "of rows that differ in something else nothing is asked"
     asked.clear()
-    assert RUNS[run](tmp_path) == rows
-    assert any(asked) is (run != "ablation"), "of rows that agree in everything else it is, if no trace comes first"
+    assert RUNS[case](tmp_path) == rows
+    assert any(asked) is (case != "ablation"), "of rows that agree in everything else it is, if no trace comes first"
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_other_weights_are_measured_again(run, tmp_path):
+@pytest.mark.parametrize("case", RUNS)
+def test_other_weights_are_measured_again(case, tmp_path):
     """Those of a file that was changed at one place, and has its size and its time."""
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
     file = folder / "model.safetensors"
@@ -292,15 +292,15 @@ def test_other_weights_are_measured_again(run, tmp_path):
         "ablation": lambda: run(Ablation(model=str(folder), features=[1], **fields), tmp_path / "out"),
         "emergence": lambda: run(Emergence(models=[str(folder)], **fields), tmp_path / "out"),
     }
-    before = runs[run]()
+    before = runs[case]()
     times, content = file.stat(), bytearray(file.read_bytes())
     content[-2] ^= 64  # half or twice the last number
     file.write_bytes(content)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    after = runs[run]()
+    after = runs[case]()
     assert {row["weights_hash"] for row in before} != {row["weights_hash"] for row in after}
     assert [row["value"] for row in before] != [row["value"] for row in after]
-    assert lasting(runs[run]()) == lasting(after)
+    assert lasting(runs[case]()) == lasting(after)
 
 
 def test_equal_weights_of_streamed_models_are_measured_once(tmp_path):

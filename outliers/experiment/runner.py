@@ -189,9 +189,10 @@ class _Run:
         twins = [other for other in others if all(other[field] == fields[field] for field in OF_TWINS)]
         if self.measurement.twins and len(twins) > 1:
             return True
-        kept = self.measurement.first and self.measurement.first.kept
-        found = self.row_file.find_all(fields) or (kept and saved_trace(stem, about_trace(fields)))
-        return bool(found) and not self.force
+        first = self.measurement.first
+        if self.force or (first and not first.kept):  # whose trace says it
+            return False
+        return bool(self.row_file.find_all(fields) or (first and saved_trace(stem, about_trace(fields))))
 
     def _parts(self, bundles: int) -> list[slice]:
         """How the text is cut for so many sets of questions."""
@@ -210,7 +211,8 @@ class _Run:
         """Write the rows of questions that were answered together, of all parts of the text."""
         answers, weights, costs, machines = zip(*parts, strict=True)
         check_same_weights([one.fields | of_part for of_part in (*weights, weights[0])])
-        common = one.fields | weights[0] | machines[0]
+        one.fields.update(weights[0])
+        common = one.fields | machines[0]
         spent = total_cost([*one.costs, *costs])
         for number, question in enumerate(questions):
             schemes = [question.asked["scheme"]] if "scheme" in question.asked else []

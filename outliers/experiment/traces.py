@@ -77,8 +77,8 @@ def _parts(engine: Engine, spec: OneModel, first: First, done: int) -> list[slic
 def _trace(bench: Bench, job: Job, spec: OneModel, first: First, fields: dict, part: slice) -> tuple[Trace, dict, dict]:
     """The trace of a part of the text, of which weights it is, and what it has cost."""
     model, _ = bench.load(job, spec, fields)
-    start = time.perf_counter()
-    found = trace(model, Counted(job.blocks[part], bench.bar), first.roles, spec.alpha, first.attention)
+    blocks, start = Counted(job.blocks[part], bench.bar), time.perf_counter()
+    found = trace(model, blocks, roles=first.roles, alpha=spec.alpha, attention=first.attention)
     return found, bench.weights(), cost(start, model.device)
 
 

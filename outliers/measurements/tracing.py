@@ -89,8 +89,11 @@ class EmergenceRows(Measurement[Emergence]):
     def total(self, _job: Job) -> int:
         return PASSES * self.spec.blocks
 
+    def look(self, bench: Bench, job: Job) -> tuple[dict, None]:
+        return bench.load(job, self.spec)[1] | {"alpha": self.spec.alpha}, None
+
     def questions(self, _job: Job, _facts: None, _trace: None) -> list[Question]:
-        return [Question("Table 4", {"alpha": self.spec.alpha})]
+        return [Question("Table 4", {})]
 
     def is_whole(self, _question: Question, rows: list[dict], _trace: None) -> bool:
         return is_whole_row({row["metric"]: row["value"] for row in rows})
