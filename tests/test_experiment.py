@@ -448,7 +448,7 @@ def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
                 run(spec, tmp_path / "cut")
             assert len(read_rows(tmp_path / "cut")) == finished
     assert lasting(run(spec, tmp_path / "cut")) == lasting(want)
-    monkeypatch.setattr("outliers.measurements.ablation.perplexity", lambda *_: pytest.fail("all rows are finished"))
+    monkeypatch.setattr("outliers.measurements.ablation.perplexities", lambda *_: pytest.fail("all rows are finished"))
     assert lasting(run(spec, tmp_path / "cut")) == lasting(want)
 
 
@@ -464,14 +464,14 @@ def test_ablation_finds_its_features(tmp_path):
 
 def test_emergence_over_checkpoints_of_a_folder(tmp_path):
     """Three checkpoints, the last two with the same weights; the second run measures nothing."""
-    run = tmp_path / "run"
+    folder = tmp_path / "run"
     for step in ("step-1", "step-2", "step-3"):
-        shutil.copytree(POCKET / "gpt2-0.1m", run / step)
-    tensors = load_file(run / "step-1" / "model.safetensors")
+        shutil.copytree(POCKET / "gpt2-0.1m", folder / step)
+    tensors = load_file(folder / "step-1" / "model.safetensors")
     tensors["transformer.wte.weight"] *= 1.5
-    save_file(tensors, run / "step-1" / "model.safetensors", {"format": "pt"})
+    save_file(tensors, folder / "step-1" / "model.safetensors", {"format": "pt"})
     fields = {"block": 64, "blocks": 2, "alpha": 3}
-    spec = Emergence(models=[str(run)], revisions=["step-1", "step-2", "step-3"], **fields)
+    spec = Emergence(models=[str(folder)], revisions=["step-1", "step-2", "step-3"], **fields)
     rows = run(spec, tmp_path / "out")
     by_step = {step: [row for row in rows if row["checkpoint"] == step] for step in ("step-1", "step-2", "step-3")}
     values = {step: {row["metric"]: row["value"] for row in of_step} for step, of_step in by_step.items()}
@@ -485,7 +485,7 @@ def test_emergence_over_checkpoints_of_a_folder(tmp_path):
     assert (tmp_path / "out" / "rows.jsonl").read_bytes() == written
 
     with pytest.raises(UserError, match=r"unknown revision .* 'step-4'; did you mean step-"):
-        run(Emergence(models=[str(run)], revisions=["step-4"]), tmp_path / "no")
+        run(Emergence(models=[str(folder)], revisions=["step-4"]), tmp_path / "no")
     with pytest.raises(UserError, match="revisions of 2 models; expected one"):
         run(Emergence(models=["a", "b"], revisions=["c"]), tmp_path / "no")
     assert not (tmp_path / "no").exists()

@@ -139,11 +139,22 @@ class _Run:
             )
 
     def measure(self, group: list) -> None:
-        """Measure what is not finished of some subjects."""
-        looked = gather(self.engine, [Cell("its fields", _look, one, (self.measurement,), 0) for one in group])
-        others = [*(fields for fields, _ in looked), *(one.fields for one in self.subjects)]
-        asked = [self._asked(one, *found, others) for one, found in zip(group, looked, strict=True)]
+        """Measure what is not finished of some subjects; where some cannot be loaded, the others are measured first."""
+        looks = [Cell("its fields", _look, one, (self.measurement,), 0, number) for number, one in enumerate(group)]
+        looked, failed = {}, None
+        try:
+            for cell, found in self.engine.run(looks):
+                looked[cell.number] = found
+        except UserError as error:
+            failed = error
+        others = [*(fields for fields, _ in looked.values()), *(one.fields for one in self.subjects)]
+        asked = [self._asked(group[number], *looked[number], others) for number in sorted(looked)]
         self.subjects += asked
+        self._measure(asked)
+        if failed:
+            raise failed
+
+    def _measure(self, asked: list[_Subject]) -> None:
         together = self.measurement.together
         bundles = [(one, some) for one in asked for some in together(self._without_twins(one)) if some]
         parts = self._parts(len(bundles))
