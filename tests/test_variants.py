@@ -1,0 +1,121 @@
+"""Variants stand for layers, resident or streamed, alone or together, and leave the model as it was."""
+
+import pickle
+
+import pytest
+import torch
+
+from outliers.errors import UserError
+from outliers.experiment.runner import run
+from outliers.measurements.attention import top1_softmax
+from outliers.measurements.perplexity import perplexities, perplexity
+from outliers.models.load import load_model
+from outliers.models.stream import AS_IT_IS, stream_model
+from outliers.quantization.convert import quantize
+from outliers.quantization.schemes import get_scheme
+from outliers.specification.kinds import Ablation
+from outliers.tracing.result import STREAM
+from outliers.tracing.trace import trace
+from outliers.variants.interventions import Intervention
+from outliers.variants.plant import plant
+from outliers.variants.variant import Ablated, Planted, Quantized, Together
+
+MODEL = "pocket/gpt2-0.1m"
+SCHEME = get_scheme("llm.int8", 2.0)
+VARIANTS = {
+    "as it is": AS_IT_IS,
+    "quantized": Quantized(SCHEME),
+    "ablated": Ablated(Intervention((1, 2)), ("attn_in", "ffn_in")),
+    "planted": Planted((3,), 8.0),
+    "ablation under a scheme": Together((Quantized(SCHEME), Ablated(Intervention((1, 2))))),
+    "scheme on planted outliers": Together((Planted((3,), 8.0), Quantized(SCHEME))),
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    return load_model(MODEL), stream_model(MODEL)
+
+
+@pytest.fixture
+def blocks(models):
+    return torch.randint(models[0].config.vocab_size, (3, 24), generator=torch.Generator().manual_seed(0))
+
+
+def hooks(model) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def by_hand(name: str, model, blocks) -> float:
+    """The same by functions that know nothing of variants."""
+    if name == "as it is":
+        return perplexity(model, blocks)
+    if name in ("planted", "scheme on planted outliers"):
+        model = plant(model, [3], 8.0)
+    if "scheme" in name or name == "quantized":
+        model = quantize(model, SCHEME)
+    if "ablat" not in name:
+        return perplexity(model, blocks)
+    roles = ("attn_in", "ffn_in") if name == "ablated" else ("attn_in",)
+    handles = []
+    for layer in model.transformer.h:
+        inputs = {"attn_in": layer.attn.c_attn, "ffn_in": layer.mlp.c_fc}
+        for role in roles:
+            handles.append(inputs[role].register_forward_pre_hook(without))
+    try:
+        return perplexity(model, blocks)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def without(_module, inputs):
+    changed = inputs[0].clone()
+    changed[..., [1, 2]] = 0
+    return (changed,)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_resident_and_streamed_models_take_any(name, models, blocks):
+    want = by_hand(name, models[0], blocks)
+    if name != "planted":  # which changes nothing, as it is to
+        assert name == "as it is" or want != by_hand("as it is", models[0], blocks)
+    variant = pickle.loads(pickle.dumps(VARIANTS[name]))  # as it travels to another machine
+    for model in models:
+        state = [parameter.clone() for parameter in model.parameters() if not parameter.is_meta]
+        assert perplexities(model, blocks, [variant, AS_IT_IS])[0] == want
+        assert hooks(model) == 0
+        assert all(map(torch.equal, state, (one for one in model.parameters() if not one.is_meta)))
+    assert variant.name
+
+
+def test_attention_under_a_variant(models, blocks):
+    interventions = [Intervention(()), Intervention((1, 2))]
+    want = top1_softmax(quantize(models[0], SCHEME), blocks, interventions)
+    for model in models:
+        assert top1_softmax(model, blocks, interventions, Quantized(SCHEME)) == want
+    assert want != top1_softmax(models[0], blocks, interventions)
+
+
+def test_what_needs_a_trace_says_so(models, blocks):
+    mean = Together((Quantized(SCHEME), Ablated(Intervention((1, 2), "mean"))))
+    assert mean.needs_trace
+    assert not any(variant.needs_trace for variant in VARIANTS.values())
+    with pytest.raises(UserError, match="give it a trace"):
+        perplexities(models[0], blocks, [mean])
+    known = mean.knowing(trace(models[0], blocks, STREAM, attention=False))
+    assert not known.needs_trace
+    one, other = (perplexities(model, blocks, [known]) for model in models)
+    assert one == other != perplexities(models[0], blocks, [VARIANTS["ablation under a scheme"]])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_ablation_under_a_scheme_has_rows_of_its_own(stream, tmp_path):
+    fields = {"model": MODEL, "features": [1, 2], "block": 32, "blocks": 2, "stream": stream}
+    exact = run(Ablation(**fields), tmp_path)
+    rows = run(Ablation(**fields, scheme="absmax"), tmp_path)
+    assert [{row["scheme"] for row in of_one} for of_one in (exact, rows)] == [{"fp32"}, {"absmax"}]
+    changed = [row["value"] != old["value"] for row, old in zip(rows, exact, strict=True)]
+    assert len(exact) == len(rows)
+    assert sum(changed) > len(rows) / 2
+    assert run(Ablation(**fields), tmp_path) == exact
