@@ -20,9 +20,9 @@ from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from outliers.errors import UserError
-from outliers.estimate.needs import Run, need_of
+from outliers.estimate.needs import need_of
 from outliers.experiment.ablation import ablate_model
-from outliers.experiment.job import prepare
+from outliers.experiment.job import prepare, requests_of
 from outliers.experiment.latency import measure_latency
 from outliers.experiment.parts import sweep_parts
 from outliers.experiment.sweep import sweep
@@ -370,7 +370,7 @@ def test_what_a_run_needs_is_what_its_copy_needs(file, copied, tmp_path):
     for model in (file, copied):
         experiment = Experiment(models=[str(model)], **fields)
         passes = sweep_parts([get_scheme(name) for name in experiment.schemes])
-        runs.append(Run(prepare(str(model), None, experiment), experiment, passes, 1.0, {}))
+        runs += requests_of([prepare(str(model), None, experiment)], experiment, passes, 1.0)
     one, other = map(need_of, runs)
     assert (one.memory, one.disk, one.download) == (pytest.approx(other.memory, rel=0.1), 0, 0)
     assert 0 < one.seconds < 5
@@ -379,7 +379,8 @@ def test_what_a_run_needs_is_what_its_copy_needs(file, copied, tmp_path):
 def test_dequantizing_is_foreseen(file, monkeypatch):
     """It takes much longer than reading, each time that a streamed model is passed through."""
     experiment = Experiment(models=[str(file)], schemes=["fp32"], block=32, blocks=2, stream=True)
-    run = Run(prepare(str(file), None, experiment), experiment, sweep_parts([get_scheme("fp32")]), 1.0, {})
+    job, passes = prepare(str(file), None, experiment), sweep_parts([get_scheme("fp32")])
+    (run,) = requests_of([job], experiment, passes, 1.0)
     fast, usual = need_of(run).seconds, gguf.dequantize
 
     def slow(codes, kind):

@@ -1,4 +1,4 @@
-"""What a measurement costs, by making it once on one block and a decoder layer of random weights."""
+"""What a measurement costs, found by making it once on one block and a decoder layer of random weights."""
 
 import copy
 import time
@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.measurements.footprint import Storages
 from outliers.models.anatomy import decoder_layers
-from outliers.models.checkpoint import parameters_on_meta
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.load import DTYPES, check_finite, weights_hash
+from outliers.models.skeleton import skeleton
 from outliers.models.stream import give_memory_back
 
 LAYERS = 2  # the same weights twice: how what is kept grows from one layer to the next shows only with two
@@ -33,8 +32,9 @@ def _nothing(model: PreTrainedModel) -> PreTrainedModel:
 class Part(NamedTuple):
     """A part of a measurement.
 
-    each: what is done with every block, int64 (1, T). once: what is made of the model before, such as one under a
-    scheme, at a cost for each layer. times: how many parts of the measurement cost the same as this one.
+    each: what is done with every block, int64 (1, T), in any number of passes through the model. once: what is made of
+    the model before, such as one under a scheme, at a cost for each layer. times: how many parts of the measurement
+    cost the same as this one.
     """
 
     each: Callable[[PreTrainedModel, torch.Tensor], object]
@@ -76,23 +76,25 @@ class Sizes(NamedTuple):
         return self.outside + self.layers * self.layer
 
 
-class Calibration(NamedTuple):
+class Costs(NamedTuple):
     """What the parts of a measurement cost, pass by pass, and seconds a byte of weights.
 
     copying: to bring them into memory and check them. hashing: to make their hash.
     """
 
-    costs: list[list[Cost]]
+    parts: list[list[Cost]]
     copying: float
     hashing: float
 
 
 def model_sizes(config: PretrainedConfig, dtype: str) -> Sizes:
     """The sizes of a model's weights, from its configuration; what is tied counts once."""
-    return _sizes(_without_values(config, dtype))
+    model = skeleton(config, DTYPES[dtype])
+    layers = [_size(layer) for layer in decoder_layers(model)]
+    return Sizes(_size(model) - sum(layers), max(layers), len(layers))
 
 
-def calibrate(config: PretrainedConfig, dtype: str, device: torch.device, block: int, passes: Passes) -> Calibration:
+def find_costs(config: PretrainedConfig, dtype: str, device: torch.device, block: int, passes: Passes) -> Costs:
     """Make a measurement on one block of so many tokens and one layer of a model, of which nothing but this is built.
 
     Weights of the layer are random; of embeddings and head only as many rows as the block has tokens are, and the rest
@@ -105,33 +107,16 @@ def calibrate(config: PretrainedConfig, dtype: str, device: torch.device, block:
         passes: the parts of the measurement, by passes over the text.
     """
     try:
-        return _calibrated(_one_layer(_without_values(config, dtype), device, block), block, passes)
+        return _costs(_one_layer(skeleton(config, DTYPES[dtype], buffers=True), device, block), block, passes)
     finally:
         give_memory_back()
 
 
-def _calibrated(model: PreTrainedModel, block: int, passes: Passes) -> Calibration:
+def _costs(model: PreTrainedModel, block: int, passes: Passes) -> Costs:
     ids = torch.arange(block, device=model.device)[None] % model.config.vocab_size
     copying, hashing = _loading(model)
     plain = _run(Part(_through_the_decoder), model, ids, Storages())
-    costs = [[_cost(part, model, ids, plain) for part in parts] for parts in passes]
-    return Calibration(costs, copying, hashing)
-
-
-def _without_values(config: PretrainedConfig, dtype: str) -> PreTrainedModel:
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with parameters_on_meta():
-            return AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
-    finally:
-        logging.set_verbosity(verbosity)
-
-
-def _sizes(model: PreTrainedModel) -> Sizes:
-    layers = decoder_layers(model)
-    largest = max(_size(layer) for layer in layers)
-    return Sizes(_size(model) - sum(_size(layer) for layer in layers), largest, len(layers))
+    return Costs([[_cost(part, model, ids, plain) for part in parts] for parts in passes], copying, hashing)
 
 
 def _size(module: nn.Module) -> int:
@@ -253,10 +238,20 @@ def _run(part: Part, model: PreTrainedModel, ids: torch.Tensor, storages: Storag
             start = clock()
             part.each(changed, ids)
             end = clock()
-    whole, layer = end.since(start), (began[1] if layers > 1 else end).since(began[0])
+    spans = zip(began[::2], began[1::2], strict=True) if layers > 1 else [(began[0], end)]
+    layer = sum(later.since(earlier) for earlier, later in spans)
     peak = storages.peak() if storages else 0
-    first, further = (of_layers[-1] - of_layers[0] for of_layers in (at_begin, at_end))
-    return _Seen(once / layers, layer, whole, added, peak, first, further)
+    first, further = _kept(at_begin, layers), _kept(at_end, layers)
+    return _Seen(once / layers, layer, end.since(start), added, peak, first, further)
+
+
+def _kept(alive: list[int], layers: int) -> int:
+    """Bytes that a layer keeps, where in each pass through the layers so many bytes are alive at each.
+
+    Between passes all layers keep something, such as keys and values, and a pass adds to that of one after the other.
+    """
+    passes = [alive[start : start + layers] for start in range(0, len(alive), layers)]
+    return max(of_pass[-1] - of_pass[0] + (of_pass[0] - alive[0]) // layers for of_pass in passes)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from outliers.errors import BrokenModel, UserError
 from outliers.experiment.job import Job, load
 from outliers.models.stream import is_streamed
-from outliers.models.watch import check_unchanged
+from outliers.models.weight_files import check_unchanged
 from outliers.specification.kinds import Settings
 from outliers.terminal.progress import Progress
 

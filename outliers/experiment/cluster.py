@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from outliers.errors import UserError
-from outliers.estimate.foresee import Foreseen, announce, foresee
-from outliers.estimate.needs import PROCESS, Need
+from outliers.errors import UserError, reason_of
+from outliers.estimate.advice import Foreseen, announce, foresee
+from outliers.estimate.needs import PROCESS, Need, Request
 from outliers.estimate.probe import Passes
-from outliers.estimate.room import Room
 from outliers.experiment.cell import Bench, Cell
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
-from outliers.experiment.job import Job
+from outliers.experiment.job import Job, requests_of
 from outliers.specification.kinds import Settings
 from outliers.terminal.progress import Progress
 
@@ -46,7 +45,7 @@ class Cluster:
 
     def __init__(self, settings: Settings, bar: Progress):
         self.device, self.bar = settings.device, bar
-        self.foreseen = Foreseen([], Room(0, 0, 0, 0), None)
+        self.foreseen = Foreseen([])
         # A part of a text reads all layers of a streamed model.
         self.cells_a_worker = 1 if settings.stream else CELLS_A_WORKER
         self.warned: set[str] = set()  # what a worker warned of, which others do too, is said once
@@ -87,7 +86,7 @@ class Cluster:
         """Print what a run needs, which one of the workers finds out, and refuse what cannot fit there."""
         if not left:
             return
-        cell = Cell("what it needs", _foresee, jobs[0], (jobs, settings, passes, left), 0)
+        cell = Cell("what it needs", _foresee, jobs[0], (requests_of(jobs, settings, passes, left),), 0)
         ((_, self.foreseen),) = self.run([cell])
         workers = max(1, self._slots(cell))
         announce(self.foreseen, workers)
@@ -259,14 +258,14 @@ def _measure(
     return result, heard.messages
 
 
-def _foresee(_bench: Bench, _job: Job, *arguments) -> Foreseen:
-    return foresee(*arguments)
+def _foresee(_bench: Bench, _job: Job, requests: list[Request]) -> Foreseen:
+    return foresee(requests)
 
 
 def _reason(error: Exception) -> str:
     """One line of what a cell failed from."""
     cause = getattr(error, "cause", None) or error
-    said = " ".join(str(cause).split())[:300]
+    said = reason_of(cause, 300)
     return said if isinstance(cause, UserError) else f"{type(cause).__name__}: {said}"
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from outliers.estimate.foresee import announce, foresee
+from outliers.estimate.advice import announce, foresee
 from outliers.estimate.probe import Passes
 from outliers.experiment.cell import Bench, Cell
 from outliers.experiment.cluster import Cluster
 from outliers.experiment.interrupt import stop_if_asked
-from outliers.experiment.job import Job
+from outliers.experiment.job import Job, requests_of
 from outliers.specification.kinds import Settings
 from outliers.terminal.progress import Progress
 
@@ -21,8 +21,8 @@ class Here:
         self.bench = Bench(bar)
 
     def foresee(self, jobs: list[Job], settings: Settings, passes: Passes, left: float) -> None:
-        """Print what a run needs, and refuse what cannot fit; see `outliers.estimate.foresee`."""
-        foreseen = foresee(jobs, settings, passes, left)
+        """Print what a run needs, and refuse what cannot fit; see `outliers.estimate.advice`."""
+        foreseen = foresee(requests_of(jobs, settings, passes, left))
         announce(foreseen)
         self.bench.bar.expect([(needed.seconds or 0) / left for needed in foreseen.needs])
 

@@ -9,8 +9,9 @@ from outlier_kernels.dispatch import path
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
+from outliers.estimate.needs import Request
+from outliers.estimate.probe import Passes
 from outliers.experiment.provenance import environment
-from outliers.measurements.footprint import meta_model
 from outliers.models.anatomy import anatomy_of, check_block, weights_of_experts
 from outliers.models.load import (
     find_device,
@@ -22,6 +23,7 @@ from outliers.models.load import (
     stored_as,
     weights_hash,
 )
+from outliers.models.skeleton import skeleton
 from outliers.models.source import local_files
 from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.quantization.schemes import Scheme
@@ -67,6 +69,14 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
     return Job(name, revision, config, blocks)
 
 
+def requests_of(jobs: list[Job], settings: Settings, passes: Passes, left: float) -> list[Request]:
+    """The runs of jobs as they are foreseen; left: the share of the measurement of each that is not finished yet."""
+    known = {}
+    names = ("dtype", "device", "block", "blocks", "stream", "memory")
+    asked = [getattr(settings, name) for name in names]
+    return [Request(job.model, job.revision, job.config, *asked, passes, left, known) for job in jobs]
+
+
 def load(job: Job, settings: Settings) -> tuple[PreTrainedModel, dict]:
     """Load the model of a job; return it with the fields that all its rows have in common.
 
@@ -102,7 +112,7 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
 def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:
     """Log it, which a command prints, before a model is under 8-bit schemes, or None for another library's."""
     if anatomy_of(config).mixture and any(scheme is None or scheme.bits == 8 for scheme in schemes):
-        model = meta_model(config)
+        model = skeleton(config, torch.bfloat16)
         share = weights_of_experts(model) / model.num_parameters()
         logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")
 

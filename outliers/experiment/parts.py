@@ -1,4 +1,4 @@
-"""The parts of each measurement, of which `outliers.estimate.foresee` makes a calibration."""
+"""The parts of each measurement, of which `outliers.estimate.probe` finds the costs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable

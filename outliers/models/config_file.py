@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from outliers.errors import UserError, shown
+from outliers.errors import UserError, reason_of, shown
+from outliers.files import start_of
 
 FILE = "config.json"
 LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
@@ -266,20 +267,19 @@ def read_config_file(file: Path) -> dict:
         UserError: it is missing, no JSON object, or asks for what no model can be.
     """
     try:
-        if not file.is_file():  # opening a pipe would wait for its other end
-            raise UserError(
-                f"cannot load '{file.parent}': it has no {FILE} that can be read; expected one beside its weights"
-            )
-        with file.open("rb") as opened:
-            content = opened.read(LARGEST_FILE + 1)
+        content = start_of(file, LARGEST_FILE + 1)
     except OSError as error:
         raise UserError(f"'{file}' cannot be read ({error.strerror or error})") from None
+    if content is None:
+        raise UserError(
+            f"cannot load '{file.parent}': it has no {FILE} that can be read; expected one beside its weights"
+        )
     if len(content) > LARGEST_FILE:
         raise UserError(f"'{file}' is larger than {LARGEST_FILE >> 20} MB; expected a model's configuration")
     try:
         fields = json.loads(content.decode(), object_pairs_hook=_without_contradiction)
     except (ValueError, RecursionError) as error:  # what is no JSON, or no UTF-8, or a number of 5,000 digits
-        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:150]
+        reason = "nested too deeply" if isinstance(error, RecursionError) else reason_of(error, 150)
         raise UserError(f"'{file}' is no JSON that can be read ({reason}); get the model again") from None
     if not isinstance(fields, dict):
         raise UserError(f"'{file}' holds no JSON object; expected a model's configuration")
