@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,13 +15,15 @@ from outliers.errors import UserError
 from outliers.estimate import advice, needs, probe
 from outliers.estimate.advice import Foreseen, announce, foresee, table
 from outliers.estimate.needs import Need, Room, free_in_groups, need_of
-from outliers.estimate.probe import Cost, Costs, Part, find_costs, model_sizes
+from outliers.estimate.probe import Cost, Costs, Moment, Part, find_costs, model_sizes
 from outliers.experiment.ablation import ablate_model
 from outliers.experiment.job import Job, requests_of
 from outliers.experiment.parts import ablation_parts, sweep_parts, trace_parts
 from outliers.measurements.ablation import plan
 from outliers.measurements.footprint import Storages
+from outliers.measurements.generation import latency
 from outliers.measurements.perplexity import perplexity
+from outliers.models.anatomy import decoder_layers
 from outliers.models.configs import find_config
 from outliers.models.load import load_config
 from outliers.quantization.schemes import TABLE1, get_scheme
@@ -106,6 +109,7 @@ def test_every_architecture_is_probed_and_leaves_the_random_numbers_alone(case, 
     sizes = model_sizes(model.config, "float32")
     passes = [*trace_parts(Settings(name="test")), *sweep_parts(schemes(*TABLE1, "llm.int8-bnb"))]
     passes += ablation_parts(Ablation(model=case, methods=["zero", "mean", "shuffle"]), model.config.hidden_size)
+    passes += [[Part(partial(latency, tokens=4, repeats=1))]]
     found = find_costs(model.config, "float32", CPU, 24, passes)
     assert torch.equal(torch.get_rng_state(), state)
     if case in CONFIGS:  # all layers of which are equal
@@ -124,6 +128,39 @@ def test_a_model_of_one_layer_is_probed():
     ((cost,),) = find_costs(config, "float32", CPU, 128, sweep_parts(schemes("absmax"))).parts
     assert min(cost.layer, cost.peak, cost.added) > 0
     assert cost.first == cost.further == 0
+
+
+def test_time_in_layers_is_of_all_passes_through_them(monkeypatch):
+    """By a clock that moves by one with each layer."""
+    begun = []
+
+    def count(model):
+        for layer in decoder_layers(model):
+            layer.register_forward_pre_hook(lambda *_: begun.append(1))
+        return model
+
+    monkeypatch.setattr(probe, "_clock", lambda device: lambda: Moment(len(begun), len(begun)))
+    config = AutoConfig.for_model("gpt2", **SMALL | {"n_embd": 64})
+    for passes in (1, 3):
+        part = Part(lambda model, ids, passes=passes: [model(ids) for _ in range(passes)], count)
+        begun.clear()
+        ((cost,),) = find_costs(config, "float32", CPU, 16, [[part]]).parts
+        assert (cost.layer, cost.rest) == (passes, 0)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_two_layers_foretell_the_peak_of_a_generation_by_all(case):
+    config = make_model(case).config
+    config.num_hidden_layers, config.max_position_embeddings = 6, 64
+    part = Part(partial(latency, tokens=40, repeats=1))
+    ((cost,),) = find_costs(config, "float32", CPU, 8, [[part]]).parts
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with Storages() as storages:
+        part.each(model, torch.arange(8)[None])
+    heads, of_keys = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    keys_and_values = 2 * 4 * (8 + 40) * config.hidden_size * of_keys // heads
+    assert cost.further == pytest.approx(keys_and_values, rel=0.05)
+    assert storages.peak() <= cost.peak + 5 * cost.further <= 1.2 * storages.peak()
 
 
 def test_waiting_for_a_busy_processor_is_not_foreseen():
@@ -272,6 +309,15 @@ def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, probed, monk
         "'my-opt' needs 4.2 GB of disk for hidden states and 1.0 GB are free in '/tmp'; set TMPDIR to a folder with "
         "more room, with --blocks 476 it needs 2.6 GB"
     )
+
+
+def test_only_options_that_a_measurement_has_are_proposed(opt, probed, monkeypatch):
+    (request,) = requests_of([opt], Settings(name="test"), sweep_parts(schemes("fp32")), 1.0)
+    asked = [request._replace(options=("dtype", "device"))]
+    free(monkeypatch, 21.46e9)
+    assert foresee(asked).refusal.endswith("21.5 GB are free; with --dtype bfloat16 it needs 14.1 GB")
+    free(monkeypatch, 2e9)
+    assert foresee(asked).refusal.endswith("no option makes it fit on this machine")
 
 
 def test_nothing_is_probed_where_no_layer_fits(opt, monkeypatch):

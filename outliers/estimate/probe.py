@@ -1,6 +1,7 @@
 """What a measurement costs, found by making it once on one block and a decoder layer of random weights."""
 
 import copy
+import operator
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,6 +20,7 @@ from outliers.models.stream import give_memory_back
 
 LAYERS = 2  # the same weights twice: how what is kept grows from one layer to the next shows only with two
 STD = 0.02  # of random weights
+PLACES = {"layer_idx", "layer_id"}  # what modules call the place of their layer in a cache of keys and values
 OUTLIER = 20.0  # the weight of one feature in each norm: schemes that decompose then have something to do
 ENOUGH = 0.05  # seconds of runs after which a part is not repeated any more
 FEW = 3  # runs in any case,
@@ -107,7 +109,9 @@ def find_costs(config: PretrainedConfig, dtype: str, device: torch.device, block
         passes: the parts of the measurement, by passes over the text.
     """
     try:
-        return _costs(_one_layer(skeleton(config, DTYPES[dtype], buffers=True), device, block), block, passes)
+        return _costs(
+            _one_layer(skeleton(copy.deepcopy(config), DTYPES[dtype], buffers=True), device, block), block, passes
+        )
     finally:
         give_memory_back()
 
@@ -125,11 +129,7 @@ def _size(module: nn.Module) -> int:
 
 def _one_layer(model: PreTrainedModel, device: torch.device, tokens: int) -> PreTrainedModel:
     """The model with its largest layer twice, if it has two, on the same weights."""
-    layers = decoder_layers(model)
-    largest = max(layers, key=_size)
-    del layers[LAYERS:]
-    again = copy.deepcopy(largest, {id(model.config): model.config})  # says how to attend, to all layers
-    layers[0], layers[-1] = largest, again
+    layers = _with_largest_alone(model)
     generator = torch.Generator(device).manual_seed(0)
     in_layer = {id(parameter) for parameter in layers[0].parameters()}
     made: dict[int, nn.Parameter] = {}
@@ -142,6 +142,23 @@ def _one_layer(model: PreTrainedModel, device: torch.device, tokens: int) -> Pre
     for first, second in zip(layers[0].modules(), layers[-1].modules(), strict=True):
         second._parameters.update(first._parameters)
     return model.to(device)
+
+
+def _with_largest_alone(model: PreTrainedModel) -> nn.ModuleList:
+    """The layers of a model, of which only the largest is left, twice; one that attends to all tokens, if there is."""
+    layers, kinds = decoder_layers(model), getattr(model.config, "layer_types", None)
+    ranks = [(_size(layer), bool(kinds) and kinds[n] == "full_attention") for n, layer in enumerate(layers)]
+    number = ranks.index(max(ranks))
+    largest = layers[number]
+    if kinds:  # by which a cache of keys and values is made
+        model.config.layer_types = kinds[number : number + 1] * len(kinds)
+    del layers[LAYERS:]
+    again = copy.deepcopy(largest, {id(model.config): model.config})  # says how to attend, to all layers
+    layers[0], layers[-1] = largest, again
+    for place, layer in enumerate(layers):
+        for module in layer.modules():
+            vars(module).update(dict.fromkeys(PLACES & vars(module).keys(), place))
+    return layers
 
 
 def _weight(meta: torch.Tensor, name: str, rows: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
@@ -195,7 +212,10 @@ def _clock(device: torch.device) -> Callable[[], Moment]:
 
 
 class _Seen(NamedTuple):
-    """What a run of a part showed: as in `Cost`, but for seconds in all but `once`, and the peak with all layers."""
+    """What a run of a part showed: as in `Cost`, but for seconds in all but `once`, and the peak with all layers.
+
+    between: bytes a layer that are kept from one pass to the next, such as keys and values.
+    """
 
     once: float
     layer: float
@@ -204,6 +224,7 @@ class _Seen(NamedTuple):
     peak: int
     first: int
     further: int
+    between: int
 
 
 @inference
@@ -221,10 +242,13 @@ def _cost(part: Part, model: PreTrainedModel, ids: torch.Tensor, plain: _Seen) -
     while sum(run.whole for run in seen) < (ENOUGH if len(seen) >= FEW else LONG):
         seen.append(_run(part, model, ids))
     once, layer, whole = (min(values) for values in list(zip(*seen, strict=True))[:3])
-    first, further = (max(0, kept - usual) for kept, usual in zip(seen[0][-2:], plain[-2:], strict=True))
-    layers = len(decoder_layers(model))
-    peak = seen[0].peak - layers * seen[0].added - further
-    return Cost(once, layer, max(0.0, whole - layers * layer), seen[0].added, peak, first, further)
+    bytes_seen, layers = seen[0], len(decoder_layers(model))
+    first, further = (
+        max(0, kept - usual, bytes_seen.between)
+        for kept, usual in ((bytes_seen.first, plain.first), (bytes_seen.further, plain.further))
+    )
+    peak = bytes_seen.peak - layers * bytes_seen.added - further
+    return Cost(once, layer, max(0.0, whole - layers * layer), bytes_seen.added, peak, first, further)
 
 
 def _run(part: Part, model: PreTrainedModel, ids: torch.Tensor, storages: Storages | None = None) -> _Seen:
@@ -233,7 +257,7 @@ def _run(part: Part, model: PreTrainedModel, ids: torch.Tensor, storages: Storag
     with storages or nullcontext():
         start = clock()
         changed = part.once(model)
-        once, added = clock().since(start), alive() // layers
+        once, kept = clock().since(start), alive()
         with _marks(changed, clock, alive) as (began, at_begin, at_end):
             start = clock()
             part.each(changed, ids)
@@ -241,17 +265,9 @@ def _run(part: Part, model: PreTrainedModel, ids: torch.Tensor, storages: Storag
     spans = zip(began[::2], began[1::2], strict=True) if layers > 1 else [(began[0], end)]
     layer = sum(later.since(earlier) for earlier, later in spans)
     peak = storages.peak() if storages else 0
-    first, further = _kept(at_begin, layers), _kept(at_end, layers)
-    return _Seen(once / layers, layer, end.since(start), added, peak, first, further)
-
-
-def _kept(alive: list[int], layers: int) -> int:
-    """Bytes that a layer keeps, where in each pass through the layers so many bytes are alive at each.
-
-    Between passes all layers keep something, such as keys and values, and a pass adds to that of one after the other.
-    """
-    passes = [alive[start : start + layers] for start in range(0, len(alive), layers)]
-    return max(of_pass[-1] - of_pass[0] + (of_pass[0] - alive[0]) // layers for of_pass in passes)
+    first, further = (max(map(operator.sub, at[layers - 1 :: layers], at[::layers])) for at in (at_begin, at_end))
+    between = max([kept, *at_begin[layers::layers]]) - kept
+    return _Seen(once / layers, layer, end.since(start), kept // layers, peak, first, further, between // layers)
 
 
 @contextmanager
