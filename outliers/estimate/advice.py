@@ -61,10 +61,7 @@ def announce(foreseen: Foreseen, workers: int = 1) -> None:
         UserError: it cannot fit; the message names the options that would make it fit.
     """
     if foreseen.needs:
-        shared = [
-            needed if needed.seconds is None else needed._replace(seconds=needed.seconds / workers)
-            for needed in foreseen.needs
-        ]
+        shared = [need._replace(seconds=need.seconds and need.seconds / workers) for need in foreseen.needs]
         logger.info(table(shared, foreseen.room))
     if foreseen.refusal:
         raise UserError(foreseen.refusal)
@@ -72,9 +69,7 @@ def announce(foreseen: Foreseen, workers: int = 1) -> None:
 
 def table(needs: list[Need], room: Room) -> str:
     """A row a model, all together where there are several, and what there is."""
-    rows = [_row(_short(needed.model), needed) for needed in needs]
-    if len(needs) > 1:
-        rows.append(_row("together", _together(needs)))
+    rows = [_row(needed) for needed in (needs if len(needs) == 1 else [*needs, _together(needs)])]
     disk = size(min(room.temporary, room.cache))
     rows.append(("available", size(room.memory), size(room.host), disk, "", ""))
     titles = ("needs", "memory", "host", "disk", "download", "time")
@@ -87,10 +82,10 @@ def table(needs: list[Need], room: Room) -> str:
     return "\n".join("  ".join(places).format(*line).rstrip() for line in lines)
 
 
-def _row(name: str, needed: Need) -> tuple[str, ...]:
-    disk, download = needed.disk + (needed.download or 0), needed.download
+def _row(needed: Need) -> tuple[str, ...]:
+    name, disk, download = needed.model, needed.disk + (needed.download or 0), needed.download
     return (
-        name,
+        name if len(name) <= NAME else f"…{name[1 - NAME :]}",
         size(needed.memory),
         size(needed.host),
         size(disk) if disk else "-",
@@ -104,10 +99,6 @@ def _together(needs: list[Need]) -> Need:
     most = [max(values) for values in list(zip(*needs, strict=True))[1:4]]
     downloads, seconds = ([getattr(needed, field) for needed in needs] for field in ("download", "seconds"))
     return Need("together", *most, *(None if None in values else sum(values) for values in (downloads, seconds)))
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= NAME else f"…{name[1 - NAME :]}"
 
 
 def _refusal(request: Request, needed: Need) -> str | None:
@@ -155,7 +146,11 @@ def _that_fit(request: Request, options: Callable[[Request], Iterator[tuple[str,
     """Of the options that the user has, those with which a run fits, and what it then needs."""
     ours = [(option, changes) for option, changes in options(request) if set(changes) <= set(request.options)]
     found = [(option, _fits(request, **changes)) for option, changes in ours]
-    return [f"with {option} it needs {_amount(needed)}" for option, needed in found if needed]
+    return [
+        f"with {option} it needs {size(needed.memory)}" + (f" and {size(needed.disk)} of disk" if needed.disk else "")
+        for option, needed in found
+        if needed
+    ]
 
 
 def _fits(request: Request, **changes) -> Need | None:
@@ -163,10 +158,6 @@ def _fits(request: Request, **changes) -> Need | None:
     other = request.under(**changes)
     needed = need_of(other)
     return None if _lack(other, needed) else needed
-
-
-def _amount(needed: Need) -> str:
-    return size(needed.memory) + (f" and {size(needed.disk)} of disk" if needed.disk else "")
 
 
 def _single_options(request: Request) -> Iterator[tuple[str, dict]]:

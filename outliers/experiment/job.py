@@ -71,8 +71,7 @@ def prepare(name: str, revision: str | None, settings: Settings) -> Job:
 
 def requests_of(jobs: list[Job], settings: Settings, passes: Passes, left: float) -> list[Request]:
     """The runs of jobs as they are foreseen; left: the share of the measurement of each that is not finished yet."""
-    known = {}
-    names = ("dtype", "device", "block", "blocks", "stream", "memory")
+    known, names = {}, ("dtype", "device", "block", "blocks", "stream", "memory")
     asked = [getattr(settings, name) for name in names]
     return [Request(job.model, job.revision, job.config, *asked, passes, left, known) for job in jobs]
 

@@ -74,9 +74,8 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
         model = skeleton(config, torch.bfloat16, encoder_decoder=config.is_encoder_decoder)
         cache, activations = measure_pass(model, context, batch)
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise UserError(
-            f"cannot run a model of type '{config.model_type}' without its weights: {reason_of(error, 300)}"
-        ) from None
+        kind, reason = config.model_type, reason_of(error, 300)
+        raise UserError(f"cannot run a model of type '{kind}' without its weights: {reason}") from None
     lists = _lists_of_layers(model)
     embeddings, layers_16, rest = _weights(model, lists, 16)
     _, layers_8, _ = _weights(model, lists, 8)

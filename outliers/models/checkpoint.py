@@ -313,6 +313,5 @@ def opened(file: Path, name: str) -> Iterator[safe_open]:
         with safe_open(file, "pt") as open_file:
             yield open_file
     except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"the weights of '{name}' are corrupt ({reason_of(error, 300)}); download or copy them again"
-        ) from None
+        reason = reason_of(error, 300)
+        raise UserError(f"the weights of '{name}' are corrupt ({reason}); download or copy them again") from None

@@ -36,8 +36,7 @@ DROPOUTS = (
     *("embedding_dropout", "hidden_dropout", "layerdrop", "resid_dropout", "resid_pdrop", "residual_dropout"),
 )
 UNUSED_DROPOUTS = ("attention_dropout", "classifier_dropout", "summary_first_dropout")  # which may say nothing
-SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
-POSITIVE = ("rope_theta", "rotary_emb_base", "query_pre_attn_scalar", *SOFT_CAPS)
+SCALES = ("rope_theta", "rotary_emb_base", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping")
 ROTARY = ("rope_parameters", "rope_scaling")
 PARTS = ("text_config", "vision_config", "attn_config")  # configurations inside of a configuration
 
@@ -126,7 +125,7 @@ RULES = (
     _number(0, 1, "a number from 0 to 1", *NORM_EPSILONS, *DROPOUTS),
     _number(0, 1, "a number from 0 to 1", *UNUSED_DROPOUTS, null=True),
     _number(0, math.inf, "a finite number from 0 on", "initializer_range", "init_std", null=True),
-    _number(LEAST, math.inf, "a finite number above 0", *POSITIVE, null=True),
+    _number(LEAST, math.inf, "a finite number above 0", *SCALES, null=True),
     _number(LEAST, math.inf, "a finite number above 0", "logits_scaling"),
     _number(
         -math.inf,
@@ -141,9 +140,7 @@ RULES = (
     _one_of(ATTENTIONS, "attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
     _one_of(EXPERT_PRODUCTS, "experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
     Rule("true or false", lambda value: isinstance(value, bool), ("tie_word_embeddings",), null=True),
-    Rule(
-        "an object", lambda value: isinstance(value, dict), ("text_config", "vision_config", "attn_config"), null=True
-    ),
+    Rule("an object", lambda value: isinstance(value, dict), PARTS, null=True),
     Rule("rotary embeddings as transformers has them", lambda value: _is_rotary(value), ROTARY, null=True),
 )
 # The same of each kind of layers, or of all.

@@ -124,10 +124,6 @@ def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
             weights are stored in a format that is not undone, or are fewer than its configuration asks for.
     """
     source = find_model(name, revision)
-    return _config_of_weights(source, name)
-
-
-def _config_of_weights(source: Source, name: str) -> PretrainedConfig:
     config = config_of(source, name)
     anatomy_of(config)
     if not source.gguf_file:  # which compares all tensors, and has formats of less than half a byte a weight
@@ -198,8 +194,7 @@ def load_model(
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     home = find_device(device)
-    source = find_model(name, revision)
-    config = _config_of_weights(source, name)
+    source, config = find_model(name, revision), load_config(name, revision)
     with refusals(name, source):
         without_values = skeleton(config, DTYPES[dtype])
     checkpoint = open_checkpoint(source, name, revision, without_values)
@@ -360,8 +355,5 @@ def hash_of(lines: Iterable[str]) -> str:
 
 
 def _keywords(source: Source) -> dict:
-    return {
-        "revision": source.revision or "main",
-        "local_files_only": source.local_files_only,
-        "trust_remote_code": False,
-    }
+    where = {"revision": source.revision or "main", "local_files_only": source.local_files_only}
+    return where | {"trust_remote_code": False}

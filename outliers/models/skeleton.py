@@ -1,4 +1,4 @@
-"""Models without values: what a configuration makes, before its weights are read, or without them."""
+"""Models without values: what a configuration makes, before weights are read or without any."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +12,13 @@ from transformers.utils import logging
 def skeleton(
     config: PretrainedConfig, dtype: torch.dtype, buffers: bool = False, encoder_decoder: bool = False
 ) -> PreTrainedModel:
-    """Build a language model on the meta device, where tensors have a shape but no values; in eval mode.
+    """A language model on the meta device, where tensors have a shape but no values; in eval mode.
 
-    Args:
-        config: of a causal language model, or of one with an encoder and a decoder, such as T5.
-        dtype: of its weights.
-        buffers: whether what the architecture makes of its configuration, such as rotary frequencies, has its values,
-            on the CPU.
-        encoder_decoder: whether the encoder is built too; a configuration alone does not say it of every architecture.
+    dtype: of its weights. buffers: whether what the architecture computes of its configuration, such as rotary
+    frequencies, has values, on the CPU. encoder_decoder: whether it has an encoder too, such as T5.
 
     Raises:
-        ValueError: transformers has no such language model. Others for what cannot be built, as its own code raises.
+        ValueError: transformers has no such language model; of what cannot be built, whatever its code raises.
     """
     kind = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
     with quiet(), _parameters_on_meta() if buffers else torch.device("meta"):

@@ -91,7 +91,7 @@ def stream_model(
         model = skeleton(config, DTYPES[dtype], buffers=True)
     checkpoint = open_checkpoint(find_model(name, revision), name, revision, model)
     model.ignored_tensors = checkpoint.ignored
-    model.stream = Stream(name, model, checkpoint, device, DTYPES[dtype], memory)
+    model.stream = Stream(name, model, checkpoint, device, memory)
     model.stream.load_what_is_not_in_layers(model)
     return model
 
@@ -109,15 +109,9 @@ class Stream:
     """
 
     def __init__(
-        self,
-        name: str,
-        model: PreTrainedModel,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        memory: int | None,
+        self, name: str, model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device, memory: int | None
     ):
-        self.name, self.device, self.dtype, self.memory = name, device, dtype, memory
+        self.name, self.device, self.dtype, self.memory = name, device, model.dtype, memory
         self.prefix = f"{anatomy_of(model.config).layers}."
         self.checkpoint, self.stored = checkpoint, checkpoint.tensors
         self.dtypes = {own: dtype_of(model, own) for own in self.stored}

@@ -1,7 +1,4 @@
-"""Which files are a model: the one place that decides it, for all loaders, before a byte of weights is read.
-
-They must not change while the model is measured.
-"""
+"""Which files are a model, decided here for all loaders before a byte of weights is read, and that they stay so."""
 
 import json
 import os
@@ -13,7 +10,6 @@ from outliers.errors import UserError
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 32_000_000  # bytes; those of the largest models that are published take a third
-
 _read: dict[tuple[str, str | None], dict[Path, tuple | None]] = {}  # model to the state of its files
 
 

@@ -17,13 +17,7 @@ from typing import NamedTuple
 import gguf
 import numpy as np
 import torch
-from transformers import (
-    AutoConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outliers.errors import UserError
 from outliers.models.anatomy import ANATOMIES
