@@ -1,10 +1,12 @@
 """Foreseeing: against runs of the whole measurement on whole models, counted sizes, and lines word by word."""
 
 import pickle
+import re
 import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -417,6 +419,12 @@ def test_limits_of_control_groups_count(tmp_path):
 
 def test_free_memory_is_that_of_the_machine_at_most():
     assert 0 < needs.free_memory() <= needs.psutil.virtual_memory().total
+
+
+def test_the_estimate_knows_no_experiments():
+    sources = [file.read_text() for file in Path(needs.__file__).parent.glob("*.py")]
+    assert len(sources) > 1
+    assert not any(re.search(r"outliers\.(experiment|specification|report)", source) for source in sources)
 
 
 def test_parts_stand_for_all_that_is_measured():

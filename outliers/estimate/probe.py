@@ -1,7 +1,7 @@
 """What a measurement costs, found by making it once on one block and a decoder layer of random weights."""
 
 import copy
-import operator
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,8 +19,8 @@ from outliers.models.skeleton import skeleton
 from outliers.models.stream import give_memory_back
 
 LAYERS = 2  # the same weights twice: how what is kept grows from one layer to the next shows only with two
-STD = 0.02  # of random weights
 PLACES = {"layer_idx", "layer_id"}  # what modules call the place of their layer in a cache of keys and values
+STD = 0.02  # of random weights
 OUTLIER = 20.0  # the weight of one feature in each norm: schemes that decompose then have something to do
 ENOUGH = 0.05  # seconds of runs after which a part is not repeated any more
 FEW = 3  # runs in any case,
@@ -220,10 +220,10 @@ class _Seen(NamedTuple):
     once: float
     layer: float
     whole: float
-    added: int
     peak: int
     first: int
     further: int
+    added: int
     between: int
 
 
@@ -253,34 +253,38 @@ def _cost(part: Part, model: PreTrainedModel, ids: torch.Tensor, plain: _Seen) -
 
 def _run(part: Part, model: PreTrainedModel, ids: torch.Tensor, storages: Storages | None = None) -> _Seen:
     clock, layers = _clock(ids.device), len(decoder_layers(model))
-    alive = storages.alive if storages else lambda: 0
+    changes = storages.changes if storages else []
     with storages or nullcontext():
         start = clock()
         changed = part.once(model)
-        once, kept = clock().since(start), alive()
-        with _marks(changed, clock, alive) as (began, at_begin, at_end):
+        once, made = clock().since(start), len(changes)
+        with _marks(changed, clock, changes) as (began, at_begin, at_end):
             start = clock()
             part.each(changed, ids)
             end = clock()
     spans = zip(began[::2], began[1::2], strict=True) if layers > 1 else [(began[0], end)]
     layer = sum(later.since(earlier) for earlier, later in spans)
-    peak = storages.peak() if storages else 0
-    first, further = (max(map(operator.sub, at[layers - 1 :: layers], at[::layers])) for at in (at_begin, at_end))
-    between = max([kept, *at_begin[layers::layers]]) - kept
-    return _Seen(once / layers, layer, end.since(start), kept // layers, peak, first, further, between // layers)
+    alive = list(itertools.accumulate((size for _, size in changes), initial=0))
+    first, further = (
+        max(alive[last] - alive[one] for one, last in zip(at[::layers], at[layers - 1 :: layers], strict=True))
+        for at in (at_begin, at_end)
+    )
+    added, between = alive[made], max(alive[later] for later in (made, *at_begin[layers::layers])) - alive[made]
+    sizes = (size // layers for size in (added, between))
+    return _Seen(once / layers, layer, end.since(start), max(alive), first, further, *sizes)
 
 
 @contextmanager
-def _marks(model: PreTrainedModel, clock: Callable, alive: Callable) -> Iterator[tuple[list, list, list]]:
-    """When each layer begins, and the bytes alive when it begins and when it ends."""
+def _marks(model: PreTrainedModel, clock: Callable, changes: list) -> Iterator[tuple[list, list, list]]:
+    """When each layer begins, and the count of changes of what is alive when it begins and when it ends."""
     began, at_begin, at_end = [], [], []
 
     def begin(_module, _arguments):
-        at_begin.append(alive())
+        at_begin.append(len(changes))
         began.append(clock())
 
     with ExitStack() as stack:
         for layer in decoder_layers(model):
             stack.callback(layer.register_forward_pre_hook(begin).remove)
-            stack.callback(layer.register_forward_hook(lambda *_: at_end.append(alive())).remove)
+            stack.callback(layer.register_forward_hook(lambda *_: at_end.append(len(changes))).remove)
         yield began, at_begin, at_end
