@@ -66,10 +66,17 @@ def read_whole(path: Path, most: int) -> bytes:
         OSError: it cannot be read.
         UserError: it is no file, or larger.
     """
-    check_file(path)
-    if (count := path.stat().st_size) > most:
-        raise UserError(f"'{path}' has {count:,} bytes; expected at most {most:,}: move it away")
-    return path.read_bytes()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise _in_the_way(path, found.st_mode)
+        if found.st_size > most:
+            raise UserError(f"'{path}' has {found.st_size:,} bytes; expected at most {most:,}: move it away")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def start_of(path: Path, most: int) -> bytes | None:
