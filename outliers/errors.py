@@ -34,6 +34,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     return UserError(f"unknown {kind} '{name}'; {expected}{' ' + hint if hint else ''}")
 
 
+def reason_of(error: BaseException, most: int) -> str:
+    """What another library says of an error, in one line of so many characters; its kind where it says nothing."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 def shown(value: object, write: Callable[[object], str] = repr) -> str:
     """A value as Python, or another notation, writes it, for a message; cut where it is long."""
     try:

@@ -79,6 +79,20 @@ def read_whole(path: Path, most: int) -> bytes:
         os.close(descriptor)
 
 
+def start_of(path: Path, most: int) -> bytes | None:
+    """The first bytes of a file, to which a link may lead; None where no file is.
+
+    Opening a pipe would wait for its other end, and a device may have no end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return file.read(most)
+
+
 def check_file(path: Path) -> None:
     """Raise UserError if something else than a file, to which a link may lead, stands where one is to be read.
 

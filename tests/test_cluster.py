@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from outliers.errors import UserError
-from outliers.estimate.foresee import Foreseen
-from outliers.estimate.needs import PROCESS, Need
-from outliers.estimate.room import Room
+from outliers.estimate.advice import Foreseen
+from outliers.estimate.needs import PROCESS, Need, Room
 from outliers.experiment import cluster
 from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
@@ -209,7 +208,7 @@ def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
 
 def test_a_run_is_foreseen_by_a_worker(monkeypatch, tmp_path):
     told = []
-    monkeypatch.setattr("outliers.estimate.foresee.logger.info", told.append)
+    monkeypatch.setattr("outliers.estimate.advice.logger.info", told.append)
     sweep(Experiment(**{**SWEEP, "models": MODELS[1:], "blocks": 100, "engine": "ray"}), tmp_path)
     assert [line.split()[0] for line in told[0].splitlines()[2:]] == ["pocket/gpt2-0.5m", "available"]
     with (

@@ -20,9 +20,8 @@ from outlier_kernels.cpu import ROUND_TO_UINT8
 from outlier_kernels.reference import CODE_MAX
 
 from outliers import criterion
-from outliers.estimate.foresee import table as table_of_needs
-from outliers.estimate.needs import Need
-from outliers.estimate.room import Room
+from outliers.estimate.advice import table as table_of_needs
+from outliers.estimate.needs import Need, Room
 from outliers.experiment.rows import read_rows
 from outliers.measurements.ablation import CONTROLS, RESAMPLES
 from outliers.measurements.perplexity import LARGEST_LOSS

@@ -1,9 +1,12 @@
 """Foreseeing: against runs of the whole measurement on whole models, counted sizes, and lines word by word."""
 
 import pickle
+import re
 import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,20 +14,20 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.errors import UserError
-from outliers.estimate import foresee as foreseeing
-from outliers.estimate import needs, remedies, room
-from outliers.estimate import probe as calibration
-from outliers.estimate.foresee import announce, foresee, table
-from outliers.estimate.needs import Need, Request, need_of
-from outliers.estimate.probe import Calibration, Cost, Part, calibrate, model_sizes
-from outliers.estimate.room import Room, free_in_groups
-from outliers.experiment.runner import run
+from outliers.estimate import advice, needs, probe
+from outliers.estimate.advice import Foreseen, announce, foresee, table
+from outliers.estimate.needs import Need, Request, Room, free_in_groups, need_of
+from outliers.estimate.probe import Cost, Costs, Moment, Part, find_costs, model_sizes
+from outliers.experiment.runner import request_of, run
 from outliers.measurements.ablation import ablation_parts, plan
 from outliers.measurements.bench import Job
 from outliers.measurements.footprint import Storages
+from outliers.measurements.latency import latency
+from outliers.measurements.measurement import Passes, Workload
 from outliers.measurements.perplexity import perplexity
 from outliers.measurements.sweep import sweep_parts
 from outliers.measurements.tracing import trace_parts
+from outliers.models.anatomy import decoder_layers
 from outliers.models.configs import find_config
 from outliers.models.load import load_config
 from outliers.quantization.schemes import TABLE1, get_scheme
@@ -45,6 +48,11 @@ def schemes(*names: str):
     return [get_scheme(name) for name in names]
 
 
+def requests_of(jobs: list[Job], settings: Settings, passes: Passes, left: float) -> list[Request]:
+    known: dict = {}
+    return [request_of(Workload(job, settings, passes), left, known) for job in jobs]
+
+
 def job_of(config, name: str = "pocket/gpt2-0.1m") -> Job:
     """Nothing but the configuration and the name of a job is looked at."""
     return Job(name, None, config, torch.zeros(1, 2, dtype=torch.int64))
@@ -59,15 +67,15 @@ def opt(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def calibrated(monkeypatch):
-    """Every part costs the same; the list has what was calibrated."""
+def probed(monkeypatch):
+    """Every part costs the same; the list has what was tried."""
     asked = []
 
     def pretend(config, dtype, device, block, passes):
         asked.append((dtype, block))
-        return Calibration([[COST for _ in parts] for parts in passes], copying=0.0, hashing=0.0)
+        return Costs([[COST for _ in parts] for parts in passes], copying=0.0, hashing=0.0)
 
-    monkeypatch.setattr(needs, "calibrate", pretend)
+    monkeypatch.setattr(needs, "find_costs", pretend)
     return asked
 
 
@@ -75,54 +83,93 @@ def calibrated(monkeypatch):
 def told(monkeypatch) -> list[str]:
     """What is printed."""
     found = []
-    monkeypatch.setattr(foreseeing.logger, "info", found.append)
+    monkeypatch.setattr(advice.logger, "info", found.append)
     return found
 
 
 def free(monkeypatch, memory: float, temporary: float = 1e15, cache: float = 1e15) -> None:
     """Let so many bytes be free."""
-    for module in (foreseeing, needs, remedies):
-        monkeypatch.setattr(module, "room_of", lambda settings: Room(int(memory), 10**15, int(temporary), int(cache)))
+    for module in (advice, needs):
+        monkeypatch.setattr(module, "room_of", lambda device: Room(int(memory), 10**15, int(temporary), int(cache)))
 
 
 def need(job, settings, passes, left: float = 1.0) -> Need:
-    return need_of(Request(job, settings, passes, left, {}))
+    (request,) = requests_of([job], settings, passes, left)
+    return need_of(request)
+
+
+def foresee_jobs(jobs, settings, passes, left: float = 1.0) -> Foreseen:
+    return foresee(requests_of(jobs, settings, passes, left))
 
 
 def refusal(*arguments) -> str:
     with pytest.raises(UserError) as refused:
-        announce(foresee(*arguments))
+        announce(foresee_jobs(*arguments))
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
 @pytest.mark.parametrize("case", [*CONFIGS, "qwen3-moe-dense-first"])
-def test_every_architecture_is_calibrated_and_leaves_the_random_numbers_alone(case, monkeypatch):
-    monkeypatch.setattr(calibration, "LONG", 0)  # once is enough
-    monkeypatch.setattr(calibration, "ENOUGH", 0)
+def test_every_architecture_is_probed_and_leaves_the_random_numbers_alone(case, monkeypatch):
+    monkeypatch.setattr(probe, "LONG", 0)  # once is enough
+    monkeypatch.setattr(probe, "ENOUGH", 0)
     model = make_model(case)
     state = torch.get_rng_state()
     sizes = model_sizes(model.config, "float32")
     passes = [*trace_parts(Settings(name="test")), *sweep_parts(schemes(*TABLE1, "llm.int8-bnb"))]
     passes += ablation_parts(Ablation(model=case, methods=["zero", "mean", "shuffle"]), model.config.hidden_size)
-    found = calibrate(model.config, "float32", CPU, 24, passes)
+    passes += [[Part(partial(latency, tokens=4, repeats=1))]]
+    found = find_costs(model.config, "float32", CPU, 24, passes)
     assert torch.equal(torch.get_rng_state(), state)
     if case in CONFIGS:  # all layers of which are equal
         assert sizes.weights == sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     assert sizes.layers == 2
-    assert [len(costs) for costs in found.costs] == [len(parts) for parts in passes]
-    for cost in (cost for costs in found.costs for cost in costs):
+    assert [len(costs) for costs in found.parts] == [len(parts) for parts in passes]
+    for cost in (cost for costs in found.parts for cost in costs):
         assert min(cost) >= 0
         assert min(cost.layer, cost.peak) > 0
-    plain = found.costs[2][0]
+    plain = found.parts[2][0]
     assert plain.added == plain.first == plain.further == 0  # perplexity keeps nothing of a layer
 
 
-def test_a_model_of_one_layer_is_calibrated():
+def test_a_model_of_one_layer_is_probed():
     config = AutoConfig.for_model("gpt2", **SMALL | {"n_layer": 1})
-    ((cost,),) = calibrate(config, "float32", CPU, 128, sweep_parts(schemes("absmax"))).costs
+    ((cost,),) = find_costs(config, "float32", CPU, 128, sweep_parts(schemes("absmax"))).parts
     assert min(cost.layer, cost.peak, cost.added) > 0
     assert cost.first == cost.further == 0
+
+
+def test_time_in_layers_is_of_all_passes_through_them(monkeypatch):
+    """By a clock that moves by one with each layer."""
+    begun = []
+
+    def count(model):
+        for layer in decoder_layers(model):
+            layer.register_forward_pre_hook(lambda *_: begun.append(1))
+        return model
+
+    monkeypatch.setattr(probe, "_clock", lambda device: lambda: Moment(len(begun), len(begun)))
+    config = AutoConfig.for_model("gpt2", **SMALL | {"n_embd": 64})
+    for passes in (1, 3):
+        part = Part(lambda model, ids, passes=passes: [model(ids) for _ in range(passes)], count)
+        begun.clear()
+        ((cost,),) = find_costs(config, "float32", CPU, 16, [[part]]).parts
+        assert (cost.layer, cost.rest) == (passes, 0)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_two_layers_foretell_the_peak_of_a_generation_by_all(case):
+    config = make_model(case).config
+    config.num_hidden_layers, config.max_position_embeddings = 6, 64
+    part = Part(partial(latency, tokens=40, repeats=1))
+    ((cost,),) = find_costs(config, "float32", CPU, 8, [[part]]).parts
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with Storages() as storages:
+        part.each(model, torch.arange(8)[None])
+    heads, of_keys = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    keys_and_values = 2 * 4 * (8 + 40) * config.hidden_size * of_keys // heads
+    assert cost.further == pytest.approx(keys_and_values, rel=0.05)
+    assert storages.peak() <= cost.peak + 5 * cost.further <= 1.2 * storages.peak()
 
 
 def test_waiting_for_a_busy_processor_is_not_foreseen():
@@ -131,7 +178,7 @@ def test_waiting_for_a_busy_processor_is_not_foreseen():
         perplexity(model, ids)
 
     config = AutoConfig.for_model("gpt2", **SMALL | {"n_layer": 1, "n_embd": 64})
-    ((cost,),) = calibrate(config, "float32", CPU, 16, [[Part(waits)]]).costs
+    ((cost,),) = find_costs(config, "float32", CPU, 16, [[Part(waits)]]).parts
     assert cost.layer + cost.rest < 0.1
 
 
@@ -144,7 +191,7 @@ def test_one_layer_foretells_the_peak_of_all(kind):
         else sweep_parts(schemes(kind))
     )
     ((part,),) = passes
-    ((cost,),) = calibrate(config, "float32", CPU, 128, passes).costs
+    ((cost,),) = find_costs(config, "float32", CPU, 128, passes).parts
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -197,7 +244,7 @@ def test_memory_is_that_of_a_process(tmp_path):
     assert 0.9 * measured < foretold < 1.25 * measured + 150e6
 
 
-def test_what_a_run_needs_is_counted(opt, calibrated, monkeypatch):
+def test_what_a_run_needs_is_counted(opt, probed, monkeypatch):
     free(monkeypatch, 1e15)
     settings, passes = Settings(name="test", blocks=8), sweep_parts(schemes("absmax", "absmax-row", "llm.int8"))
     parameters = 6_658_473_984
@@ -213,7 +260,7 @@ def test_what_a_run_needs_is_counted(opt, calibrated, monkeypatch):
     assert pickle.loads(pickle.dumps(on_disk)) == on_disk
 
 
-def test_hidden_states_are_on_a_gpu_where_they_leave_room(opt, calibrated, monkeypatch):
+def test_hidden_states_are_on_a_gpu_where_they_leave_room(opt, probed, monkeypatch):
     monkeypatch.setattr(needs, "find_device", lambda name: torch.device("cuda"))
     settings = Settings(name="test", device="cuda", blocks=100, stream=True)
     states = 100 * 256 * 4096 * 4
@@ -229,7 +276,7 @@ def test_hidden_states_are_on_a_gpu_where_they_leave_room(opt, calibrated, monke
 
 def test_statistics_of_all_blocks_are_kept_while_a_traced_model_is_streamed(opt, monkeypatch):
     cost = COST._replace(first=10, further=3, added=2)
-    monkeypatch.setattr(needs, "calibrate", lambda *_: Calibration([[cost]], 0.0, 0.0))
+    monkeypatch.setattr(needs, "find_costs", lambda *_: Costs([[cost]], 0.0, 0.0))
     free(monkeypatch, 1e15)
     passes = [[Part(perplexity)]]
     streamed = [need(opt, Settings(name="test", blocks=n, stream=True), passes).memory for n in (1, 5)]
@@ -238,7 +285,7 @@ def test_statistics_of_all_blocks_are_kept_while_a_traced_model_is_streamed(opt,
     assert resident[0] == resident[1] == 4 * 6_658_473_984 + BESIDE + 32 * 2 + 31 * 3
 
 
-def test_a_model_too_large_is_refused_with_what_would_help(opt, calibrated, monkeypatch, told):
+def test_a_model_too_large_is_refused_with_what_would_help(opt, probed, monkeypatch, told):
     free(monkeypatch, 21.46e9)
     passes = sweep_parts(schemes("fp32"))
     assert refusal([opt], Settings(name="test"), passes) == (
@@ -256,7 +303,7 @@ def test_a_model_too_large_is_refused_with_what_would_help(opt, calibrated, monk
     )
 
 
-def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, calibrated, monkeypatch):
+def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, probed, monkeypatch):
     passes = sweep_parts(schemes("fp32"))
     streamed = Settings(name="test", blocks=2000, dtype="bfloat16", stream=True)
     free(monkeypatch, 3.3e9)
@@ -265,7 +312,7 @@ def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, calibrated, 
         "'my-opt' needs 5.8 GB of memory in bfloat16 and 3.3 GB are free; "
         "with --memory 1GB it needs 1.6 GB and 4.2 GB of disk, with --blocks 790 it needs 3.3 GB"
     )
-    monkeypatch.setattr(remedies.tempfile, "gettempdir", lambda: "/tmp")
+    monkeypatch.setattr(advice.tempfile, "gettempdir", lambda: "/tmp")
     free(monkeypatch, 3.3e9, temporary=1e9)
     assert refusal([opt], streamed.model_copy(update={"memory": 10**9}), passes) == (
         "'my-opt' needs 4.2 GB of disk for hidden states and 1.0 GB are free in '/tmp'; set TMPDIR to a folder with "
@@ -273,8 +320,17 @@ def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, calibrated, 
     )
 
 
-def test_nothing_is_calibrated_where_no_layer_fits(opt, monkeypatch):
-    monkeypatch.setattr(needs, "calibrate", lambda *_: pytest.fail("calibrated"))
+def test_only_options_that_a_measurement_has_are_proposed(opt, probed, monkeypatch):
+    (request,) = requests_of([opt], Settings(name="test"), sweep_parts(schemes("fp32")), 1.0)
+    asked = [request._replace(options=("dtype", "device"))]
+    free(monkeypatch, 21.46e9)
+    assert foresee(asked).refusal.endswith("21.5 GB are free; with --dtype bfloat16 it needs 14.1 GB")
+    free(monkeypatch, 2e9)
+    assert foresee(asked).refusal.endswith("no option makes it fit on this machine")
+
+
+def test_nothing_is_probed_where_no_layer_fits(opt, monkeypatch):
+    monkeypatch.setattr(needs, "find_costs", lambda *_: pytest.fail("tried"))
     free(monkeypatch, 100e6)
     assert refusal([opt], Settings(name="test"), sweep_parts(schemes("fp32"))) == (
         "'my-opt' needs at least 26.6 GB of memory in float32 and 100 MB are free; "
@@ -282,13 +338,13 @@ def test_nothing_is_calibrated_where_no_layer_fits(opt, monkeypatch):
     )
 
 
-def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, calibrated, monkeypatch):
+def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, probed, monkeypatch):
     sizes = {"config.json": 7, "a.safetensors": 3 * 10**9, "b.safetensors": 2 * 10**9, "onnx/c.safetensors": 9}
     siblings = [SimpleNamespace(rfilename=name, size=count) for name, count in sizes.items()]
     hub = SimpleNamespace(model_info=lambda *_, **__: SimpleNamespace(siblings=siblings))
     monkeypatch.setattr("outliers.models.source.HfApi", lambda: hub)
     monkeypatch.setattr(needs, "try_to_load_from_cache", lambda *_, **__: None)
-    monkeypatch.setattr(remedies, "HF_HUB_CACHE", "/cache")
+    monkeypatch.setattr(advice, "HF_HUB_CACHE", "/cache")
     free(monkeypatch, 1e15)
     passes, jobs = sweep_parts(schemes("fp32")), [opt._replace(model="some/model")] * 2
     assert need(jobs[0], Settings(name="test"), passes).download == 5 * 10**9
@@ -306,13 +362,13 @@ def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, calibrated, m
     assert need(jobs[0], Settings(name="test"), passes).download is None
 
 
-def test_one_calibration_serves_all_models_of_a_configuration(opt, calibrated, monkeypatch, told):
+def test_one_calibration_serves_all_models_of_a_configuration(opt, probed, monkeypatch, told):
     free(monkeypatch, 1e15)
-    found = foresee([opt, opt], Settings(name="test"), sweep_parts(schemes("fp32")))
+    found = foresee_jobs([opt, opt], Settings(name="test"), sweep_parts(schemes("fp32")))
     assert (len(found.needs), found.refusal) == (2, None)
-    assert calibrated == [("float32", 256)]
+    assert probed == [("float32", 256)]
     announce(found)
-    announce(foresee([opt], Settings(name="test"), sweep_parts(schemes("fp32")), left=0))
+    announce(foresee_jobs([opt], Settings(name="test"), sweep_parts(schemes("fp32")), left=0))
     assert len(told) == 1
 
 
@@ -369,7 +425,13 @@ def test_limits_of_control_groups_count(tmp_path):
 
 
 def test_free_memory_is_that_of_the_machine_at_most():
-    assert 0 < room.free_memory() <= room.psutil.virtual_memory().total
+    assert 0 < needs.free_memory() <= needs.psutil.virtual_memory().total
+
+
+def test_the_estimate_knows_no_experiments():
+    sources = [file.read_text() for file in Path(needs.__file__).parent.glob("*.py")]
+    assert len(sources) > 1
+    assert not any(re.search(r"outliers\.(experiment|specification|report)", source) for source in sources)
 
 
 def test_parts_stand_for_all_that_is_measured():
@@ -382,19 +444,19 @@ def test_parts_stand_for_all_that_is_measured():
     assert len(ablation_parts(Ablation(model="x"), 64)) == 3  # a trace that finds features, attention, perplexity
 
 
-def test_runs_of_less_than_a_second_are_not_foreseen(monkeypatch, calibrated, told):
+def test_runs_of_less_than_a_second_are_not_foreseen(monkeypatch, probed, told):
     config = load_config("pocket/gpt2-0.5m")
     for blocks, foreseen in ((2, False), (64, True)):
-        found = foresee([job_of(config)], Settings(name="test", blocks=blocks), sweep_parts(schemes(*TABLE1)))
+        found = foresee_jobs([job_of(config)], Settings(name="test", blocks=blocks), sweep_parts(schemes(*TABLE1)))
         announce(found)
-        assert bool(found.needs) == bool(calibrated) == bool(told) == foreseen
+        assert bool(found.needs) == bool(probed) == bool(told) == foreseen
 
 
 def test_a_command_prints_what_it_needs_and_refuses(monkeypatch, capsys, tmp_path):
     arguments = ["--model", "pocket/gpt2-0.1m", "--scheme", "fp32", "--blocks", "80", "--out", tmp_path / "out"]
     arguments += ["--block", "256"]
     with monkeypatch.context() as patch:
-        patch.setattr(foreseeing, "WORTH_FORESEEING", 0)
+        patch.setattr(advice, "WORTH_FORESEEING", 0)
         code, _, err = call(patch, capsys, *arguments)
         assert code == 0
         assert [line.split()[0] for line in err.splitlines()] == ["needs", "-" * 16, "pocket/gpt2-0.1m", "available"]
@@ -409,9 +471,11 @@ def test_a_command_prints_what_it_needs_and_refuses(monkeypatch, capsys, tmp_pat
     )
 
 
-def test_an_ablation_is_foreseen_as_long_as_rows_are_missing(monkeypatch, calibrated, tmp_path):
+def test_an_ablation_is_foreseen_as_long_as_rows_are_missing(monkeypatch, probed, tmp_path):
     lefts = []
-    monkeypatch.setattr("outliers.experiment.engine.foresee", lambda *given: lefts.append(given[-1]) or foresee(*given))
+    monkeypatch.setattr(
+        "outliers.experiment.engine.foresee", lambda asked: lefts.append(asked[0].left) or foresee(asked)
+    )
     fields = {"model": "pocket/gpt2-0.1m", "block": 32, "blocks": 1, "features": [1]}
     for more in ({}, {}, {"methods": ["mean"]}, {"blocks": 2}):
         run(Ablation(**fields | more), tmp_path)

@@ -20,9 +20,10 @@ from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from outliers.errors import UserError
-from outliers.estimate.needs import Request, need_of
-from outliers.experiment.runner import run, sweep
+from outliers.estimate.needs import need_of
+from outliers.experiment.runner import request_of, run, sweep
 from outliers.measurements.bench import Job
+from outliers.measurements.measurement import Workload
 from outliers.measurements.perplexity import losses, perplexity
 from outliers.measurements.sweep import sweep_parts
 from outliers.models.anatomy import ANATOMIES
@@ -367,7 +368,8 @@ def test_what_a_run_needs_is_what_its_copy_needs(file, copied, tmp_path):
     for model in (file, copied):
         experiment = Experiment(models=[str(model)], **fields)
         passes = sweep_parts([get_scheme(name) for name in experiment.schemes])
-        runs.append(Request(Job.of(str(model), None, experiment), experiment, passes, 1.0, {}))
+        workload = Workload(Job.of(str(model), None, experiment), experiment, passes)
+        runs.append(request_of(workload, 1.0, {}))
     one, other = map(need_of, runs)
     assert (one.memory, one.disk, one.download) == (pytest.approx(other.memory, rel=0.1), 0, 0)
     assert 0 < one.seconds < 5
@@ -376,8 +378,9 @@ def test_what_a_run_needs_is_what_its_copy_needs(file, copied, tmp_path):
 def test_dequantizing_is_foreseen(file, monkeypatch):
     """It takes much longer than reading, each time that a streamed model is passed through."""
     experiment = Experiment(models=[str(file)], schemes=["fp32"], block=32, blocks=2, stream=True)
-    run = Request(Job.of(str(file), None, experiment), experiment, sweep_parts([get_scheme("fp32")]), 1.0, {})
-    fast, usual = need_of(run).seconds, gguf.dequantize
+    job, passes = Job.of(str(file), None, experiment), sweep_parts([get_scheme("fp32")])
+    request = request_of(Workload(job, experiment, passes), 1.0, {})
+    fast, usual = need_of(request).seconds, gguf.dequantize
 
     def slow(codes, kind):
         time.sleep(0.05)
@@ -385,7 +388,7 @@ def test_dequantizing_is_foreseen(file, monkeypatch):
 
     monkeypatch.setattr(gguf, "dequantize", slow)
     tensors = len(read_header(file).tensors)
-    assert need_of(run._replace(known={})).seconds == pytest.approx(fast + 0.05 * tensors, rel=0.5)
+    assert need_of(request._replace(known={})).seconds == pytest.approx(fast + 0.05 * tensors, rel=0.5)
 
 
 def alter(file: Path) -> None:
@@ -400,7 +403,7 @@ def test_a_file_that_changes_while_it_is_measured(own, tmp_path, monkeypatch, ch
         change(own)
         return losses(model, blocks)
 
-    monkeypatch.setattr("outliers.measurements.sweep.losses", then_change)
+    monkeypatch.setattr("outliers.experiment.sweep.losses", then_change)
     with pytest.raises(UserError, match=rf"the weights of '{own}' changed while they were measured \('{own}'\)"):
         sweep(Experiment(models=[str(own)], schemes=["fp32"], block=32, blocks=1), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -2,19 +2,23 @@
 
 import itertools
 import json
+import os
 import shutil
 import time
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, T5Config
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
 
-from outliers.errors import UserError
+from outliers.errors import UserError, reason_of
+from outliers.files import start_of
 from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, projections, readers, weights_of_experts
 from outliers.models.load import load_model, load_tokenizer, weights_hash
 from outliers.models.names import POCKET, pocket_models
+from outliers.models.skeleton import skeleton
 from outliers.models.source import find_model
 from outliers.tracing.result import STREAM
 from outliers.variants.plant import plant
@@ -301,3 +305,43 @@ def test_planting_mistakes():
     ]:
         with pytest.raises(UserError, match=message):
             plant(model, features, factor)
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+@pytest.mark.parametrize("case", ["gpt2", "gptj", "llama", "gemma3"])
+def test_a_skeleton_is_the_model_without_its_values(case, buffers):
+    config, verbosity = make_model(case).config, logging.get_verbosity()
+    model, real = skeleton(config, torch.bfloat16, buffers), AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    assert not model.training
+    assert logging.get_verbosity() == verbosity
+    found, expected = dict(model.named_parameters()), dict(real.named_parameters())
+    assert {name: tensor.shape for name, tensor in found.items()} == {name: t.shape for name, t in expected.items()}
+    assert {(tensor.device.type, tensor.dtype) for tensor in found.values()} == {("meta", torch.bfloat16)}
+    found, expected = dict(model.named_buffers()), dict(real.named_buffers())
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.is_meta != buffers
+        if buffers:
+            assert torch.equal(tensor.to(torch.bfloat16), expected[name])
+
+
+def test_a_skeleton_may_have_an_encoder():
+    config = T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=100)
+    assert skeleton(config, torch.bfloat16, encoder_decoder=True).get_encoder().block[1] is not None
+    with pytest.raises(ValueError, match="T5Config"):
+        skeleton(config, torch.bfloat16)
+
+
+def test_what_another_library_says_is_one_line_and_never_nothing():
+    assert reason_of(ValueError("one\n  two\tthree"), 9) == "one two t"
+    assert reason_of(KeyError(), 9) == "KeyError"
+
+
+def test_nothing_but_a_file_is_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "nowhere").symlink_to("nothing")
+    os.mkfifo(tmp_path / "pipe")
+    assert start_of(tmp_path / "file", 3) == b"con"
+    assert start_of(tmp_path / "link", 99) == b"content"
+    assert [start_of(tmp_path / name, 9) for name in ("pipe", "nowhere", "nothing", ".")] == [None] * 4

@@ -1,22 +1,25 @@
-"""What the run of a model needs: memory, disk, download and time, from a calibration of its measurement."""
+"""What the run of a model needs: memory, disk, download and time; and what of these this machine has free."""
 
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+import torch
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.constants import HF_HUB_CACHE
+from transformers import PretrainedConfig
 
 from outliers.errors import UserError
-from outliers.estimate.probe import Calibration, Cost, Passes, Sizes, calibrate, model_sizes
-from outliers.estimate.room import room_of
-from outliers.measurements.bench import Job
+from outliers.estimate.probe import Cost, Costs, Passes, Sizes, find_costs, model_sizes
 from outliers.models.load import DTYPES, find_device
 from outliers.models.source import SECONDS_FOR_THE_HUB, ask_hub, local_files, local_place
 from outliers.models.stream import STATES_ON_GPU
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards
-from outliers.specification.kinds import Settings
 
 SAMPLE = 64_000_000  # bytes of a checkpoint that are read to see how fast that is
 DEQUANTIZED = 4_000_000  # bytes of a GGUF file that are dequantized to see how fast that is
@@ -29,14 +32,22 @@ HOLES, MOST_HOLES = 3, 300_000_000
 # bytes a second at most with which weights are loaded.
 LEAST_A_LAYER, LEAST_A_BYTE, FASTEST = 1e-3, 1e-12, 1e9
 
+CGROUPS = Path("/sys/fs/cgroup")
+# By what /proc/self/cgroup calls the controller: its folder, the limit, what is used, and how the names of what of that
+# are files begin, which the system drops when it needs their memory. Version 2 has one without a name.
+GROUP_FILES = {
+    "": (".", "memory.max", "memory.current", ""),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+}
+
 
 class Need(NamedTuple):
     """What the run of one model needs; bytes, and seconds without the download.
 
     memory: of the process at the peak, on the device that computes. host: of the host's memory at the peak, where the
     device is a GPU. disk: of the file with a streamed model's hidden states. download: what is not in the hub's cache
-    yet; None if nobody knows. seconds: None where nothing was calibrated, because not even one layer fits; memory is
-    then the weights alone, and the least that the run needs.
+    yet; None if nobody knows. seconds: None where nothing was tried, because not even one layer fits; memory is then
+    the weights alone, and the least that the run needs.
     """
 
     model: str  # with its revision, if it has one
@@ -50,116 +61,121 @@ class Need(NamedTuple):
 class Request(NamedTuple):
     """The run of one model.
 
-    passes: see `outliers.experiment.parts`. left: the share of it that is not finished yet. known: what was found out,
-    which runs that share it find out once.
+    dtype, device, stream, memory: as for `stream_model`; stream: whether it is streamed. passes: the parts of the
+    measurement; block: tokens of what a part is called with, such as a block of text, a prompt or an example; blocks:
+    how many of these there are. left: the share of the measurement that is not finished yet. known: what was found
+    out, which requests that share it find out once. options: which of these fields the user may be told to change.
     """
 
-    job: Job
-    settings: Settings
+    model: str
+    revision: str | None
+    config: PretrainedConfig
+    dtype: str
+    device: str
+    block: int
+    blocks: int
+    stream: bool
+    memory: int | None
     passes: Passes
     left: float
     known: dict[tuple, Any]
+    options: tuple[str, ...] = ("dtype", "device", "block", "blocks", "stream", "memory")
 
     @property
     def name(self) -> str:
-        """The job's."""
-        return self.job.name
+        """The model with its revision, if it has one."""
+        return self.model if self.revision is None else f"{self.model}@{self.revision}"
 
     def under(self, **changes) -> "Request":
-        """The same run with other settings."""
-        return self._replace(settings=self.settings.model_copy(update=changes))
+        """The same run with other values of some fields."""
+        return self._replace(**changes)
 
 
-def need_of(run: Request) -> Need:
-    """What a run needs on this machine. Nothing is calibrated for which there is no memory."""
-    settings, device = run.settings, find_device(run.settings.device)
-    free = room_of(settings).memory
-    sizes, download = _of_config(run, model_sizes, settings.dtype), _of_job(run, _download)
+def need_of(request: Request) -> Need:
+    """What a run needs on this machine. No part of it is tried for which there is no memory."""
+    name, device, streamed = request.name, find_device(request.device), request.stream
+    free = room_of(request.device).memory
+    sizes = _once(request, model_sizes, request.config, request.dtype)
+    download = _once(request, _download, request.model, request.revision)
     at_once = sizes.outside + sizes.layer
     if at_once > free:
-        return Need(run.job.name, at_once if settings.stream else sizes.weights, 0, 0, download, None)
-    calibration = _of_config(run, calibrate, settings.dtype, device, settings.block, run.passes)
-    states = states_of(run) if settings.stream else 0
+        return Need(name, at_once if streamed else sizes.weights, 0, 0, download, None)
+    costs = _once(request, find_costs, request.config, request.dtype, device, request.block, request.passes)
+    states = states_of(request) if streamed else 0
     on_gpu = device.type == "cuda" and states <= STATES_ON_GPU * (free - sizes.outside)
-    in_file = not on_gpu and settings.memory is not None and states > settings.memory
+    in_file = not on_gpu and request.memory is not None and states > request.memory
     on_host = 0 if on_gpu or in_file else states
-    memory, host = WORKSPACES + _memory(sizes, calibration, settings), 0
+    memory, host = WORKSPACES + _memory(sizes, costs, request), 0
     if device.type == "cpu":
         memory += PROCESS + on_host
     else:  # for one GPU all weights are on the host first, for several each tensor goes to its place
         memory += states if on_gpu else 0
-        host = PROCESS + on_host + (0 if settings.stream or settings.device == "auto" else sizes.weights)
-    return Need(run.job.name, memory, host, states if in_file else 0, download, _seconds(run, sizes, calibration))
+        host = PROCESS + on_host + (0 if streamed or request.device == "auto" else sizes.weights)
+    return Need(name, memory, host, states if in_file else 0, download, _seconds(request, sizes, costs))
 
 
-def least_seconds(run: Request) -> float:
+def least_seconds(request: Request) -> float:
     """What a run takes at the very least."""
-    sizes, settings = _of_config(run, model_sizes, run.settings.dtype), run.settings
-    a_layer = LEAST_A_LAYER + sizes.layer * settings.block * LEAST_A_BYTE
-    times = sum(part.times for parts in run.passes for part in parts)
-    return run.left * times * settings.blocks * sizes.layers * a_layer + sizes.weights / FASTEST
+    sizes = _once(request, model_sizes, request.config, request.dtype)
+    a_layer = LEAST_A_LAYER + sizes.layer * request.block * LEAST_A_BYTE
+    times = sum(part.times for parts in request.passes for part in parts)
+    return request.left * times * request.blocks * sizes.layers * a_layer + sizes.weights / FASTEST
 
 
-def _of_config(run: Request, find_out: Callable, *arguments):
-    """What is found out of a model's configuration; models, such as revisions of one, may have the same."""
-    key = find_out, run.job.config.to_json_string(), repr(arguments)
-    if key not in run.known:
-        run.known[key] = find_out(run.job.config, *arguments)
-    return run.known[key]
-
-
-def _of_job(run: Request, find_out: Callable):
-    """What is found out of a model's files."""
-    key = find_out, run.job.name
-    if key not in run.known:
-        run.known[key] = find_out(run.job)
-    return run.known[key]
-
-
-def states_of(run: Request) -> int:
+def states_of(request: Request) -> int:
     """Bytes of the hidden states of all blocks between two layers, for each part of a pass."""
-    of_block = run.settings.block * run.job.config.hidden_size * DTYPES[run.settings.dtype].itemsize
-    return max(sum(part.times for part in parts) for parts in run.passes) * run.settings.blocks * of_block
+    of_block = request.block * request.config.hidden_size * DTYPES[request.dtype].itemsize
+    return max(sum(part.times for part in parts) for parts in request.passes) * request.blocks * of_block
 
 
-def _memory(sizes: Sizes, calibration: Calibration, settings: Settings) -> int:
+def _once(request: Request, find_out: Callable, *arguments):
+    """What is found out of a model's configuration, which others may share, such as its revisions; or of its files."""
+    written = (a.to_json_string() if isinstance(a, PretrainedConfig) else repr(a) for a in arguments)
+    key = find_out, *written
+    if key not in request.known:
+        request.known[key] = find_out(*arguments)
+    return request.known[key]
+
+
+def _memory(sizes: Sizes, costs: Costs, request: Request) -> int:
     """Bytes of tensors on the device and between them, but for hidden states between layers."""
-    costs = [cost for of_pass in calibration.costs for cost in of_pass]
-    others, blocks = sizes.layers - 1, settings.blocks
+    others, blocks = sizes.layers - 1, request.blocks
 
     def beside_weights(cost: Cost) -> int:
         passing = cost.peak + min(HOLES * cost.peak, MOST_HOLES)
-        if settings.stream:  # what is kept of all blocks is kept until the last layer
+        if request.stream:  # what is kept of all blocks is kept until the last layer
             return passing + cost.added + (blocks - 1) * cost.first + blocks * others * cost.further
         return passing + sizes.layers * cost.added + others * cost.further
 
-    weights = sizes.outside + sizes.layer if settings.stream else sizes.weights
-    return weights + max(map(beside_weights, costs))
+    weights = sizes.outside + sizes.layer if request.stream else sizes.weights
+    return weights + max(beside_weights(cost) for of_pass in costs.parts for cost in of_pass)
 
 
-def _seconds(run: Request, sizes: Sizes, calibration: Calibration) -> float:
+def _seconds(request: Request, sizes: Sizes, costs: Costs) -> float:
     """To read, copy and compute; a streamed model reads a layer while the one before computes, in each pass."""
-    blocks, layers = run.settings.blocks, sizes.layers
+    blocks, layers = request.blocks, sizes.layers
 
     def computing(part, cost: Cost) -> float:
         return part.times * (layers * cost.once + blocks * (cost.rest + layers * cost.layer))
 
     passes = [
-        run.left * sum(computing(part, cost) for part, cost in zip(parts, costs, strict=True))
-        for parts, costs in zip(run.passes, calibration.costs, strict=True)
+        request.left * sum(computing(part, cost) for part, cost in zip(parts, of_parts, strict=True))
+        for parts, of_parts in zip(request.passes, costs.parts, strict=True)
     ]
-    reading = _of_job(run, _seconds_to_read)
-    copying = sizes.weights * calibration.copying + _of_job(run, _seconds_to_dequantize)
-    hashing = sizes.weights * calibration.hashing
-    if not run.settings.stream:
+    reading, dequantizing = (
+        _once(request, find_out, request.model, request.revision)
+        for find_out in (_seconds_to_read, _seconds_to_dequantize)
+    )
+    copying, hashing = sizes.weights * costs.copying + dequantizing, sizes.weights * costs.hashing
+    if not request.stream:
         return reading + copying + hashing + sum(passes)
     beside = [max(reading, hashing), *(reading for _ in passes[1:])]  # the first pass hashes what it computes with
     return sum(max(*pair) + copying for pair in zip(beside, passes, strict=True))
 
 
-def _seconds_to_read(job: Job) -> float:
+def _seconds_to_read(model: str, revision: str | None) -> float:
     """Of a checkpoint's files, by the middle of the largest; 0 where they are not there or cannot be read."""
-    sizes = {file: file.stat().st_size for file in _files(job)}
+    sizes = {file: file.stat().st_size for file in _files(model, revision)}
     if not any(sizes.values()):
         return 0.0
     largest = max(sizes, key=sizes.get)
@@ -173,9 +189,9 @@ def _seconds_to_read(job: Job) -> float:
     return (time.perf_counter() - start) * sum(sizes.values()) / count
 
 
-def _seconds_to_dequantize(job: Job) -> float:
+def _seconds_to_dequantize(model: str, revision: str | None) -> float:
     """Of a GGUF file's tensors, by some in their middle; 0 for other files."""
-    files = _files(job)
+    files = _files(model, revision)
     if not files or files[0].suffix == ".safetensors":
         return 0.0
     from outliers.models.gguf.reader import read_gguf
@@ -191,13 +207,13 @@ def _seconds_to_dequantize(job: Job) -> float:
     return (time.perf_counter() - start) * sum(sizes) / count
 
 
-def _files(job: Job) -> list[Path]:
+def _files(model: str, revision: str | None) -> list[Path]:
     """The files of a model's weights that are on this machine."""
-    if local_place(job.model):
+    if local_place(model):
         with suppress(UserError):  # loading says what is wrong
-            return local_files(job.model, job.revision)
+            return local_files(model, revision)
         return []
-    config = try_to_load_from_cache(job.model, "config.json", revision=job.revision)
+    config = try_to_load_from_cache(model, "config.json", revision=revision)
     folder = Path(config).parent if isinstance(config, str) else None
     if folder is None or not (is_there(folder / WEIGHTS) or is_there(folder / INDEX)):
         return []
@@ -205,14 +221,14 @@ def _files(job: Job) -> list[Path]:
     return [folder / name for name in names if (folder / name).is_file()]
 
 
-def _download(job: Job) -> int | None:
+def _download(model: str, revision: str | None) -> int | None:
     """Bytes of weights that are not on this machine; None if the hub cannot be asked and its cache has none."""
-    if local_place(job.model):
+    if local_place(model):
         return 0
-    cached = {file.name for file in _files(job)}
+    cached = {file.name for file in _files(model, revision)}
     try:
-        asked = {"revision": job.revision, "files_metadata": True, "timeout": SECONDS_FOR_THE_HUB}
-        found = ask_hub(lambda hub: hub.model_info(job.model, **asked))
+        asked = {"revision": revision, "files_metadata": True, "timeout": SECONDS_FOR_THE_HUB}
+        found = ask_hub(lambda hub: hub.model_info(model, **asked))
         sizes = {file.rfilename: file.size or 0 for file in found.siblings}
     except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
         return 0 if cached else None
@@ -222,3 +238,57 @@ def _download(job: Job) -> int | None:
         if wanted:
             return sum(count for name, count in (whole or wanted).items() if name not in cached)
     return None
+
+
+class Room(NamedTuple):
+    """Free bytes: memory of the device and of the host, and on the disks of temporary files and of the hub's cache."""
+
+    memory: int = 0
+    host: int = 0
+    temporary: int = 0
+    cache: int = 0
+
+
+def room_of(device: str) -> Room:
+    """What is free for a run on a device, as its option names it."""
+    host, home = free_memory(), find_device(device)
+    gpus = range(torch.cuda.device_count()) if device == "auto" else [home]
+    memory = host if home.type == "cpu" else sum(_free_on_gpu(gpu) for gpu in gpus)
+    return Room(memory, host, _free_on_disk(Path(tempfile.gettempdir())), _free_on_disk(Path(HF_HUB_CACHE)))
+
+
+def free_memory() -> int:
+    """What this process can take of the host's memory, which its control groups may limit, with what it has taken."""
+    own = Path("/proc/self/cgroup")
+    lines = own.read_text().splitlines() if own.exists() else []
+    taken = psutil.Process().memory_info()
+    files = getattr(taken, "shared", 0)  # which count as available
+    return taken.rss - files + min([psutil.virtual_memory().available, *free_in_groups(CGROUPS, lines)])
+
+
+def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:
+    """What is free in each control group that has a limit.
+
+    root: where the groups' file system is. lines: of /proc/self/cgroup.
+    """
+    for _, controller, path in (line.split(":", 2) for line in lines):
+        if controller not in GROUP_FILES:
+            continue
+        folder, limit, used, total = GROUP_FILES[controller]
+        group = Path(path.lstrip("/"))
+        for place in (root / folder / one for one in (group, *group.parents)):
+            # "max" is none. In a container the group's own path may not be there, but its root is.
+            if (place / limit).exists() and (place / limit).read_text().strip().isdigit():
+                numbers = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+                dropped = sum(int(numbers[f"{total}{kind}_file"]) for kind in ("active", "inactive"))
+                yield int((place / limit).read_text()) - int((place / used).read_text()) + dropped
+
+
+def _free_on_gpu(gpu: int | torch.device) -> int:
+    """What the driver has free, and what torch keeps in this process without using it."""
+    return torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
+
+
+def _free_on_disk(folder: Path) -> int:
+    """Of the disk on which a folder is or will be."""
+    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free

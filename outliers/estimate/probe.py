@@ -1,6 +1,7 @@
-"""What a measurement costs, by making it once on one block and a decoder layer of random weights."""
+"""What a measurement costs, found by making it once on one block and a decoder layer of random weights."""
 
 import copy
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -8,18 +9,18 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.measurements.footprint import Storages
 from outliers.measurements.measurement import Part, Passes
 from outliers.models.anatomy import decoder_layers
-from outliers.models.checkpoint import parameters_on_meta
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.load import DTYPES, check_finite, weights_hash
+from outliers.models.skeleton import skeleton
 from outliers.models.stream import give_memory_back
 
 LAYERS = 2  # the same weights twice: how what is kept grows from one layer to the next shows only with two
+PLACES = {"layer_idx", "layer_id"}  # what modules call the place of their layer in a cache of keys and values
 STD = 0.02  # of random weights
 OUTLIER = 20.0  # the weight of one feature in each norm: schemes that decompose then have something to do
 ENOUGH = 0.05  # seconds of runs after which a part is not repeated any more
@@ -58,23 +59,25 @@ class Sizes(NamedTuple):
         return self.outside + self.layers * self.layer
 
 
-class Calibration(NamedTuple):
+class Costs(NamedTuple):
     """What the parts of a measurement cost, pass by pass, and seconds a byte of weights.
 
     copying: to bring them into memory and check them. hashing: to make their hash.
     """
 
-    costs: list[list[Cost]]
+    parts: list[list[Cost]]
     copying: float
     hashing: float
 
 
 def model_sizes(config: PretrainedConfig, dtype: str) -> Sizes:
     """The sizes of a model's weights, from its configuration; what is tied counts once."""
-    return _sizes(_without_values(config, dtype))
+    model = skeleton(config, DTYPES[dtype])
+    layers = [_size(layer) for layer in decoder_layers(model)]
+    return Sizes(_size(model) - sum(layers), max(layers), len(layers))
 
 
-def calibrate(config: PretrainedConfig, dtype: str, device: torch.device, block: int, passes: Passes) -> Calibration:
+def find_costs(config: PretrainedConfig, dtype: str, device: torch.device, block: int, passes: Passes) -> Costs:
     """Make a measurement on one block of so many tokens and one layer of a model, of which nothing but this is built.
 
     Weights of the layer are random; of embeddings and head only as many rows as the block has tokens are, and the rest
@@ -87,33 +90,18 @@ def calibrate(config: PretrainedConfig, dtype: str, device: torch.device, block:
         passes: the parts of the measurement, by passes over the text.
     """
     try:
-        return _calibrated(_one_layer(_without_values(config, dtype), device, block), block, passes)
+        return _costs(
+            _one_layer(skeleton(copy.deepcopy(config), DTYPES[dtype], buffers=True), device, block), block, passes
+        )
     finally:
         give_memory_back()
 
 
-def _calibrated(model: PreTrainedModel, block: int, passes: Passes) -> Calibration:
+def _costs(model: PreTrainedModel, block: int, passes: Passes) -> Costs:
     ids = torch.arange(block, device=model.device)[None] % model.config.vocab_size
     copying, hashing = _loading(model)
     plain = _run(Part(_through_the_decoder), model, ids, Storages())
-    costs = [[_cost(part, model, ids, plain) for part in parts] for parts in passes]
-    return Calibration(costs, copying, hashing)
-
-
-def _without_values(config: PretrainedConfig, dtype: str) -> PreTrainedModel:
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with parameters_on_meta():
-            return AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
-    finally:
-        logging.set_verbosity(verbosity)
-
-
-def _sizes(model: PreTrainedModel) -> Sizes:
-    layers = decoder_layers(model)
-    largest = max(_size(layer) for layer in layers)
-    return Sizes(_size(model) - sum(_size(layer) for layer in layers), largest, len(layers))
+    return Costs([[_cost(part, model, ids, plain) for part in parts] for parts in passes], copying, hashing)
 
 
 def _size(module: nn.Module) -> int:
@@ -122,11 +110,7 @@ def _size(module: nn.Module) -> int:
 
 def _one_layer(model: PreTrainedModel, device: torch.device, tokens: int) -> PreTrainedModel:
     """The model with its largest layer twice, if it has two, on the same weights."""
-    layers = decoder_layers(model)
-    largest = max(layers, key=_size)
-    del layers[LAYERS:]
-    again = copy.deepcopy(largest, {id(model.config): model.config})  # says how to attend, to all layers
-    layers[0], layers[-1] = largest, again
+    layers = _with_largest_alone(model)
     generator = torch.Generator(device).manual_seed(0)
     in_layer = {id(parameter) for parameter in layers[0].parameters()}
     made: dict[int, nn.Parameter] = {}
@@ -139,6 +123,23 @@ def _one_layer(model: PreTrainedModel, device: torch.device, tokens: int) -> Pre
     for first, second in zip(layers[0].modules(), layers[-1].modules(), strict=True):
         second._parameters.update(first._parameters)
     return model.to(device)
+
+
+def _with_largest_alone(model: PreTrainedModel) -> nn.ModuleList:
+    """The layers of a model, of which only the largest is left, twice; one that attends to all tokens, if there is."""
+    layers, kinds = decoder_layers(model), getattr(model.config, "layer_types", None)
+    ranks = [(_size(layer), bool(kinds) and kinds[n] == "full_attention") for n, layer in enumerate(layers)]
+    number = ranks.index(max(ranks))
+    largest = layers[number]
+    if kinds:  # by which a cache of keys and values is made
+        model.config.layer_types = kinds[number : number + 1] * len(kinds)
+    del layers[LAYERS:]
+    again = copy.deepcopy(largest, {id(model.config): model.config})  # says how to attend, to all layers
+    layers[0], layers[-1] = largest, again
+    for place, layer in enumerate(layers):
+        for module in layer.modules():
+            vars(module).update(dict.fromkeys(PLACES & vars(module).keys(), place))
+    return layers
 
 
 def _weight(meta: torch.Tensor, name: str, rows: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
@@ -192,15 +193,19 @@ def _clock(device: torch.device) -> Callable[[], Moment]:
 
 
 class _Seen(NamedTuple):
-    """What a run of a part showed: as in `Cost`, but for seconds in all but `once`, and the peak with all layers."""
+    """What a run of a part showed: as in `Cost`, but for seconds in all but `once`, and the peak with all layers.
+
+    between: bytes a layer that are kept from one pass to the next, such as keys and values.
+    """
 
     once: float
     layer: float
     whole: float
-    added: int
     peak: int
     first: int
     further: int
+    added: int
+    between: int
 
 
 @inference
@@ -218,40 +223,49 @@ def _cost(part: Part, model: PreTrainedModel, ids: torch.Tensor, plain: _Seen) -
     while sum(run.whole for run in seen) < (ENOUGH if len(seen) >= FEW else LONG):
         seen.append(_run(part, model, ids))
     once, layer, whole = (min(values) for values in list(zip(*seen, strict=True))[:3])
-    first, further = (max(0, kept - usual) for kept, usual in zip(seen[0][-2:], plain[-2:], strict=True))
-    layers = len(decoder_layers(model))
-    peak = seen[0].peak - layers * seen[0].added - further
-    return Cost(once, layer, max(0.0, whole - layers * layer), seen[0].added, peak, first, further)
+    bytes_seen, layers = seen[0], len(decoder_layers(model))
+    first, further = (
+        max(0, kept - usual, bytes_seen.between)
+        for kept, usual in ((bytes_seen.first, plain.first), (bytes_seen.further, plain.further))
+    )
+    peak = bytes_seen.peak - layers * bytes_seen.added - further
+    return Cost(once, layer, max(0.0, whole - layers * layer), bytes_seen.added, peak, first, further)
 
 
 def _run(part: Part, model: PreTrainedModel, ids: torch.Tensor, storages: Storages | None = None) -> _Seen:
     clock, layers = _clock(ids.device), len(decoder_layers(model))
-    alive = storages.alive if storages else lambda: 0
+    changes = storages.changes if storages else []
     with storages or nullcontext():
         start = clock()
         changed = part.once(model)
-        once, added = clock().since(start), alive() // layers
-        with _marks(changed, clock, alive) as (began, at_begin, at_end):
+        once, made = clock().since(start), len(changes)
+        with _marks(changed, clock, changes) as (began, at_begin, at_end):
             start = clock()
             part.each(changed, ids)
             end = clock()
-    whole, layer = end.since(start), (began[1] if layers > 1 else end).since(began[0])
-    peak = storages.peak() if storages else 0
-    first, further = (of_layers[-1] - of_layers[0] for of_layers in (at_begin, at_end))
-    return _Seen(once / layers, layer, whole, added, peak, first, further)
+    spans = zip(began[::2], began[1::2], strict=True) if layers > 1 else [(began[0], end)]
+    layer = sum(later.since(earlier) for earlier, later in spans)
+    alive = list(itertools.accumulate((size for _, size in changes), initial=0))
+    first, further = (
+        max(alive[last] - alive[one] for one, last in zip(at[::layers], at[layers - 1 :: layers], strict=True))
+        for at in (at_begin, at_end)
+    )
+    added, between = alive[made], max(alive[later] for later in (made, *at_begin[layers::layers])) - alive[made]
+    sizes = (size // layers for size in (added, between))
+    return _Seen(once / layers, layer, end.since(start), max(alive), first, further, *sizes)
 
 
 @contextmanager
-def _marks(model: PreTrainedModel, clock: Callable, alive: Callable) -> Iterator[tuple[list, list, list]]:
-    """When each layer begins, and the bytes alive when it begins and when it ends."""
+def _marks(model: PreTrainedModel, clock: Callable, changes: list) -> Iterator[tuple[list, list, list]]:
+    """When each layer begins, and the count of changes of what is alive when it begins and when it ends."""
     began, at_begin, at_end = [], [], []
 
     def begin(_module, _arguments):
-        at_begin.append(alive())
+        at_begin.append(len(changes))
         began.append(clock())
 
     with ExitStack() as stack:
         for layer in decoder_layers(model):
             stack.callback(layer.register_forward_pre_hook(begin).remove)
-            stack.callback(layer.register_forward_hook(lambda *_: at_end.append(alive())).remove)
+            stack.callback(layer.register_forward_hook(lambda *_: at_end.append(len(changes))).remove)
         yield began, at_begin, at_end

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from outliers.errors import UserError
-from outliers.estimate.foresee import Foreseen, announce, foresee
+from outliers.errors import UserError, reason_of
+from outliers.estimate.advice import Foreseen, announce, foresee
 from outliers.estimate.needs import PROCESS, Need, Request
-from outliers.estimate.room import Room
 from outliers.experiment.cell import Cell
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.measurements.bench import Bench
@@ -45,7 +44,7 @@ class Cluster:
 
     def __init__(self, spec: Spread, bar: Progress):
         self.device, self.bar = spec.device, bar
-        self.foreseen = Foreseen([], Room(0, 0, 0, 0), None)
+        self.foreseen = Foreseen([])
         # A part of a text reads all layers of a streamed model.
         self.cells_a_worker = 1 if getattr(spec, "stream", False) else CELLS_A_WORKER
         self.warned: set[str] = set()  # what a worker warned of, which others do too, is said once
@@ -84,6 +83,8 @@ class Cluster:
 
     def foresee(self, requests: list[Request]) -> None:
         """Print what a run needs, which one of the workers finds out, and refuse what cannot fit there."""
+        if not requests[0].left:
+            return
         cell = Cell("what it needs", _foresee, requests[0], (requests,), 0)
         ((_, self.foreseen),) = self.run([cell])
         workers = max(1, self._slots(cell))
@@ -263,7 +264,7 @@ def _foresee(_bench: Bench, _request: Request, requests: list[Request]) -> Fores
 def _reason(error: Exception) -> str:
     """One line of what a cell failed from."""
     cause = getattr(error, "cause", None) or error
-    said = " ".join(str(cause).split())[:300]
+    said = reason_of(cause, 300)
     return said if isinstance(cause, UserError) else f"{type(cause).__name__}: {said}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from outliers.estimate.foresee import announce, foresee
+from outliers.estimate.advice import announce, foresee
 from outliers.estimate.needs import Request
 from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster

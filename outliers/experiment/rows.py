@@ -13,7 +13,7 @@ from outliers.errors import UserError
 from outliers.experiment.interrupt import Interrupted, asked_to_stop, finishing, stop_if_asked
 from outliers.experiment.row_check import check_row, lacking, parse_row
 from outliers.files import locked, part_of, read_whole, remove_all_left, remove_left, write_whole
-from outliers.models.watch import check_unchanged
+from outliers.models.weight_files import check_unchanged
 from outliers.specification.kinds import BOS, Experiment, Latency, LinearLayers, Memory, Named, ZeroShot, threshold_of
 
 MOST_BYTES = 2**30  # of a file of rows, of about a kilobyte each

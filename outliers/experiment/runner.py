@@ -18,7 +18,7 @@ from outliers.measurements.ablation import AblationRows
 from outliers.measurements.bench import Bench, check_same_weights, named
 from outliers.measurements.latency import LatencyRows
 from outliers.measurements.linear_layers import LinearLayerRows
-from outliers.measurements.measurement import Measurement, Question
+from outliers.measurements.measurement import Measurement, Question, Workload
 from outliers.measurements.memory import MemoryRows
 from outliers.measurements.sweep import Sweep
 from outliers.measurements.tracing import EmergenceRows, TraceRows
@@ -131,12 +131,11 @@ class _Run:
         """Say what the run needs, and refuse what cannot fit."""
         done = [] if self.force else rows_of(self.spec, self.row_file.rows)
         left = max(0.0, 1 - self.measurement.finished_share(done, subjects))
-        passes = [self.measurement.passes(subject) for subject in subjects]
-        if left and all(passes):
-            known: dict = {}
-            self.engine.foresee(
-                [Request(job, self.spec, of_job, left, known) for job, of_job in zip(subjects, passes, strict=True)]
-            )
+        known: dict = {}
+        workloads = map(self.measurement.workload, subjects)
+        requests = [request_of(workload, left, known) for workload in workloads if workload]
+        if requests:
+            self.engine.foresee(requests)
 
     def measure(self, group: list) -> None:
         """Measure what is not finished of some subjects; where some cannot be loaded, the others are measured first."""
@@ -252,6 +251,26 @@ class _Run:
             one.rows[:] = [[row | one.fields | same for row in rows] for rows in twin.rows]
             self.row_file.add(*(row for rows in one.rows for row in rows))
             self.bar.skip(self._steps(one.questions))
+
+
+def request_of(workload: Workload, left: float, known: dict) -> Request:
+    """The run of a model as it is foreseen; left: the share of it that is not finished yet."""
+    job, settings, passes, block, blocks, options = workload
+    return Request(
+        job.model,
+        job.revision,
+        job.config,
+        settings.dtype,
+        settings.device,
+        block or settings.block,
+        blocks or settings.blocks,
+        getattr(settings, "stream", False),
+        getattr(settings, "memory", None),
+        passes,
+        left,
+        known,
+        options,
+    )
 
 
 def _hashes(fields: dict) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
 from outliers.measurements.attention import top1_softmax
 from outliers.measurements.bench import Bench, Counted, Job
-from outliers.measurements.measurement import First, Measurement, Part, Passes, Question
+from outliers.measurements.measurement import First, Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import perplexities
 from outliers.measurements.sweep import scheme_fields
 from outliers.models.anatomy import check_features
@@ -71,8 +71,8 @@ class AblationRows(Measurement[Ablation]):
     def _is_quantized(self) -> bool:
         return self.scheme.name != BASELINE
 
-    def passes(self, job: Job) -> Passes:
-        return ablation_parts(self.spec, job.config.hidden_size)
+    def workload(self, job: Job) -> Workload:
+        return Workload(job, self.spec, ablation_parts(self.spec, job.config.hidden_size))
 
     def total(self, _job: Job) -> int:
         return self.spec.blocks

@@ -10,7 +10,6 @@ from outlier_kernels.dispatch import path
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.measurements.footprint import meta_model
 from outliers.models.anatomy import anatomy_of, check_block, weights_of_experts
 from outliers.models.load import (
     find_device,
@@ -22,9 +21,10 @@ from outliers.models.load import (
     stored_as,
     weights_hash,
 )
+from outliers.models.skeleton import skeleton
 from outliers.models.source import local_files
 from outliers.models.stream import check_one_device, is_streamed, stream_model
-from outliers.models.watch import check_unchanged
+from outliers.models.weight_files import check_unchanged
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme
 from outliers.specification.kinds import BOS, Machine, Settings
@@ -203,7 +203,7 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
 def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:
     """Log it, which a command prints, before a model is under 8-bit schemes, or None for another library's."""
     if anatomy_of(config).mixture and any(scheme is None or scheme.bits == 8 for scheme in schemes):
-        model = meta_model(config)
+        model = skeleton(config, torch.bfloat16)
         share = weights_of_experts(model) / model.num_parameters()
         logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")
 

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.pytorch_utils import Conv1D
 
-from outliers.errors import UserError
+from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import context_length
+from outliers.models.skeleton import skeleton
 
 GIB = 2**30
 BITS = (16, 8)
@@ -70,23 +71,16 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
     """
     context = min(context, context_length(config) or context)
     try:
-        model = meta_model(config)
+        model = skeleton(config, torch.bfloat16, encoder_decoder=config.is_encoder_decoder)
         cache, activations = measure_pass(model, context, batch)
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"cannot run a model of type '{config.model_type}' without its weights: {reason}") from None
+        kind, reason = config.model_type, reason_of(error, 300)
+        raise UserError(f"cannot run a model of type '{kind}' without its weights: {reason}") from None
     lists = _lists_of_layers(model)
     embeddings, layers_16, rest = _weights(model, lists, 16)
     _, layers_8, _ = _weights(model, lists, 8)
     layers = {16: layers_16, 8: layers_8}
     return Footprint(model.num_parameters(), embeddings, layers, rest, cache, len(lists[-1]), activations, context)
-
-
-def meta_model(config: PretrainedConfig) -> PreTrainedModel:
-    """A language model of that configuration in bfloat16, without values."""
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    with torch.device("meta"):
-        return kind.from_config(config, dtype=torch.bfloat16).eval()
 
 
 @torch.inference_mode()

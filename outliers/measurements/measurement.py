@@ -21,8 +21,9 @@ def _nothing(model: PreTrainedModel) -> PreTrainedModel:
 class Part(NamedTuple):
     """A part of a measurement, by which its cost is found (`outliers.estimate`).
 
-    each: what is done with every block, int64 (1, T). once: what is made of the model before, such as one under a
-    scheme, at a cost for each layer. times: how many parts of the measurement cost the same as this one.
+    each: what is done with every block, int64 (1, T), in any number of passes through the model. once: what is made of
+    the model before, such as one under a scheme, at a cost for each layer. times: how many parts of the measurement
+    cost the same as this one.
     """
 
     each: Callable[[PreTrainedModel, torch.Tensor], object]
@@ -31,6 +32,22 @@ class Part(NamedTuple):
 
 
 Passes = list[list[Part]]  # the parts of each pass over the text; a streamed model reads its layers once a pass
+
+
+class Workload(NamedTuple):
+    """What the measurement of a model is made of, by which its cost is found.
+
+    settings: dtype and device, and, as far as it has them, stream, memory, block and blocks. block, blocks: tokens of
+    what a part is called with and how many of these there are, where they are not those of the settings. options: which
+    of those fields the user may be told to change.
+    """
+
+    job: Job
+    settings: Named
+    passes: Passes
+    block: int | None = None
+    blocks: int | None = None
+    options: tuple[str, ...] = ("dtype", "device", "block", "blocks", "stream", "memory")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +94,9 @@ class Measurement(Generic[Spec]):
         """What is measured, each with a name, checked so that a mistake shows before anything is measured."""
         return [Job.of(name, self.spec.revision, self.spec) for name in self.spec.models]
 
-    def passes(self, subject) -> Passes:
-        """What it costs, in parts; nothing where nothing can be foreseen."""
-        return []
+    def workload(self, subject) -> Workload | None:
+        """What the measurement of a subject is made of; None where nothing can be foreseen."""
+        return None
 
     def total(self, subject) -> int:
         """How far a subject moves the bar, as far as that is known before it is looked at."""

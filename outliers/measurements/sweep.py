@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.measurements.bench import Bench, Counted, Job, left_fields, named, say_what_is_left
-from outliers.measurements.measurement import Measurement, Part, Passes, Question
+from outliers.measurements.measurement import Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of, variant_losses
 from outliers.models.anatomy import projections
 from outliers.models.stream import is_streamed
@@ -41,8 +41,8 @@ class Sweep(Measurement[Experiment]):
             say_what_is_left(job.name, job.config, self.schemes)
         return jobs
 
-    def passes(self, _job: Job) -> Passes:
-        return sweep_parts(self.schemes, self.spec.draws)
+    def workload(self, job: Job) -> Workload:
+        return Workload(job, self.spec, sweep_parts(self.schemes, self.spec.draws))
 
     def total(self, _job: Job) -> int:
         return len(self.schemes) * self.spec.blocks * self.spec.draws

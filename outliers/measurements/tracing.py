@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.measurements.attention import top1_softmax
 from outliers.measurements.bench import Bench, Counted, Job, named
-from outliers.measurements.measurement import First, Measurement, Part, Passes, Question
+from outliers.measurements.measurement import First, Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of
 from outliers.models.anatomy import ROLES
 from outliers.specification.kinds import Emergence, OneModel, Settings
@@ -38,8 +38,8 @@ class TraceRows(Measurement[OneModel]):
     def subjects(self) -> list[Job]:
         return [Job.of(self.spec.model, self.spec.revision, self.spec)]
 
-    def passes(self, _job: Job) -> Passes:
-        return trace_parts(self.spec)
+    def workload(self, job: Job) -> Workload:
+        return Workload(job, self.spec, trace_parts(self.spec))
 
     def total(self, _job: Job) -> int:
         return PASSES * self.spec.blocks
@@ -83,8 +83,8 @@ class EmergenceRows(Measurement[Emergence]):
         places = [(name, revision) for name in spec.models for revision in spec.revisions or [None]]
         return [Job.of(name, revision, spec) for name, revision in places]
 
-    def passes(self, _job: Job) -> Passes:
-        return trace_parts(self.spec, PAPER, attention=False)
+    def workload(self, job: Job) -> Workload:
+        return Workload(job, self.spec, trace_parts(self.spec, PAPER, attention=False))
 
     def total(self, _job: Job) -> int:
         return PASSES * self.spec.blocks

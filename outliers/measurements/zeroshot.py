@@ -1,12 +1,13 @@
 """Zero-shot accuracy: models × schemes × tasks (Figure 1)."""
 
 import importlib.metadata
+import statistics
 from typing import TYPE_CHECKING
 
 from outliers.measurements.bench import Bench, Job, check_machine, say_what_is_left
-from outliers.measurements.harness import STANDARD_ERRORS, documents_hash, evaluate, load_tasks
-from outliers.measurements.measurement import Measurement, Question
-from outliers.measurements.sweep import scheme_fields, schemes_of
+from outliers.measurements.harness import STANDARD_ERRORS, documents_hash, evaluate, load_tasks, logits, texts_of
+from outliers.measurements.measurement import Measurement, Question, Workload
+from outliers.measurements.sweep import scheme_fields, schemes_of, sweep_parts
 from outliers.models.load import load_config, load_tokenizer
 from outliers.specification.kinds import ZeroShot
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
 _loaded: "dict[tuple, Task]" = {}  # of this process, by name, folder of the data and hash of the documents
+SOME = 64  # texts whose lengths stand for those of all
 
 
 class ZeroShotRows(Measurement[ZeroShot]):
@@ -58,6 +60,15 @@ class ZeroShotRows(Measurement[ZeroShot]):
         if self._key(name) not in _loaded:
             (_loaded[self._key(name)],) = load_tasks([name], self.spec.data)
         return _loaded[self._key(name)]
+
+    def workload(self, job: Job) -> Workload | None:
+        """Of the passes through the model that its tasks ask for, all as long as some of them."""
+        tokenizer = load_tokenizer(job.model, job.revision)
+        texts = [text for task in map(self._task, self.tasks) for text in texts_of(task, self.spec.limit)]
+        lengths = [len(tokenizer(text).input_ids) for text in texts[:: max(1, len(texts) // SOME)]]
+        passes = [[part._replace(each=logits) for part in of_pass] for of_pass in sweep_parts(self.schemes)]
+        block = max(2, round(statistics.fmean(lengths)))
+        return Workload(job, self.spec, passes, block, len(texts), options=("dtype", "device"))
 
     def total(self, _job: Job) -> int:
         return len(self.schemes) * len(self.tasks)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -22,7 +21,7 @@ from transformers.safetensors_conversion import auto_conversion
 from transformers.utils.import_utils import is_env_variable_true
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from outliers.errors import UserError
+from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import PICTURES, TEXT_KEYS
 from outliers.models.source import Source
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
@@ -314,22 +313,5 @@ def opened(file: Path, name: str) -> Iterator[safe_open]:
         with safe_open(file, "pt") as open_file:
             yield open_file
     except (SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = reason_of(error, 300)
         raise UserError(f"the weights of '{name}' are corrupt ({reason}); download or copy them again") from None
-
-
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Let modules register their parameters without memory, but buffers, such as rotary frequencies, as they are."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(module, name, parameter):
-        if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = register_on_meta
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from outliers.errors import UserError, shown
+from outliers.errors import UserError, reason_of, shown
+from outliers.files import start_of
 
 FILE = "config.json"
 LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
@@ -35,8 +36,7 @@ DROPOUTS = (
     *("embedding_dropout", "hidden_dropout", "layerdrop", "resid_dropout", "resid_pdrop", "residual_dropout"),
 )
 UNUSED_DROPOUTS = ("attention_dropout", "classifier_dropout", "summary_first_dropout")  # which may say nothing
-SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
-POSITIVE = ("rope_theta", "rotary_emb_base", "query_pre_attn_scalar", *SOFT_CAPS)
+SCALES = ("rope_theta", "rotary_emb_base", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping")
 ROTARY = ("rope_parameters", "rope_scaling")
 PARTS = ("text_config", "vision_config", "attn_config")  # configurations inside of a configuration
 
@@ -125,7 +125,7 @@ RULES = (
     _number(0, 1, "a number from 0 to 1", *NORM_EPSILONS, *DROPOUTS),
     _number(0, 1, "a number from 0 to 1", *UNUSED_DROPOUTS, null=True),
     _number(0, math.inf, "a finite number from 0 on", "initializer_range", "init_std", null=True),
-    _number(LEAST, math.inf, "a finite number above 0", *POSITIVE, null=True),
+    _number(LEAST, math.inf, "a finite number above 0", *SCALES, null=True),
     _number(LEAST, math.inf, "a finite number above 0", "logits_scaling"),
     _number(
         -math.inf,
@@ -140,9 +140,7 @@ RULES = (
     _one_of(ATTENTIONS, "attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
     _one_of(EXPERT_PRODUCTS, "experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
     Rule("true or false", lambda value: isinstance(value, bool), ("tie_word_embeddings",), null=True),
-    Rule(
-        "an object", lambda value: isinstance(value, dict), ("text_config", "vision_config", "attn_config"), null=True
-    ),
+    Rule("an object", lambda value: isinstance(value, dict), PARTS, null=True),
     Rule("rotary embeddings as transformers has them", lambda value: _is_rotary(value), ROTARY, null=True),
 )
 # The same of each kind of layers, or of all.
@@ -266,20 +264,19 @@ def read_config_file(file: Path) -> dict:
         UserError: it is missing, no JSON object, or asks for what no model can be.
     """
     try:
-        if not file.is_file():  # opening a pipe would wait for its other end
-            raise UserError(
-                f"cannot load '{file.parent}': it has no {FILE} that can be read; expected one beside its weights"
-            )
-        with file.open("rb") as opened:
-            content = opened.read(LARGEST_FILE + 1)
+        content = start_of(file, LARGEST_FILE + 1)
     except OSError as error:
         raise UserError(f"'{file}' cannot be read ({error.strerror or error})") from None
+    if content is None:
+        raise UserError(
+            f"cannot load '{file.parent}': it has no {FILE} that can be read; expected one beside its weights"
+        )
     if len(content) > LARGEST_FILE:
         raise UserError(f"'{file}' is larger than {LARGEST_FILE >> 20} MB; expected a model's configuration")
     try:
         fields = json.loads(content.decode(), object_pairs_hook=_without_contradiction)
     except (ValueError, RecursionError) as error:  # what is no JSON, or no UTF-8, or a number of 5,000 digits
-        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:150]
+        reason = "nested too deeply" if isinstance(error, RecursionError) else reason_of(error, 150)
         raise UserError(f"'{file}' is no JSON that can be read ({reason}); get the model again") from None
     if not isinstance(fields, dict):
         raise UserError(f"'{file}' holds no JSON object; expected a model's configuration")

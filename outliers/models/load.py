@@ -13,7 +13,6 @@ from accelerate.utils import get_balanced_memory, get_max_memory
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     Mxfp4Config,
@@ -24,12 +23,13 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from outliers.errors import UserError, unknown_name
+from outliers.errors import UserError, reason_of, unknown_name
 from outliers.models.anatomy import TEXT_KEYS, anatomy_of, text_config
 from outliers.models.checkpoint import Checkpoint, check_complete, read_checkpoint, said
 from outliers.models.config_file import FILE, check_fields, check_format, check_weights, read_config_file
+from outliers.models.skeleton import quiet, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place, out_of_reach
-from outliers.models.watch import watch
+from outliers.models.weight_files import watch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
@@ -53,11 +53,10 @@ def refusals(name: str, source: Source | None = None, part: str = ""):
 
     source: where it is, if that is asked too. part: such as "the tokenizer of ".
     """
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        with quiet():
+            yield
     except SafetensorError as error:
         raise UserError(f"the weights of '{name}' are corrupt ({error}); download or copy them again") from None
     except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -65,12 +64,11 @@ def refusals(name: str, source: Source | None = None, part: str = ""):
     except BaseException as error:  # of any kind for a file that nobody checked; a library in Rust has one of its own
         if source and source.local_files_only and not Path(source.path).is_dir():
             raise out_of_reach(name) from None
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = reason_of(error, 300)
         if "safetensors" in reason:
             reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
         raise UserError(f"cannot load {part}'{name}': {reason}") from None
     finally:
-        transformers_logging.set_verbosity(verbosity)
         transformers_logging.enable_progress_bar()
 
 
@@ -126,10 +124,6 @@ def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
             weights are stored in a format that is not undone, or are fewer than its configuration asks for.
     """
     source = find_model(name, revision)
-    return _config_of_weights(source, name)
-
-
-def _config_of_weights(source: Source, name: str) -> PretrainedConfig:
     config = config_of(source, name)
     anatomy_of(config)
     if not source.gguf_file:  # which compares all tensors, and has formats of less than half a byte a weight
@@ -200,20 +194,19 @@ def load_model(
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     home = find_device(device)
-    source = find_model(name, revision)
-    config = _config_of_weights(source, name)
+    source, config = find_model(name, revision), load_config(name, revision)
     with refusals(name, source):
-        skeleton = _skeleton(config, DTYPES[dtype])
-    checkpoint = open_checkpoint(source, name, revision, skeleton)
+        without_values = skeleton(config, DTYPES[dtype])
+    checkpoint = open_checkpoint(source, name, revision, without_values)
     with refusals(name, source):
         model, report = _from_pretrained(
             source,
             checkpoint,
-            type(skeleton),
+            type(without_values),
             config=config,
             quantization_config=dequantized(config, name),
             dtype=DTYPES[dtype],
-            device_map=device_map(skeleton, name) if device == "auto" else None,
+            device_map=device_map(without_values, name) if device == "auto" else None,
             output_loading_info=True,
         )
     model._weight_conversions = None  # save_pretrained would undo those by which it was read
@@ -276,11 +269,6 @@ def _from_pretrained(
     with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it
         model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
     return model, report
-
-
-def _skeleton(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
@@ -367,8 +355,5 @@ def hash_of(lines: Iterable[str]) -> str:
 
 
 def _keywords(source: Source) -> dict:
-    return {
-        "revision": source.revision or "main",
-        "local_files_only": source.local_files_only,
-        "trust_remote_code": False,
-    }
+    where = {"revision": source.revision or "main", "local_files_only": source.local_files_only}
+    return where | {"trust_remote_code": False}

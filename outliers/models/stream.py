@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
-from outliers.models.checkpoint import Checkpoint, dtype_of, parameters_on_meta
+from outliers.models.checkpoint import Checkpoint, dtype_of
 from outliers.models.load import (
     DTYPES,
     HASHING,
@@ -30,6 +30,7 @@ from outliers.models.load import (
     open_checkpoint,
     refusals,
 )
+from outliers.models.skeleton import skeleton
 from outliers.models.source import find_model
 from outliers.terminal.progress import over
 
@@ -107,11 +108,11 @@ def stream_model(
         raise unknown_name("dtype", dtype, DTYPES)
     check_one_device(device)
     device, config = find_device(device), load_config(name, revision)
-    with refusals(name), parameters_on_meta():
-        model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
+    with refusals(name):
+        model = skeleton(config, DTYPES[dtype], buffers=True)
     checkpoint = open_checkpoint(find_model(name, revision), name, revision, model)
     model.ignored_tensors = checkpoint.ignored
-    model.stream = Stream(name, model, checkpoint, device, DTYPES[dtype], memory)
+    model.stream = Stream(name, model, checkpoint, device, memory)
     model.stream.load_what_is_not_in_layers(model)
     return model
 
@@ -129,15 +130,9 @@ class Stream:
     """
 
     def __init__(
-        self,
-        name: str,
-        model: PreTrainedModel,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        memory: int | None,
+        self, name: str, model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device, memory: int | None
     ):
-        self.name, self.device, self.dtype, self.memory = name, device, dtype, memory
+        self.name, self.device, self.dtype, self.memory = name, device, model.dtype, memory
         self.prefix = f"{anatomy_of(model.config).layers}."
         self.checkpoint, self.stored = checkpoint, checkpoint.tensors
         self.dtypes = {own: dtype_of(model, own) for own in self.stored}

@@ -1,8 +1,8 @@
-"""Which files are a model: the one place that decides it, for all loaders, before a byte of weights is read."""
+"""Which files are a model, decided here for all loaders before a byte of weights is read, and that they stay so."""
 
 import json
 import os
-import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from outliers.errors import UserError
@@ -10,6 +10,7 @@ from outliers.errors import UserError
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 32_000_000  # bytes; those of the largest models that are published take a third
+_read: dict[tuple[str, str | None], dict[Path, tuple | None]] = {}  # model to the state of its files
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -68,7 +69,7 @@ def regular_file(path: Path) -> Path:
     in_cache = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
     if not (target.is_relative_to(folder) or in_cache):
         raise UserError(f"'{path}' is a link that leads out of its folder; expected a file, copy it there")
-    if not target.exists() or not stat.S_ISREG(target.stat().st_mode):
+    if not target.is_file():
         raise UserError(f"'{path}' is no regular file; expected the weights of a model")
     return path
 
@@ -95,3 +96,31 @@ def _none_in(folder: Path) -> UserError:
         f"'{folder}' has neither {WEIGHTS} nor {INDEX}, so that nothing says which of its files ({some}) is the model; "
         f"rename that one to {WEIGHTS}"
     )
+
+
+def watch(name: str, revision: str | None, files: Iterable[Path]) -> None:
+    """Note the state of the files of a model's weights, just before they are read."""
+    _read[name, revision] = {file: state_of(file) for file in files}
+
+
+def check_unchanged(name: str, revision: str | None) -> None:
+    """See that a model's files are those that were read last under its name.
+
+    Raises:
+        UserError: one was truncated, written, replaced or deleted.
+    """
+    for file, state in _read.get((name, revision), {}).items():
+        if state_of(file) != state:
+            raise UserError(
+                f"the weights of '{name}' changed while they were measured ('{file}'); what was measured before is "
+                "kept: run again once the file is whole"
+            )
+
+
+def state_of(file: Path) -> tuple | None:
+    """What changes when a file does: which one it is, bytes, nanoseconds of the last write; None without a file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

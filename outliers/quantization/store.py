@@ -9,12 +9,12 @@ from accelerate import dispatch_model
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from outliers.errors import UserError, unknown_name
+from outliers.errors import UserError, reason_of, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
-from outliers.models.checkpoint import check_complete, check_shape, dtype_of, parameters_on_meta, said
+from outliers.models.checkpoint import check_complete, check_shape, dtype_of, said
 from outliers.models.config_file import check_weights
 from outliers.models.load import (
     DTYPES,
@@ -26,6 +26,7 @@ from outliers.models.load import (
     open_checkpoint,
     refusals,
 )
+from outliers.models.skeleton import skeleton
 from outliers.models.source import Source, find_model
 from outliers.models.weight_files import is_there, regular_file
 from outliers.quantization.convert import quantize
@@ -72,11 +73,11 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
             scheme = read_scheme(file.metadata()["scheme"])
         tensors = load_file(path)  # each is read where it is brought to its device
     except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
-        raise UserError(f"cannot read an int8 model from '{folder}' ({' '.join(str(error).split())[:200]})") from None
+        raise UserError(f"cannot read an int8 model from '{folder}' ({reason_of(error, 200)})") from None
     config = config_of(source, str(folder))
     check_weights(config.to_dict(), str(folder), [path])
     with refusals(str(folder)):
-        model = quantize(_skeleton(config, config.dtype), scheme, keep="int8")
+        model = quantize(skeleton(config, config.dtype, buffers=True), scheme, keep="int8")
         _check(tensors, model, str(folder))
         places = _places(model, str(folder), device)
         absent = set(model.state_dict()) - set(tensors)
@@ -129,7 +130,7 @@ def load_int8(
     find_device(device)
     config = load_config(name, revision)
     with refusals(name):
-        exact = _skeleton(config, DTYPES[dtype])
+        exact = skeleton(config, DTYPES[dtype], buffers=True)
     checkpoint = open_checkpoint(find_model(name, revision), name, revision, exact)
     model = quantize(exact, scheme, keep="int8")
     places = _places(model, name, device)
@@ -143,15 +144,9 @@ def load_int8(
     return _finished(model, checkpoint.absent(exact), name, places)
 
 
-def _skeleton(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """A model without memory for its weights; its other buffers are made as the architecture makes them."""
-    with parameters_on_meta():
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-
-
-def _places(skeleton: PreTrainedModel, name: str, device: str | torch.device) -> dict:
+def _places(model: PreTrainedModel, name: str, device: str | torch.device) -> dict:
     """Path of a module, "" for the whole model, to its device."""
-    return device_map(skeleton, name) if device == "auto" else {"": find_device(device)}
+    return device_map(model, name) if device == "auto" else {"": find_device(device)}
 
 
 def _place(name: str, places: dict) -> int | str | torch.device:

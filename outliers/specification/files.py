@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeVar
 
 import yaml
 
-from outliers.errors import UserError, shown, unknown_name
+from outliers.errors import UserError, reason_of, shown, unknown_name
+from outliers.files import start_of
 from outliers.models.names import PACKAGED, not_here, packaged_file
 from outliers.specification.kinds import FieldError, Named
 from outliers.terminal.amounts import size
@@ -102,7 +103,7 @@ def _read(path: Path, name: str, extended_by: tuple[Path, ...] = ()) -> Fields:
     except RecursionError:
         raise UserError(f"experiment file '{path}' refers to itself by an alias, or nests too deep") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # all but the first of values
-        raise UserError(f"experiment file '{path}' cannot be read: {' '.join(str(error).split())}") from None
+        raise UserError(f"experiment file '{path}' cannot be read: {reason_of(error, 300)}") from None
     if not isinstance(values, dict) or not all(isinstance(field, str) for field in values):
         raise UserError(f"experiment file '{path}' holds no fields; expected a mapping with 'models', 'text', …")
     fields = Fields({"name": name} | values, {place: f"{path}, line {line}" for place, line in lines.items()})
@@ -118,13 +119,14 @@ def _read(path: Path, name: str, extended_by: tuple[Path, ...] = ()) -> Fields:
 
 
 def _text(path: Path) -> str:
-    """What a file holds, if it is one: nothing waits for a pipe or reads a device without an end."""
+    """What a file holds, if it is one."""
     try:
         if not path.exists():
             raise UserError(f"experiment file '{path}' does not exist; known: {', '.join(experiment_files())}")
-        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        content = start_of(path, MOST_BYTES + 1)
+        if content is None or len(content) > MOST_BYTES:
             raise UserError(f"experiment file '{path}' is no file of at most {size(MOST_BYTES)}; expected YAML")
-        return path.read_text(encoding="utf-8")
+        return content.decode()
     except (OSError, ValueError) as error:
         raise UserError(f"experiment file '{path}' cannot be read: {error}") from None
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from outliers.criterion import LAYERS, POSITIONS
-from outliers.errors import UserError
+from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
 from outliers.models.anatomy import ROLES
 from outliers.tracing.check import check_header, check_sketch, check_statistics
@@ -147,9 +147,8 @@ class Trace:
             check_statistics(fields, statistics, views(roles), STREAM)
             check_sketch(table, [role for role in roles if role in SKETCHED], statistics)
         except (OSError, KeyError, TypeError, ValueError, RecursionError, ArrowException, SafetensorError) as error:
-            said = " ".join(str(error).split())[:200]
             raise UserError(
-                f"cannot read a trace from '{stem}.safetensors' and .parquet: {said}; trace again"
+                f"cannot read a trace from '{stem}.safetensors' and .parquet: {reason_of(error, 200)}; trace again"
             ) from None
         columns = (torch.from_numpy(table[name].to_numpy().copy()) for name in SKETCH[:-1])
         sketch = Counter(dict(zip(pack_keys(*columns).tolist(), table["count"].tolist(), strict=True)))

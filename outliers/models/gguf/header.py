@@ -13,8 +13,9 @@ from typing import NamedTuple
 import gguf
 import numpy as np
 
-from outliers.errors import UserError
-from outliers.models.watch import state_of
+from outliers.errors import UserError, reason_of
+from outliers.files import start_of
+from outliers.models.weight_files import state_of
 
 # No more of a file than this is parsed, however long it claims to be; a vocabulary of 262,144 tokens takes 15 MB.
 LONGEST = 24 << 20
@@ -84,9 +85,9 @@ def refusals(file: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot read '{file}' ({error.strerror or error})") from None
     except Exception as error:  # the readers check little: what damage raises depends on where it is
-        reason = " ".join(str(error).split())[:150] or type(error).__name__
         raise UserError(
-            f"cannot read '{file}' ({reason}); expected a whole GGUF file of types that the package gguf dequantizes"
+            f"cannot read '{file}' ({reason_of(error, 150)}); expected a whole GGUF file of types that the package "
+            "gguf dequantizes"
         ) from None
 
 
@@ -115,10 +116,9 @@ def _read_header(file: Path, _state: tuple | None) -> Header:
 
 def _start_of(file: Path) -> np.ndarray:
     """So many bytes of a file that its header is among them."""
-    if not file.is_file():  # opening a pipe would wait for its other end
+    content = start_of(file, LONGEST)
+    if content is None:
         raise UserError(f"'{file}' is no file that can be read; expected a GGUF file")
-    with file.open("rb") as opened:
-        content = opened.read(LONGEST)
     if not content.startswith(b"GGUF"):
         raise UserError(f"'{file}' does not begin as a GGUF file does; expected a model in that format")
     tensors, fields = struct.unpack_from("<QQ", content, 8)

@@ -17,20 +17,14 @@ from typing import NamedTuple
 import gguf
 import numpy as np
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outliers.errors import UserError
 from outliers.models.anatomy import ANATOMIES
 from outliers.models.gguf.header import Header, Tensor, read_header, read_tensor, refusals
 from outliers.models.gguf.rotary import FREQUENCIES, say_rotary_parameters
-from outliers.models.watch import state_of
+from outliers.models.skeleton import skeleton
+from outliers.models.weight_files import state_of
 
 # Fields of a file that transformers leaves out for some architectures, and the configuration's names of them.
 ALSO_SAID = {
@@ -168,8 +162,7 @@ def _made(header: Header, config: PretrainedConfig, file: Path) -> dict[str, Mad
     """Of what each tensor of a model is made; see that the file holds all of it, and nothing beside it."""
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    model = skeleton(config, torch.float32)
     expected = model.state_dict()
     processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
     # Of all modules below, transformers would make a table of all tensors each; those of the base model are enough,

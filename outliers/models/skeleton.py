@@ -1,0 +1,53 @@
+"""Models without values: what a configuration makes, before weights are read or without any."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+
+def skeleton(
+    config: PretrainedConfig, dtype: torch.dtype, buffers: bool = False, encoder_decoder: bool = False
+) -> PreTrainedModel:
+    """A language model on the meta device, where tensors have a shape but no values; in eval mode.
+
+    dtype: of its weights. buffers: whether what the architecture computes of its configuration, such as rotary
+    frequencies, has values, on the CPU. encoder_decoder: whether it has an encoder too, such as T5.
+
+    Raises:
+        ValueError: transformers has no such language model; of what cannot be built, whatever its code raises.
+    """
+    kind = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
+    with quiet(), _parameters_on_meta() if buffers else torch.device("meta"):
+        return kind.from_config(config, dtype=dtype).eval()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let transformers warn of nothing."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Let modules register their parameters without memory, but buffers as they are."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module, name, parameter):
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
