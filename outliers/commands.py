@@ -10,7 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.errors import UserError
+from outliers.errors import UserError, unknown_name
 from outliers.specification.files import experiment_files, is_experiment, specify
 from outliers.specification.kinds import MODEL, Named, OneModel
 from outliers.terminal.command import Force, Out, called, typed
@@ -35,6 +35,7 @@ SECTIONS = {
     "memory": "outliers.report.table3:memory_section",
     "latency": "outliers.report.table6:latency_section",
 }
+OF_MODELS = ("models", "candidates")  # what an experiment has others of where models are named
 ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
 
 EXPERIMENT = "Before them, an experiment file or the name of one that comes along, whose models they replace."
@@ -92,25 +93,28 @@ def _of_one(kind: type[Named]) -> bool:
 def _named(
     command: str, kind: type[Named], places: list[str], behind: list[str], default: str | None
 ) -> tuple[str | None, dict]:
-    """The experiment that is named, if one is, and the field of the models that are.
+    """The experiment that is named, if one is, and the fields of the models that are.
 
     behind: models behind their option, beside which what is in the first place is an experiment.
 
     Raises:
-        UserError: there is no model, or more than the command takes.
+        UserError: there is no model, or more than the command takes; or no experiment has this name.
     """
     experiment = None
     if places and not _of_one(kind) and (behind or _is_meant_as_experiment(places[0])):
         experiment, *places = places
+        if not is_experiment(experiment):
+            hint = "or the path of a .yaml file, which the first argument is beside --model"
+            raise unknown_name("experiment", experiment, experiment_files(), hint)
     models = models_of([*places, *behind])
     if _of_one(kind) and len(models) > 1:
         raise UserError(f"{command} takes one model, got {len(models)}: {', '.join(models)}; run it once for each")
     if not models and (places or behind or not (experiment or default)):
         example = " ".join([*called(command), "pocket/gpt2-1.7m"])
         raise UserError(f"no model is named; expected {'one' if _of_one(kind) else 'some'}, such as `{example}`")
-    if not models:
-        return experiment, {}
-    return experiment, {"model": models[0]} if _of_one(kind) else {"models": models}
+    if _of_one(kind):
+        return None, {"model": models[0]}
+    return experiment, {field: models for field in OF_MODELS if models and field in kind.model_fields}
 
 
 def models_of(entries: list[str]) -> list[str]:

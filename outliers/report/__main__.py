@@ -8,8 +8,8 @@ from outliers.commands import Models, models_of
 from outliers.terminal.command import Force, Out, run
 
 EXPERIMENTS = (
-    "A set of experiments (pocket, the default, or paper), one of them (paper/table4), or an experiment file; after it, "
-    "models in the place of theirs."
+    "A set of experiments (pocket, the default, or paper), one of them (paper/table4), or an experiment file. Then, "
+    "models in place of theirs."
 )
 
 
