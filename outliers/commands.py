@@ -123,8 +123,9 @@ def models_of(entries: list[str]) -> list[str]:
 
 
 def _is_meant_as_experiment(name: str) -> bool:
-    mistyped = difflib.get_close_matches(name, experiment_files(), 1, ALIKE) and not os.path.exists(name)
-    return is_experiment(name) or bool(mistyped)
+    """Whether this names an experiment, a set of them, or nothing that is here but nearly one."""
+    names = [part for known in experiment_files() for part in (known, *known.split("/"))]
+    return is_experiment(name) or bool(difflib.get_close_matches(name, names, 1, ALIKE) and not os.path.exists(name))
 
 
 def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Callable) -> None:

@@ -201,6 +201,8 @@ def test_other_commands(monkeypatch, capsys, tmp_path, command, arguments, folde
         ("latency", [], "no model is named; expected some"),
         ("sweep", [","], "no model is named; expected some"),
         ("sweep", ["pocket/tabel1"], "unknown experiment 'pocket/tabel1'; did you mean pocket/table1"),
+        ("sweep", ["pocket"], "unknown experiment 'pocket'; did you mean pocket/"),
+        ("zeroshot", ["figure1"], "unknown experiment 'figure1'; did you mean p"),
         ("latency", ["gpt2", "--model", "pocket/gpt2-0.1m"], "unknown experiment 'gpt2'"),
         ("memory", ["pocket/gpt2-0.1m", "--gpus", ","], "field 'hardware': Value should have at least 1 item"),
         ("report", ["pocket/table1", "pocket/nothing"], "unknown model 'pocket/nothing'"),

@@ -99,7 +99,7 @@ class Named(BaseModel):
         FieldError: a field is unknown, missing or out of range.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
 
     name: Name
     shows: Line | None = None
