@@ -8,15 +8,14 @@ from outliers.commands import Models, models_of
 from outliers.terminal.command import Force, Out, run
 
 EXPERIMENTS = (
-    "A set of experiments (pocket, the default, or paper), one of them (paper/table4), or an experiment file. Then, "
+    "A set of experiments (pocket, the default, or paper), one of them (paper/table4), or an experiment file; and then "
     "models in place of theirs."
 )
 
 
 def report(
     places: Annotated[
-        list[str] | None,
-        Argument(metavar="EXPERIMENT|MODEL", help=EXPERIMENTS, show_default=False),
+        list[str] | None, Argument(metavar="EXPERIMENT|MODEL", help=EXPERIMENTS, show_default=False)
     ] = None,
     models: Models = None,
     redraw: Annotated[bool, Option("--redraw", help="Measure nothing: draw again what finished rows say.")] = False,
