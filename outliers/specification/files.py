@@ -34,16 +34,16 @@ class Fields(NamedTuple):
         return Fields(self.values | fields, places)
 
 
-def specify(name: str | None, fields: dict, default: str, kind: type[Kind]) -> Kind:
+def specify(name: str | None, fields: dict, default: str | None, kind: type[Kind]) -> Kind:
     """What a command runs: an experiment of this name, or the default one, with other values of some fields.
 
-    With models and no name, the other fields have the defaults of their kind. An experiment that comes with the project
-    goes on without the packaged models that are not on this machine, and says so.
+    With models and no name, or without a default, the other fields have the defaults of their kind. An experiment that
+    comes with the project goes on without the packaged models that are not on this machine, and says so.
 
     Raises:
         UserError: as `read_experiment` and `make_experiment`.
     """
-    if name is None and "models" in fields:
+    if name is None and (default is None or "models" in fields):
         return make_experiment(fields, kind)
     name = name or default
     found = read_experiment(name)
@@ -59,6 +59,11 @@ def _with_models_that_are_here(found: Fields) -> Fields:
         logger.info(f"{not_here(model)}; this run goes on without it")
     kept = [model for model in models if model not in missing]
     return found.replaced({"models": kept}) if kept and missing else found
+
+
+def is_experiment(name: str) -> bool:
+    """Whether this names an experiment, or its file, and no model."""
+    return name in experiment_files() or Path(name).suffix in ENDINGS
 
 
 def experiment_files() -> dict[str, Path]:
@@ -81,13 +86,13 @@ def read_experiment(name: str) -> Fields:
     Raises:
         UserError: there is no such file, or it is not a YAML mapping.
     """
+    if not is_experiment(name):
+        raise unknown_name("experiment", name, experiment_files(), "or the path of a .yaml file")
     path = Path(name)
-    if path.suffix not in ENDINGS:
-        if name not in experiment_files():
-            raise unknown_name("experiment", name, experiment_files(), "or the path of a .yaml file")
-        path = experiment_files()[name]
-    else:
+    if path.suffix in ENDINGS:
         name = path.stem
+    else:
+        path = experiment_files()[name]
     return _read(path, name)
 
 

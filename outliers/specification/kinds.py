@@ -76,6 +76,13 @@ Threshold = Annotated[float, BeforeValidator(_number), AfterValidator(_threshold
 Shape = _whole(LARGEST_LAYER) | Annotated[str, Field(pattern=r"^[0-9]{1,9}x[0-9]{1,9}$"), AfterValidator(_shape)]
 Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 
+# What fields of several kinds are; descriptions of fields are the help of their options.
+MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
+TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file."
+BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
+OUTLIER = "From which magnitude on a value is an outlier."
+REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
+
 BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
 
 
@@ -92,7 +99,7 @@ class Named(BaseModel):
         FieldError: a field is unknown, missing or out of range.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
 
     name: Name
     shows: Line | None = None
@@ -112,53 +119,55 @@ class Named(BaseModel):
 class Machine(Named):
     """Where something runs."""
 
-    device: Line = "cpu"
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    device: Line = Field("cpu", description="cpu, cuda, cuda:N, or auto: layers spread over all GPUs.")
+    dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Of weights and activations.")
 
 
 class Spread(Machine):
     """Where cells run: in this process one after the other, or as tasks of a Ray cluster."""
 
-    engine: Literal["local", "ray"] = "local"
+    engine: Literal["local", "ray"] = Field(
+        "local", description="In this process, or spread over a Ray cluster, or over the cores or GPUs of this machine."
+    )
 
 
 class Settings(Spread):
-    """What a measurement over a text needs to know beside its model.
+    """What a measurement over a text needs to know beside its model."""
 
-    block: tokens a block (T). blocks: how many (N). bos: whether each begins with the model's own first token. alpha:
-    from which magnitude on a value is an outlier. stream: whether layers are read when their turn comes; memory: bytes
-    of hidden states that are then held in memory, None for all of them.
-    """
-
-    text: Line = "sample"
-    block: Tokens = 256
-    blocks: Count = 32
-    bos: bool = False
-    alpha: Threshold = ALPHA
-    stream: bool = False
-    memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes)] = None
+    text: Line = Field("sample", description=TEXT)
+    block: Tokens = Field(256, description="Tokens a block.")
+    blocks: Count = Field(32, description="How many blocks, from the start of the text.")
+    bos: bool = Field(False, description=BEGIN)
+    alpha: Threshold = Field(ALPHA, description=OUTLIER)
+    stream: bool = Field(
+        False, description="Read a layer when its turn comes and drop it then: for models larger than memory."
+    )
+    memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes, json_schema_input_type=str)] = Field(
+        None, description="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default none."
+    )
 
 
 class Experiment(Settings):
     """A sweep: every model under every scheme on one text.
 
-    draws: how many times each is measured, with embeddings changed by 1e-6; rounding scatters the results. A scheme has
-    its own threshold unless `alpha` is given.
+    Rounding scatters the results, which `draws` shows. A scheme has its own threshold unless `alpha` is given.
     """
 
     name: Name = "sweep"
-    models: Names
-    schemes: Names = TABLE1
-    revision: Line | None = None
-    draws: Repeats = 1
+    models: Names = Field(description=MODEL)
+    schemes: Names = Field(TABLE1, description="fp32, which quantizes nothing, and 8-bit schemes, also llm.int8-bnb.")
+    revision: Line | None = Field(None, description=REVISION)
+    draws: Repeats = Field(
+        1, description="Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
+    )
 
 
 class OneModel(Settings):
     """A trace of one model."""
 
     name: Name = "trace"
-    model: Line
-    revision: Line | None = None
+    model: Line = Field(description=MODEL)
+    revision: Line | None = Field(None, description=REVISION)
 
     @property
     def folder(self) -> Path:
@@ -170,26 +179,28 @@ class OneModel(Settings):
 
 
 class Ablation(OneModel):
-    """An ablation of one model; features: None for the outlier features that a trace finds.
-
-    methods, where, controls and seed are the arguments of `outliers.ablate`. scheme: what the model is under meanwhile.
-    """
+    """An ablation of one model, by the arguments of `outliers.ablate`."""
 
     name: Name = "ablate"
-    scheme: Line = BASELINE
-    features: Features | None = None
-    methods: Names = ["zero"]
-    where: Names = ["attn_in"]
-    controls: int = 10
-    seed: int = 0
+    scheme: Line = Field(BASELINE, description="What the model is under meanwhile.")
+    features: Features | None = Field(
+        None, description="Such as 3,17; by default the outlier features that a trace finds."
+    )
+    methods: Names = Field(["zero"], description="How they are taken out: zero, mean, shuffle, or several.")
+    where: Names = Field(["attn_in"], description="Inputs that are changed for perplexity: attn_in, ffn_in, or both.")
+    controls: int = Field(10, description="Draws of random features to compare with.")
+    seed: int = Field(0, description="Of the draws and of shuffling.")
 
 
 class Emergence(Settings):
     """Outlier features along a family of models, or along revisions of one."""
 
     name: Name = "emergence"
-    models: Names
-    revisions: Names | None = None
+    models: Names = Field(description=MODEL)
+    revisions: Names | None = Field(
+        None,
+        description="Of one model, such as step1000,step8000; for a local folder its checkpoints' folders.",
+    )
 
 
 class Hardware(BaseModel):
@@ -203,22 +214,39 @@ class Hardware(BaseModel):
     gigabytes: Annotated[Finite, Field(gt=0)]
 
 
+def _gpus(value):
+    """Hardware that is given as 8x24 or 24: how many GPUs, and the GiB of each; anything else as it is.
+
+    Raises:
+        UserError: it is text, but not so.
+    """
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"(?:([0-9]{1,9})x)?([0-9]{1,9}(?:\.[0-9]+)?)", value)
+    if not found:
+        raise UserError(f"hardware '{value}'; expected a number of GPUs and the GiB of each, such as --gpu 8x24")
+    count = int(found[1] or 1)
+    return {"hardware": f"{count}x GPU", "gpus": count, "gigabytes": float(found[2])}
+
+
 class Memory(Named):
     """What models need at inference, from their configurations, and the largest that some hardware holds.
 
-    candidates: of the models those that the largest is one of, None for all; the largest of all is named beside it.
-    context: tokens a sequence, at most the model's own. batch: sequences. headroom: GiB that each GPU keeps free. With
-    these defaults the paper's Table 3 comes out as published; so it does with a headroom of 0.65 to 1.08 GiB at a
+    With these defaults the paper's Table 3 comes out as published; so it does with a headroom of 0.65 to 1.08 GiB at a
     context of 128, 0.57 to 0.92 at 256, 0.49 to 0.76 at 384, 0.41 to 0.56 at 512, 0.32 to 0.34 at 640; never at 768.
     """
 
     name: Name = "memory"
-    models: Names
-    candidates: Names | None = None
-    hardware: list[Hardware] = []
-    context: Tokens = 256
-    batch: Batch = 1
-    headroom: Annotated[Finite, Field(ge=0)] = 0.75
+    models: Names = Field(description=MODEL)
+    candidates: Names | None = Field(
+        None, description="Of the models those that the largest is one of; by default all. That of all is named beside."
+    )
+    hardware: Annotated[list[Annotated[Hardware, BeforeValidator(_gpus)]], Split, Field(min_length=1)] = Field(
+        [], title="gpus", description="Hardware: 8x24 for eight GPUs of 24 GiB, 24 for one."
+    )
+    context: Tokens = Field(256, description="Tokens a sequence, at most the model's own.")
+    batch: Batch = Field(1, description="Sequences at once.")
+    headroom: Annotated[Finite, Field(ge=0)] = Field(0.75, description="GiB that each GPU keeps free.")
 
 
 class LinearLayers(Machine):
@@ -235,41 +263,43 @@ class LinearLayers(Machine):
 
 
 class Latency(Machine):
-    """Time a generated token with a KV cache; prompts are the first tokens of a text, after the model's own with `bos`.
-
-    schemes: those of a sweep, and "bitsandbytes" for the layers of that library. batches: sequences at once. prompt:
-    tokens a sequence. tokens: how many are generated after the first. repeats: of the whole generation.
-    """
+    """Time a generated token with a KV cache; prompts are the first tokens of a text."""
 
     name: Name = "latency"
-    dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
-    models: Names
-    schemes: Names = ["fp32", "llm.int8"]
-    revision: Line | None = None
-    text: Line = "sample"
-    bos: bool = False
-    alpha: Threshold = ALPHA
-    batches: Batches = [1, 8, 32]
-    prompt: Tokens = 128
-    tokens: Count = 32
-    repeats: _whole(10**4, ge=2) = 3
+    dtype: Literal["float32", "float16", "bfloat16"] = Field("bfloat16", description="Of what is not quantized.")
+    models: Names = Field(description=MODEL)
+    schemes: Names = Field(
+        ["fp32", "llm.int8"],
+        description="As of a sweep, fp32 without quantization, or bitsandbytes for the layers of that library.",
+    )
+    revision: Line | None = Field(None, description=REVISION)
+    text: Line = Field("sample", description=TEXT)
+    bos: bool = Field(False, description=BEGIN)
+    alpha: Threshold = Field(ALPHA, description=OUTLIER)
+    batches: Batches = Field([1, 8, 32], description="Sequences at once.")
+    prompt: Tokens = Field(128, description="Tokens a sequence has before.")
+    tokens: Count = Field(32, description="Timed decode steps of a generation, after the first token.")
+    repeats: _whole(10**4, ge=2) = Field(3, description="Timed generations.")
 
 
 class ZeroShot(Spread):
-    """Zero-shot accuracy by the language model evaluation harness (Figure 1).
-
-    tasks: of the harness, or of this project (`lambada-local`, `piqa-local`), which read the files in the folder
-    `data`, or the examples that come along. limit: so many examples of each task; None for all.
-    """
+    """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
 
     name: Name = "zeroshot"
-    models: Names
-    schemes: Names = ["fp32", "absmax-vector", "llm.int8"]
-    revision: Line | None = None
-    tasks: Names = ["hellaswag", "piqa", "winogrande", "lambada_openai"]
-    data: Line | None = None
-    limit: Count | None = None
-    alpha: Threshold = ALPHA
+    models: Names = Field(description=MODEL)
+    schemes: Names = Field(["fp32", "absmax-vector", "llm.int8"], description="fp32 is not quantized.")
+    revision: Line | None = Field(None, description=REVISION)
+    tasks: Names = Field(
+        ["hellaswag", "piqa", "winogrande", "lambada_openai"],
+        description="Of lm-eval; or lambada-local and piqa-local, of which 200 examples each come along.",
+    )
+    data: Line | None = Field(
+        None,
+        description="Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, from which the local "
+        "tasks read more than the examples that come along.",
+    )
+    limit: Count | None = Field(None, description="Examples of each task, from its start; by default all.")
+    alpha: Threshold = Field(ALPHA, description=OUTLIER)
 
 
 def alpha_of_schemes(spec: Experiment | Latency | ZeroShot) -> float | None:

@@ -7,44 +7,19 @@ import logging
 import shlex
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, BadParameter, Option
+from typer import BadParameter, Option
 
 from outliers.errors import UserError
+from outliers.terminal.options import signed
 from outliers.terminal.printing import is_line, printing, say
 
 (UsageError,) = BadParameter.__bases__  # of the copy of Click that Typer has
 
-MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m"
-Model = Annotated[str, Argument(help=f"{MODEL}.", show_default=False)]
-Models = Annotated[list[str] | None, Option("--model", help=f"{MODEL}; repeatable.")]
-Text = Annotated[str | None, Option(help="sample (the default), c4, wikitext2, or a .txt, .txt.gz or .jsonl file.")]
-Block = Annotated[int | None, Option(help="Tokens a block; by default 256.")]
-Blocks = Annotated[int | None, Option(help="How many blocks, from the start of the text; by default 32.")]
-Bos = Annotated[
-    bool | None, Option("--bos", help="Begin each block with the model's own first token, as Gemma needs it.")
-]
-Alpha = Annotated[float | None, Option(help="From which magnitude on a value is an outlier; by default 6.")]
-Device = Annotated[str | None, Option(help="cpu (the default), cuda, cuda:N, or auto: layers spread over all GPUs.")]
-Dtype = Annotated[str | None, Option(help="Of weights and activations: float32 (the default), float16 or bfloat16.")]
-Revision = Annotated[
-    str | None, Option(help="Branch, tag or commit on the hub, or a checkpoint's folder in a local folder.")
-]
-Stream = Annotated[
-    bool | None,
-    Option("--stream", help="Read a layer when its turn comes and drop it then: for models larger than memory."),
-]
-Memory = Annotated[
-    str | None,
-    Option(help="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default none."),
-]
-Engine = Annotated[
-    str | None,
-    Option(help="local (the default), or ray: spread over a Ray cluster, or over the cores or GPUs of this machine."),
-]
 Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
 Force = Annotated[bool, Option("--force", help="Measure again what is finished.")]
 Debug = Annotated[bool, Option("--debug", help="Show where a mistake was found, and what a library said of it.")]
@@ -52,15 +27,24 @@ Debug = Annotated[bool, Option("--debug", help="Show where a mistake was found, 
 
 def run(command) -> None:
     """Run a command function with the process's arguments; exit with 2 after a mistake, with 130 after Ctrl-C."""
+    name, program = command.__name__, shlex.join(called(command.__name__))
+    said = (command.__doc__ or "").replace(f"python -m outliers.{name}", program)  # its examples
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    app.command()(_debuggable(_stoppable(command)))
-    with printing():
+    app.command(help=said)(_debuggable(_stoppable(command)))
+    with answering():
         logger = logging.getLogger("outliers")
         logger.handlers, logger.propagate = [_BesideBars()], False
         logger.setLevel(logging.INFO)
+        _check_text(sys.argv[1:])
+        app(prog_name=program, standalone_mode=False)
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Let a command print; a mistake gives one line and exit code 2."""
+    with printing():
         try:
-            _check_text(sys.argv[1:])
-            app(standalone_mode=False)
+            yield
         except UsageError as error:
             say(f"error: {UserError(error.format_message())}")
             sys.exit(2)
@@ -92,10 +76,7 @@ def _debuggable(command):
             raise
 
     option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    signature = inspect.signature(command)
-    debuggable.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])
-    debuggable.__annotations__ = {**command.__annotations__, "debug": Debug}
-    return debuggable
+    return signed(debuggable, [*inspect.signature(command).parameters.values(), option])
 
 
 def _show_all(error: BaseException | None) -> None:
@@ -134,12 +115,11 @@ def _stoppable(command):
     return stoppable
 
 
+def called(command: str) -> list[str]:
+    """How a command of this name is called by who called this one: as a module, or by the script `outliers`."""
+    return ["outliers", command] if Path(sys.argv[0]).stem == "outliers" else ["python", "-m", f"outliers.{command}"]
+
+
 def typed(command: str) -> str:
     """What the user typed to run a command of this name."""
-    return shlex.join(["python", "-m", f"outliers.{command}", *sys.argv[1:]])
-
-
-def given(arguments: dict) -> dict:
-    """Of a command's arguments those that the user gave and that are fields of its experiment."""
-    others = ("experiment", "out", "force")
-    return {name: value for name, value in arguments.items() if value is not None and name not in others}
+    return shlex.join([*called(command), *sys.argv[1:]])

@@ -1,0 +1,139 @@
+"""From what is typed to rows and their page: one way for every kind of specification."""
+
+import difflib
+import importlib
+import os
+from collections.abc import Callable
+from inspect import Parameter
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from outliers.errors import UserError, unknown_name
+from outliers.specification.files import experiment_files, is_experiment, specify
+from outliers.specification.kinds import MODEL, Named, OneModel
+from outliers.terminal.command import Force, Out, called, typed
+from outliers.terminal.options import options, signed
+
+# Module and function that shows the rows of a command, imported when it runs.
+SECTIONS = {
+    "trace": "outliers.report.trace_section:trace_section",
+    "ablate": "outliers.report.ablation_section:ablation_section",
+    "emergence": "outliers.report.emergence_section:emergence_section",
+    "sweep": "outliers.report.table1:sweep_section",
+    "zeroshot": "outliers.report.figure1:zeroshot_section",
+    "memory": "outliers.report.table3:memory_section",
+    "latency": "outliers.report.table6:latency_section",
+}
+OF_MODELS = ("models", "candidates")  # what an experiment has others of where models are named
+ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
+
+EXPERIMENT = "Before them, an experiment file or the name of one that comes along, whose models they replace."
+Models = Annotated[list[str] | None, Option("--model", "--models", help="The same by an option.", metavar="A,B,…")]
+
+
+def measuring(
+    name: str,
+    kind: type[Named],
+    doc: str,
+    default: str | None = None,
+    instead: Callable[[dict], dict] = lambda fields: {},
+    shown: Callable[[Named, Path, list[dict]], tuple] = lambda spec, folder, rows: (rows,),
+) -> Callable:
+    """A command that measures a kind of specification, as a function from whose parameters Typer makes its options.
+
+    Args:
+        name: of the command.
+        kind: whose fields are its options. One with `models` takes several, and an experiment before them.
+        doc: of the command's file, whose further paragraphs are its help.
+        default: the experiment that is measured where neither one nor models are given.
+        instead: what fields of that experiment are instead, by those that are given.
+        shown: what its section is made of.
+    """
+
+    def command(positional: list[str] | None, models: list[str] | None, out: Path | None, force: bool, **given) -> None:
+        fields = {field: value for field, value in given.items() if value is not None}
+        # The fields themselves divide what has commas.
+        fields = {field: ",".join(value) if isinstance(value, list) else value for field, value in fields.items()}
+        experiment, chosen = _named(name, kind, positional or [], models or [], default)
+        if experiment is None and not chosen:
+            chosen = instead(fields)
+        _measure(name, specify(experiment, chosen | fields, default, kind), out, force, shown)
+
+    command.__name__, command.__doc__ = name, doc.partition("\n\n")[2]
+    metavar, said = ("MODEL", MODEL) if _of_one(kind) else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
+    places = Annotated[list[str] | None, Argument(metavar=metavar, help=said, show_default=False)]
+    option = Parameter.KEYWORD_ONLY
+    return signed(
+        command,
+        [
+            Parameter("positional", option, default=None, annotation=places),
+            Parameter("models", option, default=None, annotation=Models),
+            *options(kind, without=[*Named.model_fields, "model", "models"]),
+            Parameter("out", option, default=None, annotation=Out),
+            Parameter("force", option, default=False, annotation=Force),
+        ],
+    )
+
+
+def _of_one(kind: type[Named]) -> bool:
+    return "model" in kind.model_fields
+
+
+def _named(
+    command: str, kind: type[Named], places: list[str], behind: list[str], default: str | None
+) -> tuple[str | None, dict]:
+    """The experiment that is named, if one is, and the fields of the models that are.
+
+    behind: models behind their option, beside which what is in the first place is an experiment.
+
+    Raises:
+        UserError: there is no model, or more than the command takes; or no experiment has this name.
+    """
+    experiment = None
+    if places and not _of_one(kind) and (behind or _is_meant_as_experiment(places[0])):
+        experiment, *places = places
+        if not is_experiment(experiment):
+            hint = "or the path of a .yaml file, which the first argument is beside --model"
+            raise unknown_name("experiment", experiment, experiment_files(), hint)
+    models = models_of([*places, *behind])
+    if _of_one(kind) and len(models) > 1:
+        raise UserError(f"{command} takes one model, got {len(models)}: {', '.join(models)}; run it once for each")
+    if not models and (places or behind or not (experiment or default)):
+        example = " ".join([*called(command), "pocket/gpt2-1.7m"])
+        raise UserError(f"no model is named; expected {'one' if _of_one(kind) else 'some'}, such as `{example}`")
+    if _of_one(kind):
+        return None, {"model": models[0]}
+    return experiment, {field: models for field in OF_MODELS if models and field in kind.model_fields}
+
+
+def models_of(entries: list[str]) -> list[str]:
+    """Models that are named one by one or with commas; a path of its own may have one."""
+    return [part for entry in entries for part in ([entry] if os.path.exists(entry) else entry.split(",")) if part]
+
+
+def _is_meant_as_experiment(name: str) -> bool:
+    """Whether this names an experiment, a set of them, or nothing that is here but nearly one."""
+    names = [part for known in experiment_files() for part in (known, *known.split("/"))]
+    return is_experiment(name) or bool(difflib.get_close_matches(name, names, 1, ALIKE) and not os.path.exists(name))
+
+
+def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Callable) -> None:
+    """Print and write what a specification measures; what needs torch is imported after a look at the models."""
+    from outliers.specification.door import checked
+
+    checked(spec)
+
+    from outliers.experiment.place import place_of
+    from outliers.experiment.runner import run
+    from outliers.report.write import write
+
+    folder = place_of(spec, out) if isinstance(spec, OneModel) else out or spec.folder
+    section = _function(SECTIONS[name])(*shown(spec, folder, run(spec, folder, force)))
+    print(write(section, folder, typed(name)))
+
+
+def _function(place: str) -> Callable:
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(module), function)

@@ -1,0 +1,68 @@
+"""Options of a command from the fields of what it specifies."""
+
+import re
+from collections.abc import Callable, Iterable
+from inspect import Parameter, Signature
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
+from typer import Option
+
+
+def options(kind: type[BaseModel], without: Iterable[str] = ()) -> list[Parameter]:
+    """An option for each field of a specification but some, its own fields before those that it inherits.
+
+    A field has its name, or its title, as its option; a list also the singular of it. What the help says is its
+    description with the default.
+    """
+    names = sorted(kind.model_fields, key=lambda name: name not in kind.__annotations__)
+    return [_option(name, kind.model_fields[name]) for name in names if name not in without]
+
+
+def _option(name: str, field: FieldInfo) -> Parameter:
+    called, typed = (field.title or name).replace("_", "-"), _typed(field)
+    several = typed == list[str]
+    names = dict.fromkeys([re.sub("(?<=ch)es$|s$", "", called), called] if several else [called])
+    option = Option(*(f"--{one}" for one in names), help=_help(field), metavar="A,B,…" if several else None)
+    annotation = Annotated[typed | None, option]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _typed(field: FieldInfo) -> type:
+    """What Typer makes of what is typed for a field: a number, whether it is there, or text, which the field reads."""
+    read = any(isinstance(one, BeforeValidator) and one.json_schema_input_type is str for one in field.metadata)
+    annotation = str if read else _plain(field.annotation)
+    if get_origin(annotation) is list:
+        return list[str]
+    return annotation if annotation in (bool, int, float) else str
+
+
+def _plain(annotation: Any) -> Any:
+    """A type without what is said about it, and without None."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        others = [one for one in get_args(annotation) if one is not NoneType]
+        return _plain(others[0]) if len(others) == 1 else annotation
+    return annotation
+
+
+def _help(field: FieldInfo) -> str:
+    """The description of a field with its choices and its default; what its absence means is in the description."""
+    annotation = _plain(field.annotation)
+    *choices, last = get_args(annotation) if get_origin(annotation) is Literal else [""]
+    said = (field.description or "").removesuffix(".") + (f": {', '.join(choices)} or {last}" if choices else "")
+    default = [] if field.is_required() else field.get_default(call_default_factory=True)
+    if default is None or default is False or default == []:
+        return f"{said}."
+    shown = default if isinstance(default, list) else [f"{default:g}" if isinstance(default, float) else default]
+    return f"{said}; by default {', '.join(map(str, shown))}."
+
+
+def signed(function: Callable, parameters: list[Parameter]) -> Callable:
+    """The same function, with these parameters for who asks, as Typer does."""
+    function.__signature__ = Signature(parameters)
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return function
