@@ -73,7 +73,7 @@ def ablate(
 
     from outliers.experiment.ablation import ablate_model
     from outliers.experiment.place import place_of
-    from outliers.report.ablation_section import ablation_section
+    from outliers.report.artefacts.ablation import ablation_section
     from outliers.report.write import write
 
     folder = place_of(specified, out)

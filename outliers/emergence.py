@@ -65,7 +65,7 @@ def emergence(
     specified = checked(make_experiment({"models": default} | fields, Emergence))
 
     from outliers.experiment.emergence import emergence as measure
-    from outliers.report.emergence_section import emergence_section
+    from outliers.report.artefacts.table4 import emergence_section
     from outliers.report.write import write
 
     rows = measure(specified, out, force)

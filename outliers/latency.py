@@ -51,7 +51,7 @@ def latency(
     specified = checked(make_experiment(fields, Latency))
 
     from outliers.experiment.latency import measure_latency
-    from outliers.report.table6 import latency_section
+    from outliers.report.artefacts.table6 import latency_section
     from outliers.report.write import write
 
     rows = measure_latency(specified, out, force)

@@ -57,7 +57,7 @@ def memory(
     checked(specified)
 
     from outliers.experiment.memory import measure_memory
-    from outliers.report.table3 import memory_section
+    from outliers.report.artefacts.table3 import memory_section
     from outliers.report.write import write
 
     rows = measure_memory(specified, out, force)

@@ -72,7 +72,7 @@ def sweep(
     specified = checked(specify(experiment, fields, "pocket/table1", Experiment))
 
     from outliers.experiment.sweep import sweep as measure
-    from outliers.report.table1 import sweep_section
+    from outliers.report.artefacts.table1 import sweep_section
     from outliers.report.write import write
 
     rows = measure(specified, out, force)

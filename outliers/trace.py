@@ -61,7 +61,7 @@ def trace(
     from outliers.experiment.place import place_of
     from outliers.experiment.tracing import trace_model
     from outliers.models.load import load_tokenizer
-    from outliers.report.trace_section import trace_section
+    from outliers.report.artefacts.trace import trace_section
     from outliers.report.write import write
     from outliers.text.tokens import visible_token
 

@@ -60,7 +60,7 @@ def zeroshot(
     specified = checked(specify(experiment, fields, "pocket/figure1", ZeroShot))
 
     from outliers.experiment.zeroshot import measure_zeroshot
-    from outliers.report.figure1 import zeroshot_section
+    from outliers.report.artefacts.figure1 import zeroshot_section
     from outliers.report.write import write
 
     rows = measure_zeroshot(specified, out, force)

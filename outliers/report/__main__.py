@@ -29,7 +29,7 @@ def report(
 
     `python -m outliers.report pocket --redraw`
     """
-    from outliers.report.artefacts import report as make
+    from outliers.report.report import report as make
 
     print(make(name, out, force, redraw, device))
 
