@@ -87,6 +87,9 @@ def test_labels_are_the_papers():
 def test_a_baseline_in_16_bits_is_not_called_32_bit(rows):
     half = [{**row, "dtype": "float16"} for row in rows]
     assert "float16, not quantized" in perplexity_table(half).form("github")
+    ((increase,), (of_half,)) = cost_table(rows), cost_table(half)
+    assert "under fp32," in increase.caption
+    assert "under float16 without quantization," in of_half.caption
 
 
 def test_terminal_table_is_narrow(rows):
@@ -158,8 +161,13 @@ def test_zero_shot_tasks_and_latency_take_a_scheme_of_ones_own(own):
         {**row, "metric": "zeroshot.acc", "task": "piqa", "value": 0.5, "standard_error": 0.1, "examples": 9}
         for row in own
     ]
-    names = [text.get_text() for text in accuracy_by_size(tasks).legends[0].get_texts()]
+    tasks = [{**row, "alpha": 6.0} if row["scheme"] == "mine" else row for row in tasks]
+    figure = accuracy_by_size(tasks)
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["float32, not quantized", "absmax", "llm.int8", "mine", "another"]
+    lines = {container.get_label(): container.lines[0] for container in figure.axes[0].containers}
+    hollow = {scheme for scheme, line in lines.items() if line.get_fillstyle() == "none"}
+    assert hollow == {"mine"}
     assert [cells[1] for cells in accuracy_table([{**row, "lm_eval": "0"} for row in tasks]).cells[:2]] == ["mine"] * 2
     one = {"metric": "latency.decode", "batch": 1, "q1": 1, "q3": 2, "prompt": 8, "tokens": 4, "repeats": 2}
     timed = [{**row, **one, "device_name": "one", "threads": 2} for row in own]

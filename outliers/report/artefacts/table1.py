@@ -35,8 +35,8 @@ PUBLISHED = Published(
 )
 LARGE = 1e7  # from here on powers of ten are written
 ONCE = (
-    "Compare within a column. Each was measured once, so that nothing here says how far rounding alone scatters an "
-    "8-bit perplexity; --draws 4 measures it."
+    "Compare within a column. Each was measured once, so that nothing here says how far rounding alone scatters a "
+    "perplexity after quantization; --draws 4 measures it."
 )
 DRAWN = (
     "Compare within a column. Mean ± standard deviation over {} draws of embeddings changed by 1e-6, which rounding "
@@ -95,8 +95,13 @@ def perplexity_table(rows: list[dict]) -> Table:
 
 def cost_table(rows: list[dict]) -> list[Table]:
     """What each scheme adds to the perplexity of a model, in per cent; none where fp32 was not measured."""
-    caption = f"What each scheme adds to the perplexity under {BASELINE}, in per cent."
-    return [_with_labels("table1_increase", caption, "Increase (%)", found, "+.2f") for found in [costs(rows)] if found]
+    found = costs(rows)
+    if not found:
+        return []
+    dtype = rows[0]["dtype"]
+    baseline = BASELINE if dtype == "float32" else f"{dtype} without quantization"
+    caption = f"What each scheme adds to the perplexity under {baseline}, in per cent."
+    return [_with_labels("table1_increase", caption, "Increase (%)", found, "+.2f")]
 
 
 def costs(rows: list[dict]) -> list[dict]:
