@@ -18,13 +18,13 @@ from outliers.terminal.options import options, signed
 
 # Module and function that shows the rows of a command, imported when it runs.
 SECTIONS = {
-    "trace": "outliers.report.trace_section:trace_section",
-    "ablate": "outliers.report.ablation_section:ablation_section",
-    "emergence": "outliers.report.emergence_section:emergence_section",
-    "sweep": "outliers.report.table1:sweep_section",
-    "zeroshot": "outliers.report.figure1:zeroshot_section",
-    "memory": "outliers.report.table3:memory_section",
-    "latency": "outliers.report.table6:latency_section",
+    "trace": "outliers.report.artefacts.trace:trace_section",
+    "ablate": "outliers.report.artefacts.ablation:ablation_section",
+    "emergence": "outliers.report.artefacts.table4:emergence_section",
+    "sweep": "outliers.report.artefacts.table1:sweep_section",
+    "zeroshot": "outliers.report.artefacts.figure1:zeroshot_section",
+    "memory": "outliers.report.artefacts.table3:memory_section",
+    "latency": "outliers.report.artefacts.table6:latency_section",
 }
 OF_MODELS = ("models", "candidates")  # what an experiment has others of where models are named
 ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model

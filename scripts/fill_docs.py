@@ -20,9 +20,10 @@ from tabulate import tabulate
 from outliers.experiment.rows import read_rows
 from outliers.models.anatomy import ANATOMIES
 from outliers.quantization.schemes import BASELINE, SCHEMES
-from outliers.report.emergence import fits_of
-from outliers.report.paper import PUBLISHED, published_models
-from outliers.report.sweep_figures import costs
+from outliers.report.artefacts import table1, table5
+from outliers.report.artefacts.emergence import fits_of
+from outliers.report.artefacts.table1 import costs
+from outliers.report.artefacts.table4 import published_models
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
@@ -80,7 +81,7 @@ def smollm2() -> str:
     """What each scheme costs SmolLM2-135M, with its scatter, beside what it cost models of the paper."""
     rows = read_rows(ROOT / "results/kept/smollm2-135m/sweep")
     own, sizes = {row["scheme"]: row for row in costs(rows)}, ("1.3b", "6.7b", "13b")
-    published = PUBLISHED["table1"].values
+    published = table1.PUBLISHED.values
 
     def of_paper(scheme: str, size: str) -> str:
         model = f"fairseq-dense-{size}"
@@ -117,7 +118,7 @@ def speed_by_dimension() -> str:
     wide = found.pivot(index="way", columns="features", values="times_16_bits")
     ways = ("int8 alone", "vector-wise", "LLM.int8()", "bitsandbytes")
     rows = [[way, *(f"{value:.2f}" for value in wide.loc[way])] for way in ways]
-    published = PUBLISHED["table5"].values
+    published = table5.PUBLISHED.values
     paper = [f"{published['LLM.int8()', str(dimension)]:.2f}" for dimension in wide.columns]
     return _markdown(["", *wide.columns], [*rows, ["the paper's LLM.int8(), A100, against float16", *paper]])
 

@@ -267,7 +267,7 @@ def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
         import matplotlib.pyplot as plt
 
         from outliers.experiment.rows import finished, read_rows, rows_of
-        from outliers.report.artefacts import ARTEFACTS, experiments
+        from outliers.report.report import ARTEFACTS, experiments
 
         name = choose.choice(names)
         (spec,) = experiments(f"pocket/{name}")

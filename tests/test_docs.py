@@ -29,12 +29,12 @@ from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.train import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
-from outliers.report.ablation_section import ablation_section
-from outliers.report.emergence_section import table4_section
-from outliers.report.table1 import sweep_section
-from outliers.report.table3 import memory_section
-from outliers.report.table5 import speed_section
-from outliers.report.table6 import latency_section
+from outliers.report.artefacts.ablation import ablation_section
+from outliers.report.artefacts.table1 import sweep_section
+from outliers.report.artefacts.table3 import memory_section
+from outliers.report.artefacts.table4 import table4_section
+from outliers.report.artefacts.table5 import speed_section
+from outliers.report.artefacts.table6 import latency_section
 from outliers.specification.kinds import Memory
 from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST

@@ -24,7 +24,7 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.store import load_int8, save_quantized
-from outliers.report import table5, table6
+from outliers.report.artefacts import table5, table6
 from outliers.report.write import write
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Latency, LinearLayers
@@ -251,12 +251,12 @@ def test_latency_table():
     keys = ("model", "scheme", "batch")
     rows = [{**common, **dict(zip(keys, place, strict=True)), "value": value} for place, value in decode.items()]
     rows.append({**rows[2], "metric": "latency.prefill", "value": 77.7})
-    table = table6.latency_table(rows)
+    table = table6.latencies(rows)
     assert table.index.tolist() == [("b", "fp32"), ("b", "llm.int8"), ("c", "llm.int8")]
     assert table.loc[("b", "llm.int8"), ("times_faster", 8)] == 3
     assert table.loc[("b", "llm.int8"), ("decode_q3", 8)] == 9
     assert table["decode"].columns.tolist() == [1, 8]
-    shown = table6.published_table(rows)
+    shown = table6.latency_table(rows)
     assert shown.headers == ["model", "weights", "batch 1", "batch 8", "prefill 1", "prefill 8", "faster 1", "faster 8"]
     assert shown.cells == [
         ["b", "bfloat16", "4 [1, 9]", "6 [1, 9]", "-", "-", "1.00", "1.00"],
@@ -370,13 +370,13 @@ def test_linear_layers(tmp_path, monkeypatch):
     run(LinearLayers(**LAYERS), tmp_path, force=True)
     assert len(timed) == 7
 
-    shown = table5.published_table(rows)
+    shown = table5.speed_table(rows)
     assert shown.headers == ["way", "16", "32"]
     assert [cells[0] for cells in shown.cells] == names
     assert shown.cells[0] == ["16 bits", "1.00", "1.00"]
-    assert table5.speed_table(rows).columns.tolist() == [16, 32]
+    assert table5.speeds(rows).columns.tolist() == [16, 32]
     times = {(row["way"], row["dimension"]): row["value"] for row in rows if row["metric"].endswith("times_16_bits")}
-    assert table5.speed_table(rows).loc["vector-wise", 32] == times["vector-wise", 32]
+    assert table5.speeds(rows).loc["vector-wise", 32] == times["vector-wise", 32]
 
 
 def test_layers_of_real_models_stand_beside_dimensions(tmp_path):
@@ -386,7 +386,7 @@ def test_layers_of_real_models_stand_beside_dimensions(tmp_path):
         ("24x8", 24, 8),
     }
     assert {(row["dimension"], row["outputs"]) for row in rows} == {(16, 64), ("24x8", 8)}
-    assert table5.published_table(rows).headers == ["way", "16", "24x8"]
+    assert table5.speed_table(rows).headers == ["way", "16", "24x8"]
     write(table5.speed_section(rows), tmp_path, "python -m outliers.report")
     assert set(pd.read_parquet(tmp_path / "rows.parquet")["dimension"]) == {"16", "24x8"}
     with pytest.raises(UserError, match="field 'dimensions"):

@@ -1,6 +1,7 @@
 """The paper's tables and figures: published numbers, experiments, and the report that puts them on one page."""
 
 import csv
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,11 @@ import pytest
 from outliers.errors import UserError
 from outliers.experiment.rows import rows_of
 from outliers.report import artefacts
-from outliers.report.artefacts import ARTEFACTS, experiments, report
-from outliers.report.paper import ELSEWHERE, PUBLISHED, comparison, elsewhere, published_models
+from outliers.report import report as module
+from outliers.report.artefacts.table4 import published_models, table4_section
+from outliers.report.elsewhere import ELSEWHERE, elsewhere
+from outliers.report.paper import comparison
+from outliers.report.report import ARTEFACTS, experiments, report
 from outliers.specification.files import experiment_files
 from outliers.specification.kinds import Experiment, ZeroShot
 from tests.conftest import SHARED
@@ -38,7 +42,7 @@ def test_table1_is_as_published():
         for row in read("table1_perplexity.csv")
         for size in ("125M", "1.3B", "2.7B", "6.7B", "13B")
     }
-    assert PUBLISHED["table1"].values == published
+    assert ARTEFACTS["table1"].published.values == published
 
 
 @needs_paper
@@ -48,7 +52,7 @@ def test_table3_is_as_published():
         for row in read("table3_largest_model.csv")
         for bits in ("8", "16")
     }
-    assert PUBLISHED["table3"].values == published
+    assert ARTEFACTS["table3"].published.values == published
 
 
 @needs_paper
@@ -85,12 +89,12 @@ def test_table5_is_as_published():
     }
     rows = read("table5_matmul_speed.csv")
     published = {(way, row["model_dim"]): float(row[name]) for way, name in columns.items() for row in rows}
-    assert PUBLISHED["table5"].values == published
+    assert ARTEFACTS["table5"].published.values == published
 
 
 @needs_paper
 def test_table6_is_as_published():
-    ours = PUBLISHED["table6"].values
+    ours = ARTEFACTS["table6"].published.values
     rows = read("table6_latency_ms_per_token.csv")
     assert len(ours) == 3 * len(rows)
     for number, row in enumerate(rows):
@@ -115,7 +119,7 @@ def test_zero_shot_accuracies_are_as_published():
         metric = {"ppl": "perplexity"}.get(row["metric"], row["metric"])
         for scheme, column in (("llm.int8", "int8"), ("fp32", "native")):
             published[models[row["model"]], task, metric, scheme] = float(row[column])
-    assert PUBLISHED["figure1"].values == published
+    assert ARTEFACTS["figure1"].published.values == published
 
 
 @needs_paper
@@ -127,25 +131,92 @@ def test_values_published_elsewhere_are_in_the_collection():
 
 
 def test_measured_beside_published():
-    table = comparison("table1", {("fairseq-dense-125m", "fp32"): 25.75, ("gpt2-1m", "fp32"): 163.6})
+    table = comparison(
+        "table1", ARTEFACTS["table1"].published, {("fairseq-dense-125m", "fp32"): 25.75, ("gpt2-1m", "fp32"): 163.6}
+    )
     assert table.headers == ["model", "scheme", "measured", "published", "difference"]
     assert table.cells[0] == ["fairseq-dense-125m", "fp32", "25.75", "25.65", "+0.10"]
     assert table.cells[1] == ["fairseq-dense-125m", "absmax", "not run", "87.76", "-"]
     assert len(table.cells) == 45, "another model has nothing to stand beside"
     assert not table.folded
     assert table.data["measured"].notna().sum() == 1
-    assert comparison("table1", {}).folded
-    texts = comparison("table3", {("8x A100 80 GB", "8"): "OPT-175B / BLOOM", ("8x A100 80 GB", "16"): "OPT-66B"})
+    assert comparison("table1", ARTEFACTS["table1"].published, {}).folded
+    texts = comparison(
+        "table3",
+        ARTEFACTS["table3"].published,
+        {("8x A100 80 GB", "8"): "OPT-175B / BLOOM", ("8x A100 80 GB", "16"): "OPT-66B"},
+    )
     assert [row[-1] for row in texts.cells[:2]] == ["same", "other"]
-    own = comparison("table5", {("LLM.int8()", "512"): 0.5})
+    own = comparison("table5", ARTEFACTS["table5"].published, {("LLM.int8()", "512"): 0.5})
     assert own.cells[-1] == ["LLM.int8()", "512", "0.50", "-", "-"]
-    out_of_memory = comparison("table6", {}).cells
+    out_of_memory = comparison("table6", ARTEFACTS["table6"].published, {}).cells
     assert "out of memory" in {row[-2] for row in out_of_memory}
 
 
 def test_published_elsewhere():
     assert elsewhere(["pocket/gpt2-1m"]) is None
     assert {row[0] for row in elsewhere(["openai-community/gpt2", "facebook/opt-13b"]).cells} == {"gpt2", "opt-13b"}
+
+
+def test_values_published_elsewhere_stand_beside_table4():
+    values = {"perplexity": 30.0, "count": 1, "layers": 0.5, "positions": 0.5, "top1_softmax": 0.4}
+    rows = [
+        {"model": model, "architecture": "gpt2", "parameters": 10**8, "metric": metric, "value": value}
+        for model in ("openai-community/gpt2", "made/up")
+        for metric, value in values.items()
+    ]
+    section = table4_section(rows)
+    assert [table.name for table in section.tables] == ["table4", "elsewhere"]
+    assert "Attention-Sink" not in section.printed
+    assert "138 378 447" in section.printed
+    assert [table.name for table in table4_section(rows[-len(values) :]).tables] == ["table4"]
+
+
+NEW = """
+from outliers.report.paper import Artefact, Published, grid
+from outliers.report.section import Section
+from outliers.specification.kinds import Experiment
+
+ARTEFACTS = {
+    "table2": Artefact(
+        "Table 2",
+        Experiment,
+        lambda rows: Section("One more", rows, "nothing new"),
+        Published("LLM.int8(), Table 2", ("model", "scheme"), grid({"gpt2-0.1m": [1.0]}, ["fp32"])),
+        lambda rows: {("gpt2-0.1m", row["scheme"]): row["value"] for row in rows},
+    )
+}
+"""
+
+
+def test_a_new_table_is_one_file_its_experiments_and_its_values(tmp_path, monkeypatch):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "table2.py").write_text(NEW)
+    (tmp_path / "table2.yaml").write_text(SMALL.replace("table1", "table2"))
+    monkeypatch.setattr(artefacts, "__path__", [*artefacts.__path__, str(tmp_path / "files")])
+    found = module._gathered()
+    assert list(found) == [*list(ARTEFACTS)[:2], "table2", *list(ARTEFACTS)[2:]]
+    assert [name for name in found if name != "table2"] == list(ARTEFACTS)
+    monkeypatch.setattr(module, "ARTEFACTS", found)
+    said = report(str(tmp_path / "table2.yaml"), tmp_path / "out")
+    assert "Table 2: one more" in said
+    assert re.search(r"gpt2-0.1m +fp32 +\d+\.?\d* +1 ", said)
+    monkeypatch.delitem(sys.modules, "outliers.report.artefacts.table2")
+
+
+def test_another_scheme_of_the_table_breaks_no_published_table():
+    program = (
+        "from dataclasses import replace\n"
+        "from outliers.quantization import schemes\n"
+        "schemes.SCHEMES['mine'] = replace(schemes.SCHEMES['absmax'], name='mine', label='Mine')\n"
+        "schemes.TABLE1.append('mine')\n"
+        "from outliers.report.report import ARTEFACTS\n"
+        "assert len(ARTEFACTS['table1'].published.values) == 45\n"
+        "from outliers.report.artefacts.table1 import perplexity_table\n"
+        "row = {'model': 'a', 'scheme': 'mine', 'metric': 'perplexity', 'value': 1.0, 'dtype': 'float32'}\n"
+        "assert perplexity_table([row]).cells == [['Mine', '1.00']]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_every_table_and_figure_has_an_experiment_of_each_set():
@@ -163,7 +234,7 @@ def test_a_device_replaces_that_of_the_files():
 def test_the_papers_models_are_named_by_hub_id():
     models = {spec.shows: getattr(spec, "models", []) for spec in experiments("paper")}
     assert [model.lower().rpartition("/")[2] for model in models["table1"]] == list(
-        dict.fromkeys(key[0] for key in PUBLISHED["table1"].values)
+        dict.fromkeys(key[0] for key in ARTEFACTS["table1"].published.values)
     )
     assert {model.lower().rpartition("/")[2] for model in models["table4"]} == set(published_models().index)
     assert all(model.count("/") == 1 for of_one in models.values() for model in of_one)
@@ -211,7 +282,7 @@ def small_set(tmp_path, monkeypatch):
         path.write_text(content)
     known = {name: tmp_path / f"{name}.yaml" for name in files}
     monkeypatch.setattr("outliers.specification.files.experiment_files", lambda: known)
-    monkeypatch.setattr(artefacts, "experiment_files", lambda: known)
+    monkeypatch.setattr(module, "experiment_files", lambda: known)
     return tmp_path / "results"
 
 
@@ -246,7 +317,7 @@ def test_too_little_memory_on_a_gpu_is_said(small_set, monkeypatch):
     def out_of_memory(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("outliers.experiment.sweep.sweep", out_of_memory)
+    monkeypatch.setattr("outliers.experiment.runner.run", out_of_memory)
     assert "Not run: device 'cpu' has too little memory for it" in report("small", small_set)
 
 
@@ -277,7 +348,7 @@ def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from outliers.report.artefacts import report\n"
+        "from outliers.report.report import report\n"
         f"report('pocket', Path({str(folder)!r}), force=False, redraw=True)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

@@ -15,20 +15,30 @@ import torch
 from outliers.measurements.ablation import plan
 from outliers.models.anatomy import ROLES
 from outliers.quantization.schemes import SCHEMES, TABLE1
-from outliers.report.ablation_figures import ablation_bars
-from outliers.report.ablation_section import ablation_section, ablation_summary, ablation_table
-from outliers.report.emergence import exponential_fit, fits_of
-from outliers.report.emergence_figures import figure3, figure4
-from outliers.report.emergence_section import emergence_section
+from outliers.report.artefacts.ablation import ablation_bars, ablation_section, ablation_summary, ablation_table
+from outliers.report.artefacts.emergence import exponential_fit, figure3, figure4, fits_of
+from outliers.report.artefacts.figure1 import accuracy_by_size, accuracy_table
+from outliers.report.artefacts.table1 import (
+    cost_table,
+    perplexity_table,
+    scatter,
+    sweep_figure,
+    sweep_section,
+    table1,
+    terminal,
+)
+from outliers.report.artefacts.table4 import by_model, emergence_section, emergence_table
+from outliers.report.artefacts.table6 import latencies, latency_table
+from outliers.report.artefacts.trace import (
+    _pooled,
+    _ranges,
+    heat_map,
+    magnitude_by_position,
+    sorted_profile,
+    trace_section,
+)
 from outliers.report.page import page
-from outliers.report.style import GREY
-from outliers.report.sweep_figures import STYLES, sweep_figure
-from outliers.report.table1 import cost_table, published_table, scatter, sweep_section, table1, terminal
-from outliers.report.table4 import by_model
-from outliers.report.table4 import published_table as table4_table
-from outliers.report.table6 import latency_table
-from outliers.report.trace_figures import _pooled, heat_map, magnitude_by_position, sorted_profile
-from outliers.report.trace_section import _ranges, trace_section
+from outliers.report.style import GREY, STYLES, scheme_styles
 from outliers.report.write import write
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
@@ -55,7 +65,7 @@ def rows():
 
 
 def test_table_has_the_papers_order_and_labels(rows):
-    assert published_table(rows).form("github") == (
+    assert perplexity_table(rows).form("github") == (
         "| Perplexity                               |   gpt2-1m |   opt-2m |\n"
         "|------------------------------------------|-----------|----------|\n"
         "| 32-bit Float                             |    100.00 |    10.00 |\n"
@@ -76,7 +86,10 @@ def test_labels_are_the_papers():
 
 def test_a_baseline_in_16_bits_is_not_called_32_bit(rows):
     half = [{**row, "dtype": "float16"} for row in rows]
-    assert "float16, not quantized" in published_table(half).form("github")
+    assert "float16, not quantized" in perplexity_table(half).form("github")
+    ((increase,), (of_half,)) = cost_table(rows), cost_table(half)
+    assert "under fp32," in increase.caption
+    assert "under float16 without quantization," in of_half.caption
 
 
 def test_terminal_table_is_narrow(rows):
@@ -93,24 +106,87 @@ def test_a_broken_model_makes_no_wide_table(rows):
 
 
 def test_a_missing_cell_is_a_dash(rows):
-    baseline = published_table(rows[:-1]).form("github").splitlines()[2]
+    baseline = perplexity_table(rows[:-1]).form("github").splitlines()[2]
     assert baseline.split()[-2] == "-"
 
 
 def test_every_scheme_has_a_style_of_its_own():
-    assert set(STYLES) == set(SCHEMES)
-    assert len(set(STYLES.values())) == len(STYLES)
+    own = [f"mine-{number}" for number in range(30)]
+    styles = scheme_styles([{"scheme": scheme} for scheme in (*own, *SCHEMES, *own)])
+    assert list(styles) == [*SCHEMES, *own]
+    looks = {(style["color"], style["marker"], style["linestyle"]) for style in styles.values()}
+    assert len(looks) == len(styles)
+    assert GREY not in {style["color"] for style in styles.values()}, "which is the paper's"
+    assert {
+        scheme: (s["color"], s["marker"], s["linestyle"]) for scheme, s in styles.items() if scheme in STYLES
+    } == STYLES
+
+
+def test_hollow_markers_are_of_rows_with_decomposition(rows):
+    marked = [{**row, "alpha": 6.0} if row["scheme"] == "absmax" else row for row in rows]
+    marked += [{**row, "scheme": "mine", "alpha": 4.5} for row in rows[:2]]
+    fills = {scheme: style["fillstyle"] for scheme, style in scheme_styles(marked).items()}
+    assert fills == {"fp32": "full", "absmax": "none", "llm.int8": "full", "mine": "none"}
+    (axes,) = sweep_figure(marked).axes
+    drawn = {container.get_label(): container.lines[0] for container in axes.containers if container.get_label()}
+    assert drawn["mine"].get_fillstyle() == "none"
+    assert drawn["llm.int8"].get_fillstyle() == "full"
+
+
+@pytest.fixture
+def own(rows):
+    """The rows with two schemes that are in no table: a user's own, and another's."""
+    of_one = [row for row in rows if row["scheme"] == "absmax"]
+    return [{**row, "scheme": scheme, "value": 120.0} for scheme in ("mine", "another") for row in of_one] + rows
+
+
+def test_a_scheme_of_ones_own_is_in_tables_and_figures(own):
+    table = table1(own)
+    assert table.index.tolist() == ["fp32", "absmax", "llm.int8", "mine", "another"]
+    assert table.loc["mine"].tolist() == [120, 120]
+    assert perplexity_table(own).cells[3] == ["mine", "120.00", "120.00"]
+    (increase,) = cost_table(own)
+    assert increase.cells[3] == ["another", "+20.00", "+1100.00"]
+    assert "another" in sweep_section(own).printed
+    for shown in (own, [row for row in own if row["scheme"] != "fp32"]):
+        figure = sweep_figure(shown)
+        names = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert names == ["absmax", "llm.int8", "mine", "another"]
+    (axes,) = sweep_figure(own).axes
+    assert [y for _, y in points(axes)["mine"]] == pytest.approx([20, 1100])
+
+
+def test_zero_shot_tasks_and_latency_take_a_scheme_of_ones_own(own):
+    tasks = [
+        {**row, "metric": "zeroshot.acc", "task": "piqa", "value": 0.5, "standard_error": 0.1, "examples": 9}
+        for row in own
+    ]
+    tasks = [{**row, "alpha": 6.0} if row["scheme"] == "mine" else row for row in tasks]
+    figure = accuracy_by_size(tasks)
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["float32, not quantized", "absmax", "llm.int8", "mine", "another"]
+    lines = {container.get_label(): container.lines[0] for container in figure.axes[0].containers}
+    hollow = {scheme for scheme, line in lines.items() if line.get_fillstyle() == "none"}
+    assert hollow == {"mine"}
+    assert [cells[1] for cells in accuracy_table([{**row, "lm_eval": "0"} for row in tasks]).cells[:2]] == ["mine"] * 2
+    one = {"metric": "latency.decode", "batch": 1, "q1": 1, "q3": 2, "prompt": 8, "tokens": 4, "repeats": 2}
+    timed = [{**row, **one, "device_name": "one", "threads": 2} for row in own]
+    assert [cells[:3] for cells in latency_table(timed).cells[:2]] == [
+        ["gpt2-1m", "mine", "120 [1, 2]"],
+        ["opt-2m", "mine", "120 [1, 2]"],
+    ]
 
 
 def test_scatter_stands_beside_its_mean(rows):
     drawn = [{**row, "draws": 4, "standard_deviation": row["value"] / 1000} for row in rows]
     lines = terminal(table1(drawn), scatter(drawn)).splitlines()
     assert lines[3].split() == ["fp32", "100.00±0.10", "10.00±0.01"]
-    assert published_table(drawn).cells[1] == ["Int8 absmax", "110.00±0.11", "11.25±0.01"]
+    assert perplexity_table(drawn).cells[1] == ["Int8 absmax", "110.00±0.11", "11.25±0.01"]
     (increase,) = cost_table(drawn)
     assert increase.cells[0] == ["Int8 absmax", "+10.00±0.11", "+12.50±0.11"]
     assert "over 4 draws" in sweep_section(drawn).printed
     assert "measured once" in sweep_section(rows).printed
+    assert "pocket" not in sweep_section(rows).notes[0], "what is true of other models"
     assert cost_table(rows[:-2]) == []
 
 
@@ -153,10 +229,19 @@ def test_without_a_baseline_lines_join_models_of_one_architecture(rows):
     assert {line.get_label(): line.get_xydata().tolist() for line in axes.lines}["absmax"] == [[1e6, 110], [2e6, 11.25]]
 
 
+def test_lines_are_drawn_in_one_order_whatever_the_hashes(rows):
+    """Of strings, which differ from one process to the next."""
+    quantized = [row for row in rows if row["scheme"] != "fp32"][::2]
+    many = [{**row, "architecture": letter, "value": ord(letter)} for row in quantized for letter in "hbdfaceg"]
+    (axes,) = sweep_figure(many).axes
+    drawn = [(line.get_label(), chr(line.get_ydata()[0])) for line in axes.lines]
+    assert drawn == [(scheme, letter) for scheme in ("absmax", "llm.int8") for letter in "abcdefgh"]
+
+
 def test_models_of_one_name_are_not_taken_for_each_other(rows, family):
     for model, number in (("/a/hf", 0), ("/b/hf", 1)):
         rows[number::2] = [{**row, "model": model} for row in rows[number::2]]
-    assert published_table(rows).headers == ["Perplexity", "/a/hf", "/b/hf"]
+    assert perplexity_table(rows).headers == ["Perplexity", "/a/hf", "/b/hf"]
     (axes,) = sweep_figure(rows).axes
     assert [label.get_text() for label in axes.get_xticklabels()][:2] == ["/a/hf", "/b/hf"]
     twins = [{**row, "model": model} for model in ("/a/hf", "/b/hf") for row in family[:3]]
@@ -165,15 +250,15 @@ def test_models_of_one_name_are_not_taken_for_each_other(rows, family):
         {**row, "scheme": "fp32", "metric": "latency.decode", "batch": 1, "q1": 1.0, "q3": 2.0, "value": value}
         for row, value in ((rows[0], 1.0), (rows[1], 2.0))
     ]
-    assert latency_table(timed)["decode", 1].tolist() == [1, 2]
-    assert latency_table(timed[:1]).index.tolist() == [("hf", "fp32")]
+    assert latencies(timed)["decode", 1].tolist() == [1, 2]
+    assert latencies(timed[:1]).index.tolist() == [("hf", "fp32")]
 
 
 def test_models_of_another_vocabulary_are_not_fitted(family):
     alike = by_model([{**row, "tokens_hash": "a"} for row in family])
     other = by_model(
         [{**row, "tokens_hash": "a"} for row in family]
-        + [{**row, "model": "other", "tokens_hash": "b", "value": 3 * row["value"]} for row in family[-9:]]
+        + [{**row, "model": "other", "tokens_hash": "b", "value": 3 * row["value"]} for row in family[-10:]]
     )
     assert len(other) == len(alike) + 1
     assert fits_of(other) == fits_of(alike)
@@ -204,7 +289,7 @@ def family():
 
 
 def test_table4_has_the_papers_form(family):
-    lines = table4_table(family).form("github").splitlines()
+    lines = emergence_table(family).form("github").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
     assert cells[0][:8] == ["Model", "PPL", "Params", "Count", "1-sided", "Layers", "SDims", "Quartiles"]
     assert cells[1] == ["gpt2-0", "30.0", "1M", "0", "0", "-", "-", "-", "40.0%", "-"]
@@ -274,6 +359,16 @@ def test_figure3_shows_the_rows_and_the_fit(family):
     assert by_step.lines[0].get_xdata().tolist() == [100, 200, 300]
 
 
+def test_families_of_more_architectures_than_markers(family):
+    kinds = [
+        {**row, "model": f"made/{number}", "architecture": f"kind-{number}", "value": row["value"] * (1 + number / 50)}
+        for number in range(12)
+        for row in family[-10:]
+    ]
+    panel, _ = figure3(by_model(kinds), fits_of(by_model(kinds))).axes
+    assert sum(len(line.get_xdata()) for line in panel.lines) == 24
+
+
 def test_figure4_shows_the_rows(family):
     magnitude, number = figure4(by_model(family)).axes
     outliers, none = magnitude.lines[0], magnitude.lines[1]
@@ -289,7 +384,7 @@ def test_figure4_has_a_line_at_the_alpha_that_was_asked(family):
 
 
 def test_emergence_files(family, tmp_path):
-    twin = [{**row, "model": "made/gpt2-copy", "same_weights_as": "gpt2-2"} for row in family[-9:]]
+    twin = [{**row, "model": "made/gpt2-copy", "same_weights_as": "gpt2-2"} for row in family[-10:]]
     printed = write(emergence_section(family + twin), tmp_path, "")
     names = {"report.html", "rows.parquet", "table4.md", "table4.tex", "table4.csv", "fits.csv"}
     names |= {f"figure{n}.{kind}" for n in (3, 4) for kind in ("png", "svg")}
@@ -571,8 +666,8 @@ KEPT = Path(__file__).parent.parent / "results" / "kept"
 @pytest.mark.parametrize(
     ("table", "draw"),
     [
-        ("emergence/table4.md", table4_table),
-        ("training/table4.md", table4_table),
+        ("emergence/table4.md", emergence_table),
+        ("training/table4.md", emergence_table),
         *(
             (f"ablation/{name}/ablation.md", lambda rows: ablation_table(ablation_summary(rows)))
             for name in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")

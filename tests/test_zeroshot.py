@@ -20,8 +20,15 @@ from outliers.measurements import zeroshot as experiment
 from outliers.measurements.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
-from outliers.report.figure1 import accuracy_table, measured, published_table, zeroshot_section
-from outliers.report.zeroshot_figures import accuracy_by_size, mean_accuracy, mean_chance
+from outliers.report.artefacts.figure1 import (
+    accuracies,
+    accuracy_by_size,
+    accuracy_table,
+    mean_accuracy,
+    mean_chance,
+    measured,
+    zeroshot_section,
+)
 from outliers.specification.kinds import ZeroShot
 from tests.conftest import C4, SHARED, needs_shared
 from tests.test_commands import call
@@ -397,11 +404,11 @@ def test_means_and_table():
     assert mean["standard_error"] == pytest.approx(0.02 / math.sqrt(2))
     assert mean_chance(rows) == 0.25
     assert mean_chance(rows + made_up("facebook/opt-1b", "fp32", {"other": 1})) is None
-    table = accuracy_table(rows)
+    table = accuracies(rows)
     assert table.loc[("opt-1b", "fp32"), ("mean", "acc")] == pytest.approx(0.65)
     assert table.loc[("opt-1b", "llm.int8"), ("piqa", "acc")] == 0.6
     assert table.loc[("opt-1b", "llm.int8")].isna().sum() == 3
-    assert published_table(rows).cells[1] == ["opt-1b", "llm.int8", "60.0", "60.0", "-", "-", "-"]
+    assert accuracy_table(rows).cells[1] == ["opt-1b", "llm.int8", "60.0", "60.0", "-", "-", "-"]
     assert measured(rows)["opt-1b", "piqa", "acc", "llm.int8"] == 0.6
     assert "float16, not quantized" in zeroshot_section(rows).printed
 

@@ -38,7 +38,7 @@ def report(
 
     `python -m outliers.report pocket --redraw`
     """
-    from outliers.report.artefacts import report as make
+    from outliers.report.report import report as make
 
     name, *named = places or ["pocket"]
     print(make(name, out, force, redraw, device, models_of([*named, *(models or [])])))

@@ -1,16 +1,18 @@
 """What a run shows: tables and figures with their words, before they become files, a page or lines on a terminal."""
 
+import io
 import re
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import NamedTuple
 
+import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from tabulate import tabulate
-
-from outliers.report.figures import drawn
 
 # What a format takes as its own and tabulate leaves as it is: |x| would end two cells of Markdown, <s> strike text out.
 ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
@@ -57,6 +59,14 @@ class Drawing:
         return drawn(self.figure, "svg")
 
 
+def drawn(figure: Figure, kind: str) -> bytes:
+    """A figure as the bytes of a PNG or SVG file, the same for the same figure."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "outliers"}):
+        figure.savefig(buffer, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()
+
+
 class Section(NamedTuple):
     """What one measurement shows.
 
@@ -64,9 +74,9 @@ class Section(NamedTuple):
     """
 
     title: str
-    printed: str
-    tables: list[Table]
-    drawings: list[Drawing]
-    notes: list[str]
-    further: dict[str, pd.DataFrame]
     rows: list[dict]
+    printed: str = ""
+    tables: Sequence[Table] = ()
+    drawings: Sequence[Drawing] = ()
+    notes: Sequence[str] = ()
+    further: Mapping[str, pd.DataFrame] = MappingProxyType({})

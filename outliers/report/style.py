@@ -1,8 +1,13 @@
 """What all figures share: readable in grey and by the colour-blind, sized for a column of a paper."""
 
+import itertools
+from collections.abc import Iterable
+
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+
+from outliers.quantization.schemes import SCHEMES
 
 # Okabe and Ito's palette, which stays apart in the common forms of colour blindness; markers keep it apart in grey.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = (
@@ -64,3 +69,38 @@ def bare(*panels: Axes) -> None:
     """Take away the frame's upper and right side."""
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
+
+
+# Colour, marker and line of schemes that figures have always shown; any other gets one of those that follow.
+STYLES = {
+    "fp32": (BLACK, "o", "-"),
+    "absmax": (VERMILION, "v", "-"),
+    "zeropoint": (PURPLE, "s", "-"),
+    "absmax-row": (ORANGE, "^", "-"),
+    "absmax-vector": (SKY, "D", "-"),
+    "zeropoint-vector": (BLUE, "P", "-"),
+    "absmax-row-decomp": (ORANGE, "^", ":"),
+    "llm.int8": (GREEN, "X", "--"),
+    "llm.int8-zeropoint": (BLUE, "P", ":"),
+    "llm.int8-bnb": (GREEN, "*", ":"),
+}
+OTHERS = [(COLORS[6 - number % 6], "<>pdh"[number % 5], "-.") for number in range(30)]
+
+
+def in_order(schemes: Iterable[str]) -> list[str]:
+    """Each scheme once: those that come along in the order of their table, then others as they are given."""
+    found = dict.fromkeys(schemes)
+    return [name for name in SCHEMES if name in found] + [name for name in found if name not in SCHEMES]
+
+
+def scheme_styles(rows: list[dict]) -> dict[str, dict]:
+    """How matplotlib draws each scheme of some rows, in the order of tables; hollow markers: with decomposition."""
+    decomposed = {row["scheme"] for row in rows if row.get("alpha") is not None}
+    others = itertools.cycle(OTHERS)
+    styles = {}
+    for scheme in in_order(row["scheme"] for row in rows):
+        color, marker, line = STYLES.get(scheme) or next(others)
+        fill = "none" if scheme in decomposed else "full"
+        look = {"color": color, "marker": marker, "linestyle": line, "fillstyle": fill}
+        styles[scheme] = look | {"label": scheme, "markersize": 5, "linewidth": 1}
+    return styles

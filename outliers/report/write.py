@@ -5,9 +5,8 @@ from pathlib import Path
 import pandas as pd
 
 from outliers.files import write_whole
-from outliers.report.figures import drawn
 from outliers.report.page import page
-from outliers.report.section import Section
+from outliers.report.section import Section, drawn
 
 FORMATS = {"md": "github", "tex": "latex_booktabs"}
 

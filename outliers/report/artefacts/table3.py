@@ -1,12 +1,30 @@
-"""Table 3 of the paper from rows: the largest model that some hardware holds, and what models need."""
+"""Table 3 of the paper: the largest model that some hardware holds, and what models need."""
 
 import pandas as pd
 
 from outliers.models.configs import known_configs
 from outliers.models.names import short_name
-from outliers.report.paper import Key
+from outliers.report.paper import Artefact, Key, Published, grid
 from outliers.report.section import Section, Table
 from outliers.report.style import count_label
+from outliers.specification.kinds import Memory
+
+PUBLISHED = Published(
+    "LLM.int8(), Table 3",
+    ("hardware", "bits"),
+    grid(
+        {
+            "8x A100 80 GB": ("OPT-175B / BLOOM", "OPT-175B / BLOOM"),
+            "8x A100 40 GB": ("OPT-175B / BLOOM", "OPT-66B"),
+            "8x RTX 3090 24 GB": ("OPT-175B / BLOOM", "OPT-66B"),
+            "4x RTX 3090 24 GB": ("OPT-66B", "OPT-30B"),
+            "Colab Pro 15 GB": ("OPT-13B", "GPT-J-6B"),
+            "Colab 12 GB": ("T0/T5-11B", "GPT-2 1.3B"),
+        },
+        [8, 16],
+    ),
+    "{}",
+)
 
 # As in outliers.measurements.footprint, which imports torch: drawing again needs none of it.
 GIB = 2**30
@@ -20,8 +38,7 @@ TOTALS = {"total 16": "16-bit total", "total 8": "8-bit total"}
 def memory_section(rows: list[dict]) -> Section:
     """What footprints, and the hardware that they fit, show."""
     tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
-    printed = "\n\n".join(table.printed for table in tables)
-    return Section("Memory at inference", printed, tables, [], [], {}, rows)
+    return Section("Memory at inference", rows, "\n\n".join(table.printed for table in tables), tables)
 
 
 def measured(rows: list[dict]) -> dict[Key, str]:
@@ -139,3 +156,6 @@ def _contexts(table: pd.DataFrame, asked: int) -> str:
     """How many tokens, and which models take less."""
     less = [f"{_shown(model)} {context}" for model, context in table["context"].items() if context < asked]
     return f"{asked} ({', '.join(less)})" if less else str(asked)
+
+
+ARTEFACTS = {"table3": Artefact("Table 3", Memory, memory_section, PUBLISHED, measured)}

@@ -1,9 +1,11 @@
-"""The figure of an ablation, from its summary."""
+"""What an ablation shows: section 4.2 of the paper."""
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from outliers.models.names import short_name
+from outliers.report.section import Drawing, Section, Table
 from outliers.report.style import BLUE, ORANGE, bare
 
 # Subject: what the legend says, colour, hatch (which tells them apart in grey).
@@ -12,6 +14,61 @@ SUBJECTS = {
     "control": ("random features (mean, 95 % interval)", ORANGE, "//"),
 }
 WIDTH = 0.38
+HEADERS = ["without", "method", "top-1 softmax (%)", "perplexity", "damage (%)"]
+
+
+def ablation_section(rows: list[dict]) -> Section:
+    """The summary of an ablation as a table and as bars."""
+    found = ablation_summary(rows)
+    table = ablation_table(found)
+    drawings = [Drawing("ablation", "What the model loses without features.", ablation_bars(found))]
+    title = f"Ablation of {short_name(rows[0]['model'])}"
+    return Section(title, rows, table.form("simple"), [table], drawings)
+
+
+def ablation_summary(rows: list[dict]) -> pd.DataFrame:
+    """`outliers.measurements.ablation.summary` of rows."""
+    from outliers.measurements.ablation import damages, summary
+
+    cells: dict[tuple, dict] = {}
+    for row in rows:
+        cell = {name: row.get(name) for name in ("subject", "method", "draw")} | {"features": tuple(row["features"])}
+        cells.setdefault(tuple(cell.values()), cell)[row["metric"]] = row["value"]
+    return summary(damages(list(cells.values())), rows[0]["seed"])
+
+
+def ablation_table(found: pd.DataFrame) -> Table:
+    """The summary as people read it; random features with the 95 % interval of their mean."""
+    cells = [
+        [
+            _what(row),
+            row["method"] or "-",
+            _with_interval(row, "top1_softmax", 100),
+            f"{row['perplexity']:.2f}",
+            "-" if row["subject"] == "none" else _with_interval(row, "damage", 100),
+        ]
+        for row in found.to_dict("records")
+    ]
+    caption = "Features taken out: mean top-1 softmax probability of the attention, perplexity, and its increase."
+    return Table("ablation", caption, HEADERS, cells, found, names=2)
+
+
+def _what(row: dict) -> str:
+    numbers = ", ".join(map(str, row["features"]))
+    names = {
+        "none": "nothing",
+        "outliers": f"outliers {numbers}",
+        "control": f"random features, {row['draws']:.0f} draws",
+        "single": f"feature {numbers}",
+    }
+    return names[row["subject"]]
+
+
+def _with_interval(row: dict, metric: str, unit: float) -> str:
+    value = f"{row[metric] * unit:.2f}"
+    if row["subject"] != "control":
+        return value
+    return f"{value} [{row[f'{metric}_low'] * unit:.2f}, {row[f'{metric}_high'] * unit:.2f}]"
 
 
 def ablation_bars(summary: pd.DataFrame) -> Figure:

@@ -1,19 +1,42 @@
-"""Table 6 of the paper from rows: milliseconds a generated token, one row a model and scheme."""
+"""Table 6 of the paper: milliseconds a generated token, one row a model and scheme."""
 
 import pandas as pd
 
 from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
-from outliers.report.paper import Key, key_of
+from outliers.report.paper import BLOG, Artefact, Key, Published, grid, key_of
 from outliers.report.section import Section, Table
+from outliers.specification.kinds import Latency
+
+PUBLISHED = Published(
+    f"LLM.int8(), Table 6; {BLOG}",
+    ("model", "scheme", "hardware", "batch"),
+    grid(
+        {
+            ("bloom", "fp32", "8x A100 80 GB"): (239, 32, 9.94),
+            ("bloom", "llm.int8", "8x A100 80 GB"): (253, 34, 10.44),
+            ("bloom", "llm.int8", "4x A100 80 GB"): (246, 33, 9.40),
+            ("bloom", "llm.int8", "3x A100 80 GB"): (247, 33, 9.11),
+            ("bloom", "fp32", f"8x A100 80 GB ({BLOG})"): (239, 32, 9.9),
+            ("bloom", "llm.int8", f"4x A100 80 GB ({BLOG})"): (282, 37.5, 10.2),
+            ("bloom", "fp32", f"14x A100 40 GB ({BLOG})"): (285, 36.5, 10.4),
+            ("bloom", "llm.int8", f"5x A100 40 GB ({BLOG})"): (367, 46.4, "out of memory"),
+            ("t5-11b", "fp32", f"2x T4 15 GB ({BLOG})"): (11.7, 1.7, 0.5),
+            ("t5-11b", "llm.int8", f"1x T4 15 GB ({BLOG})"): (43.5, 5.3, 1.3),
+            ("t5-3b", "fp32", f"2x T4 15 GB, float32 ({BLOG})"): (45, 7.2, 3.1),
+            ("t5-3b", "llm.int8", f"1x T4 15 GB ({BLOG})"): (312, 39.1, 10.2),
+        },
+        [1, 8, 32],
+    ),
+)
 
 VALUES = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", "times_faster"]
 
 
 def latency_section(rows: list[dict]) -> Section:
     """What the timings of generation show."""
-    table = published_table(rows)
-    return Section("Milliseconds a generated token", table.printed, [table], [], [], {}, rows)
+    table = latency_table(rows)
+    return Section("Milliseconds a generated token", rows, table.printed, [table])
 
 
 def measured(rows: list[dict]) -> dict[Key, float]:
@@ -25,7 +48,7 @@ def measured(rows: list[dict]) -> dict[Key, float]:
     }
 
 
-def latency_table(rows: list[dict]) -> pd.DataFrame:
+def latencies(rows: list[dict]) -> pd.DataFrame:
     """One row a model and scheme (index), in the order of the rows, with columns (value, batch).
 
     decode and its quartiles: milliseconds a token of a decode step over its batch, which are the numbers of the paper.
@@ -50,18 +73,26 @@ def latency_table(rows: list[dict]) -> pd.DataFrame:
     return table.reindex(columns=pd.MultiIndex.from_product([VALUES, batches], names=["value", "batch"]))
 
 
-def latency_headers(table: pd.DataFrame) -> list[str]:
-    """What stands above `latency_cells`."""
+def latency_table(rows: list[dict]) -> Table:
+    """The table with its caption; its data are the values of `latencies` with flat names."""
+    table, one = latencies(rows), rows[0]
+    caption = (
+        f"Milliseconds a generated token with a KV cache, after prompts of {one['prompt']} tokens, by batch: median of "
+        f"{one['repeats']} × {one['tokens']} decode steps [quartiles]; milliseconds of a prefill; how many times "
+        f"faster than {one['dtype']} a decode step is. {one['device_name']}, {one['threads']} threads."
+    )
+    data = table.set_axis([f"{value}_batch_{batch}" for value, batch in table.columns], axis="columns").reset_index()
+    cells = [
+        [model, one["dtype"] if scheme == BASELINE else scheme, *_cells(row)]
+        for (model, scheme), row in table.iterrows()
+    ]
     batches = table.columns.unique("batch")
-    return ["model", "weights", *(f"{value} {batch}" for value in ("batch", "prefill", "faster") for batch in batches)]
-
-
-def latency_cells(table: pd.DataFrame, dtype: str) -> list[list[str]]:
-    """The table row by row as printed: medians with quartiles, prefills, and times faster, each batch by batch."""
-    return [[model, dtype if scheme == BASELINE else scheme, *_cells(row)] for (model, scheme), row in table.iterrows()]
+    headers = [f"{value} {batch}" for value in ("batch", "prefill", "faster") for batch in batches]
+    return Table("table6", caption, ["model", "weights", *headers], cells, data, names=2)
 
 
 def _cells(row: pd.Series) -> list[str]:
+    """Medians with quartiles, prefills, and times faster, each batch by batch."""
     quartiles = zip(row["decode"], row["decode_q1"], row["decode_q3"], strict=True)
     return [
         *("-" if pd.isna(middle) else f"{middle:.3g} [{low:.3g}, {high:.3g}]" for middle, low, high in quartiles),
@@ -70,14 +101,4 @@ def _cells(row: pd.Series) -> list[str]:
     ]
 
 
-def published_table(rows: list[dict]) -> Table:
-    """The table with its caption; its data are the values of `latency_table` with flat names."""
-    table, one = latency_table(rows), rows[0]
-    caption = (
-        f"Milliseconds a generated token with a KV cache, after prompts of {one['prompt']} tokens, by batch: median of "
-        f"{one['repeats']} × {one['tokens']} decode steps [quartiles]; milliseconds of a prefill; how many times "
-        f"faster than {one['dtype']} a decode step is. {one['device_name']}, {one['threads']} threads."
-    )
-    data = table.set_axis([f"{value}_batch_{batch}" for value, batch in table.columns], axis="columns").reset_index()
-    cells = latency_cells(table, one["dtype"])
-    return Table("table6", caption, latency_headers(table), cells, data, names=2)
+ARTEFACTS = {"table6": Artefact("Table 6", Latency, latency_section, PUBLISHED, measured)}

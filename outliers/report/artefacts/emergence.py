@@ -1,6 +1,9 @@
-"""Figures 3 and 4 of the paper, and the emergence along the training of the pocket models."""
+"""Figures 3 and 4 of the paper, and the exponential of Figure 3b."""
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -8,21 +11,80 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from scipy.optimize import curve_fit
+from scipy.stats import t
 
-from outliers.criterion import ALPHA
-from outliers.models.names import short_name
-from outliers.report.emergence import Fit, fits_of
-from outliers.report.style import BLUE, COLORS, GREY, MARKERS, VERMILION, bare, parameters_axis, perplexity_axis
+from outliers.report.style import BLUE, GREY, MARKERS, VERMILION, bare, parameters_axis, perplexity_axis
 
 AFFECTED = {"layers": ("layers", BLUE, "-"), "positions": ("sequence positions", VERMILION, "--")}
 FILLS = {"layers": "full", "positions": "none"}
 
 
+class Fit(NamedTuple):
+    """fraction = exp((full − perplexity) / scale), by least squares over points.
+
+    full: the perplexity at which the fraction reaches 1. scale: by how much perplexity falls while the fraction grows
+    e-fold. Each with its 95 % interval (Student's t on the standard error).
+    """
+
+    full: float
+    full_interval: tuple[float, float]
+    scale: float
+    scale_interval: tuple[float, float]
+    points: int
+
+    def at(self, perplexity):
+        """The fraction at a perplexity, not above 1."""
+        return np.minimum(1, np.exp((self.full - np.asarray(perplexity)) / self.scale))
+
+
+def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> Fit | None:
+    """Fit how a fraction of layers or positions affected grows with falling perplexity (LLM.int8(), section 4.2).
+
+    Models of which either is not known are left out.
+
+    Returns:
+        None where there is nothing to fit: fewer than three points, fewer than two of them above 0, a fraction that
+        does not grow, or an interval without end.
+    """
+    x, y = np.asarray(list(perplexity), float), np.asarray(list(fraction), float)
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
+    positive = y > 0
+    if len(x) < 3 or len(np.unique(x[positive])) < 2:
+        return None
+    try:
+        slope, intercept = np.polyfit(x[positive], np.log(y[positive]), 1)
+        if slope >= 0:
+            return None
+        found, covariance = curve_fit(
+            lambda x, full, scale: np.exp((full - x) / scale), x, y, (-intercept / slope, -1 / slope), maxfev=10_000
+        )
+    except (RuntimeError, np.linalg.LinAlgError):  # it found no minimum
+        return None
+    reach = t.ppf(0.975, len(x) - 2) * np.sqrt(np.diag(covariance))
+    if not np.isfinite(reach).all() or found[1] <= 0:
+        return None
+    (full, scale), (of_full, of_scale) = found.tolist(), reach.tolist()
+    return Fit(full, (full - of_full, full + of_full), scale, (scale - of_scale, scale + of_scale), len(x))
+
+
+def fits_of(models: pd.DataFrame) -> dict[str, Fit | None]:
+    """The exponential for layers and for positions; models: as `by_model` of Table 4 makes them.
+
+    Of models that read other tokens than most, because they have another vocabulary, perplexities do not compare: they
+    are left out.
+    """
+    if "tokens_hash" in models and models["tokens_hash"].notna().any():
+        models = models[models["tokens_hash"] == models["tokens_hash"].mode()[0]]
+    return {name: exponential_fit(models["perplexity"], models[name]) for name in ("layers", "positions")}
+
+
 def figure3(models: pd.DataFrame, fits: dict[str, Fit | None]) -> Figure:
     """Layers and positions that the most common outlier feature affects, (a) by size, (b) by perplexity with the fits.
 
-    models: one row a model, as `outliers.report.table4.by_model` makes it. fits: of "layers" and "positions". Where
-    all models are one in several checkpoints, (a) is by training step.
+    models: one row a model, as `by_model` of Table 4 makes it. fits: of "layers" and "positions". Where all models are
+    one in several checkpoints, (a) is by training step.
     """
     figure, panels = _panels(2, sharey=True)
     _affected_by_size(panels[0], models)
@@ -32,19 +94,14 @@ def figure3(models: pd.DataFrame, fits: dict[str, Fit | None]) -> Figure:
 
 
 def figure3a(models: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Panel (a) of Figure 3 alone, beside published models (`outliers.report.paper.published_models`)."""
-    figure, (axes,) = _panels(1)
-    _publish(axes, published, "parameters", 100 * published[list(AFFECTED)])
-    _affected_by_size(axes, models)
-    return _finish(figure, [axes], models)
+    """Panel (a) of Figure 3 alone, beside published models (`published_models` of Table 4)."""
+    return _panel(_affected_by_size, models, published, "parameters", 100 * published[list(AFFECTED)])
 
 
 def figure3b(models: pd.DataFrame, published: pd.DataFrame) -> Figure:
     """Panel (b) of Figure 3 alone, beside published models."""
-    figure, (axes,) = _panels(1)
-    _publish(axes, published, "perplexity", 100 * published[list(AFFECTED)])
-    _affected_by_perplexity(axes, models, fits_of(models))
-    return _finish(figure, [axes], models)
+    draw = functools.partial(_affected_by_perplexity, fits=fits_of(models))
+    return _panel(draw, models, published, "perplexity", 100 * published[list(AFFECTED)])
 
 
 def _affected_by_size(axes: Axes, models: pd.DataFrame) -> None:
@@ -90,20 +147,12 @@ def figure4(models: pd.DataFrame) -> Figure:
 
 def figure4a(models: pd.DataFrame, published: pd.DataFrame) -> Figure:
     """Panel (a) of Figure 4 alone, beside published models."""
-    figure, (axes,) = _panels(1)
-    _publish(axes, published, "perplexity", published[["median"]].abs())
-    _magnitude(axes, models)
-    _whole_perplexity_axis(axes, pd.concat([models["perplexity"], published["perplexity"]]))
-    return _finish(figure, [axes], models)
+    return _panel(_magnitude, models, published, "perplexity", published[["median"]].abs(), whole=True)
 
 
 def figure4b(models: pd.DataFrame, published: pd.DataFrame) -> Figure:
     """Panel (b) of Figure 4 alone, beside published models."""
-    figure, (axes,) = _panels(1)
-    _publish(axes, published, "perplexity", published[["count"]])
-    _number(axes, models)
-    _whole_perplexity_axis(axes, pd.concat([models["perplexity"], published["perplexity"]]))
-    return _finish(figure, [axes], models)
+    return _panel(_number, models, published, "perplexity", published[["count"]], whole=True)
 
 
 def _magnitude(axes: Axes, models: pd.DataFrame) -> None:
@@ -131,28 +180,24 @@ def _whole_perplexity_axis(axes: Axes, perplexity: pd.Series) -> None:
     perplexity_axis(axes)
 
 
-def _publish(axes: Axes, published: pd.DataFrame, column: str, values: pd.DataFrame) -> None:
+def _publish(axes: Axes, x: pd.Series, values: pd.DataFrame) -> None:
     """Published models in grey, under all else."""
     for name, fill in zip(values, ("full", "none"), strict=False):
         style = {"color": GREY, "marker": "o", "fillstyle": fill, "markersize": 4, "linestyle": "none", "zorder": 1}
         label = f"published{f' {name}' if len(values.columns) > 1 else ''}"
-        axes.plot(published[column], values[name], label=label, **style)
+        axes.plot(x, values[name], label=label, **style)
 
 
-def emergence_along_training(checkpoints: pd.DataFrame) -> Figure:
-    """Largest hidden state and perplexity of models along their training (columns as in `pocket/emergence.csv`)."""
-    figure, (by_step, by_perplexity) = _panels(2, sharey=True)
-    for number, (model, points) in enumerate(checkpoints.groupby("model", sort=False)):
-        style = {"color": COLORS[number % 8], "marker": MARKERS[number % 8], "markersize": 4, "linewidth": 1}
-        by_step.plot(points["step"], points["max"], label=short_name(model), **style)
-        by_perplexity.plot(points["perplexity"], points["max"], **style)
-    for axes in (by_step, by_perplexity):
-        axes.axhline(ALPHA, color="black", linewidth=0.6, linestyle=":")
-    by_step.set(xlabel="training step", ylabel="largest |hidden state|")
-    perplexity_axis(by_perplexity)
-    bare(by_step, by_perplexity)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return figure
+def _panel(
+    draw: Callable[..., None], models: pd.DataFrame, published: pd.DataFrame, x: str, y: pd.DataFrame, whole=False
+) -> Figure:
+    """One panel alone, over published models; whole: its axis of perplexities is over all models."""
+    figure, (axes,) = _panels(1)
+    _publish(axes, published[x], y)
+    draw(axes, models)
+    if whole:
+        _whole_perplexity_axis(axes, pd.concat([models["perplexity"], published["perplexity"]]))
+    return _finish(figure, [axes], models)
 
 
 def _panels(count: int, sharey: bool = False) -> tuple[Figure, list[Axes]]:
@@ -177,7 +222,7 @@ def _plot(axes: Axes, group: pd.DataFrame, column: str, values: pd.Series, style
 
 
 def _markers(models: pd.DataFrame) -> dict[str, str]:
-    return dict(zip(models["architecture"].unique(), MARKERS, strict=False))
+    return dict(zip(models["architecture"].unique(), itertools.cycle(MARKERS), strict=False))
 
 
 def _finish(figure: Figure, panels: list[Axes], models: pd.DataFrame, letters: str = "") -> Figure:

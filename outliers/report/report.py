@@ -1,65 +1,41 @@
-"""The tables and figures of the paper: what measures each, what draws it, and which of its numbers were published."""
+"""Tables and figures of the paper, gathered from `artefacts`: measured, drawn, and put on one page."""
 
 import importlib
+import pkgutil
+import re
 import shlex
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from outliers.errors import UserError, unknown_name
 from outliers.experiment.rows import finished, read_rows, rows_of
 from outliers.files import write_whole
-from outliers.report import figure1, table1, table3, table4, table5, table6
-from outliers.report.emergence_figures import figure3a, figure3b, figure4a, figure4b
-from outliers.report.emergence_section import panel_section, table4_section
+from outliers.report import artefacts
 from outliers.report.page import page
-from outliers.report.paper import PUBLISHED, Key, comparison, elsewhere
+from outliers.report.paper import Artefact, comparison
 from outliers.report.section import Section
 from outliers.report.write import write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
-from outliers.specification.kinds import Emergence, Experiment, Latency, LinearLayers, Memory, Named, ZeroShot
+from outliers.specification.kinds import Named
 
 
-class Artefact(NamedTuple):
-    """A table or figure of the paper.
+def _gathered() -> dict[str, Artefact]:
+    """The artefacts of all files, by name: in the order of the paper's numbers, tables before figures.
 
-    kind: of its experiments. measure: module and function that makes rows of one, imported when it runs. section: what
-    rows show. measured: rows by the keys of the published numbers, where numbers are published.
+    A file with several is where its first one is.
     """
+    names = [found.name for found in pkgutil.iter_modules(artefacts.__path__)]
+    files = [importlib.import_module(f"{artefacts.__name__}.{name}") for name in names]
+    groups = [file.ARTEFACTS for file in files if hasattr(file, "ARTEFACTS")]
+    groups.sort(key=lambda group: _place(next(iter(group.values())).label))
+    return {name: artefact for group in groups for name, artefact in group.items()}
 
-    label: str
-    kind: type[Named]
-    measure: str
-    section: Callable[[list[dict]], Section]
-    measured: Callable[[list[dict]], dict[Key, float | str]] | None = None
+
+def _place(label: str) -> tuple[int, bool]:
+    return int(re.search(r"\d+", label)[0]), label.startswith("Figure")
 
 
-EMERGENCE = "outliers.experiment.runner:run"
-ARTEFACTS = {
-    "table1": Artefact("Table 1", Experiment, "outliers.experiment.runner:run", table1.sweep_section, table1.measured),
-    "figure1": Artefact(
-        "Figure 1",
-        ZeroShot,
-        "outliers.experiment.runner:run",
-        figure1.zeroshot_section,
-        figure1.measured,
-    ),
-    "table3": Artefact("Table 3", Memory, "outliers.experiment.runner:run", table3.memory_section, table3.measured),
-    "table4": Artefact("Table 4", Emergence, EMERGENCE, table4_section, table4.measured),
-    "figure3a": Artefact("Figure 3a", Emergence, EMERGENCE, partial(panel_section, figure3a)),
-    "figure3b": Artefact("Figure 3b", Emergence, EMERGENCE, partial(panel_section, figure3b)),
-    "figure4a": Artefact("Figure 4a", Emergence, EMERGENCE, partial(panel_section, figure4a)),
-    "figure4b": Artefact("Figure 4b", Emergence, EMERGENCE, partial(panel_section, figure4b)),
-    "table5": Artefact(
-        "Table 5",
-        LinearLayers,
-        "outliers.experiment.runner:run",
-        table5.speed_section,
-        table5.measured,
-    ),
-    "table6": Artefact("Table 6", Latency, "outliers.experiment.runner:run", table6.latency_section, table6.measured),
-}
+ARTEFACTS = _gathered()
 
 
 def experiments(name: str, device: str | None = None, models: Sequence[str] = ()) -> list[Named]:
@@ -153,11 +129,12 @@ def _rows(spec: Named, folder: Path, force: bool, redraw: bool) -> tuple[list[di
 
 def _measured(spec: Named, folder: Path, force: bool) -> tuple[list[dict], str | None]:
     """The rows of an experiment, or why it cannot run."""
-    import torch  # late: redrawing needs none of it
+    import torch  # late, and so is all that measures: redrawing needs none of it
 
-    module, _, function = ARTEFACTS[spec.shows].measure.partition(":")
+    from outliers.experiment.runner import run
+
     try:
-        return getattr(importlib.import_module(module), function)(spec, folder, force), None
+        return run(spec, folder, force), None
     except UserError as error:
         return [], str(error)
     except torch.OutOfMemoryError:
@@ -167,10 +144,10 @@ def _measured(spec: Named, folder: Path, force: bool) -> tuple[list[dict], str |
 def _section(spec: Named, rows: list[dict], reasons: list[str]) -> Section:
     """What one table or figure shows, with the published numbers beside it."""
     artefact = ARTEFACTS[spec.shows]
-    section = artefact.section(rows) if rows else Section("", "", [], [], [], {}, [])
-    beside = [comparison(spec.shows, artefact.measured(rows) if rows else {})] if spec.shows in PUBLISHED else []
-    if spec.shows == "table4" and (others := elsewhere([row["model"] for row in rows])):
-        beside.append(others)
+    section = artefact.section(rows) if rows else Section("", [])
+    beside = []
+    if artefact.published:
+        beside.append(comparison(spec.shows, artefact.published, artefact.measured(rows) if rows else {}))
     not_run = [f"Not run: {reason}" for reason in reasons]
     printed = [section.printed, *not_run, *(table.form("simple") for table in beside if not table.folded)]
     return section._replace(

@@ -1,0 +1,58 @@
+"""Table 5 of the paper: how many times faster than 16 bits a linear layer is, in many ways."""
+
+import pandas as pd
+
+from outliers.report.paper import Artefact, Key, Published, grid
+from outliers.report.section import Section, Table
+from outliers.specification.kinds import LinearLayers, layer_shape
+
+PUBLISHED = Published(
+    "LLM.int8(), Table 5",
+    ("way", "dimension"),
+    grid(
+        {
+            "int8 alone": (0.99, 1.08, 1.43, 1.61, 1.63, 1.67, 2.13, 2.29),
+            "absmax, plain torch": (0.25, 0.24, 0.36, 0.45, 0.53, 0.70, 0.96, 1.50),
+            "vector-wise, plain torch": (0.21, 0.22, 0.33, 0.41, 0.50, 0.65, 0.91, 1.50),
+            "vector-wise": (0.43, 0.49, 0.74, 0.91, 0.94, 1.18, 1.59, 2.00),
+            "LLM.int8()": (0.14, 0.20, 0.36, 0.51, 0.64, 0.86, 1.22, 1.81),
+        },
+        [768, 1024, 1536, 2048, 2560, 4096, 5140, 12288],
+    ),
+    "{:.2f}",
+)
+
+
+def speed_section(rows: list[dict]) -> Section:
+    """What the timings of linear layers show."""
+    table = speed_table(rows)
+    return Section("Speed of the first feed-forward layer", rows, table.printed, [table])
+
+
+def measured(rows: list[dict]) -> dict[Key, float]:
+    """Times faster than 16 bits by the keys of the published ones."""
+    found = (row for row in rows if row["metric"] == "linear_layer.times_16_bits")
+    return {(row["way"], str(row["dimension"])): row["value"] for row in found}
+
+
+def speeds(rows: list[dict]) -> pd.DataFrame:
+    """Times faster than 16 bits by way (index, in the order of the rows) and model dimension (columns, ascending)."""
+    found = [row for row in rows if row["metric"] == "linear_layer.times_16_bits"]
+    frame = pd.DataFrame(found, columns=["way", "dimension", "value"])
+    dimensions = sorted(set(frame["dimension"].tolist()), key=layer_shape)
+    return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique(), dimensions]
+
+
+def speed_table(rows: list[dict]) -> Table:
+    """The table with its caption, dimensions across as in the paper."""
+    table, one = speeds(rows), rows[0]
+    cells = [[way, *("-" if pd.isna(value) else f"{value:.2f}" for value in row)] for way, row in table.iterrows()]
+    caption = (
+        f"Times faster than {one['dtype']}: the first feed-forward layer (d features, 4 d outputs), or a layer of "
+        f"features x outputs, at {one['tokens']} tokens with three outlier features, by model dimension d. "
+        f"{one['device_name']}, {one['threads']} threads."
+    )
+    return Table("table5", caption, ["way", *map(str, table.columns)], cells, table.reset_index())
+
+
+ARTEFACTS = {"table5": Artefact("Table 5", LinearLayers, speed_section, PUBLISHED, measured)}

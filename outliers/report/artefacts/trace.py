@@ -1,0 +1,327 @@
+"""What a trace shows."""
+
+import functools
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from outliers.criterion import FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
+from outliers.models.names import short_name
+from outliers.report.artefacts.table4 import emergence_table
+from outliers.report.section import Drawing, Section, Table
+from outliers.report.style import BLACK, BLUE, GREEN, GREY, HEAT, MARKERS, ORANGE, SEQUENTIAL, VERMILION, bare, log_axis
+
+if TYPE_CHECKING:
+    from outliers.tracing.result import Trace
+
+READERS = {
+    "attn_in": "q, k, v",
+    "attn_out": "the attention output",
+    "ffn_in": "the feed-forward layer",
+    "ffn_out": "the feed-forward output",
+}
+FEATURE_AXIS = {"attn_out": "feature of the concatenated heads", "ffn_out": "feed-forward unit"}  # others: "feature"
+COLUMNS = 1024  # of a heat map; more features share columns, each of which shows its largest
+FAINTEST = 0.01  # share of the values that have the darkest colour, or lie below a logarithmic axis
+COLORS = 1024
+STEP = (0.4, 0.65)  # shades of the largest value below the threshold and of the threshold
+DIGIT = 0.014  # of a panel's width takes one of a feature's number
+LINES = 4
+FEATURES = ["feature", "layers", "positions", "pos. mean", "hits", "one-sided", "q1", "median", "q3", "max |x|"]
+LARGEST = ["role", "goes into", "max |x|", "layer", "feature", "position", "token"]
+MASSIVE_ONES = ["layers", "in a sequence", "max / median", "max |x|", "feature", "position", "token"]
+SINKS = ["position", "(layer, head) pairs"]
+SHOWN = 5  # rows of tables that would be long
+FEATURES_SHOWN = 20
+
+Names = Callable[[int], str]  # of a token, by its id
+
+
+def trace_section(trace: "Trace", rows: list[dict], names: Names) -> Section:
+    """The outlier features, the model's row of Table 4, the largest inputs, massive activations, sinks, the figures.
+
+    names: what a token id is called, see `outliers.text.tokens`.
+    """
+    table4 = emergence_table([row for row in rows if "." not in row["metric"]])
+    massive, sinks, sink_tokens = trace.massive_activations(), trace.attention_sinks(), trace.sink_tokens()
+    further = {
+        "features_by_layer": trace.features(by="layer"),
+        "hidden_states": trace.hidden_states(),
+        "largest_by_layer": _named(trace.largest_values(by="layer"), names),
+        "massive_activations": _named(massive, names),
+        "attention_sinks": sinks,
+        "sink_tokens": _named(sink_tokens, names),
+    }
+    found = [_massive(further["massive_activations"]), _sinks(sinks, further["sink_tokens"])]
+    largest = _largest(_named(trace.largest_values(), names))
+    shown = [_features(trace), table4, largest, *(one for one in found if isinstance(one, Table))]
+    notes = [*_not_traced(trace), *(one for one in found if isinstance(one, str))]
+    printed = "\n\n".join([*map(_printed, shown), *(textwrap.fill(note, 100) for note in notes)])
+    drawings = [Drawing(draw.__name__, said, draw(trace)) for draw, said in CAPTIONS.items()]
+    title = f"Outlier features of {short_name(rows[0]['model'])}"
+    return Section(title, rows, printed, shown, drawings, notes, further)
+
+
+def _printed(table: Table) -> str:
+    return f"{textwrap.fill(table.caption, 100)}\n\n{table.form('simple')}"
+
+
+def _named(table: pd.DataFrame, names: Names) -> pd.DataFrame:
+    """A table with the names of its tokens beside their ids."""
+    return table.assign(token_text=[names(token) for token in table["token"]])
+
+
+def _features(trace: "Trace") -> Table:
+    features, found = trace.features(), trace.outlier_features()
+    heading = f"Outlier features: {len(found)}" if len(found) else "No outlier feature; the nearest ones"
+    caption = f"{heading} (|x| ≥ {trace.alpha:g} in ≥ {100 * LAYERS:g} % of layers "
+    caption += f"and ≥ {100 * POSITIONS:g} % of positions)"
+    if len(found) > FEATURES_SHOWN:
+        caption += f"; the {FEATURES_SHOWN} most common"
+    if len(found) > FEW * len(features):
+        caption += (
+            f". More than half of all {len(features):,} features pass, as happens where norms have large gains: with "
+            "this α the criterion tells nothing, a larger --alpha may"
+        )
+    shown = found.head(FEATURES_SHOWN) if len(found) else features.head(3)
+    return Table("features", f"{caption}.", FEATURES, _feature_cells(shown), features, names=0)
+
+
+def _feature_cells(features: pd.DataFrame) -> list[list[str]]:
+    return [
+        [
+            str(int(row["feature"])),
+            f"{row['layers']:.0%}",
+            f"{row['positions']:.1%}",
+            f"{row['positions_mean']:.2%}",
+            str(int(row["hits"])),
+            "yes" if row["one_sided"] else "no",
+            *(f"{row[name]:.1f}" for name in ("q1", "median", "q3", "max")),
+        ]
+        for row in features.to_dict("records")
+    ]
+
+
+def _largest(table: pd.DataFrame) -> Table:
+    cells = [
+        [row["role"], READERS[row["role"]], f"{row['max']:,.1f}", str(row["layer"]), *_place(row)]
+        for row in table.to_dict("records")
+    ]
+    caption = (
+        "The largest input of each kind of projection, which sets the scale where a whole tensor has one; the "
+        "criterion looks at attn_in and ffn_in alone. The features of attn_out are those of the concatenated heads, of "
+        "ffn_out the feed-forward units."
+    )
+    return Table("largest", caption, LARGEST, cells, table, names=2)
+
+
+def _place(row: dict) -> list[str]:
+    return [str(row["feature"]), str(row["position"]), row["token_text"]]
+
+
+def _not_traced(trace: "Trace") -> list[str]:
+    missing = ", ".join(role for role in READERS if role not in trace.roles)
+    return [f"Not traced, because some layers have no such projection: {missing}."] if missing else []
+
+
+def _massive(every: pd.DataFrame) -> Table | str:
+    """The massive activations of all layers: a row for each place that is the largest of some."""
+    rule = f"|x| > {MASSIVE:g} and at least {MASSIVE_RATIO:,.0f} times the median |x| of a layer's output"
+    table = every[every["massive"] > 0]
+    if table.empty:
+        most = every.loc[every["value"].abs().idxmax()].to_dict()
+        return (
+            f"No massive activation in the residual stream ({rule}): its largest entry is {most['value']:,.1f}, after "
+            f"layer {most['layer']} in feature {most['feature']}, at position {most['position']}, token "
+            f"{most['token_text']}."
+        )
+    cells = []
+    of_places = table.assign(largest=table["value"].abs()).groupby(["feature", "position", "token_text"], sort=False)
+    for place, group in sorted(of_places, key=lambda found: -found[1]["largest"].max())[:SHOWN]:
+        means = f"{group['massive'].mean():.2g}", f"{group['ratio'].mean():,.0f}"
+        largest = f"{group['largest'].max():,.0f}"
+        cells.append([_ranges(group["layer"].tolist()), *means, largest, *map(str, place)])
+    caption = (
+        f"Massive activations in the residual stream ({rule}): the layers after which there are some; how many a "
+        "sequence has, and its largest |x| over its median |x|, both on average; the largest of all and its place."
+    )
+    return Table("massive_activations", caption, MASSIVE_ONES, cells, every)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Ascending numbers as people write them: 2–5, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
+    """The positions that are attention sinks for the most heads."""
+    rule = f"a position that receives more than {SINK:g} of a head's attention, on average over the queries from it on"
+    found = every[every["share"] > 0].sort_values("share", ascending=False, kind="stable").head(SHOWN)
+    if found.empty:
+        return f"No attention sink ({rule})."
+    said = ", ".join(f"{row['token_text']} ({row['share']:.0%})" for row in tokens.head(SHOWN).to_dict("records"))
+    caption = (
+        f"Attention sinks ({rule}; the last positions have few queries): the share of (layer, head) pairs, averaged "
+        f"over sequences. The tokens at sinks, most often: {said}."
+    )
+    cells = [[str(row["position"]), f"{row['share']:.1%}"] for row in found.to_dict("records")]
+    return Table("attention_sinks", caption, SINKS, cells, every, names=0)
+
+
+def heat_map(trace: "Trace") -> Figure:
+    """Layer × feature: the largest |x|, on one logarithmic scale; one panel a role; outlier features are numbered."""
+    figure = Figure(figsize=(7.2, 0.6 + 1.15 * len(trace.roles) + 0.04 * trace.layers), layout="constrained")
+    panels = figure.subplots(len(trace.roles), 1, squeeze=False)[:, 0]
+    largest = {role: trace.largest(role).numpy() for role in trace.roles}
+    norm = LogNorm(*_bounds(trace, largest.values()), clip=True)
+    colors = _lighter_from(norm(trace.alpha))
+    outliers, stream = _outliers(trace), _stream(trace)
+    places = trace.largest_values().to_dict("records")
+    for axes, (role, values), place in zip(panels, largest.items(), places, strict=True):
+        extent = (-0.5, values.shape[1] - 0.5, trace.layers - 0.5, -0.5)
+        style = {"aspect": "auto", "interpolation": "nearest", "cmap": colors, "norm": norm, "extent": extent}
+        image = axes.imshow(_pooled(values), **style)
+        axes.set_title(f"{role}: into {READERS[role]}", loc="left", fontsize=9)
+        said = "at most {max:,.1f}: layer {layer}, feature {feature}".format(**place)
+        axes.set_title(said, loc="right", fontsize=8)
+        axes.set_xlabel(FEATURE_AXIS.get(role, "feature"), fontsize=8, labelpad=1)
+        axes.tick_params(labelsize=8)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        if role in stream and outliers:
+            _number(axes, outliers, values.shape[1])
+    figure.supylabel("layer", fontsize=9)
+    style = {"aspect": 10 * len(panels), "extend": "min", "extendfrac": 0.1 / len(panels)}
+    bar = figure.colorbar(image, ax=list(panels), label="largest |x|, log scale", **style)
+    log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
+    style = {"xycoords": ("axes fraction", "data"), "fontsize": 9, "ha": "right", "va": "center"}
+    bar.ax.annotate("α", (-0.2, trace.alpha), **style)
+    return figure
+
+
+def _bounds(trace: "Trace", largest: Iterable[np.ndarray]) -> tuple[float, float]:
+    """Between which a logarithmic scale shows values and the threshold: without the faintest ones, such as zeros."""
+    values = np.concatenate([of_role.ravel() for of_role in largest])
+    high = max(trace.alpha, values.max())
+    low = np.quantile(values[values > 0], FAINTEST) if values.any() else high
+    return min(low, trace.alpha / 2), high
+
+
+def _lighter_from(share: float) -> ListedColormap:
+    """Colours with a step where this share of a scale is passed: hits stand out, whatever the scale spans."""
+    count = round(share * COLORS)
+    shades = np.concatenate([np.linspace(0, STEP[0], count), np.linspace(STEP[1], 1, COLORS - count)])
+    return ListedColormap(colormaps[HEAT](shades))
+
+
+def _pooled(values: np.ndarray) -> np.ndarray:
+    """At most `COLUMNS` columns of (layers, features), each the largest of neighbours."""
+    share = -(-values.shape[1] // COLUMNS)
+    padded = np.pad(values, ((0, 0), (0, -values.shape[1] % share)))
+    return padded.reshape(len(values), -1, share).max(2)
+
+
+def _number(axes: Axes, features: list[int], width: int) -> None:
+    """Write the numbers of features above a panel, the first ones where they are close to each other."""
+    numbered: list[int] = []
+    for feature in features:
+        if all(abs(feature - other) > DIGIT * len(str(width)) * width for other in numbered):
+            numbered.append(feature)
+    above = axes.secondary_xaxis("top")
+    above.set_xticks(numbered, map(str, numbered), fontsize=7, color=VERMILION)
+    above.tick_params(color=VERMILION, length=3, pad=1)
+
+
+def _stream(trace: "Trace") -> list[str]:
+    """Of the roles that were traced those on the features of the residual stream."""
+    from outliers.tracing.result import STREAM
+
+    return [role for role in STREAM if role in trace.roles]
+
+
+def _outliers(trace: "Trace") -> list[int]:
+    """The outlier features, the most common first."""
+    return trace.outlier_features()["feature"].tolist() if _stream(trace) else []
+
+
+def magnitude_by_position(trace: "Trace") -> Figure:
+    """Largest |x| over the layers at each position, averaged over sequences, of the most common outlier features
+    (without one, of the feature that comes nearest) beside the median feature."""
+    of_roles = [trace.statistics[f"{role}.magnitude"] for role in _stream(trace)]
+    means = functools.reduce(lambda one, other: one.maximum(other), of_roles) / trace.sequences
+    features = _outliers(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
+    figure = Figure(figsize=(5.2, 3.0), layout="constrained")
+    axes = figure.subplots()
+    styles = zip(features, (BLACK, BLUE, ORANGE, GREEN), ("-", "--", "-.", ":"), strict=False)
+    for feature, color, line in styles:
+        axes.plot(means[:, feature], color=color, linestyle=line, linewidth=1, label=f"feature {feature}")
+    axes.plot(means.median(1).values, color=GREY, linewidth=1, label="median feature")
+    _threshold(axes, trace)
+    axes.set(xlabel="position in the sequence (tokens)", ylabel="largest |x| over the layers", ylim=(0, None))
+    figure.legend(loc="outside upper center", frameon=False, fontsize=8, ncols=LINES + 1, columnspacing=1)
+    bare(axes)
+    return figure
+
+
+def sorted_profile(trace: "Trace") -> Figure:
+    """Largest |x| of each feature, sorted, one line a layer: outliers stand above the rest at the left."""
+    largest = {role: trace.largest(role).sort(1, descending=True).values.numpy() for role in trace.roles}
+    low, high = _bounds(trace, largest.values())
+    columns = min(2, len(largest))
+    figure = Figure(figsize=(7.2, 0.4 + 2.2 * -(-len(largest) // columns)), layout="constrained")
+    panels = figure.subplots(-(-len(largest) // columns), columns, sharey=True, squeeze=False).ravel()
+    for axes in panels[len(largest) :]:
+        axes.remove()
+    shades = ScalarMappable(Normalize(0, max(trace.layers - 1, 1)), SEQUENTIAL)
+    for axes, (role, profiles) in zip(panels, largest.items(), strict=False):
+        ranks = range(1, profiles.shape[1] + 1)
+        for layer, profile in enumerate(profiles):
+            marker = {"marker": MARKERS[layer % len(MARKERS)], "markevery": [0], "markersize": 3}
+            axes.plot(ranks, profile, color=shades.to_rgba(layer), linewidth=1, **marker)
+        _threshold(axes, trace)
+        axes.set(xscale="log", yscale="log", ylim=(low, 1.5 * high))
+        axes.set_title(f"{role}: into {READERS[role]}", loc="left", fontsize=9)
+        axes.tick_params(labelsize=8)
+        log_axis(axes.xaxis, 1, profiles.shape[1])
+        log_axis(axes.yaxis, low, high)
+    figure.supxlabel("rank of the feature", fontsize=9)
+    figure.supylabel("largest |x| of the feature", fontsize=9)
+    figure.colorbar(shades, ax=list(panels[: len(largest)]), label="layer", ticks=MaxNLocator(integer=True), aspect=40)
+    bare(*panels)
+    return figure
+
+
+def _threshold(axes: Axes, trace: "Trace") -> None:
+    axes.axhline(trace.alpha, color="black", linewidth=0.6, linestyle=":")
+    axes.annotate(
+        f"α = {trace.alpha:g}",
+        (1, trace.alpha),
+        (0, 1.5),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        fontsize=7,
+        ha="right",
+        va="bottom",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0},
+    )
+
+
+CAPTIONS = {
+    heat_map: "Largest absolute value of each feature in each layer; colours have a step at α, so that hits stand out.",
+    magnitude_by_position: "Magnitude by position in the sequence, averaged over sequences.",
+    sorted_profile: "Largest absolute value of each feature, sorted; one line a layer. The lowest values are cut off.",
+}
