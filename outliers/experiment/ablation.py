@@ -1,16 +1,15 @@
 """Ablate one model to rows, going on where an earlier run stopped."""
 
 import itertools
-import time
 from pathlib import Path
 
 from outliers.errors import UserError
 from outliers.experiment.cell import Bench, Cell, check_same_weights
 from outliers.experiment.engine import common_fields, engine_of, gather
-from outliers.experiment.job import Counted, Job, prepare, protocol_of
+from outliers.experiment.job import Counted, Job, prepare
 from outliers.experiment.parts import ablation_parts
 from outliers.experiment.place import check_alone, place_of
-from outliers.experiment.provenance import cost
+from outliers.experiment.provenance import measuring
 from outliers.experiment.rows import RowFile
 from outliers.measurements.ablation import Treatment, feature_means, measure, plan
 from outliers.models.anatomy import check_features
@@ -49,9 +48,7 @@ def ablate_model(spec: Ablation, out: str | Path | None = None, force: bool = Fa
     with row_file, Progress(spec.blocks) as bar, engine_of(spec, bar) as engine:
         check_alone(spec, folder)  # another run may have ended there
         bar.set_description(spec.model)
-        same = spec.model_dump(include={"model", "text", "block", "blocks", "dtype", "device"})
-        alike = row_file.find_all(same | {"protocol": protocol_of(spec)})
-        done = [] if force else [row for row in alike if row.get("method") in (None, *spec.methods)]
+        done = [] if force else row_file.likely(spec)
         left = max(0.0, 1 - len(done) / (len(METRICS) * len(planned)))
         engine.foresee([job], spec, ablation_parts(spec, width), left)
         (common,) = common_fields(engine, [job], spec)
@@ -100,11 +97,11 @@ def _measure(
 ) -> dict[Key, dict]:
     """The value of each treatment and what they have cost, as fields of rows."""
     model, _ = bench.load(job, spec, common)
-    start = time.perf_counter()
     blocks = Counted(job.blocks, bench.bar)
-    values = dict(measure(model, blocks, treatments, metric, spec.where, spec.seed, means))
-    spent = bench.weights() | cost(start, model.device)
-    return {(metric, treatment): {"value": value, "unit": "1"} | spent for treatment, value in values.items()}
+    with measuring(spec.device) as spent:
+        values = dict(measure(model, blocks, treatments, metric, spec.where, spec.seed, means))
+    new = {"unit": "1"} | bench.weights() | spent.fields
+    return {(metric, treatment): {"value": value} | new for treatment, value in values.items()}
 
 
 def _trace(bench: Bench, job: Job, spec: Ablation, common: dict) -> tuple[Trace, dict]:

@@ -1,6 +1,5 @@
 """Outlier features along a family of models, or along revisions of one, to rows."""
 
-import time
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +8,8 @@ from outliers.experiment.cell import Bench, Cell, named
 from outliers.experiment.engine import Engine, common_fields, engine_of, with_weights
 from outliers.experiment.job import Counted, Job, prepare
 from outliers.experiment.parts import trace_parts
-from outliers.experiment.provenance import cost
-from outliers.experiment.rows import RowFile, rows_of
+from outliers.experiment.provenance import measuring
+from outliers.experiment.rows import RowFile
 from outliers.experiment.tracing import PASSES, measure_beside, tidy
 from outliers.measurements.perplexity import perplexity_of
 from outliers.models.names import full_name
@@ -48,7 +47,7 @@ def emergence(spec: Emergence, out: str | Path | None = None, force: bool = Fals
     rows: dict[Place, list[dict]] = {}
     row_file = RowFile(Path(out or spec.folder))
     with row_file, Progress(PASSES * spec.blocks * len(jobs)) as bar, engine_of(spec, bar) as engine:
-        done = {} if force else {(row["model"], row.get("checkpoint")) for row in rows_of(spec, row_file.rows)}
+        done = {} if force else {(row["model"], row.get("checkpoint")) for row in row_file.likely(spec)}
         engine.foresee(jobs, spec, trace_parts(spec, PAPER, attention=False), 1 - len(done) / len(jobs))
         for group in engine.groups(jobs):
             all_fields = [
@@ -111,10 +110,9 @@ def _hashes(fields: dict) -> tuple[str, str]:
 def _measure(bench: Bench, job: Job, spec: Emergence, fields: dict) -> list[dict]:
     """The rows of one model."""
     model, _ = bench.load(job, spec, fields)
-    start = time.perf_counter()
-    with named(job.name):
+    with named(job.name), measuring(spec.device) as spent:
         found = trace(model, Counted(job.blocks, bench.bar), PAPER, spec.alpha, attention=False)
         beside = measure_beside(model, job.blocks, found, bench.bar)
         values = table4_row(found, perplexity_of(beside.losses), beside.top1_softmax)
-    spent = bench.weights() | cost(start, model.device)
-    return [fields | row | spent for row in tidy([values])]
+    new = bench.weights() | spent.fields
+    return [fields | row | new for row in tidy([values])]

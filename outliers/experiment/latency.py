@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +18,12 @@ from outliers.experiment.job import (
     prepare,
     say_what_is_left,
 )
-from outliers.experiment.provenance import cost
+from outliers.experiment.provenance import measuring
 from outliers.experiment.rows import RowFile
 from outliers.experiment.sweep import schemes_of
 from outliers.measurements.generation import Timings, check_generation, latency, quartiles
 from outliers.models.anatomy import projections
-from outliers.models.load import find_device, load_config, load_model
+from outliers.models.load import load_config, load_model
 from outliers.quantization.peers import BITSANDBYTES, has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.store import load_int8
@@ -85,10 +84,6 @@ def _measure(
 ) -> Iterator[dict]:
     """The rows of one model under one scheme."""
     bar.set_description(f"{job.model} {_name(scheme)}")
-    device = find_device(spec.device)
-    if device.type == "cuda":
-        for number in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(number)
     model = _load(job, scheme, spec)
     common = {"experiment": spec.name, "scheme": _name(scheme), **_fields(job, scheme, settings, model)}
     for batch in spec.batches:
@@ -105,10 +100,9 @@ def _measure(
             bar.skip(1)
         else:
             stop_if_asked()
-            start = time.perf_counter()
-            timings = latency(model, prompts, spec.tokens, spec.repeats, bar.see)
-            spent = cost(start, device)
-            rows = [cell | row | spent for row in _rows(timings)]
+            with measuring(spec.device) as spent:
+                timings = latency(model, prompts, spec.tokens, spec.repeats, bar.see)
+            rows = [cell | row | spent.fields for row in _rows(timings)]
             row_file.add(*rows)
             bar.update()
         yield from rows

@@ -1,6 +1,5 @@
 """Time the linear layers of Table 5 to rows, going on where an earlier run stopped."""
 
-import time
 from pathlib import Path
 
 import torch
@@ -8,7 +7,7 @@ from outlier_kernels.dispatch import path
 
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import check_kernels
-from outliers.experiment.provenance import cost, environment
+from outliers.experiment.provenance import environment, measuring
 from outliers.experiment.rows import RowFile
 from outliers.measurements.linear_layer import milliseconds, rows_of, ways
 from outliers.models.load import DTYPES
@@ -37,8 +36,8 @@ def measure_linear_layers(spec: LinearLayers, out: str | Path | None = None, for
         UserError: the device does not exist.
     """
     device = check_kernels(spec)
-    common = {"experiment": spec.name, "tokens": spec.tokens, "dtype": spec.dtype, "kernels": path(device)}
-    common |= environment(device)
+    common = {"experiment": spec.name, "tokens": spec.tokens, "seconds": spec.seconds, "dtype": spec.dtype}
+    common |= {"kernels": path(device), **environment(device)}
     with RowFile(Path(out or spec.folder)) as row_file, Progress(len(spec.dimensions), "layer") as bar:
         return [
             row
@@ -55,12 +54,12 @@ def _measure(cell: dict, spec: LinearLayers, row_file: RowFile, force: bool, bar
         bar.skip(1)
     else:
         stop_if_asked()
-        start, device = time.perf_counter(), torch.device(cell["device"])
+        device = torch.device(cell["device"])
         shape = spec.tokens, *layer_shape(cell["dimension"])
-        times = milliseconds(ways(*shape, device, DTYPES[spec.dtype]), device, spec.seconds, bar.see)
-        spent = cost(start, device)
+        with measuring(cell["device"]) as spent:
+            times = milliseconds(ways(*shape, device, DTYPES[spec.dtype]), device, spec.seconds, bar.see)
         outputs = {"outputs": shape[-1]}
-        rows = [cell | outputs | row | spent for of_way in rows_of(shape, times) for row in _tidy(of_way)]
+        rows = [cell | outputs | row | spent.fields for of_way in rows_of(shape, times) for row in _tidy(of_way)]
         row_file.add(*rows)
         bar.update()
     return rows

@@ -1,7 +1,6 @@
 """Run an experiment: models × schemes to rows, going on where an earlier run stopped."""
 
 import statistics
-import time
 from collections import defaultdict
 from itertools import chain
 from pathlib import Path
@@ -14,8 +13,8 @@ from outliers.experiment.cell import Bench, Cell, check_same_weights, named, sai
 from outliers.experiment.engine import Engine, engine_of, with_weights
 from outliers.experiment.job import Counted, Job, left_fields, prepare, say_what_is_left
 from outliers.experiment.parts import sweep_parts
-from outliers.experiment.provenance import cost, total_cost
-from outliers.experiment.rows import RowFile, rows_of
+from outliers.experiment.provenance import joined, measuring
+from outliers.experiment.rows import RowFile
 from outliers.measurements.perplexity import Loss, losses, perplexity_of, variant_losses
 from outliers.measurements.scatter import check_draws, drawn
 from outliers.models.stream import is_streamed
@@ -56,7 +55,7 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
     rows: dict[Key, dict] = {}
     row_file = RowFile(Path(out or experiment.folder))
     with row_file, Progress(total) as bar, engine_of(experiment, bar) as engine:
-        done = [] if force else rows_of(experiment, row_file.rows)
+        done = [] if force else row_file.likely(experiment)
         engine.foresee(
             jobs, experiment, sweep_parts(schemes, experiment.draws), 1 - len(done) / (len(jobs) * len(schemes))
         )
@@ -133,19 +132,19 @@ def _measure(
     """The fields of the row of each scheme, and draw by draw the losses of a part of the text."""
     model, _ = bench.load(job, experiment)
     described = _describe(bench, job, experiment, schemes)
-    start = time.perf_counter()
-    if not is_streamed(model):
-        # One quantization of the weights serves all schemes that share its codes.
-        (scheme,) = schemes
-        model = quantize(model, scheme)
-        bench.leave(model)
-    found = []
-    for draw in range(experiment.draws):
-        with named(job.name, *(scheme.name for scheme in schemes)), drawn(model, draw):
-            found.append(_losses(model, job.blocks[part], schemes, bench.bar))
-    spent = bench.weights() | cost(start, model.device)
+    with measuring(experiment.device) as spent:
+        if not is_streamed(model):
+            # One quantization of the weights serves all schemes that share its codes.
+            (scheme,) = schemes
+            model = quantize(model, scheme)
+            bench.leave(model)
+        found = []
+        for draw in range(experiment.draws):
+            with named(job.name, *(scheme.name for scheme in schemes)), drawn(model, draw):
+                found.append(_losses(model, job.blocks[part], schemes, bench.bar))
+    new = bench.weights() | spent.fields
     by_scheme = map(list, zip(*found, strict=True))
-    return [(fields | spent, of_scheme) for fields, of_scheme in zip(described, by_scheme, strict=True)]
+    return [(fields | new, of_scheme) for fields, of_scheme in zip(described, by_scheme, strict=True)]
 
 
 def _losses(model: PreTrainedModel, blocks: torch.Tensor, schemes: list[Scheme], bar: Progress) -> list[list[Loss]]:
@@ -167,7 +166,7 @@ def _row(parts: tuple[tuple[dict, list[list[Loss]]], ...]) -> dict:
     found = {"value": statistics.fmean(values), "unit": "1"}
     if len(values) > 1:
         found["standard_deviation"] = statistics.stdev(values)
-    return fields[0] | found | total_cost(fields)
+    return joined(fields) | found
 
 
 def scheme_fields(scheme: Scheme, model: PreTrainedModel) -> dict:

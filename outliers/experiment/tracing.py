@@ -17,8 +17,8 @@ from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.job import Counted, Job, prepare
 from outliers.experiment.parts import trace_parts
 from outliers.experiment.place import check_alone, place_of
-from outliers.experiment.provenance import cost, total_cost
-from outliers.experiment.rows import IDENTITY, RowFile, rows_of
+from outliers.experiment.provenance import joined, measuring
+from outliers.experiment.rows import RowFile, identifying
 from outliers.files import check_replaceable
 from outliers.measurements.attention import top1_softmax
 from outliers.measurements.perplexity import Loss, losses, perplexity_of
@@ -61,14 +61,14 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
     with RowFile(folder) as row_file, Progress(PASSES * spec.blocks) as bar, engine_of(spec, bar) as engine:
         check_alone(spec, folder)  # another run may have ended there
         bar.set_description(spec.model)
-        done = not force and rows_of(spec, row_file.rows)
+        done = not force and row_file.likely(spec)
         engine.foresee([job], spec, trace_parts(spec), 0.0 if done else 1.0)
         (common,) = common_fields(engine, [job], spec)
         fields = {"experiment": "trace", **common, "alpha": spec.alpha, "roles": list(ROLES)}
         stem = folder / "trace"
 
         def begun(fields: dict) -> bool:
-            return not force and bool(row_file.find_all(fields) or _saved(stem, _about(fields)))
+            return not force and bool(row_file.find_all(fields) or _saved(stem, identifying(fields)))
 
         fields = with_weights(engine, job, spec, fields, begun)
         found, costs = _resumed_trace(engine, job, spec, fields, stem, force, bar)
@@ -76,7 +76,7 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
         rows = [] if force else row_file.find_all(fields)
         if not _are_whole(rows, found):
             values, further_costs = _table4(engine, job, spec, fields, found)
-            spent = total_cost([*costs, *further_costs])
+            spent = joined([*costs, *further_costs])
             rows = [fields | row | spent for row in [*tidy([values]), *details(found)]]
             row_file.add(*rows)
     return found, rows
@@ -100,7 +100,7 @@ def _resumed_trace(
 
     It goes on from what is saved at `stem` if that is the beginning of the same one.
     """
-    about = _about(fields)
+    about = identifying(fields)
     found = None if force else _saved(stem, about)
     done = found.sequences if found else 0
     bar.skip(done)
@@ -139,9 +139,9 @@ def _parts(engine: Engine, spec: OneModel, done: int) -> list[slice]:
 def _trace(bench: Bench, job: Job, spec: OneModel, fields: dict, part: slice) -> tuple[Trace, dict, dict]:
     """The trace of a part of the text, of which weights it is, and what it has cost."""
     model, _ = bench.load(job, spec, fields)
-    start = time.perf_counter()
-    found = trace(model, Counted(job.blocks[part], bench.bar), alpha=spec.alpha)
-    return found, bench.weights(), cost(start, model.device)
+    with measuring(spec.device) as spent:
+        found = trace(model, Counted(job.blocks[part], bench.bar), alpha=spec.alpha)
+    return found, bench.weights(), spent.fields
 
 
 def _table4(
@@ -162,13 +162,9 @@ def _measure(
     bench: Bench, job: Job, spec: OneModel, fields: dict, found: Trace, part: slice
 ) -> tuple["BesideTrace", dict]:
     model, _ = bench.load(job, spec, fields)
-    start = time.perf_counter()
-    return measure_beside(model, job.blocks[part], found, bench.bar), cost(start, model.device)
-
-
-def _about(fields: dict) -> dict:
-    """What makes a trace the same measurement."""
-    return {field: fields[field] for field in IDENTITY if field in fields}
+    with measuring(spec.device) as spent:
+        beside = measure_beside(model, job.blocks[part], found, bench.bar)
+    return beside, spent.fields
 
 
 def _saved(stem: Path, about: dict) -> Trace | None:

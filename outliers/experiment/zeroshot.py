@@ -1,7 +1,6 @@
 """Zero-shot accuracy: models × schemes × tasks to rows, going on where an earlier run stopped."""
 
 import importlib.metadata
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.job import check_kernels, describe_model, say_what_is_left
-from outliers.experiment.provenance import cost
+from outliers.experiment.provenance import measuring
 from outliers.experiment.rows import RowFile
 from outliers.experiment.sweep import scheme_fields, schemes_of
 from outliers.measurements.harness import STANDARD_ERRORS, documents_hash, evaluate, load_tasks
@@ -80,12 +79,11 @@ def _measure(
                 bar.skip(1)
             else:
                 stop_if_asked()
-                start = time.perf_counter()
-                model = quantize(model, scheme)  # shares all codes if the task before was under this scheme
-                results = evaluate(model, tokenizer, [task], spec.limit, bar.see)
-                spent = cost(start, model.device)
+                with measuring(spec.device) as spent:
+                    model = quantize(model, scheme)  # shares all codes if the task before was under this scheme
+                    results = evaluate(model, tokenizer, [task], spec.limit, bar.see)
                 rows = [
-                    cell | result | {"metric": f"zeroshot.{result['metric']}", "unit": "1"} | spent
+                    cell | result | {"metric": f"zeroshot.{result['metric']}", "unit": "1"} | spent.fields
                     for result in results
                 ]
                 row_file.add(*rows)
