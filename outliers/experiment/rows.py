@@ -33,11 +33,14 @@ IDENTIFIES_NOTHING = {  # reason: fields
         "same_weights_as",
     ),
     "`code` says more": ("version", "commit"),
+    "users name their experiments, and the other fields say what was measured (but see FIXED)": ("experiment",),
     "it moves last digits alone, less than a draw does: a cluster goes on with other machines (but see TIMES)": WHERE,
     "it moves last digits alone: a streamed run goes on with the rows of a resident one": ("streamed",),
 }
 FREE = frozenset(chain.from_iterable(IDENTIFIES_NOTHING.values()))
 TIMES = ("latency.", "linear_layer.")  # metrics whose rows WHERE identifies, for it decides their values
+OF_ONE_MODEL = ("trace", "ablate")  # experiments of which a folder holds those of one model
+FIXED = (*OF_ONE_MODEL, "emergence")  # names of experiments that no user chose, which identify
 
 # Which of the rows of one cell a row is. A cell leaves these open, and the hash of weights that were not read yet.
 WHICH = (
@@ -49,17 +52,16 @@ OPEN = frozenset({*WHICH, "weights_hash"})
 
 def identifying(row: dict) -> dict:
     """The fields of a row that identify it: all but those of `IDENTIFIES_NOTHING`."""
-    return {field: value for field, value in row.items() if field not in _free(row) and value is not None}
+    also = WHERE if str(row.get("metric")).startswith(TIMES) else ()
+    also += ("experiment",) if row.get("experiment") in FIXED else ()
+    free = FREE.difference(also)
+    return {field: value for field, value in row.items() if field not in free and value is not None}
 
 
 def identity(row: dict) -> frozenset:
     """What makes two rows the same measurement."""
     found = identifying(row).items()
     return frozenset((field, tuple(value) if isinstance(value, list) else value) for field, value in found)
-
-
-def _free(row: dict) -> frozenset[str]:
-    return FREE.difference(WHERE) if str(row.get("metric")).startswith(TIMES) else FREE
 
 
 class RowFile:
@@ -141,8 +143,8 @@ class RowFile:
 
 
 def _is_of(row: dict, cell: dict) -> bool:
-    said = {field: value for field, value in cell.items() if field not in _free(row)}
-    return identifying(row).keys() - OPEN <= said.keys() and all(row.get(f) == value for f, value in said.items())
+    own, asked = identifying(row), identifying({"metric": row.get("metric"), **cell})
+    return own.keys() - OPEN <= asked.keys() and all(own.get(field) == value for field, value in asked.items())
 
 
 def finished(rows: list[dict]) -> list[dict]:
