@@ -99,7 +99,7 @@ def _measure_missing(
 def _has_like(row_file: RowFile, others: list[dict], force: bool, fields: dict) -> bool:
     """Whether there may be rows of the same weights as those of a model, or another model with the same."""
     twins = [other for other in others if all(other[field] == fields[field] for field in OF_TWINS)]
-    return len(twins) > 1 or (not force and bool(row_file.find_all(fields)))
+    return len(twins) > 1 or (not force and row_file.may_have(fields))
 
 
 def _hashes(fields: dict) -> tuple[str, str]:

@@ -42,12 +42,11 @@ TIMES = ("latency.", "linear_layer.")  # metrics whose rows WHERE identifies, fo
 OF_ONE_MODEL = ("trace", "ablate")  # experiments of which a folder holds those of one model
 FIXED = (*OF_ONE_MODEL, "emergence")  # names of experiments that no user chose, which identify
 
-# Which of the rows of one cell a row is. A cell leaves these open, and the hash of weights that were not read yet.
+# Which of the rows of one cell a row is, which the cell leaves open.
 WHICH = (
     *("metric", "subject", "method", "features", "draw", "feature", "layer", "role", "position", "token", "way"),
     *("bits", "hardware", "owner", "gpus", "gigabytes", "headroom"),
 )
-OPEN = frozenset({*WHICH, "weights_hash"})
 
 
 def identifying(row: dict) -> dict:
@@ -110,11 +109,16 @@ class RowFile:
     def find_all(self, cell: dict) -> list[dict]:
         """The finished rows of a cell.
 
-        They agree with all that `cell` says of their identity, and what they say beyond that is which of its rows each
-        is (`WHICH`), and which weights it is of.
+        They agree with all that `cell` says of their identity, and say nothing beyond it but which of its rows each is
+        (`WHICH`).
         """
         stop_if_asked()
-        return finished([row for row in self.rows if _is_of(row, cell)])
+        return finished([row for row in self.rows if _agree(row, cell) and _beyond(row, cell) <= set(WHICH)])
+
+    def may_have(self, cell: dict) -> bool:
+        """Whether there are finished rows that agree with all that `cell` says of their identity, which is not all of
+        it: the weights of a streamed model are not known before they are read."""
+        return any(_agree(row, cell) for row in finished(self.rows))
 
     def likely(self, spec: Named) -> list[dict]:
         """The finished rows that a run of an experiment will use again, as far as that is known without its models."""
@@ -142,9 +146,19 @@ class RowFile:
         self.rows = kept
 
 
-def _is_of(row: dict, cell: dict) -> bool:
-    own, asked = identifying(row), identifying({"metric": row.get("metric"), **cell})
-    return own.keys() - OPEN <= asked.keys() and all(own.get(field) == value for field, value in asked.items())
+def _agree(row: dict, cell: dict) -> bool:
+    """Whether a row agrees with all that a cell says of its identity."""
+    return all(row.get(field) == value for field, value in _asked(row, cell).items())
+
+
+def _beyond(row: dict, cell: dict) -> set[str]:
+    """What of its identity a row says beyond a cell."""
+    return identifying(row).keys() - _asked(row, cell).keys()
+
+
+def _asked(row: dict, cell: dict) -> dict:
+    """What a cell says of the identity of a row, whose metric it may leave open."""
+    return identifying({"metric": row.get("metric"), **cell})
 
 
 def finished(rows: list[dict]) -> list[dict]:

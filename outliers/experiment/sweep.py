@@ -80,7 +80,7 @@ def _found(jobs: list[Job], experiment: Experiment, row_file: RowFile, engine: E
     found = {}
     for cell, described in engine.run(cells):
         for fields in described:
-            fields = with_weights(engine, cell.job, experiment, fields, row_file.find_all)
+            fields = with_weights(engine, cell.job, experiment, fields, row_file.may_have)
             if row := row_file.find(fields):
                 found[row["model"], row["scheme"]] = row
     return found

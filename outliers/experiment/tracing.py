@@ -68,7 +68,7 @@ def trace_model(spec: OneModel, out: str | Path | None = None, force: bool = Fal
         stem = folder / "trace"
 
         def begun(fields: dict) -> bool:
-            return not force and bool(row_file.find_all(fields) or _saved(stem, identifying(fields)))
+            return not force and bool(row_file.may_have(fields) or _saved(stem, identifying(fields)))
 
         fields = with_weights(engine, job, spec, fields, begun)
         found, costs = _resumed_trace(engine, job, spec, fields, stem, force, bar)
