@@ -315,8 +315,12 @@ def test_provenance_of_several_gpus(monkeypatch):
     }.items():
         fields = provenance.environment(device)
         assert (fields["device"], fields["device_name"]) == (str(device), name)
-        assert provenance.peak_memory(device) == 111
+        with provenance.measuring(device) as spent:
+            pass
+        assert (spent.fields["device_name"], spent.fields["peak_memory_bytes"]) == (name, 111)
     assert provenance.environment(torch.device("cpu"))["device"] == "cpu"
-    assert provenance.peak_memory("cpu") > 10**6
+    with provenance.measuring("cpu") as spent:
+        pass
+    assert spent.fields["peak_memory_bytes"] > 10**6
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert provenance.environment("auto")["device_name"] == provenance.environment("cpu")["device_name"]

@@ -22,6 +22,7 @@ from outlier_kernels.reference import CODE_MAX
 from outliers import criterion
 from outliers.estimate.advice import table as table_of_needs
 from outliers.estimate.needs import Need, Room
+from outliers.experiment.provenance import code_hash
 from outliers.experiment.rows import read_rows
 from outliers.measurements.ablation import CONTROLS, RESAMPLES
 from outliers.measurements.perplexity import LARGEST_LOSS
@@ -219,6 +220,7 @@ CLAIMS = {
         ("at least {} draws", lambda: (CONTROLS.start,)),
         ("the means of {:,} resamples", lambda: (RESAMPLES,)),
         ("as they were loaded, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["weights_hash"]),)),
+        ("that determines numbers, first {} digits", lambda: (len(code_hash()),)),
         ("up to {} names, and how many there are", lambda: (MANY,)),
         ("of its token ids, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["tokens_hash"]),)),
     ],

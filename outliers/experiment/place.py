@@ -9,11 +9,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from outliers.errors import UserError
-from outliers.experiment.rows import found_in
+from outliers.experiment.rows import OF_ONE_MODEL, found_in
 from outliers.specification.kinds import OneModel
 
 LONGEST = 200  # bytes of a folder's name, so that systems take it
-OF_ONE_MODEL = ("trace", "ablate")  # experiments whose tables and page are those of one model
 Checkpoint = tuple[str, str | None]  # model and revision
 logger = logging.getLogger(__name__)
 

@@ -1,27 +1,41 @@
 """What is reported with every number."""
 
+import ast
+import hashlib
 import importlib.metadata
 import os
 import platform
-import resource
 import subprocess
-import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
+import outlier_kernels
+import psutil
 import torch
 
 import outliers
 
+# What determines numbers, in `outliers`, beside all of `outlier_kernels`.
+ROOMS = ("criterion.py", "models", "text", "tracing", "quantization", "variants", "measurements")
+SECONDS_BETWEEN_SAMPLES = 0.01  # of the memory, on systems without a high-water mark that can be reset
+CLEAR, RESIDENT = Path("/proc/self/clear_refs"), "5"  # what resets the high-water mark of a process on Linux
+
 
 def environment(device: str | torch.device) -> dict:
-    """Versions, commit, processor and threads of this process, as fields of a row.
+    """Code, versions, commit, processor and threads of this process, as fields of a row.
 
     device: as it was asked for: "cpu", "cuda", "cuda:1" or "auto".
     """
     return {
         "version": outliers.__version__,
+        "code": code_hash(),
         "commit": _commit(),
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "transformers", "triton", "bitsandbytes") if _version(name)},
@@ -31,26 +45,143 @@ def environment(device: str | torch.device) -> dict:
     }
 
 
-def cost(start: float, device: str | torch.device) -> dict:
-    """What a measurement since `start`, by `time.perf_counter`, has cost, as fields of a row."""
-    return {"wall_seconds": round(time.perf_counter() - start, 3), "peak_memory_bytes": peak_memory(device)}
+@cache
+def code_hash() -> str:
+    """12 hex digits of the SHA-256 of the code that determines numbers, the same for a clone and an installation.
+
+    It is that of the parsed sources without docstrings, so that comments, docstrings and layout change nothing, and of
+    the tables beside them.
+    """
+    package, kernels = (Path(of.__file__).parent for of in (outliers, outlier_kernels))
+    return hash_of([*(package / room for room in ROOMS), kernels])
 
 
-def total_cost(costs: list[dict]) -> dict:
-    """What parts of a measurement have cost together: seconds add up, the largest memory counts."""
-    seconds = sum(cost["wall_seconds"] for cost in costs)
-    return {"wall_seconds": round(seconds, 3), "peak_memory_bytes": max(cost["peak_memory_bytes"] for cost in costs)}
+def hash_of(places: list[Path]) -> str:
+    """`code_hash` of files and folders."""
+    digest = hashlib.sha256()
+    for place in places:
+        for path in [place] if place.is_file() else sorted(place.rglob("*")):
+            if path.suffix in (".py", ".yaml"):
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(place.parent).as_posix()}\n".encode())
+                digest.update("\n".join(_syntax(ast.parse(content), [])).encode() if path.suffix == ".py" else content)
+    return digest.hexdigest()[:12]
 
 
-def peak_memory(device: str | torch.device) -> int:
-    """Bytes: the most that torch held on each GPU, added up, or that this process had resident on a CPU, since it
-    started."""
+def _syntax(node: object, words: list[str]) -> list[str]:
+    """A syntax tree in words: `ast.dump` depends on the version of Python, and keeps docstrings."""
+    if not isinstance(node, ast.AST):
+        words.append(repr(node))
+        return words
+    words.append(type(node).__name__)
+    for name, value in ast.iter_fields(node):
+        for entry in value if isinstance(value, list) else [] if value is None else [value]:
+            if not (isinstance(entry, ast.Expr) and isinstance(entry.value, ast.Constant)):
+                words.append(name)
+                _syntax(entry, words)
+    words.append(".")
+    return words
+
+
+@dataclass(eq=False)
+class Spent:
+    """What a measurement has cost when it is over, and where it was made, as fields of a row; see `measuring`."""
+
+    device: str | torch.device
+    sampled: bool
+    peaks: list[int] = field(default_factory=list)  # bytes on each GPU, or of the process
+    fields: dict = field(default_factory=dict)
+
+    def see(self) -> None:
+        """Take note of the most memory since the high-water marks were reset."""
+        now = _peaks(self.device, self.sampled)
+        self.peaks = list(map(max, now, self.peaks or now))
+
+
+_measuring: list[Spent] = []  # in this process now
+_lock = threading.Lock()
+
+
+@contextmanager
+def measuring(device: str | torch.device) -> Iterator[Spent]:
+    """Take the time and the memory of a measurement: `with measuring("cpu") as spent: ...`, then `spent.fields`.
+
+    The fields are `wall_seconds`; `peak_memory_bytes`, the most that torch held on each GPU meanwhile, added up, or
+    that this process had resident on a CPU; and those of `environment` but the device. What was in memory before
+    counts: the model, torch itself, what is freed but not given back to the system. Measurements may be nested, or run
+    in several threads of a process: each has the most of its own time, whichever thread took it.
+
+    On a CPU it is the high-water mark of Linux, which is reset. Where it cannot be, the memory is looked at every 10
+    milliseconds, and a shorter peak is missed.
+
+    device: as it was asked for, see `environment`.
+    """
+    start, over = time.perf_counter(), threading.Event()
+    with _lock:
+        for other in _measuring:
+            other.see()
+        spent = Spent(device, sampled=not _reset() and not _gpus(device))
+        spent.see()
+        _measuring.append(spent)
+    if spent.sampled:
+        threading.Thread(target=_sample, args=(spent, over), daemon=True).start()
+    try:
+        yield spent
+    finally:
+        over.set()
+        with _lock:
+            spent.see()
+            _measuring.remove(spent)
+    seconds = round(time.perf_counter() - start, 3)
+    where = {name: value for name, value in environment(device).items() if name != "device"}
+    spent.fields = where | {"wall_seconds": seconds, "peak_memory_bytes": sum(spent.peaks)}
+
+
+def joined(parts: list[dict]) -> dict:
+    """The fields of a row of which processes, perhaps on several machines, measured parts, each with such fields.
+
+    Seconds add up, the largest memory counts. Where parts differ, as in the processor's name or in the threads, all
+    that they say stands there: "AMD EPYC, 2 cores, Intel Xeon, 4 cores", "2, 4".
+    """
+    names = dict.fromkeys(chain.from_iterable(parts))
+    fields = {name: _together([part[name] for part in parts if name in part]) for name in names}
+    seconds = sum(part["wall_seconds"] for part in parts)
+    memory = max(part["peak_memory_bytes"] for part in parts)
+    return fields | {"wall_seconds": round(seconds, 3), "peak_memory_bytes": memory}
+
+
+def _together(values: list) -> object:
+    distinct = [value for number, value in enumerate(values) if value not in values[:number]]
+    return distinct[0] if len(distinct) == 1 else ", ".join(map(str, distinct))
+
+
+def _reset() -> bool:
+    """Reset the high-water marks of all GPUs in use and of this process; whether the latter could be."""
+    for number in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+        torch.cuda.reset_peak_memory_stats(number)
+    try:
+        CLEAR.write_text(RESIDENT)
+    except OSError:  # of another system, or of a container that does not let us
+        return False
+    return True
+
+
+def _peaks(device: str | torch.device, sampled: bool) -> list[int]:
+    """Bytes: the most that torch held on each GPU, or that this process had resident, since that was reset."""
     if _gpus(device):  # a model that is spread over all names the first one as its device
-        return sum(torch.cuda.max_memory_allocated(number) for number in range(torch.cuda.device_count()))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return [torch.cuda.max_memory_allocated(number) for number in range(torch.cuda.device_count())]
+    if sampled:
+        return [psutil.Process().memory_info().rss]
+    return [int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024]
 
 
+def _sample(spent: Spent, over: threading.Event) -> None:
+    while not over.wait(SECONDS_BETWEEN_SAMPLES):
+        with _lock:
+            spent.see()
+
+
+@cache
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -58,6 +189,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
 def _commit() -> str | None:
     """The git commit of the clone that this package runs from; "+" where files differ from it."""
     clone = Path(outliers.__file__).parent.parent

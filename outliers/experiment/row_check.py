@@ -14,10 +14,11 @@ TEXTS = (
     *("experiment", "metric", "unit", "model", "checkpoint", "revision", "weights_hash", "quantized_from"),
     *("architecture", "dtype", "device", "device_name", "text", "tokens_hash", "protocol", "scheme", "kernels"),
     *("outlier_weights", "subject", "method", "role", "way", "task", "documents_hash", "hardware", "owner"),
-    *("same_weights_as", "version", "commit", "python", "torch", "transformers", "triton", "bitsandbytes", "lm_eval"),
+    *("same_weights_as", "version", "code", "commit", "python", "torch", "transformers", "triton", "bitsandbytes"),
+    "lm_eval",
 )
 COUNTS = (
-    *("parameters", "block", "blocks", "draws", "threads", "batch", "prompt", "tokens", "repeats", "bits", "gpus"),
+    *("parameters", "block", "blocks", "draws", "batch", "prompt", "tokens", "repeats", "bits", "gpus"),
     *("context", "context_used", "examples", "limit", "outputs", "weights_bytes", "peak_memory_bytes"),
 )
 FROM_ZERO = ("feature", "layer", "position", "token", "draw", "seed")
@@ -70,6 +71,7 @@ FIELDS: dict[str, tuple[str, Check]] = {
     **dict.fromkeys(FROM_ZERO, ("a whole number from 0 on", lambda value: _is_whole(value) and value >= 0)),
     **dict.fromkeys(NUMBERS, ("a finite number", _is_number)),
     **dict.fromkeys(POSITIVE, ("a positive number", lambda value: _is_number(value) and value > 0)),
+    "threads": ("a whole number from 1 on, or several as text", lambda value: _is_count(value) or _is_text(value)),
     "task_version": ("a text or a number", lambda value: _is_text(value) or _is_number(value)),
     **dict.fromkeys(("candidate", "streamed"), ("true or false", lambda value: isinstance(value, bool))),
     "features": ("a list of whole numbers", _list_of(lambda value: _is_whole(value) and value >= 0)),

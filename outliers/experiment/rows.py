@@ -6,6 +6,8 @@ import itertools
 import json
 import logging
 import os
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,62 +16,51 @@ from outliers.experiment.interrupt import Interrupted, asked_to_stop, finishing,
 from outliers.experiment.row_check import check_row, lacking, parse_row
 from outliers.files import locked, part_of, read_whole, remove_all_left, remove_left, write_whole
 from outliers.models.weight_files import check_unchanged
-from outliers.specification.kinds import BOS, Experiment, Latency, LinearLayers, Memory, Named, ZeroShot, threshold_of
+from outliers.specification.kinds import BOS, Machine, Named, threshold_of
 
 MOST_BYTES = 2**30  # of a file of rows, of about a kilobyte each
 logger = logging.getLogger(__name__)
 
-# A finished row is used again if it agrees with the cell in these; the rest of its provenance is what came of it.
-IDENTITY = (
-    "model",
-    "checkpoint",
-    "weights_hash",
-    "scheme",
-    "metric",
-    "text",
-    "tokens_hash",
-    "protocol",
-    "block",
-    "blocks",
-    "alpha",
-    "roles",
-    "device",
-    "dtype",
-    "kernels",
-    "version",
-    "subject",
-    "method",
-    "where",
-    "features",
-    "draw",
-    "draws",
-    "seed",
-    "feature",
-    "layer",
-    "role",
-    "position",
-    "batch",
-    "prompt",
-    "tokens",
-    "repeats",
-    "way",
-    "dimension",
-    "task",
-    "task_version",
-    "documents_hash",
-    "limit",
-    "bits",
-    "gpus",
-    "gigabytes",
-    "context",
-    "headroom",
+# Everything that a row says identifies it, also what is new in it, but what stands here.
+WHERE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
+IDENTIFIES_NOTHING = {  # reason: fields
+    "it came of the measurement": (
+        *("value", "unit", "standard_deviation", "standard_error", "q1", "q3", "examples"),
+        *("wall_seconds", "peak_memory_bytes"),
+    ),
+    "it follows from the model and from what was asked, and may be known only afterwards": (
+        *("parameters", "weights_bytes", "outputs", "context_used", "unquantized_experts", "ignored_tensors"),
+        "same_weights_as",
+    ),
+    "`code` says more": ("version", "commit"),
+    "users name their experiments, and the other fields say what was measured (but see FIXED)": ("experiment",),
+    "it moves last digits alone, less than a draw does: a cluster goes on with other machines (but see TIMES)": WHERE,
+    "it moves last digits alone: a streamed run goes on with the rows of a resident one": ("streamed",),
+}
+FREE = frozenset(chain.from_iterable(IDENTIFIES_NOTHING.values()))
+TIMES = ("latency.", "linear_layer.")  # metrics whose rows WHERE identifies, for it decides their values
+OF_ONE_MODEL = ("trace", "ablate")  # experiments of which a folder holds those of one model
+FIXED = (*OF_ONE_MODEL, "emergence")  # names of experiments that no user chose, which identify
+
+# Which of the rows of one cell a row is, which the cell leaves open.
+WHICH = (
+    *("metric", "subject", "method", "features", "draw", "feature", "layer", "role", "position", "token", "way"),
+    *("bits", "hardware", "owner", "gpus", "gigabytes", "headroom"),
 )
 
 
-def identity(row: dict) -> tuple:
+def identifying(row: dict) -> dict:
+    """The fields of a row that identify it: all but those of `IDENTIFIES_NOTHING`."""
+    also = WHERE if str(row.get("metric")).startswith(TIMES) else ()
+    also += ("experiment",) if row.get("experiment") in FIXED else ()
+    free = FREE.difference(also)
+    return {field: value for field, value in row.items() if field not in free and value is not None}
+
+
+def identity(row: dict) -> frozenset:
     """What makes two rows the same measurement."""
-    fields = (row.get(field) for field in IDENTITY)
-    return tuple(tuple(field) if isinstance(field, list) else field for field in fields)
+    found = identifying(row).items()
+    return frozenset((field, tuple(value) if isinstance(value, list) else value) for field, value in found)
 
 
 class RowFile:
@@ -112,13 +103,28 @@ class RowFile:
     def find(self, row: dict) -> dict | None:
         """The finished row that is the same measurement as `row`, if there is one."""
         stop_if_asked()
-        return next((old for old in self.rows if identity(old) == identity(row) and not lacking(old)), None)
+        same = identity(row)
+        return next((old for old in self.rows if identity(old) == same and not lacking(old)), None)
 
     def find_all(self, cell: dict) -> list[dict]:
-        """The finished rows that agree with `cell` in all that it says of their identity."""
+        """The finished rows of a cell.
+
+        They agree with all that `cell` says of their identity, and say nothing beyond it but which of its rows each is
+        (`WHICH`).
+        """
         stop_if_asked()
-        said = [field for field in IDENTITY if field in cell]
-        return finished([row for row in self.rows if all(row.get(field) == cell[field] for field in said)])
+        return finished([row for row in self.rows if _agree(row, cell) and _beyond(row, cell) <= set(WHICH)])
+
+    def may_have(self, cell: dict) -> bool:
+        """Whether there are finished rows that agree with all that `cell` says of their identity, which is not all of
+        it: the weights of a streamed model are not known before they are read."""
+        return any(_agree(row, cell) for row in finished(self.rows))
+
+    def likely(self, spec: Named) -> list[dict]:
+        """The finished rows that a run of an experiment will use again, as far as that is known without its models."""
+        from outliers.experiment.provenance import code_hash  # late, for it brings torch, which redrawing does without
+
+        return rows_of(spec, [row for row in finished(self.rows) if row.get("code") == code_hash()])
 
     def add(self, *rows: dict) -> None:
         """Write more rows, all or none, each in the place of any that is the same measurement.
@@ -138,6 +144,21 @@ class RowFile:
         kept = [old for old in self.rows if identity(old) not in new] + list(rows)
         write_whole(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
         self.rows = kept
+
+
+def _agree(row: dict, cell: dict) -> bool:
+    """Whether a row agrees with all that a cell says of its identity."""
+    return all(row.get(field) == value for field, value in _asked(row, cell).items())
+
+
+def _beyond(row: dict, cell: dict) -> set[str]:
+    """What of its identity a row says beyond a cell."""
+    return identifying(row).keys() - _asked(row, cell).keys()
+
+
+def _asked(row: dict, cell: dict) -> dict:
+    """What a cell says of the identity of a row, whose metric it may leave open."""
+    return identifying({"metric": row.get("metric"), **cell})
 
 
 def finished(rows: list[dict]) -> list[dict]:
@@ -218,58 +239,81 @@ def _move_aside(path: Path, found: Found) -> None:
     logger.info(f"the last line of '{path}' was torn; it is in '{aside.name}' now, and what it held is measured again")
 
 
-# Fields of a specification that list what a row has one of.
-LISTS = {
+# What a row calls a field of a specification, where it has another name.
+IN_A_ROW = {
     "models": "model",
+    "revision": "checkpoint",
     "revisions": "checkpoint",
     "schemes": "scheme",
     "tasks": "task",
     "batches": "batch",
     "dimensions": "dimension",
+    "methods": "method",
+    "bos": "protocol",
 }
-
-
-# Which metrics an experiment measures; those of models are many.
-MEASURES = {
-    Experiment: ("perplexity",),
-    ZeroShot: ("zeroshot.",),
-    Latency: ("latency.",),
-    LinearLayers: ("linear_layer.",),
-    Memory: ("parameters", "weights", "cache", "activations", "fits"),
+# All of a specification is in rows but this.
+NOT_IN_ROWS = {
+    "name": "rows that are measured under one are drawn under others",
+    "shows": "it says how rows are drawn",
+    **dict.fromkeys(("stream", "memory", "engine"), "it says how a model is run"),
+    "data": "the hash of the documents stands for it",
+    **dict.fromkeys(("features", "controls"), "rows have the features that were ablated, which a trace or draws chose"),
+    "candidates": "rows say of each model whether it was one",
 }
-# What came of an experiment that does not say it: of rows that differ in nothing else, the last one counts.
-CAME_OF_IT = ("weights_hash", "tokens_hash", "documents_hash", "task_version", "protocol", "version", "kernels")
 
 
 def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     """Of rows those that an experiment would measure, without asking its models; in the experiment's order.
 
-    Of rows that differ in nothing but texts, weights, versions or device the last one counts.
+    They say what it asks, as far as they say something of that, and nothing that only other kinds of experiments ask.
+    Of rows that differ in nothing but texts, weights, versions, code or machine the last one counts.
     """
-    asked = {field: getattr(spec, field) for field in type(spec).model_fields}
-    metrics = MEASURES.get(type(spec), ("",))
+    asked = {field: getattr(spec, field) for field in type(spec).model_fields if field not in NOT_IN_ROWS}
     if "schemes" in asked:  # which have thresholds of their own
-        thresholds = {scheme: threshold_of(spec, scheme) for scheme in asked["schemes"]}
+        thresholds = {_name(scheme): threshold_of(spec, scheme) for scheme in asked["schemes"]}
         own = [(row, thresholds.get(row.get("scheme"))) for row in rows]
         rows = [row for row, threshold in own if row.get("alpha", threshold) == threshold]
         del asked["alpha"]
-    found = [
-        row
+    is_strange = _strange_to(spec)
+    last = {
+        tuple(str(row.get(field)) for field in (*WHICH, *IN_A_ROW.values())): row
         for row in rows
-        if ("metric" not in row or row["metric"].startswith(metrics))
-        and all(_agrees(row, field, value) for field, value in asked.items())
-    ]
-    lasting = [field for field in IDENTITY if field not in CAME_OF_IT and field not in asked]
-    last = {tuple(str(row.get(field)) for field in lasting): row for row in found}
+        if not is_strange(row) and all(_agrees(row, field, value) for field, value in asked.items())
+    }
     models = asked.get("models") or []
     return sorted(last.values(), key=lambda row: models.index(row["model"]) if row.get("model") in models else 0)
 
 
+def _strange_to(spec: Named) -> Callable[[dict], bool]:
+    """Whether a row is of another kind of experiment: it has its name, or a field that this kind has not."""
+    own, others = type(spec), [kind for kind in _kinds(Named) if kind is not type(spec)]
+    fields = set().union(*map(_fields_in_rows, others)) - _fields_in_rows(own) - _fields_in_rows(Machine)
+    names = {kind.model_fields["name"].default for kind in others} - {own.model_fields["name"].default, spec.name}
+    return lambda row: row.get("experiment") in names or not fields.isdisjoint(row)
+
+
+def _kinds(kind: type[Named]) -> list[type[Named]]:
+    """A kind of experiment and all that are made of it."""
+    return [kind, *chain.from_iterable(map(_kinds, kind.__subclasses__()))]
+
+
+def _fields_in_rows(kind: type[Named]) -> set[str]:
+    return {IN_A_ROW.get(field, field) for field in kind.model_fields if field not in NOT_IN_ROWS}
+
+
 def _agrees(row: dict, field: str, value) -> bool:
+    own = IN_A_ROW.get(field, field)
     if field == "bos":
-        return row.get("protocol", "").endswith(BOS) == value
-    if field == "revision":
-        return row.get("checkpoint") == value
-    if field in LISTS:
-        return value is None or row.get(LISTS[field]) in value
-    return field not in IDENTITY or field not in row or row[field] == value
+        return row.get(own, "").endswith(BOS) == value
+    if own not in row:
+        return value is None or field not in IN_A_ROW or own in WHICH
+    if own == "hardware":
+        return any(one.model_dump(exclude_none=True).items() <= row.items() for one in value)
+    if field in IN_A_ROW and isinstance(value, list):
+        return row[own] in map(_name, value)
+    return row[own] == value
+
+
+def _name(entry):
+    """What a row says of an entry of a list, such as a scheme of a user's own."""
+    return getattr(entry, "name", entry)

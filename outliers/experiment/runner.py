@@ -1,6 +1,5 @@
 """Run any experiment: its subjects to rows, going on where an earlier run stopped, here or on a cluster."""
 
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ from outliers.estimate.needs import Request
 from outliers.experiment.cell import Cell
 from outliers.experiment.engine import Engine, engine_of, gather
 from outliers.experiment.place import check_alone, place_of
-from outliers.experiment.provenance import cost, environment, total_cost
-from outliers.experiment.rows import RowFile, rows_of
-from outliers.experiment.traces import about_trace, resumed_trace, said, saved_trace
+from outliers.experiment.provenance import environment, joined, measuring
+from outliers.experiment.rows import RowFile, identifying
+from outliers.experiment.traces import resumed_trace, said, saved_trace
 from outliers.measurements.ablation import AblationRows
 from outliers.measurements.bench import Bench, check_same_weights, named
 from outliers.measurements.latency import LatencyRows
@@ -129,7 +128,7 @@ class _Run:
 
     def foresee(self, subjects: list) -> None:
         """Say what the run needs, and refuse what cannot fit."""
-        done = [] if self.force else rows_of(self.spec, self.row_file.rows)
+        done = [] if self.force else self.row_file.likely(self.spec)
         left = max(0.0, 1 - self.measurement.finished_share(done, subjects))
         known: dict = {}
         workloads = map(self.measurement.workload, subjects)
@@ -202,7 +201,7 @@ class _Run:
         first = self.measurement.first
         if self.force or (first and not first.kept):  # whose trace says it
             return False
-        return bool(self.row_file.find_all(fields) or (first and saved_trace(stem, about_trace(fields))))
+        return bool(self.row_file.may_have(fields) or (first and saved_trace(stem, identifying(fields))))
 
     def _parts(self, bundles: int) -> list[slice]:
         """How the text is cut for so many sets of questions."""
@@ -219,16 +218,15 @@ class _Run:
 
     def _write(self, one: _Subject, questions: list[Question], parts: list[tuple]) -> None:
         """Write the rows of questions that were answered together, of all parts of the text."""
-        answers, weights, costs, machines = zip(*parts, strict=True)
+        answers, weights, spent = zip(*parts, strict=True)
         check_same_weights([one.fields | of_part for of_part in (*weights, weights[0])])
         one.fields.update(weights[0])
-        common = one.fields | machines[0]
-        spent = total_cost([*one.costs, *costs])
+        common, made = one.fields, joined([*one.costs, *spent])
         for number, question in enumerate(questions):
             schemes = [question.asked["scheme"]] if "scheme" in question.asked else []
             with named(common.get("model", ""), *schemes):
                 found = self.measurement.rows(question, [of_part[number] for of_part in answers], one.trace)
-            one.rows[one.questions.index(question)] = [common | question.asked | row | spent for row in found]
+            one.rows[one.questions.index(question)] = [common | question.asked | row | made for row in found]
         self.row_file.add(*(row for question in questions for row in one.rows[one.questions.index(question)]))
 
     def _without_twins(self, one: _Subject) -> list[Question]:
@@ -281,11 +279,11 @@ def _hashes(fields: dict) -> tuple[str, str]:
 def _look(bench: Bench, subject: Any, measurement: Measurement) -> tuple[dict, Any]:
     fields, facts = measurement.look(bench, subject)
     name = measurement.experiment or measurement.spec.name
-    return {"experiment": name, **fields, **_machine(measurement.spec)}, facts
+    return {"experiment": name, **fields, **environment(_device(measurement))}, facts
 
 
-def _machine(spec: Named) -> dict:
-    return environment(getattr(spec, "device", "meta"))
+def _device(measurement: Measurement) -> str:
+    return getattr(measurement.spec, "device", "meta")
 
 
 def _weights(bench: Bench, subject: Any, measurement: Measurement) -> dict:
@@ -295,9 +293,9 @@ def _weights(bench: Bench, subject: Any, measurement: Measurement) -> dict:
 
 def _answer(
     bench: Bench, subject: Any, measurement: Measurement, questions: list[Question], part: slice, fields: dict
-) -> tuple[list, dict, dict, dict]:
-    """The answers to some questions, of which weights they are, what they have cost, and where they were made."""
-    start = time.perf_counter()
-    answers = measurement.answer(bench, subject, questions, part, fields)
-    weights = bench.weights()
-    return answers, weights, cost(start, getattr(measurement.spec, "device", "cpu")), _machine(measurement.spec)
+) -> tuple[list, dict, dict]:
+    """The answers to some questions, of which weights they are, and where they were made at what cost."""
+    with measuring(_device(measurement)) as spent:
+        answers = measurement.answer(bench, subject, questions, part, fields)
+        weights = bench.weights()
+    return answers, weights, spent.fields

@@ -7,8 +7,8 @@ from pathlib import Path
 from outliers.errors import UserError
 from outliers.experiment.engine import Cell, Engine
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
-from outliers.experiment.provenance import cost
-from outliers.experiment.rows import IDENTITY
+from outliers.experiment.provenance import measuring
+from outliers.experiment.rows import identifying
 from outliers.files import check_replaceable
 from outliers.measurements.bench import Bench, Counted, Job, check_same_weights
 from outliers.measurements.measurement import First
@@ -31,7 +31,7 @@ def resumed_trace(
     Raises:
         UserError: a hidden state holds NaN or inf; or something else than files stands where it is to be saved.
     """
-    about = about_trace(fields)
+    about = identifying(fields)
     found = saved_trace(stem, about) if first.kept and not force else None
     done = found.sequences if found else 0
     engine.bar.skip(done)
@@ -77,14 +77,11 @@ def _parts(engine: Engine, spec: OneModel, first: First, done: int) -> list[slic
 def _trace(bench: Bench, job: Job, spec: OneModel, first: First, fields: dict, part: slice) -> tuple[Trace, dict, dict]:
     """The trace of a part of the text, of which weights it is, and what it has cost."""
     model, _ = bench.load(job, spec, fields)
-    blocks, start = Counted(job.blocks[part], bench.bar), time.perf_counter()
-    found = trace(model, blocks, roles=first.roles, alpha=spec.alpha, attention=first.attention)
-    return found, bench.weights(), cost(start, model.device)
-
-
-def about_trace(fields: dict) -> dict:
-    """What makes a trace the same measurement."""
-    return {field: fields[field] for field in IDENTITY if field in fields}
+    blocks = Counted(job.blocks[part], bench.bar)
+    with measuring(spec.device) as spent:
+        found = trace(model, blocks, roles=first.roles, alpha=spec.alpha, attention=first.attention)
+        weights = bench.weights()
+    return found, weights, spent.fields
 
 
 def saved_trace(stem: Path, about: dict) -> Trace | None:
