@@ -101,7 +101,7 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
 
 def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:
     """Log it, which a command prints, before a model is under 8-bit schemes, or None for another library's."""
-    if anatomy_of(config).mixture and any(scheme is None or scheme.bits == 8 for scheme in schemes):
+    if anatomy_of(config).mixture and any(scheme is None or scheme.quantizes for scheme in schemes):
         model = meta_model(config)
         share = weights_of_experts(model) / model.num_parameters()
         logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from outlier_kernels import dispatch
 from transformers import PreTrainedModel
 
 from outliers.experiment.interrupt import stop_if_asked
@@ -25,6 +24,7 @@ from outliers.experiment.sweep import schemes_of
 from outliers.measurements.generation import Timings, check_generation, latency, quartiles
 from outliers.models.anatomy import projections
 from outliers.models.load import find_device, load_config, load_model
+from outliers.quantization.fields import row_fields
 from outliers.quantization.peers import BITSANDBYTES, has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.store import load_int8
@@ -131,7 +131,7 @@ def _name(scheme: Scheme | None) -> str:
 
 def _load(job: Job, scheme: Scheme | None, spec: Latency) -> PreTrainedModel:
     place = spec.dtype, spec.device, job.revision
-    if scheme and scheme.bits == 8:
+    if scheme and scheme.quantizes:
         return load_int8(job.model, scheme, *place)
     model = load_model(job.model, *place)
     return model if scheme else with_bitsandbytes(model, spec.alpha)
@@ -150,7 +150,7 @@ def _fields(job: Job, scheme: Scheme | None, settings: Settings, model: PreTrain
     if not scheme:
         fields |= {"kernels": BITSANDBYTES, "alpha": settings.alpha, "outlier_weights": "dequantized"}
         fields |= left_fields(model, fields["parameters"])
-    if not scheme or scheme.bits != 8:
+    if not scheme or not scheme.quantizes:
         return fields | {"weights_bytes": sum(weight.nbytes for weight in model.parameters())}
     layers = [module for *_, module in projections(model)]
     buffers = [buffer for layer in layers for buffer in layer.buffers()]  # codes and scales
@@ -161,16 +161,5 @@ def _fields(job: Job, scheme: Scheme | None, settings: Settings, model: PreTrain
         "weights_hash": digest.hexdigest()[:16],
         "parameters": fields["parameters"] + sum(layer.codes.numel() for layer in layers),
         "weights_bytes": sum(weight.nbytes for weight in [*model.parameters(), *buffers]),
-        "kernels": _kernels(scheme, model.device),
     }
-    fields |= left_fields(model, fields["parameters"])
-    if scheme.outlier_threshold is None:
-        return fields
-    return fields | {"alpha": scheme.outlier_threshold, "outlier_weights": "dequantized"}
-
-
-def _kernels(scheme: Scheme, device: torch.device) -> str:
-    """Which kernels multiply int8 weights under a scheme."""
-    served = {"cpu": scheme.symmetric, "triton": not scheme.bitsandbytes, "reference": True}
-    path = dispatch.path(device)
-    return path if served[path] else "reference"
+    return fields | row_fields(scheme, model) | left_fields(model, fields["parameters"])

@@ -29,7 +29,8 @@ def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
     """
     alike = defaultdict(list)
     for scheme in schemes:
-        alike[scheme.bits, scheme.symmetric, scheme.outlier_threshold, scheme.bitsandbytes].append(scheme)
+        kinds = (part and (part.format, part.symmetric) for part in (scheme.activations, scheme.weights))
+        alike[*kinds, scheme.outlier_threshold, scheme.arithmetic, scheme.transform].append(scheme)
     return [[Part(perplexity, partial(_with_codes, schemes[0]), len(schemes) * draws) for schemes in alike.values()]]
 
 

@@ -58,6 +58,8 @@ IDENTITY = (
     "task_version",
     "documents_hash",
     "limit",
+    "scheme_parts",
+    "skip",
     "bits",
     "gpus",
     "gigabytes",
@@ -249,7 +251,8 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     asked = {field: getattr(spec, field) for field in type(spec).model_fields}
     metrics = MEASURES.get(type(spec), ("",))
     if "schemes" in asked:  # which have thresholds of their own
-        thresholds = {scheme: threshold_of(spec, scheme) for scheme in asked["schemes"]}
+        thresholds = {getattr(scheme, "name", scheme): threshold_of(spec, scheme) for scheme in asked["schemes"]}
+        asked["schemes"] = list(thresholds)
         own = [(row, thresholds.get(row.get("scheme"))) for row in rows]
         rows = [row for row, threshold in own if row.get("alpha", threshold) == threshold]
         del asked["alpha"]

@@ -7,7 +7,6 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from outlier_kernels.dispatch import path
 from transformers import PreTrainedModel
 
 from outliers.experiment.cell import Bench, Cell, check_same_weights, named, said, size
@@ -20,7 +19,8 @@ from outliers.measurements.perplexity import Loss, losses, perplexity_of, varian
 from outliers.measurements.scatter import check_draws, drawn
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantize, under
-from outliers.quantization.schemes import Scheme, get_scheme, weight_order
+from outliers.quantization.fields import row_fields
+from outliers.quantization.schemes import Scheme, by_weights, get_scheme
 from outliers.specification.kinds import Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.terminal.progress import Progress
 
@@ -72,7 +72,7 @@ def sweep(experiment: Experiment, out: str | Path | None = None, force: bool = F
 
 def schemes_of(experiment: Experiment | Latency | ZeroShot) -> list[Scheme]:
     """The schemes of an experiment; those that share weight codes are side by side."""
-    return sorted((get_scheme(name, alpha_of_schemes(experiment)) for name in experiment.schemes), key=weight_order)
+    return by_weights(get_scheme(scheme, alpha_of_schemes(experiment)) for scheme in experiment.schemes)
 
 
 def _found(jobs: list[Job], experiment: Experiment, row_file: RowFile, engine: Engine) -> dict[Key, dict]:
@@ -172,14 +172,5 @@ def _row(parts: tuple[tuple[dict, list[list[Loss]]], ...]) -> dict:
 
 def scheme_fields(scheme: Scheme, model: PreTrainedModel) -> dict:
     """The settings of a scheme that are not in its name, which kernels run it, and what of a model it leaves."""
-    if scheme.bits != 8:
-        return {}
-    # Plain codes, as a sweep keeps them, have a path of their own on GPUs only.
-    fields = {"kernels": "triton" if path(model.device) == "triton" else "reference"}
-    fields |= left_fields(model, model.num_parameters())
-    if scheme.outlier_threshold is None:
-        return fields
-    return fields | {
-        "alpha": scheme.outlier_threshold,
-        "outlier_weights": "dequantized" if scheme.bitsandbytes else "exact",
-    }
+    left = left_fields(model, model.num_parameters()) if scheme.quantizes else {}
+    return row_fields(scheme, model) | left

@@ -1,19 +1,23 @@
 """What an experiment needs to know, validated."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic_core import PydanticCustomError
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
-from outliers.quantization.schemes import SCHEMES, TABLE1, get_scheme
+from outliers.quantization.schemes import TABLE1, Scheme, get_scheme
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
+PEER = "bitsandbytes"  # among the schemes of a latency: the layers of that library
+UNKNOWN = "unknown_name"  # the kind of a mistake whose message says all
 LARGEST_LAYER = 131_072  # features: so many products of codes have a sum that int32 holds
 
 
@@ -47,6 +51,30 @@ def _threshold(value: float) -> float:
         raise ValueError(str(error).partition("; ")[2]) from None
 
 
+def _scheme(value: object, others: tuple[str, ...] = ()) -> str | Scheme:
+    """A scheme, or the name of one that there is; also `others`, which are not ours."""
+    if isinstance(value, Scheme) or value in others:
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected the name of a scheme, or a Scheme")
+    try:
+        return get_scheme(_line(value)) and value
+    except UserError as error:
+        raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
+
+
+def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
+    names = [scheme.name if isinstance(scheme, Scheme) else scheme for scheme in schemes]
+    if len(set(names)) < len(names):
+        raise ValueError("expected schemes of different names")
+    return schemes
+
+
+def _list_of(scheme):
+    """Some schemes."""
+    return Annotated[list[scheme], Split, Field(min_length=1), Once, AfterValidator(_of_different_names)]
+
+
 def _shape(value: str) -> str:
     if not all(0 < int(size) <= LARGEST_LAYER for size in value.split("x")):
         raise ValueError(f"expected features and outputs from 1 to {LARGEST_LAYER}")
@@ -64,6 +92,8 @@ Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Line = Annotated[str, AfterValidator(_line)]
 Name = Annotated[str, AfterValidator(_name)]
 Names = Annotated[list[Line], Split, Field(min_length=1), Once]
+Schemes = _list_of(Annotated[str | Scheme, PlainValidator(_scheme)])
+SchemesAndPeer = _list_of(Annotated[str | Scheme, PlainValidator(partial(_scheme, others=(PEER,)))])
 Tokens = _whole(10**7, ge=2)  # of a sequence
 Count = _whole(10**6)
 Repeats = _whole(10**4)
@@ -144,7 +174,7 @@ class Experiment(Settings):
 
     name: Name = "sweep"
     models: Names
-    schemes: Names = TABLE1
+    schemes: Schemes = TABLE1
     revision: Line | None = None
     draws: Repeats = 1
 
@@ -239,7 +269,7 @@ class Latency(Machine):
     name: Name = "latency"
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
     models: Names
-    schemes: Names = ["fp32", "llm.int8"]
+    schemes: SchemesAndPeer = ["fp32", "llm.int8"]
     revision: Line | None = None
     text: Line = "sample"
     bos: bool = False
@@ -259,7 +289,7 @@ class ZeroShot(Machine):
 
     name: Name = "zeroshot"
     models: Names
-    schemes: Names = ["fp32", "absmax-vector", "llm.int8"]
+    schemes: Schemes = ["fp32", "absmax-vector", "llm.int8"]
     revision: Line | None = None
     tasks: Names = ["hellaswag", "piqa", "winogrande", "lambada_openai"]
     data: Line | None = None
@@ -272,9 +302,9 @@ def alpha_of_schemes(spec: Experiment | Latency | ZeroShot) -> float | None:
     return spec.alpha if "alpha" in spec.model_fields_set else None
 
 
-def threshold_of(spec: Experiment | Latency | ZeroShot, scheme: str) -> float | None:
+def threshold_of(spec: Experiment | Latency | ZeroShot, scheme: str | Scheme) -> float | None:
     """From which magnitude on a scheme of an experiment decomposes, as its rows say; None where it does not."""
-    return get_scheme(scheme, alpha_of_schemes(spec)).outlier_threshold if scheme in SCHEMES else spec.alpha
+    return spec.alpha if scheme == PEER else get_scheme(scheme, alpha_of_schemes(spec)).outlier_threshold
 
 
 def layer_shape(dimension: int | str) -> tuple[int, int]:
@@ -291,6 +321,8 @@ def _field_error(error: ValidationError, kind: type[Named]) -> FieldError:
     path, field = first["loc"], ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         found = FieldError(str(unknown_name("field", field, kind.model_fields)))
+    elif first["type"] == UNKNOWN:
+        found = FieldError(first["msg"])
     else:
         message = first["msg"].removeprefix("Value error, ")
         found = FieldError(f"field '{field}': {message}, got {shown(first['input'])}")
