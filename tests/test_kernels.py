@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from outlier_kernels import cpu, dispatch, reference
-from outlier_kernels.formats import FORMATS, Quantizer
+from outlier_kernels.formats import Quantizer
 
 matrices = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.floats(-1e6, 1e6))
 

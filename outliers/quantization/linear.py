@@ -16,13 +16,13 @@ from outliers.quantization.transforms import find_transform
 class Operand(NamedTuple):
     """A weight as a scheme multiplies it.
 
-    exact: (outputs, features), under the scheme's transform. fitted: what the transform made of the weight; None where
-    there is none. codes: those of all of it.
+    codes: those of all of it. Under a transform, exact: the weight (outputs, features) that they stand for; fitted: what
+    the transform made of the plain one.
     """
 
-    exact: torch.Tensor
-    fitted: torch.Tensor | None
     codes: Quantized
+    exact: torch.Tensor | None = None
+    fitted: torch.Tensor | None = None
 
 
 class Made(NamedTuple):
@@ -156,11 +156,11 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> Quantized:
 def operand_of(weight: torch.Tensor, scheme: Scheme) -> Operand:
     """A weight (outputs, features) as a scheme multiplies it: transformed first, then quantized."""
     if scheme.transform is None:
-        return Operand(weight, None, quantize_weight(weight, scheme))
+        return Operand(quantize_weight(weight, scheme))
     transform = find_transform(scheme.transform)
     fitted = transform.fit(weight)
     exact = transform.weight(weight, fitted)
-    return Operand(exact, fitted, quantize_weight(exact, scheme))
+    return Operand(quantize_weight(exact, scheme), exact, fitted)
 
 
 def transformed(hidden_states: torch.Tensor, scheme: Scheme, fitted: torch.Tensor | None) -> torch.Tensor:
