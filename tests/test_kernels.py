@@ -273,7 +273,7 @@ def test_the_operator_is_what_it_says(dtype, symmetric):
     """Neither writes to its operands nor hands them on, and has the output that its shape-only form has."""
     x, weight, bias = small_layer(5, 32, 9)
     quantized = reference.quantize(weight, int8(symmetric, True))
-    for scheme in ((str(int8(symmetric)), None, "exact"), (str(int8(symmetric)), 1.0, "exact")):
+    for scheme in ((str(int8(symmetric)), None, "exact"), (str(int8(symmetric)), 1.0, "exact"), (None, 1.0, "exact")):
         for some in (bias, None):
             torch.library.opcheck(dispatch.linear_plain, (x.to(dtype), *quantized, some, *scheme))
     if symmetric:

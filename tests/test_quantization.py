@@ -158,7 +158,10 @@ def test_every_scheme_that_can_be_made_is_computed_and_is_another():
         ),
         ({"activations": Quantizer("int8", "row", 1)}, "symmetric of the activations .* is 1; expected True or False"),
         ({"activations": Quantizer("int8", "group128")}, "is 'group128'; expected 'tensor' or 'row'"),
-        ({"activations": Quantizer("int8", "column")}, "granularity of the activations .* 'column'; expected 'tensor' or"),
+        (
+            {"activations": Quantizer("int8", "column")},
+            "granularity of the activations .* 'column'; expected 'tensor' or",
+        ),
         ({"weights": Quantizer("int8", "group128")}, "is 'group128'; expected 'tensor' or 'column'"),
         ({"weights": Quantizer("int8", ["column"])}, "granularity of the weights of scheme 'ours' is "),
         ({"transform": "hadamard"}, "transform of scheme 'ours' is 'hadamard'; expected None"),

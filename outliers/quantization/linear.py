@@ -16,8 +16,8 @@ from outliers.quantization.transforms import find_transform
 class Operand(NamedTuple):
     """A weight as a scheme multiplies it.
 
-    codes: those of all of it. Under a transform, exact: the weight (outputs, features) that they stand for; fitted: what
-    the transform made of the plain one.
+    codes: those of all of it. Under a transform, exact: the weight (outputs, features) that they stand for; fitted:
+    what the transform made of the plain one.
     """
 
     codes: Quantized

@@ -1,11 +1,21 @@
 """What an experiment needs to know, validated."""
 
 import re
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from outliers.criterion import ALPHA, check_threshold
@@ -51,7 +61,7 @@ def _threshold(value: float) -> float:
         raise ValueError(str(error).partition("; ")[2]) from None
 
 
-def _scheme(value: object, others: tuple[str, ...] = ()) -> str | Scheme:
+def _scheme(value: object, others: tuple[str, ...]) -> str | Scheme:
     """A scheme, or the name of one that there is; also `others`, which are not ours."""
     if isinstance(value, Scheme) or value in others:
         return value
@@ -70,8 +80,10 @@ def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
     return schemes
 
 
-def _list_of(scheme):
-    """Some schemes."""
+def _schemes(*others: str):
+    """Schemes, by name or as they are; also `others`, which are not ours."""
+    written = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else asdict(scheme))
+    scheme = Annotated[str | Scheme, PlainValidator(partial(_scheme, others=others)), written]
     return Annotated[list[scheme], Split, Field(min_length=1), Once, AfterValidator(_of_different_names)]
 
 
@@ -92,8 +104,8 @@ Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Line = Annotated[str, AfterValidator(_line)]
 Name = Annotated[str, AfterValidator(_name)]
 Names = Annotated[list[Line], Split, Field(min_length=1), Once]
-Schemes = _list_of(Annotated[str | Scheme, PlainValidator(_scheme)])
-SchemesAndPeer = _list_of(Annotated[str | Scheme, PlainValidator(partial(_scheme, others=(PEER,)))])
+Schemes = _schemes()
+SchemesAndPeer = _schemes(PEER)
 Tokens = _whole(10**7, ge=2)  # of a sequence
 Count = _whole(10**6)
 Repeats = _whole(10**4)
