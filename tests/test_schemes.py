@@ -326,7 +326,7 @@ def test_schemes_in_a_specification(tmp_path):
     assert asked.schemes == ["absmax", MIXED]
     assert Experiment(schemes="absmax,llm.int8", **SMALL).schemes == ["absmax", "llm.int8"]
     assert Latency(models=["m"], schemes=["fp32", "bitsandbytes"]).schemes == ["fp32", "bitsandbytes"]
-    for schemes, message in (
+    for asked, message in (
         (["absmax", "llm.int9"], "unknown scheme 'llm.int9'; did you mean llm.int8"),
         (["bitsandbytes"], "unknown scheme 'bitsandbytes'"),
         ([{"name": "x"}], "field 'schemes.0': expected the name of a scheme, or a Scheme"),
@@ -334,7 +334,7 @@ def test_schemes_in_a_specification(tmp_path):
         ([], "field 'schemes'"),
     ):
         with pytest.raises(UserError, match=message):
-            Experiment(schemes=schemes, **SMALL)
+            Experiment(schemes=asked, **SMALL)
     file = tmp_path / "mine.yaml"
     file.write_text("models: [gpt2]\nschemes:\n- fp32\n- absmin\n")
     with pytest.raises(UserError, match=r"mine.yaml, line 4, unknown scheme 'absmin'; did you mean absmax"):

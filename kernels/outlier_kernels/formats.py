@@ -1,5 +1,7 @@
 """What a quantized product is made of, as data: number formats, groups that share a scale, kinds of arithmetic."""
 
+import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,12 +11,12 @@ OPERANDS = ("activations", "weights")
 class Format(NamedTuple):
     """A number format.
 
-    quantizer: the function "module:name" that states it, from a matrix (rows, features) and a `Quantizer` to
-    `outlier_kernels.reference.Quantized`; what no fast kernel serves is quantized by it, dequantized and multiplied.
-    symmetric: what it takes, absmax (True) or zeropoint (False).
+    quantizer: the function that states it, from a matrix (rows, features) and a `Quantizer` to
+    `outlier_kernels.reference.Quantized`, or where it is, "module:name". symmetric: what it takes, absmax (True) or
+    zeropoint (False).
     """
 
-    quantizer: str
+    quantizer: str | Callable
     symmetric: tuple[bool, ...] = (True, False)
 
 
@@ -59,13 +61,18 @@ class Quantizer:
         """What was written; None of None, an operand that is not quantized."""
         if written is None:
             return None
-        format, granularity, kind = written.split()
+        format, granularity, kind = written.rsplit(" ", 2)
         return cls(format, granularity, kind == "absmax")
 
     @property
     def per_row(self) -> bool:
         """Whether each row of the matrix as it is stored has a scale: a token, or an output."""
         return self.granularity != "tensor"
+
+
+def find(thing: object) -> object:
+    """What stands at "module:name", imported when it is first used; what is no text stands for itself."""
+    return pkgutil.resolve_name(thing) if isinstance(thing, str) else thing
 
 
 ROWS = Quantizer("int8", "row")  # activations of vector-wise quantization (section 3.1)

@@ -4,12 +4,11 @@ Rounding is to nearest, ties to even; codes are clipped to [-127, 127] (LLM.int8
 as `torch.nn.Linear` stores them, (outputs, features), so a group of either operand is a row or the whole tensor.
 """
 
-import pkgutil
 from typing import NamedTuple
 
 import torch
 
-from outlier_kernels.formats import FORMATS, ROWS, Quantizer
+from outlier_kernels.formats import FORMATS, ROWS, Quantizer, find
 
 CODE_MAX = 127
 LARGEST_K = 131072  # features in one int32 sum: 131072 · 127² < 2^31, and their codes add up exactly in float32
@@ -44,7 +43,7 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer | None) -> Quantized:
     if quantizer is None:
         matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
         return Quantized(matrix, matrix.new_ones(1, 1))
-    return pkgutil.resolve_name(FORMATS[quantizer.format].quantizer)(matrix, quantizer)
+    return find(FORMATS[quantizer.format].quantizer)(matrix, quantizer)
 
 
 def quantize_int8(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:

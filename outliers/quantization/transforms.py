@@ -3,14 +3,13 @@
 A transform is one file, and its row here.
 """
 
-import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from outlier_kernels.formats import find
+
 if TYPE_CHECKING:
     import torch
-
-TRANSFORMS: dict[str, str] = {}  # name to the `Transform`, as "module:name": it is imported when it is first used
 
 
 class Transform(NamedTuple):
@@ -26,6 +25,9 @@ class Transform(NamedTuple):
     weight: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 
 
+TRANSFORMS: dict[str, str | Transform] = {}  # by name: itself, or where it is, "module:name"
+
+
 def find_transform(name: str) -> Transform:
     """The transform of a row of the table."""
-    return pkgutil.resolve_name(TRANSFORMS[name])
+    return find(TRANSFORMS[name])
