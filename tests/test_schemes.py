@@ -191,6 +191,7 @@ def test_what_is_skipped_stays_exact(blocks, tmp_path):
         (["model.layers.0.mlp.down_prj"], "did you mean model.layers.0.mlp.down_proj"),
         ("*.down_proj", r"skip is '\*.down_proj'; expected a list of patterns"),
         ([5], r"skip is \[5\]; expected a list"),
+        (5, "skip is 5; expected a list"),
         (["model"], "leaves nothing for scheme 'absmax' to quantize"),
     ],
 )
@@ -202,7 +203,7 @@ def test_patterns_that_skip_nothing_or_all(skip, message):
 
 def test_what_a_file_says_of_skipped_layers(tmp_path):
     small = quantize(make_model("gpt2"), "absmax", keep="int8")
-    for skip in ('"all"', "[5]", '["transformer.h.7"]', "nonsense"):
+    for skip in ('"all"', "[5]", "5", "null", "[" * 100_000, '["transformer.h.7"]', "nonsense"):
         save_quantized(small, tmp_path)
         save_file({}, tmp_path / "int8.safetensors", {"scheme": json.dumps(PARTS, default=vars), "skip": skip})
         with pytest.raises(UserError):

@@ -2,7 +2,7 @@
 
 import copy
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Literal
@@ -25,7 +25,7 @@ def quantize(
     model: PreTrainedModel,
     scheme: str | Scheme,
     keep: Literal["exact", "int8"] = "exact",
-    skip: Sequence[str] = (),
+    skip: Collection[str] = (),
 ) -> PreTrainedModel:
     """Return `model` with every linear projection of its decoder layers under a scheme.
 
@@ -66,7 +66,7 @@ def quantize(
     return copied
 
 
-def under(scheme: Scheme, skip: Sequence[str] = ()) -> Variant:
+def under(scheme: Scheme, skip: Collection[str] = ()) -> Variant:
     """A streamed model's layers under a scheme."""
 
     @contextmanager
@@ -76,9 +76,10 @@ def under(scheme: Scheme, skip: Sequence[str] = ()) -> Variant:
     return variant
 
 
-def _skipped(model: PreTrainedModel, skip: Sequence[str], scheme: Scheme) -> set[str]:
+def _skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme) -> set[str]:
     """The paths of projections that stay exact: each pattern's own, and those in the modules that it matches."""
-    if isinstance(skip, str) or not all(isinstance(pattern, str) for pattern in skip):
+    listed = isinstance(skip, Collection) and not isinstance(skip, str)
+    if not listed or not all(isinstance(pattern, str) for pattern in skip):
         raise UserError(f"skip is {shown(skip)}; expected a list of patterns, such as ['lm_head', '*.down_proj']")
     paths = [projection.path for projection in projections(model)]
     modules = [name for name, _ in model.named_modules() if name]

@@ -1,6 +1,6 @@
 """What a row says of the scheme that it was measured under."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from transformers import PreTrainedModel
 
@@ -10,7 +10,7 @@ from outliers.quantization.linear import QuantizedLinear, path_under
 from outliers.quantization.schemes import Scheme, is_own
 
 
-def row_fields(scheme: Scheme, model: PreTrainedModel | None = None, skip: Sequence[str] = ()) -> dict:
+def row_fields(scheme: Scheme, model: PreTrainedModel | None = None, skip: Collection[str] = ()) -> dict:
     """What identifies a scheme beside its name, and which kernels run it; nothing where it quantizes nothing.
 
     alpha: its threshold. outlier_weights: whether outlier features meet exact weights or those rebuilt from codes.

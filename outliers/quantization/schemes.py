@@ -45,7 +45,8 @@ class Scheme:
         self._check("arithmetic", self.arithmetic, ARITHMETICS)
         self._check("transform", self.transform, [None, *TRANSFORMS])
         if self.outlier_threshold is not None:
-            check_threshold(f"outlier_threshold of scheme '{self.name}'", self.outlier_threshold)
+            threshold = check_threshold(f"outlier_threshold of scheme '{self.name}'", self.outlier_threshold)
+            object.__setattr__(self, "outlier_threshold", threshold)
         for operand in OPERANDS:
             if expected := getattr(ARITHMETICS[self.arithmetic], operand):
                 where = f" with arithmetic '{self.arithmetic}'"

@@ -1,7 +1,7 @@
 """Int8 models on disk, and checkpoints that are quantized while they are read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -110,7 +110,7 @@ def load_int8(
     dtype: str = "float32",
     device: str | torch.device = "cpu",
     revision: str | None = None,
-    skip: Sequence[str] = (),
+    skip: Collection[str] = (),
 ) -> PreTrainedModel:
     """Load a causal language model from safetensors or GGUF and quantize each weight as it is read.
 
