@@ -278,6 +278,9 @@ def test_rows_say_which_kernels_multiply(on_cpu, monkeypatch, blocks):
                         kernels.LINEAR, arithmetic, lambda *of, name=name, run=run: ran.append(name) or run(*of)
                     )
             quantized(blocks)
+        if scheme.name == "llm.int8":
+            said = {"exact": "exact", "int8": "dequantized"}[keep]
+            assert row_fields(scheme, quantized)["outlier_weights"] == said
         assert set(ran) == {expected}
         ran.clear()
         assert row_fields(scheme, quantized)["kernels"] == expected
