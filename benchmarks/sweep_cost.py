@@ -16,13 +16,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from outliers.measurements.perplexity import perplexity
 from outliers.quantization.convert import quantize
-from outliers.quantization.schemes import SCHEMES, TABLE1, weight_order
+from outliers.quantization.schemes import SCHEMES, TABLE1, by_weights
 
 
 def seconds(model, blocks: torch.Tensor) -> dict[str, float]:
     """Wall seconds of each scheme, quantization and evaluation, in the order in which a sweep runs them."""
     times = {}
-    for scheme in sorted((SCHEMES[name] for name in TABLE1), key=weight_order):
+    for scheme in by_weights(SCHEMES[name] for name in TABLE1):
         start = time.perf_counter()
         model = quantize(model, scheme)
         perplexity(model, blocks)

@@ -13,6 +13,7 @@ _HOME = {
     "UserError": "outliers.errors",
     "SCHEMES": "outliers.quantization.schemes",
     "Scheme": "outliers.quantization.schemes",
+    "Quantizer": "outlier_kernels.formats",
     "load_model": "outliers.models.load",
     "load_tokenizer": "outliers.models.load",
     "pocket_models": "outliers.models.names",

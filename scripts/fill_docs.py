@@ -57,12 +57,11 @@ def table(name: str) -> str:
 
 def schemes() -> str:
     """Every scheme and its parts."""
-    kinds = {True: "absmax", False: "zeropoint"}
     rows = [
         [
             f"`{scheme.name}`",
-            f"{kinds[scheme.symmetric]}, {scheme.activation_granularity}" if scheme.bits == 8 else "–",
-            f"{kinds[scheme.symmetric]}, {scheme.weight_granularity}" if scheme.bits == 8 else "–",
+            str(scheme.activations or "–"),
+            str(scheme.weights or "–"),
             "no" if scheme.outlier_threshold is None else "yes",
             scheme.label,
         ]

@@ -9,8 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from outlier_kernels import cpu, dispatch, reference
+from outlier_kernels.formats import Quantizer
 
 matrices = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.floats(-1e6, 1e6))
+
+
+def int8(symmetric: bool = True, per_row: bool = True) -> Quantizer:
+    return Quantizer("int8", "row" if per_row else "tensor", symmetric)
 
 
 def numpy_quantize(group: np.ndarray, symmetric: bool):
@@ -44,7 +49,7 @@ def numpy_quantize_matrix(matrix: np.ndarray, symmetric: bool, per_row: bool):
 @example(matrix=np.array([[1e-310, -1e-320], [-0.0, 0.0]]))
 @settings(deadline=None)
 def test_quantize_is_the_equation(symmetric, per_row, matrix):
-    quantized = reference.quantize(torch.from_numpy(matrix), symmetric, per_row)
+    quantized = reference.quantize(torch.from_numpy(matrix), int8(symmetric, per_row))
     with np.errstate(over="ignore", invalid="ignore"):
         codes, values = numpy_quantize_matrix(matrix, symmetric, per_row)
     if np.isfinite(values).all():
@@ -55,7 +60,7 @@ def test_quantize_is_the_equation(symmetric, per_row, matrix):
 @given(matrix=arrays(np.float32, (4, 6), elements=st.floats(-100, 100, width=32)))
 @settings(deadline=None)
 def test_absmax_error_is_at_most_half_a_step(matrix):
-    quantized = reference.quantize(torch.from_numpy(matrix), symmetric=True, per_row=True)
+    quantized = reference.quantize(torch.from_numpy(matrix), int8(True, True))
     error = (quantized.dequantize() - torch.from_numpy(matrix)).abs()
     assert (error <= quantized.scale * 0.50001 + 1e-37).all()  # subnormal scales have few bits
 
@@ -64,7 +69,7 @@ def test_absmax_error_is_at_most_half_a_step(matrix):
 def test_16_bit_input_is_quantized_in_float32(dtype):
     matrix = torch.randn(5, 33).to(dtype)
     for symmetric in (True, False):
-        got, want = (reference.quantize(m, symmetric, True) for m in (matrix, matrix.float()))
+        got, want = (reference.quantize(m, int8(symmetric, True)) for m in (matrix, matrix.float()))
         assert torch.equal(got.codes, want.codes)
         assert torch.equal(got.scale, want.scale)
 
@@ -104,7 +109,7 @@ def test_matmul_is_the_product_of_what_the_codes_stand_for(symmetric, per_row, o
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(13, 50, generator=generator, dtype=torch.float64) + offset
     b = torch.randn(11, 50, generator=generator, dtype=torch.float64) + offset
-    a, b = (reference.quantize(matrix, symmetric, rows) for matrix, rows in zip((a, b), per_row, strict=True))
+    a, b = (reference.quantize(matrix, int8(symmetric, rows)) for matrix, rows in zip((a, b), per_row, strict=True))
     want = a.dequantize() @ b.dequantize().T
     torch.testing.assert_close(reference.matmul(a, b), want, rtol=1e-10, atol=1e-8)
 
@@ -114,7 +119,7 @@ def test_matmul_is_the_product_of_what_the_codes_stand_for(symmetric, per_row, o
 def test_nan_and_inf_are_not_hidden(symmetric, poison):
     a = torch.randn(4, 16)
     a[2, 5] = poison
-    a, b = (reference.quantize(matrix, symmetric, True) for matrix in (a, torch.randn(3, 16)))
+    a, b = (reference.quantize(matrix, int8(symmetric, True)) for matrix in (a, torch.randn(3, 16)))
     product = reference.matmul(a, b)
     assert not torch.isfinite(product[2]).any()
     assert torch.isfinite(product[[0, 1, 3]]).all()
@@ -157,9 +162,9 @@ def test_cpu_path_equals_the_reference(shape, dtype, hostile, threshold):
     x, weight, bias = small_layer(*shape)
     x = HOSTILE[hostile](x).to(dtype)
     for per_row in (True, False):
-        quantized = reference.quantize(weight, True, per_row)
-        want = reference.linear(x, quantized, bias, True, per_row, threshold)
-        got = cpu.linear(x, cpu.pack(quantized), bias, per_row, threshold)
+        quantized = reference.quantize(weight, int8(True, per_row))
+        want = reference.linear(x, quantized, bias, int8(True, per_row), threshold)
+        got = cpu.linear(x, cpu.pack(quantized), bias, int8(True, per_row), threshold)
         assert got.dtype == dtype
         assert (got.double() - want.double()).abs().max() <= ROUNDING[dtype] * want.double().abs().max()
     quantized, _ = reference.quantize_bitsandbytes(weight)
@@ -207,7 +212,7 @@ def test_packing_and_back():
 @needs_vnni
 def test_nan_and_inf_stay_in_their_rows():
     x, weight, bias = small_layer(4, 40, 9)
-    quantized = reference.quantize(weight, True, True)
+    quantized = reference.quantize(weight, int8(True, True))
     clean = cpu.linear(x, cpu.pack(quantized), bias)
     for bad in (torch.nan, torch.inf):
         x[1, 3] = bad
@@ -222,11 +227,11 @@ def test_dispatch(monkeypatch):
     fastest = "cpu" if cpu.is_supported() else "reference"
     monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
     assert dispatch.path(device) == fastest
-    symmetric, zeropoint = (reference.quantize(weight, s, True) for s in (True, False))
+    symmetric, zeropoint = (reference.quantize(weight, int8(s, True)) for s in (True, False))
     prepared = dispatch.prepare(symmetric)
     assert isinstance(prepared, cpu.Packed) == (fastest == "cpu")
     assert torch.equal(dispatch.restore(prepared).codes, symmetric.codes)
-    assert dispatch.prepare(zeropoint) is zeropoint, "zero points take the plain path"
+    assert dispatch.prepare(zeropoint, int8(False)) is zeropoint, "zero points take the plain path"
     want = dispatch.linear(x, prepared, bias, threshold=1.0)
     monkeypatch.setenv("OUTLIERS_KERNELS", "reference")
     assert dispatch.path(device) == "reference"
@@ -256,7 +261,7 @@ def test_without_int8_units_the_reference_runs_and_says_so_once(monkeypatch):
 
 @pytest.mark.parametrize("x", [torch.ones(2, 5), torch.ones(2, 4, dtype=torch.int32), torch.ones(1, 2, 4)])
 def test_dispatch_refuses(x):
-    weight = reference.quantize(torch.ones(3, 4), True, True)
+    weight = reference.quantize(torch.ones(3, 4), int8(True, True))
     for prepared in (weight, dispatch.prepare(weight)):
         with pytest.raises(ValueError, match=r"linear takes floating-point \(tokens, 4\), got"):
             dispatch.linear(x, prepared)
@@ -267,39 +272,39 @@ def test_dispatch_refuses(x):
 def test_the_operator_is_what_it_says(dtype, symmetric):
     """Neither writes to its operands nor hands them on, and has the output that its shape-only form has."""
     x, weight, bias = small_layer(5, 32, 9)
-    quantized = reference.quantize(weight, symmetric, True)
-    for scheme in ((symmetric, True, None, False), (symmetric, True, 1.0, False)):
+    quantized = reference.quantize(weight, int8(symmetric, True))
+    for scheme in ((str(int8(symmetric)), None, "exact"), (str(int8(symmetric)), 1.0, "exact"), (None, 1.0, "exact")):
         for some in (bias, None):
             torch.library.opcheck(dispatch.linear_plain, (x.to(dtype), *quantized, some, *scheme))
     if symmetric:
         quantized, _ = reference.quantize_bitsandbytes(weight)
-        torch.library.opcheck(dispatch.linear_plain, (x.to(dtype), *quantized, bias, True, True, 1.0, True))
+        torch.library.opcheck(dispatch.linear_plain, (x.to(dtype), *quantized, bias, str(int8()), 1.0, "bitsandbytes"))
 
 
 @needs_vnni
 @pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("bitsandbytes", [False, True])
-def test_the_operator_of_packed_weights_is_what_it_says(dtype, bitsandbytes):
+@pytest.mark.parametrize("arithmetic", ["exact", "bitsandbytes"])
+def test_the_operator_of_packed_weights_is_what_it_says(dtype, arithmetic):
     x, weight, bias = small_layer(5, 32, 9)
-    packed = cpu.pack(reference.quantize(weight, True, True))
-    operands = (x.to(dtype), packed.blocks, packed.scale, bias, 9, True, True, 1.0, bitsandbytes)
+    packed = cpu.pack(reference.quantize(weight, int8(True, True)))
+    operands = (x.to(dtype), packed.blocks, packed.scale, bias, 9, str(int8()), 1.0, arithmetic)
     # opcheck's other tests look at the memory of all operands, and oneDNN's layout does not show its own.
     torch.library.opcheck(dispatch.linear_packed, operands, test_utils="test_aot_dispatch_dynamic")
     before = [operand.clone() for operand in (operands[0], packed.scale, bias)]
     got = dispatch.linear_packed(*operands)
     assert all(torch.equal(*pair) for pair in zip(before, (operands[0], packed.scale, bias), strict=True))
-    assert torch.equal(got, dispatch.linear(operands[0], packed, bias, threshold=1.0, bitsandbytes=bitsandbytes))
+    assert torch.equal(got, dispatch.linear(operands[0], packed, bias, threshold=1.0, arithmetic=arithmetic))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_compiled_layers_are_one_graph(symmetric):
     x, weight, bias = small_layer(5, 32, 9)
-    quantized = reference.quantize(weight, symmetric, True)
-    for prepared in (quantized, dispatch.prepare(quantized)):
+    quantized = reference.quantize(weight, int8(symmetric, True))
+    for prepared in (quantized, dispatch.prepare(quantized, int8(symmetric))):
         torch._dynamo.reset()
 
         def layer(x, prepared=prepared):
-            return dispatch.linear(2 * x, prepared, bias, symmetric, threshold=1.0) + 1
+            return dispatch.linear(2 * x, prepared, bias, int8(symmetric), threshold=1.0) + 1
 
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
         for rows in (5, 3, 1):
@@ -329,7 +334,7 @@ def test_against_bitsandbytes(threshold, outliers, dtype):
     assert found.nonzero()[:, 0].tolist() == ([] if columns is None else columns.tolist())
     quantized, _ = reference.quantize_bitsandbytes(weight)
     assert torch.equal(quantized.codes, peer.state.CB)
-    got = dispatch.linear(x, dispatch.prepare(quantized), bias, threshold=threshold, bitsandbytes=True).float()
+    got = dispatch.linear(x, dispatch.prepare(quantized), bias, threshold=threshold, arithmetic="bitsandbytes").float()
     # in 16 bits bitsandbytes rounds the int8 part before it adds the outliers' part
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
     assert (got - want).abs().max() <= tolerance * want.abs().max()

@@ -13,6 +13,7 @@ import torch
 from accelerate.hooks import AlignDevicesHook, CpuOffload, add_hook_to_module
 from outlier_kernels import reference
 from outlier_kernels.cpu import Packed
+from outlier_kernels.formats import Quantizer
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import parametrizations, prune
@@ -48,20 +49,28 @@ OUTLIERS = {"none": [], "some": [3, 11], "all": list(range(20))}
 
 def equation(x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
     """A scheme in float64, by its name alone: x (tokens, features), weight (outputs, features)."""
-    by_row = name not in ("absmax", "zeropoint")
+    by_row, symmetric = name not in ("absmax", "zeropoint"), "zeropoint" not in name
+    activations = Quantizer("int8", "row" if by_row else "tensor", symmetric)
+    weights = Quantizer("int8", "column" if by_row and "row" not in name else "tensor", symmetric)
     threshold = 6.0 if "decomp" in name or "llm" in name else torch.inf
-    return product_under(x, weight, "zeropoint" not in name, by_row, by_row and "row" not in name, threshold)
+    return product_under(x, weight, activations, weights, threshold)
 
 
-def product_under(x, weight, symmetric: bool, by_row: bool, by_column: bool, threshold: float) -> torch.Tensor:
+def product_under(
+    x, weight, activations: Quantizer | None, weights: Quantizer | None, threshold: float
+) -> torch.Tensor:
     """The same by the parts of a scheme."""
     outliers = (x.abs() >= threshold).any(0)
     product = x[:, outliers] @ weight[:, outliers].T
     if outliers.all():
         return product
-    _, x8 = numpy_quantize_matrix(x[:, ~outliers].numpy(), symmetric, by_row)
-    _, w8 = numpy_quantize_matrix(weight[:, ~outliers].numpy(), symmetric, by_column)
-    return product + torch.from_numpy(x8) @ torch.from_numpy(w8).T
+    x8, w8 = (
+        torch.from_numpy(numpy_quantize_matrix(matrix.numpy(), part.symmetric, part.granularity != "tensor")[1])
+        if part
+        else matrix
+        for matrix, part in ((x[:, ~outliers], activations), (weight[:, ~outliers], weights))
+    )
+    return product + x8 @ w8.T
 
 
 def test_the_nine_schemes():
@@ -102,10 +111,8 @@ def test_unknown_schemes(name, alpha, message):
 
 OURS = {
     "name": "ours",
-    "bits": 8,
-    "symmetric": True,
-    "activation_granularity": "row",
-    "weight_granularity": "column",
+    "activations": Quantizer("int8", "row"),
+    "weights": Quantizer("int8", "column"),
     "outlier_threshold": 4.0,
     "label": "Ours",
 }
@@ -117,51 +124,63 @@ def test_every_scheme_that_can_be_made_is_computed_and_is_another():
     x = torch.randn(8, 20, dtype=torch.float64)
     x[5, [3, 11]] = -9.0
     weight, found = projection.weight.detach(), []
-    for symmetric, rows, columns, threshold in itertools.product(
-        (True, False), ("tensor", "row"), ("tensor", "column"), (None, 4.0)
-    ):
-        fields = {"symmetric": symmetric, "activation_granularity": rows, "weight_granularity": columns}
-        scheme = Scheme(**OURS | fields | {"outlier_threshold": threshold})
-        parts = symmetric, rows == "row", columns == "column", threshold or torch.inf
+    operands = (
+        [None, *(Quantizer("int8", groups, symmetric) for groups in ("tensor", own) for symmetric in (True, False))]
+        for own in ("row", "column")
+    )
+    for activations, weights, threshold in itertools.product(*operands, (None, 4.0)):
+        if activations is None and weights is None:
+            continue
+        fields = {"activations": activations, "weights": weights, "outlier_threshold": threshold}
+        scheme = Scheme(**OURS | fields)
+        parts = activations, weights, threshold or torch.inf
         with torch.no_grad():
             found.append(QuantizedLinear(projection, scheme)(x))
         torch.testing.assert_close(found[-1], product_under(x, weight, *parts) + projection.bias.detach())
     for threshold in (None, 4.0):
-        scheme = Scheme(**OURS | {"bitsandbytes": True, "outlier_threshold": threshold})
+        scheme = Scheme(**OURS | {"arithmetic": "bitsandbytes", "outlier_threshold": threshold})
         codes = reference.quantize_bitsandbytes(weight)[0]
         with torch.no_grad():
             found.append(QuantizedLinear(projection, scheme)(x))
         want = reference.linear_bitsandbytes(x, codes, threshold=threshold)
         torch.testing.assert_close(found[-1], want + projection.bias.detach())
-    assert len({tuple(one.flatten().tolist()) for one in found}) == len(found) == 18
+    assert len({tuple(one.flatten().tolist()) for one in found}) == len(found) == 50
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"bits": 4}, "bits of scheme 'ours' is 4; the kernels serve 8 or 32"),
-        ({"bits": 8.0}, "bits of scheme 'ours' is 8.0;"),
-        ({"bits": "8"}, "bits of scheme 'ours' is '8';"),
-        ({"bits": 32}, "activation_granularity of scheme 'ours' is 'row' with bits 32; the kernels serve 'tensor'"),
-        ({"bits": 32, "outlier_threshold": None, "symmetric": False}, "symmetric of .* is False with bits 32"),
-        ({"symmetric": 1}, "symmetric of scheme 'ours' is 1; the kernels serve True or False"),
-        ({"activation_granularity": "group128"}, "is 'group128'; the kernels serve 'tensor' or 'row'"),
+        ({"weights": Quantizer("int4", "column")}, "format of the weights of scheme 'ours' is 'int4'; expected 'int8'"),
+        ({"weights": Quantizer(8.0, "column")}, "format of the weights of scheme 'ours' is 8.0;"),
+        ({"activations": Quantizer("8", "row")}, "format of the activations of scheme 'ours' is '8';"),
         (
-            {"activation_granularity": "column"},
-            "activation_granularity .* 'column'; the kernels serve 'tensor' or 'row'",
+            {"activations": None, "weights": None},
+            "outlier_threshold of scheme 'ours' is 4.0 where no operand is quantized; expected None",
         ),
-        ({"weight_granularity": "group128"}, "is 'group128'; the kernels serve 'tensor' or 'column'"),
-        ({"weight_granularity": ["column"]}, "weight_granularity of scheme 'ours' is "),
+        ({"activations": Quantizer("int8", "row", 1)}, "symmetric of the activations .* is 1; expected True or False"),
+        ({"activations": Quantizer("int8", "group128")}, "is 'group128'; expected 'tensor' or 'row'"),
+        (
+            {"activations": Quantizer("int8", "column")},
+            "granularity of the activations .* 'column'; expected 'tensor' or",
+        ),
+        ({"weights": Quantizer("int8", "group128")}, "is 'group128'; expected 'tensor' or 'column'"),
+        ({"weights": Quantizer("int8", ["column"])}, "granularity of the weights of scheme 'ours' is "),
+        ({"transform": "hadamard"}, "transform of scheme 'ours' is 'hadamard'; expected None"),
         ({"outlier_threshold": 0.0}, "outlier_threshold of scheme 'ours' is 0.0; expected a positive number"),
         ({"outlier_threshold": float("nan")}, "is nan; expected a positive number"),
         ({"outlier_threshold": float("inf")}, "is inf; expected a positive number"),
         ({"outlier_threshold": -6.0}, "is -6.0; expected a positive number"),
         ({"outlier_threshold": "6"}, "is '6'; expected a positive number"),
         ({"outlier_threshold": True}, "is True; expected a positive number"),
-        ({"bitsandbytes": True, "symmetric": False}, "symmetric of .* is False with bitsandbytes True; .* serve True"),
-        ({"bitsandbytes": True, "activation_granularity": "tensor"}, "with bitsandbytes True; the kernels serve 'row'"),
-        ({"bitsandbytes": True, "weight_granularity": "tensor"}, "with bitsandbytes True; the kernels serve 'column'"),
-        ({"bitsandbytes": "yes"}, "bitsandbytes of scheme 'ours' is 'yes'"),
+        (
+            {"arithmetic": "bitsandbytes", "activations": Quantizer("int8", "row", False)},
+            "activations of .* is 'int8 row zeropoint' with arithmetic 'bitsandbytes'; expected 'int8 row absmax'",
+        ),
+        (
+            {"arithmetic": "bitsandbytes", "weights": Quantizer("int8", "tensor")},
+            "weights of .* with arithmetic 'bitsandbytes'; expected 'int8 column absmax'",
+        ),
+        ({"arithmetic": "yes"}, "arithmetic of scheme 'ours' is 'yes'; expected 'exact' or 'bitsandbytes'"),
         ({"name": ""}, "a scheme's name is ''; expected text"),
         ({"label": None}, "a scheme's label is None; expected text"),
     ],
@@ -169,7 +188,7 @@ def test_every_scheme_that_can_be_made_is_computed_and_is_another():
 def test_a_scheme_that_no_kernel_serves(fields, message, tmp_path):
     with pytest.raises(UserError, match=message):
         Scheme(**OURS | fields)
-    save_file({}, tmp_path / "int8.safetensors", {"scheme": json.dumps(OURS | fields)})
+    save_file({}, tmp_path / "int8.safetensors", {"scheme": json.dumps(OURS | fields, default=vars), "skip": "[]"})
     with pytest.raises(UserError, match=f"cannot read an int8 model from .*(its scheme: .*{message})"):
         load_quantized(tmp_path)
 
@@ -322,11 +341,11 @@ def test_int8_layer_is_the_reference(name):
         x[..., 2] *= 9
         layer = Int8Linear(projection, scheme)
         weight = quantize_weight(stored_weight(projection), scheme)
-        arguments = dict(scheme.kernel_arguments)
-        if arguments.pop("bitsandbytes"):
+        if scheme.arithmetic == "bitsandbytes":
             want = reference.linear_bitsandbytes(x.flatten(0, 1), weight, projection.bias, scheme.outlier_threshold)
         else:
-            want = reference.linear(x.flatten(0, 1), weight, projection.bias, **arguments)
+            rest = scheme.activations, scheme.outlier_threshold
+            want = reference.linear(x.flatten(0, 1), weight, projection.bias, *rest)
         assert torch.allclose(layer(x), want.view(2, 7, 24), atol=1e-5)
 
 
@@ -366,10 +385,9 @@ def bytes_of(layer: Int8Linear) -> int:
     """Bytes of everything that a layer holds but its bias."""
     tensors = [buffer for buffer in layer.buffers() if buffer is not None]
     if isinstance(layer.prepared, Packed):
-        tensors += [layer.prepared.scale]
         assert layer.codes is None
-        return layer.prepared.shape[0] * layer.prepared.shape[1] + sum(t.nbytes for t in tensors)
-    return sum(t.nbytes for t in {t.data_ptr(): t for t in tensors}.values())
+        tensors += [tensor for tensor in layer.prepared[:2] if all(tensor is not one for one in tensors)]
+    return sum(t.nbytes for t in {id(t): t for t in tensors}.values())
 
 
 def test_int8_model_in_16_bits_and_elsewhere(blocks):

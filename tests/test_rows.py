@@ -10,18 +10,12 @@ from pathlib import Path
 import outlier_kernels
 import pytest
 import torch
-from outliers.experiment.ablation import ablate_model
-from outliers.experiment.emergence import emergence
-from outliers.experiment.latency import measure_latency
-from outliers.experiment.linear_layers import measure_linear_layers
-from outliers.experiment.memory import measure_memory
-from outliers.experiment.sweep import sweep
-from outliers.experiment.tracing import trace_model
 
 import outliers
 from outliers.experiment import provenance
 from outliers.experiment.rows import RowFile, finished, identifying, read_rows, rows_of
-from outliers.report.artefacts import experiments
+from outliers.experiment.runner import run, sweep
+from outliers.report.report import experiments
 from outliers.specification.kinds import (
     Ablation,
     Emergence,
@@ -32,6 +26,7 @@ from outliers.specification.kinds import (
     Memory,
     OneModel,
 )
+from tests.conftest import trace_model
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
 MODEL = "pocket/gpt2-0.1m"
@@ -124,7 +119,7 @@ def test_null_says_nothing():
 
 
 def ablated(out: Path, **fields) -> list[dict]:
-    return ablate_model(Ablation(model=MODEL, features=[3], **{"block": 16, "blocks": 1} | fields), out)
+    return run(Ablation(model=MODEL, features=[3], **{"block": 16, "blocks": 1} | fields), out)
 
 
 def swept(out: Path, **fields) -> list[dict]:
@@ -141,16 +136,16 @@ def followed(out: Path, **fields) -> list[dict]:
 
 def timed(out: Path, **fields) -> list[dict]:
     spec = Latency(models=[MODEL], batches=[1], **{"prompt": 8, "tokens": 1, "repeats": 2} | fields)
-    return measure_latency(spec, out)
+    return run(spec, out)
 
 
 def timed_layers(out: Path, **fields) -> list[dict]:
-    return measure_linear_layers(LinearLayers(dimensions=[16], **{"tokens": 8, "seconds": 1e-6} | fields), out)
+    return run(LinearLayers(dimensions=[16], **{"tokens": 8, "seconds": 1e-6} | fields), out)
 
 
 def footprints(out: Path, **fields) -> list[dict]:
     hardware = [Hardware(hardware="one", gigabytes=1)]
-    return measure_memory(Memory(models=[MODEL], **{"hardware": hardware, "context": 8} | fields), out)
+    return run(Memory(models=[MODEL], **{"hardware": hardware, "context": 8} | fields), out)
 
 
 RUNS = {

@@ -29,6 +29,8 @@ from outlier_kernels.triton.outlier_features import find_outliers  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
+from tests.test_kernels import int8  # noqa: E402
+
 # numpy, which interprets the kernels, warns of divisions by zero and casts of NaN whose results are not used.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -117,7 +119,7 @@ def test_quantize_is_the_reference_bit_for_bit(name, symmetric, per_row, dtype):
     if name == "subnormal" and dtype == torch.bfloat16 and not HAS_GPU:
         pytest.skip("the interpreter reads subnormal bfloat16 numbers as zeros")
     matrix = MATRICES[name].to(dtype)
-    want = reference.quantize(matrix, symmetric, per_row)
+    want = reference.quantize(matrix, int8(symmetric, per_row))
     assert_same_codes(kernels.quantize(matrix.to(DEVICE), symmetric, per_row), want)
 
 
@@ -126,7 +128,7 @@ def test_quantize_is_the_reference_bit_for_bit(name, symmetric, per_row, dtype):
 @settings(deadline=None, max_examples=50)
 def test_quantize_is_the_reference_for_all_floats(symmetric, numbers):
     matrix = torch.from_numpy(numbers)
-    assert_same_codes(kernels.quantize(matrix.to(DEVICE), symmetric), reference.quantize(matrix, symmetric, True))
+    assert_same_codes(kernels.quantize(matrix.to(DEVICE), symmetric), reference.quantize(matrix, int8(symmetric, True)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -138,8 +140,8 @@ def test_linear_is_the_reference(shape, symmetric, per_row, threshold, dtype):
     tokens, features, outputs = shape
     x, bias = random(tokens, features).to(dtype), random(outputs).to(dtype)
     x[:, features // 2] *= 20
-    weight = reference.quantize(random(outputs, features), symmetric, per_row)
-    scheme = {"symmetric": symmetric, "per_row": per_row, "threshold": threshold}
+    weight = reference.quantize(random(outputs, features), int8(symmetric, per_row))
+    scheme = {"activations": int8(symmetric, per_row), "threshold": threshold}
     got, want = run(x, weight, bias, **scheme), reference.linear(x, weight, bias, **scheme)
     assert_same_output(got, want)
     if dtype == torch.float32 and threshold is None:
@@ -150,13 +152,13 @@ def test_linear_is_the_reference(shape, symmetric, per_row, threshold, dtype):
 @pytest.mark.parametrize("tokens", [40, 140, 520])
 def test_every_size_of_tile(tokens, symmetric):
     x = random(tokens, 20)
-    weight = reference.quantize(random(70, 20), symmetric, True)
-    want = reference.linear(x, weight, symmetric=symmetric, threshold=3.0)
-    assert_same_output(run(x, weight, symmetric=symmetric, threshold=3.0), want)
+    weight = reference.quantize(random(70, 20), int8(symmetric, True))
+    want = reference.linear(x, weight, activations=int8(symmetric), threshold=3.0)
+    assert_same_output(run(x, weight, activations=int8(symmetric), threshold=3.0), want)
 
 
 def test_no_tokens():
-    weight = reference.quantize(random(3, 8), True, True)
+    weight = reference.quantize(random(3, 8), int8(True, True))
     assert run(torch.empty(0, 8), weight, threshold=6.0).shape == (0, 3)
 
 
@@ -171,17 +173,17 @@ def test_the_largest_sum_is_exact():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_outliers_are_a_16_bit_product(dtype, symmetric):
     x = (random(5, 40) + 100).to(dtype)
-    weight = reference.quantize(random(9, 40), symmetric, True)
+    weight = reference.quantize(random(9, 40), int8(symmetric, True))
     want = (x.float() @ weight.dequantize().T).to(dtype)
-    assert_same_output(run(x, weight, symmetric=symmetric, threshold=6.0), want)
+    assert_same_output(run(x, weight, activations=int8(symmetric), threshold=6.0), want)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_without_outliers_the_threshold_changes_nothing(symmetric):
     x = random(5, 40).clamp(-5.9, 5.9)
-    weight = reference.quantize(random(9, 40), symmetric, True)
-    with_threshold = run(x, weight, symmetric=symmetric, threshold=6.0)
-    assert torch.equal(with_threshold, run(x, weight, symmetric=symmetric))
+    weight = reference.quantize(random(9, 40), int8(symmetric, True))
+    with_threshold = run(x, weight, activations=int8(symmetric), threshold=6.0)
+    assert torch.equal(with_threshold, run(x, weight, activations=int8(symmetric)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -198,9 +200,9 @@ def test_outliers_are_listed_in_order_and_include_the_threshold(dtype):
 def test_zero_rows(symmetric):
     x = random(4, 24)
     x[1], x[2] = 0.0, -0.0
-    weight = reference.quantize(random(3, 24), symmetric, True)
-    got = run(x, weight, symmetric=symmetric)
-    assert_same_output(got, reference.linear(x, weight, symmetric=symmetric))
+    weight = reference.quantize(random(3, 24), int8(symmetric, True))
+    got = run(x, weight, activations=int8(symmetric))
+    assert_same_output(got, reference.linear(x, weight, activations=int8(symmetric)))
     assert not got[1:3].any()
 
 
@@ -210,9 +212,9 @@ def test_zero_rows(symmetric):
 def test_nan_and_inf_stay_in_their_row(poison, symmetric, threshold):
     x = random(4, 40)
     x[2, 5], x[0, 9] = poison, 30.0
-    weight = reference.quantize(random(3, 40), symmetric, True)
-    got = run(x, weight, symmetric=symmetric, threshold=threshold)
-    want = reference.linear(x, weight, symmetric=symmetric, threshold=threshold)
+    weight = reference.quantize(random(3, 40), int8(symmetric, True))
+    got = run(x, weight, activations=int8(symmetric), threshold=threshold)
+    want = reference.linear(x, weight, activations=int8(symmetric), threshold=threshold)
     assert not torch.isfinite(got[2]).any()
     assert_same_output(got[[0, 1, 3]], want[[0, 1, 3]])
 
@@ -226,27 +228,27 @@ def test_nan_does_not_hide_an_outlier():
 @pytest.mark.parametrize("threshold", [None, 1001.0])
 def test_zero_points_that_outgrow_int32(threshold):
     x, weights = 1000 + random(5, 64), 1000 + random(7, 64)
-    weight = reference.quantize(weights, False, True)
+    weight = reference.quantize(weights, int8(False, True))
     assert weight.zero_point.abs().max() ** 2 > 2**31
-    want = reference.linear(x, weight, symmetric=False, threshold=threshold)
-    assert_same_output(run(x, weight, symmetric=False, threshold=threshold), want)
+    want = reference.linear(x, weight, activations=int8(False), threshold=threshold)
+    assert_same_output(run(x, weight, activations=int8(False), threshold=threshold), want)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("features", [48, 33])
 def test_strides_do_not_matter(features, symmetric):
-    x, weight = random(features, 5).T, reference.quantize(random(7, features), symmetric, True)
-    want = reference.linear(x, weight, symmetric=symmetric, threshold=2.0)
+    x, weight = random(features, 5).T, reference.quantize(random(7, features), int8(symmetric, True))
+    want = reference.linear(x, weight, activations=int8(symmetric), threshold=2.0)
     made_here = kernels.quantize(random(7, features).to(DEVICE), symmetric)
     transposed = to_device(weight)._replace(codes=weight.codes.T.contiguous().to(DEVICE).T)
     cut = torch.cat([weight.codes, weight.codes], 1).to(DEVICE)[:, features:]
     for same in (made_here, transposed, transposed._replace(codes=cut)):
-        got = kernels.linear(x.to(DEVICE), same, symmetric=symmetric, threshold=2.0)
+        got = kernels.linear(x.to(DEVICE), same, activations=int8(symmetric), threshold=2.0)
         assert_same_output(got.cpu(), want)
 
 
 def test_what_the_kernels_refuse():
-    x, weight = random(2, 8), reference.quantize(random(3, 8), True, True)
+    x, weight = random(2, 8), reference.quantize(random(3, 8), int8(True, True))
     wide = torch.zeros(1, reference.LARGEST_K + 1, dtype=torch.int8)
     for message, arguments in [
         ("float16, bfloat16 or float32", (x.int(), weight)),
@@ -255,7 +257,7 @@ def test_what_the_kernels_refuse():
         (r"\(tokens, 8\)", (x[:, :7], weight)),
         (r"\(tokens, 8\)", (x[0], weight)),
         ("overflow", (wide.float(), weight._replace(codes=wide))),
-        ("symmetric=False", (x, weight, None, False)),
+        ("'int8 row zeropoint' need a weight", (x, weight, None, int8(False))),
     ]:
         with pytest.raises(ValueError, match=message):
             kernels.linear(*arguments)
@@ -272,9 +274,9 @@ def test_real_layers_on_a_gpu(dtype, shape, symmetric, threshold):
     tokens, features, outputs = shape
     x, bias = random(tokens, features).to(dtype), random(outputs)
     x[:, ::500] *= 10
-    weight = reference.quantize(random(outputs, features) * 0.02, symmetric, True)
-    want = reference.linear(x, weight, bias, symmetric=symmetric, threshold=threshold)
-    assert_same_output(run(x, weight, bias, symmetric=symmetric, threshold=threshold), want)
+    weight = reference.quantize(random(outputs, features) * 0.02, int8(symmetric, True))
+    want = reference.linear(x, weight, bias, activations=int8(symmetric), threshold=threshold)
+    assert_same_output(run(x, weight, bias, activations=int8(symmetric), threshold=threshold), want)
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +378,7 @@ def compile_layers() -> None:
                 x = torch.empty(1 if tokens == 32 else 4096, features, dtype=dtype, device="meta")
                 weight = kernels.quantize(torch.empty(4096, features, device="meta"), symmetric)
                 bias = torch.empty(4096, dtype=dtype, device="meta")
-                kernels.linear(x, weight, bias, symmetric, True, threshold)
+                kernels.linear(x, weight, bias, int8(symmetric), threshold)
             while launches:
                 kernel, args, options = launches.pop()
                 named = {name: options.pop(name) for name in kernel.arg_names if name in options}

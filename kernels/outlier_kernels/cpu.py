@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import CODE_MAX, Quantized, outlier_columns
 
 LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 32385 < 2^31
@@ -36,9 +37,14 @@ def is_supported() -> bool:
     return torch.cpu._is_vnni_supported() and torch.backends.mkldnn.is_available()
 
 
-def serves(weight: Quantized) -> bool:
-    """Whether `pack` takes a weight: absmax, float32 scales, and codes whose sums have room for the products."""
-    if weight.zero_point is not None or weight.scale.dtype != torch.float32 or weight.codes.shape[1] > LARGEST_K:
+def serves(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
+    """Whether a weight can be packed for activations: both int8 and absmax, its scales float32, and codes whose sums
+    have room for the products."""
+    if activations is None or activations.format != "int8" or not activations.symmetric:
+        return False
+    if not weight.has_exact_sums or weight.zero_point is not None or weight.scale.dtype != torch.float32:
+        return False
+    if weight.codes.shape[1] > LARGEST_K:
         return False
     sums = weight.codes.sum(1, dtype=torch.int64)
     return 128 * int(sums.abs().max() if len(sums) else 0) < LARGEST_PART
@@ -66,14 +72,14 @@ def linear(
     hidden_states: torch.Tensor,
     weight: Packed,
     bias: torch.Tensor | None = None,
-    per_row: bool = True,
+    activations: Quantizer = ROWS,
     threshold: float | None = None,
 ) -> torch.Tensor:
     """`reference.linear` of absmax activations, (tokens, features) to (tokens, outputs)."""
     x = hidden_states.float()
     outliers = _outliers(x, threshold)
     inliers = x.index_fill(1, outliers, 0) if len(outliers) else x
-    scale = _absmax(inliers, per_row) / CODE_MAX
+    scale = _absmax(inliers, activations.per_row) / CODE_MAX
     scale = scale.masked_fill_(scale == 0, 1)
     return _finish(hidden_states, inliers / scale, scale, outliers, weight, bias)
 
@@ -89,6 +95,13 @@ def linear_bitsandbytes(
     absmax = absmax.masked_fill_(absmax == 0, CODE_MAX)
     scaled = (below * (CODE_MAX / absmax)).index_fill_(1, outliers, 0)
     return _finish(hidden_states, scaled, absmax / CODE_MAX, outliers, weight, bias)
+
+
+# By the name of an arithmetic.
+LINEAR = {
+    "exact": linear,
+    "bitsandbytes": lambda x, weight, bias, _activations, threshold: linear_bitsandbytes(x, weight, bias, threshold),
+}
 
 
 def _outliers(x: torch.Tensor, threshold: float | None) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from outlier_kernels import cpu, reference
 from outlier_kernels.cpu import Packed
+from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Quantized
 
 PATHS = ("reference", "cpu", "triton")
@@ -53,17 +54,39 @@ def _has_int8_tensor_cores() -> bool:
     return major >= 8 and major != 10
 
 
-def path_of(weight: Quantized | Packed) -> str:
-    """Which path multiplies a weight, prepared or not."""
+def path_of(
+    weight: Quantized | Packed,
+    activations: Quantizer | None = ROWS,
+    arithmetic: str = "exact",
+    dtype: torch.dtype = torch.float32,
+    prepared: bool = False,
+) -> str:
+    """Which path multiplies a weight with hidden states: the one place that decides it.
+
+    Args:
+        weight: prepared or not.
+        activations: how the hidden states are quantized; None for not at all.
+        arithmetic: a name in `outlier_kernels.formats.ARITHMETICS`.
+        dtype: of the hidden states.
+        prepared: ask of the weight as `prepare` leaves it.
+    """
     if isinstance(weight, Packed):
         return "cpu"
-    return "triton" if path(weight.codes.device) == "triton" else "reference"
-
-
-def prepare(weight: Quantized) -> Quantized | Packed:
-    """A weight as the path of its device multiplies it fastest; the weight itself where there is nothing to gain."""
     runs = path(weight.codes.device)
-    if runs == "cpu" and cpu.serves(weight):
+    if runs == "cpu" and prepared and arithmetic in cpu.LINEAR and cpu.serves(weight, activations):
+        return "cpu"
+    if runs == "triton":
+        from outlier_kernels import triton
+
+        if arithmetic in triton.LINEAR and triton.serves(weight, activations, dtype):
+            return "triton"
+    return "reference"
+
+
+def prepare(weight: Quantized, activations: Quantizer | None = ROWS, arithmetic: str = "exact") -> Quantized | Packed:
+    """A weight as the path of its device multiplies it fastest; the weight itself where there is nothing to gain."""
+    runs = path_of(weight, activations, arithmetic, prepared=True)
+    if runs == "cpu":
         return cpu.pack(weight)
     if runs == "triton":  # whose loads are widest where rows begin at multiples of 16 bytes
         features = weight.codes.shape[1]
@@ -81,23 +104,22 @@ def linear(
     hidden_states: torch.Tensor,
     weight: Quantized | Packed,
     bias: torch.Tensor | None = None,
-    symmetric: bool = True,
-    per_row: bool = True,
+    activations: Quantizer | None = ROWS,
     threshold: float | None = None,
-    bitsandbytes: bool = False,
+    arithmetic: str = "exact",
 ) -> torch.Tensor:
-    """A linear layer with int8 weights; `reference.linear`, or with `bitsandbytes`, `reference.linear_bitsandbytes`.
+    """A linear layer with quantized weights, as `outlier_kernels.reference.LINEAR` has it for an arithmetic.
 
     Rounding has no gradient: none flows through it. `torch.compile` makes one operator of it, without a break in the
     graph; called as it is, it costs no operator's overhead.
 
     Args:
         hidden_states: float16, bfloat16, float32 or float64 (tokens, features).
-        weight: of (outputs, features), quantized like the activations; prepared by `prepare` or not.
+        weight: of (outputs, features); prepared by `prepare` for the same activations and arithmetic, or not.
         bias: (outputs,).
-        symmetric, per_row: how the activations are quantized, see `reference.quantize`.
+        activations: how the hidden states are quantized; None for not at all.
         threshold: magnitude from which a feature is an outlier; None for no decomposition.
-        bitsandbytes: whether to compute LLM.int8() as bitsandbytes does.
+        arithmetic: "exact", or "bitsandbytes" to compute LLM.int8() as bitsandbytes does.
 
     Returns:
         (tokens, outputs) in the dtype of `hidden_states`.
@@ -109,9 +131,9 @@ def linear(
     if hidden_states.ndim != 2 or not hidden_states.is_floating_point() or hidden_states.shape[1] != features:
         found = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
         raise ValueError(f"linear takes floating-point (tokens, {features}), got {found}")
-    scheme = symmetric, per_row, threshold, bitsandbytes
     if not torch.compiler.is_compiling():
-        return _multiply(hidden_states, weight, bias, *scheme)
+        return _multiply(hidden_states, weight, bias, activations, threshold, arithmetic)
+    scheme = None if activations is None else str(activations), threshold, arithmetic
     if isinstance(weight, Packed):
         return linear_packed(hidden_states, weight.blocks, weight.scale, bias, weight.shape[0], *scheme)
     return linear_plain(hidden_states, *weight, bias, *scheme)
@@ -121,22 +143,16 @@ def _multiply(
     hidden_states: torch.Tensor,
     weight: Quantized | Packed,
     bias: torch.Tensor | None,
-    symmetric: bool,
-    per_row: bool,
+    activations: Quantizer | None,
     threshold: float | None,
-    bitsandbytes: bool,
+    arithmetic: str,
 ) -> torch.Tensor:
-    if isinstance(weight, Packed):
-        if bitsandbytes:
-            return cpu.linear_bitsandbytes(hidden_states, weight, bias, threshold)
-        return cpu.linear(hidden_states, weight, bias, per_row, threshold)
-    if bitsandbytes:
-        return reference.linear_bitsandbytes(hidden_states, weight, bias, threshold)
-    if path_of(weight) == "triton" and hidden_states.dtype != torch.float64:
-        from outlier_kernels import triton
-
-        return triton.linear(hidden_states, weight, bias, symmetric, per_row, threshold)
-    return reference.linear(hidden_states, weight, bias, symmetric, per_row, threshold)
+    runs = path_of(weight, activations, arithmetic, hidden_states.dtype)
+    if runs == "triton":
+        from outlier_kernels import triton as kernels
+    else:
+        kernels = {"cpu": cpu, "reference": reference}[runs]
+    return kernels.LINEAR[arithmetic](hidden_states, weight, bias, activations, threshold)
 
 
 @torch.library.custom_op("outlier_kernels::linear", mutates_args=())
@@ -147,14 +163,14 @@ def linear_plain(
     zero_point: torch.Tensor | None,
     code_sums: torch.Tensor | None,
     bias: torch.Tensor | None,
-    symmetric: bool,
-    per_row: bool,
+    activations: str | None,
     threshold: float | None,
-    bitsandbytes: bool,
+    arithmetic: str,
 ) -> torch.Tensor:
-    """`linear` with a `Quantized` weight as an operator, `torch.ops.outlier_kernels.linear`."""
+    """`linear` with a `Quantized` weight as an operator, `torch.ops.outlier_kernels.linear`; the quantizer of the
+    activations as it is written."""
     weight = Quantized(codes, scale, zero_point, code_sums)
-    return _multiply(hidden_states, weight, bias, symmetric, per_row, threshold, bitsandbytes)
+    return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, arithmetic)
 
 
 @linear_plain.register_fake
@@ -169,14 +185,13 @@ def linear_packed(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     outputs: int,
-    symmetric: bool,
-    per_row: bool,
+    activations: str | None,
     threshold: float | None,
-    bitsandbytes: bool,
+    arithmetic: str,
 ) -> torch.Tensor:
     """`linear` with a `Packed` weight as an operator, `torch.ops.outlier_kernels.linear_packed`."""
     weight = Packed(blocks, scale, (outputs, hidden_states.shape[1]))
-    return _multiply(hidden_states, weight, bias, symmetric, per_row, threshold, bitsandbytes)
+    return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, arithmetic)
 
 
 @linear_packed.register_fake

@@ -8,16 +8,18 @@ from typing import NamedTuple
 
 import torch
 
+from outlier_kernels.formats import FORMATS, ROWS, Quantizer, find
+
 CODE_MAX = 127
 LARGEST_K = 131072  # features in one int32 sum: 131072 · 127² < 2^31, and their codes add up exactly in float32
 
 
 class Quantized(NamedTuple):
-    """A matrix in 8 bits: `matrix ≈ (codes - zero_point) * scale`.
+    """A matrix in a number format: `matrix ≈ (codes - zero_point) * scale`.
 
-    codes: int8 (rows, features). scale: float (rows, 1) or (1, 1). zero_point: float whole numbers in the shape of
-    `scale`, not clipped to 8 bits, and code_sums: float whole numbers (rows, 1), the sum of each row's codes; both None
-    where the scheme is symmetric.
+    codes: (rows, features), int8 or another dtype. scale: float (rows, 1), (1, 1), or, as formats of smaller groups
+    have it, (rows, features). zero_point: float whole numbers in the shape of `scale`, not clipped to 8 bits, and
+    code_sums: float whole numbers (rows, 1), the sum of each row's codes; both None where it is symmetric.
     """
 
     codes: torch.Tensor
@@ -27,21 +29,34 @@ class Quantized(NamedTuple):
 
     def dequantize(self) -> torch.Tensor:
         """The matrix that the codes stand for: float (rows, features)."""
-        shifted = self.codes if self.zero_point is None else self.codes - self.zero_point
-        return shifted * self.scale
+        values = self.codes.to(self.scale.dtype)
+        return (values if self.zero_point is None else values - self.zero_point) * self.scale
+
+    @property
+    def has_exact_sums(self) -> bool:
+        """Whether products with it are sums of int8 codes, to which the scales are applied afterwards."""
+        return self.codes.dtype == torch.int8 and self.scale.shape[1] == 1
 
 
-def quantize(matrix: torch.Tensor, symmetric: bool, per_row: bool) -> Quantized:
-    """Quantize a floating-point matrix (rows, features) to int8: absmax if `symmetric`, else zeropoint (equations 1-3).
+def quantize(matrix: torch.Tensor, quantizer: Quantizer | None) -> Quantized:
+    """Quantize a floating-point matrix (rows, features); by none, its codes are its values in float32 at least."""
+    if quantizer is None:
+        matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
+        return Quantized(matrix, matrix.new_ones(1, 1))
+    return find(FORMATS[quantizer.format].quantizer)(matrix, quantizer)
+
+
+def quantize_int8(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
+    """Quantize a floating-point matrix (rows, features) to int8, absmax or zeropoint (equations 1-3).
 
     Scales are float32 (float64 for float64 input). An all-zero absmax group has scale 1, a constant zeropoint group
     has normalized dynamic range 1. NaN and inf are not refused: they make the group's scale NaN or inf, so that every
     product with it is NaN or inf too and nothing is hidden.
     """
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
-    dims = 1 if per_row else (0, 1)
+    dims = 1 if quantizer.per_row else (0, 1)
     low, high = matrix.amin(dims, keepdim=True), matrix.amax(dims, keepdim=True)
-    if symmetric:
+    if quantizer.symmetric:
         scale = torch.maximum(high, -low) / CODE_MAX
         scale = scale.masked_fill(scale == 0, 1)
         codes = (matrix / scale).round_().clamp_(-CODE_MAX, CODE_MAX)
@@ -89,12 +104,22 @@ def matmul(a: Quantized, b: Quantized) -> torch.Tensor:
     """Dequantized product of two quantized matrices, (m, k) with (n, k) to float (m, n) (equations 5-7).
 
     Zeropoint terms are added to the int32 sums, so the one large product stays int8 × int8 and nothing is rounded
-    before the scales are applied.
+    before the scales are applied. Where an operand has no exact sums, the dequantized operands are multiplied.
     """
+    if not (a.has_exact_sums and b.has_exact_sums):
+        return a.dequantize() @ b.dequantize().T
     sums = int8_matmul(a.codes, b.codes)
-    if a.zero_point is not None:
-        sums = _add_zero_point_terms(sums, a, b)
+    if a.zero_point is not None or b.zero_point is not None:
+        sums = _add_zero_point_terms(sums, _with_zero_point(a), _with_zero_point(b))
     return (sums * a.scale).mul_(b.scale.view(1, -1))
+
+
+def _with_zero_point(matrix: Quantized) -> Quantized:
+    """The same, its zero point written down where it is 0."""
+    if matrix.zero_point is not None:
+        return matrix
+    sums = matrix.codes.sum(1, keepdim=True, dtype=matrix.scale.dtype)
+    return matrix._replace(zero_point=torch.zeros_like(matrix.scale), code_sums=sums)
 
 
 def _add_zero_point_terms(sums: torch.Tensor, a: Quantized, b: Quantized) -> torch.Tensor:
@@ -121,21 +146,20 @@ def linear(
     hidden_states: torch.Tensor,
     weight: Quantized,
     bias: torch.Tensor | None = None,
-    symmetric: bool = True,
-    per_row: bool = True,
+    activations: Quantizer | None = ROWS,
     threshold: float | None = None,
 ) -> torch.Tensor:
-    """A linear layer that has only its int8 weights (LLM.int8(), equation 8, with the weights rebuilt from codes).
+    """A linear layer that has only its quantized weights (LLM.int8(), equation 8, with the weights rebuilt from codes).
 
     Features with an input of at least `threshold` in some token are multiplied in the precision of the input with the
-    dequantized weights; the others in int8, with scales taken over them alone. The weights' scales are over all
+    dequantized weights; the others quantized, with scales taken over them alone. The weights' scales are over all
     features, for they are fixed before the outliers are known.
 
     Args:
         hidden_states: float (tokens, features).
-        weight: of (outputs, features), quantized like the activations: zeropoint unless `symmetric`.
+        weight: of (outputs, features), quantized or not.
         bias: (outputs,).
-        symmetric, per_row: how the activations are quantized, see `quantize`.
+        activations: how the hidden states are quantized; None for not at all.
         threshold: magnitude of an outlier; None for no decomposition.
 
     Returns:
@@ -145,11 +169,11 @@ def linear(
     x = hidden_states if dtype == torch.float64 else hidden_states.float()
     outliers = None if threshold is None else outlier_columns(x, threshold)
     if outliers is None or not outliers.any():
-        product = matmul(quantize(x, symmetric, per_row), weight)
+        product = matmul(quantize(x, activations), weight)
     else:
         product = x[:, outliers] @ _columns(weight, outliers).dequantize().T
         if not outliers.all():
-            product += matmul(quantize(x[:, ~outliers], symmetric, per_row), _columns(weight, ~outliers))
+            product += matmul(quantize(x[:, ~outliers], activations), _columns(weight, ~outliers))
     if bias is not None:
         product += bias
     return product.to(dtype)
@@ -187,4 +211,18 @@ def _columns(matrix: Quantized, features: torch.Tensor) -> Quantized:
     """Some features of a quantized matrix, with its scales."""
     codes = matrix.codes[:, features]
     sums = None if matrix.zero_point is None else codes.sum(1, keepdim=True, dtype=matrix.scale.dtype)
-    return matrix._replace(codes=codes, code_sums=sums)
+    scale = matrix.scale if matrix.scale.shape[1] == 1 else matrix.scale[:, features]
+    return matrix._replace(codes=codes, scale=scale, code_sums=sums)
+
+
+def quantize_weight(weight: torch.Tensor, quantizer: Quantizer | None, arithmetic: str) -> Quantized:
+    """A weight (outputs, features) in the codes that an arithmetic multiplies."""
+    return WEIGHTS[arithmetic](weight, quantizer)
+
+
+# By the name of an arithmetic: how a weight is quantized, and the layer.
+WEIGHTS = {"exact": quantize, "bitsandbytes": lambda weight, _quantizer: quantize_bitsandbytes(weight)[0]}
+LINEAR = {
+    "exact": linear,
+    "bitsandbytes": lambda x, weight, bias, _activations, threshold: linear_bitsandbytes(x, weight, bias, threshold),
+}

@@ -23,7 +23,7 @@ from outliers.measurements.sweep import scheme_fields
 from outliers.models.anatomy import check_features
 from outliers.models.names import short_name
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
-from outliers.quantization.schemes import BASELINE, get_scheme
+from outliers.quantization.schemes import get_scheme
 from outliers.specification.kinds import Ablation, alpha_of_schemes
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
@@ -67,10 +67,6 @@ class AblationRows(Measurement[Ablation]):
         planned(self.spec, job.config.hidden_size)  # mistakes show before the text is traced
         return [job]
 
-    @property
-    def _is_quantized(self) -> bool:
-        return self.scheme.name != BASELINE
-
     def workload(self, job: Job) -> Workload:
         return Workload(job, self.spec, ablation_parts(self.spec, job.config.hidden_size))
 
@@ -84,7 +80,7 @@ class AblationRows(Measurement[Ablation]):
 
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
-        under = {"scheme": self.scheme.name, **scheme_fields(self.scheme, model)}
+        under = {"scheme": self.scheme.name, **scheme_fields(self.scheme, model, self.spec.skip)}
         return fields, under | {"where": self.spec.where, "seed": self.spec.seed, "alpha": self.spec.alpha}
 
     def questions(self, job: Job, facts: dict, trace: Trace) -> list[Question]:
@@ -114,10 +110,10 @@ class AblationRows(Measurement[Ablation]):
         (metric, *_), variant = questions[0].about, AS_IT_IS
         treatments, of_each = zip(*(question.about[1:] for question in questions), strict=True)
         means = next(filter(None, of_each), {})
-        if self._is_quantized and is_streamed(model):
-            variant = Quantized(self.scheme)
-        elif self._is_quantized:
-            model = bench.quantized(self.scheme)
+        if self.scheme.quantizes and is_streamed(model):
+            variant = Quantized(self.scheme, tuple(self.spec.skip))
+        elif self.scheme.quantizes:
+            model = bench.quantized(self.scheme, self.spec.skip)
         blocks, spec = Counted(job.blocks, bench.bar), self.spec
         return [value for _, value in measure(model, blocks, treatments, metric, spec.where, spec.seed, means, variant)]
 

@@ -1,7 +1,7 @@
 """One model with its text: checked, loaded, and described for its rows; and what a process keeps between two cells."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -118,9 +118,12 @@ class Bench:
             self.check_weights()
         return self._loaded
 
-    def quantized(self, scheme: Scheme) -> PreTrainedModel:
-        """The last model, which is resident, under a scheme; one quantization serves all that share its codes."""
-        self._loaded = quantize(self._loaded[0], scheme), self._loaded[1]
+    def quantized(self, scheme: Scheme, skip: Collection[str] = ()) -> PreTrainedModel:
+        """The last model, which is resident, under a scheme; one quantization serves all that share its codes.
+
+        skip: as for `quantize`.
+        """
+        self._loaded = quantize(self._loaded[0], scheme, skip=skip), self._loaded[1]
         return self._loaded[0]
 
     @property
@@ -202,7 +205,7 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
 
 def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:
     """Log it, which a command prints, before a model is under 8-bit schemes, or None for another library's."""
-    if anatomy_of(config).mixture and any(scheme is None or scheme.bits == 8 for scheme in schemes):
+    if anatomy_of(config).mixture and any(scheme is None or scheme.quantizes for scheme in schemes):
         model = skeleton(config, torch.bfloat16)
         share = weights_of_experts(model) / model.num_parameters()
         logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from outlier_kernels import dispatch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
@@ -19,6 +18,8 @@ from outliers.measurements.sweep import schemes_of
 from outliers.models.anatomy import check_block, context_length, projections
 from outliers.models.decoder import inference
 from outliers.models.load import load_config, load_model
+from outliers.quantization.fields import row_fields
+from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.peers import BITSANDBYTES, has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.store import load_int8
@@ -106,7 +107,7 @@ class LatencyRows(Measurement[Latency]):
     def _load(self, bench: Bench, subject: UnderScheme, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         def load() -> tuple[PreTrainedModel, dict]:
             model = _load(subject, self.spec)
-            return model, {"scheme": subject.scheme_name} | _fields(subject, self.settings, model)
+            return model, {"scheme": subject.scheme_name} | _fields(subject, self.spec, self.settings, model)
 
         return bench.keep(subject.job, f"{self.settings.model_dump_json()} {subject.scheme_name}", load, like)
 
@@ -151,20 +152,20 @@ def _schemes(spec: Latency) -> list[Scheme | None]:
 
 def _load(subject: UnderScheme, spec: Latency) -> PreTrainedModel:
     (job, scheme), place = subject, (spec.dtype, spec.device, subject.job.revision)
-    if scheme and scheme.bits == 8:
-        return load_int8(job.model, scheme, *place)
+    if scheme and scheme.quantizes:
+        return load_int8(job.model, scheme, *place, skip=spec.skip)
     model = load_model(job.model, *place)
     return model if scheme else with_bitsandbytes(model, spec.alpha)
 
 
-def _fields(subject: UnderScheme, settings: Settings, model: PreTrainedModel) -> dict:
+def _fields(subject: UnderScheme, spec: Latency, settings: Settings, model: PreTrainedModel) -> dict:
     """What the rows of a model under a scheme have in common; its text is said by prompt and batch."""
     scheme, described = subject.scheme, describe(subject.job, model, settings)
     fields = {name: value for name, value in described.items() if name not in ("block", "blocks", "tokens_hash")}
     if not scheme:
         fields |= {"kernels": BITSANDBYTES, "alpha": settings.alpha, "outlier_weights": "dequantized"}
         fields |= left_fields(model, fields["parameters"])
-    if not scheme or scheme.bits != 8:
+    if not scheme or not scheme.quantizes:
         return fields | {"weights_bytes": sum(weight.nbytes for weight in model.parameters())}
     layers = [module for *_, module in projections(model)]
     buffers = [buffer for layer in layers for buffer in layer.buffers()]  # codes and scales
@@ -173,21 +174,11 @@ def _fields(subject: UnderScheme, settings: Settings, model: PreTrainedModel) ->
         digest.update(buffer.cpu().numpy())
     fields |= {
         "weights_hash": digest.hexdigest()[:16],
-        "parameters": fields["parameters"] + sum(layer.codes.numel() for layer in layers),
+        "parameters": fields["parameters"]
+        + sum(layer.codes.numel() for layer in layers if isinstance(layer, Int8Linear)),
         "weights_bytes": sum(weight.nbytes for weight in [*model.parameters(), *buffers]),
-        "kernels": _kernels(scheme, model.device),
     }
-    fields |= left_fields(model, fields["parameters"])
-    if scheme.outlier_threshold is None:
-        return fields
-    return fields | {"alpha": scheme.outlier_threshold, "outlier_weights": "dequantized"}
-
-
-def _kernels(scheme: Scheme, device: torch.device) -> str:
-    """Which kernels multiply int8 weights under a scheme."""
-    served = {"cpu": scheme.symmetric, "triton": not scheme.bitsandbytes, "reference": True}
-    path = dispatch.path(device)
-    return path if served[path] else "reference"
+    return fields | row_fields(scheme, model, spec.skip) | left_fields(model, fields["parameters"])
 
 
 @inference

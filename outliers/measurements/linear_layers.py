@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from outlier_kernels import dispatch, reference
+from outlier_kernels.formats import ROWS, Quantizer
 from torch import nn
 
 from outliers.measurements.bench import Bench, check_machine
@@ -108,13 +109,14 @@ def ways(
         x[feature % tokens, feature] = value
     half, in_half = nn.Linear(features, outputs, device=device, dtype=dtype), x.to(dtype)
     half.load_state_dict(exact.state_dict())
-    of_row, of_tensor = (reference.quantize(exact.weight, symmetric=True, per_row=row) for row in (True, False))
-    codes, fast, bias = reference.quantize(x, True, True).codes, dispatch.prepare(of_row), exact.bias
+    tensor = Quantizer("int8", "tensor")
+    of_row, of_tensor = (reference.quantize(exact.weight, quantizer) for quantizer in (ROWS, tensor))
+    codes, fast, bias = reference.quantize(x, ROWS).codes, dispatch.prepare(of_row), exact.bias
     peer = bitsandbytes_layer(exact) if has_bitsandbytes() else None
     named = {
         BASELINE: lambda: half(in_half),
         "int8 alone": lambda: reference.int8_matmul(codes, of_row.codes),
-        "absmax, plain torch": lambda: reference.linear(in_half, of_tensor, bias, per_row=False),
+        "absmax, plain torch": lambda: reference.linear(in_half, of_tensor, bias, tensor),
         "vector-wise, plain torch": lambda: reference.linear(in_half, of_row, bias),
         "vector-wise": lambda: dispatch.linear(in_half, fast, bias),
         "LLM.int8()": lambda: dispatch.linear(in_half, fast, bias, threshold=6.0),

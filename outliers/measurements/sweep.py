@@ -2,13 +2,12 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 
 import torch
-from outlier_kernels.dispatch import path
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
@@ -18,7 +17,8 @@ from outliers.measurements.perplexity import Loss, losses, perplexity, perplexit
 from outliers.models.anatomy import projections
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantize
-from outliers.quantization.schemes import Scheme, get_scheme, weight_order
+from outliers.quantization.fields import row_fields
+from outliers.quantization.schemes import Scheme, by_weights, get_scheme
 from outliers.specification.kinds import Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.variants.variant import Quantized
 
@@ -52,7 +52,7 @@ class Sweep(Measurement[Experiment]):
 
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
-        return fields, {scheme.name: scheme_fields(scheme, model) for scheme in self.schemes}
+        return fields, {scheme.name: scheme_fields(scheme, model, self.spec.skip) for scheme in self.schemes}
 
     def questions(self, _job: Job, facts: dict, _trace: None) -> list[Question]:
         draws = {"metric": "perplexity", "draws": self.spec.draws}
@@ -74,12 +74,13 @@ class Sweep(Measurement[Experiment]):
         model, _ = bench.load(job, self.spec, fields)
         schemes = [question.about for question in questions]
         if not is_streamed(model):
-            model = bench.quantized(*schemes)
+            model = bench.quantized(*schemes, self.spec.skip)
         found = []
         for draw in range(self.spec.draws):
             with named(job.name, *(scheme.name for scheme in schemes)), drawn(model, draw):
                 if is_streamed(model):
-                    found.append(variant_losses(model, job.blocks[part], list(map(Quantized, schemes))))
+                    variants = [Quantized(scheme, tuple(self.spec.skip)) for scheme in schemes]
+                    found.append(variant_losses(model, job.blocks[part], variants))
                     bench.bar.update(len(schemes) * len(job.blocks[part]))
                 else:
                     found.append([losses(model, Counted(job.blocks[part], bench.bar))])
@@ -94,22 +95,13 @@ class Sweep(Measurement[Experiment]):
 
 def schemes_of(spec: Experiment | Latency | ZeroShot) -> list[Scheme]:
     """The schemes of a specification; those that share weight codes are side by side."""
-    return sorted((get_scheme(name, alpha_of_schemes(spec)) for name in spec.schemes), key=weight_order)
+    return by_weights(get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes)
 
 
-def scheme_fields(scheme: Scheme, model: PreTrainedModel) -> dict:
+def scheme_fields(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = ()) -> dict:
     """The settings of a scheme that are not in its name, which kernels run it, and what of a model it leaves."""
-    if scheme.bits != 8:
-        return {}
-    # Plain codes, as a sweep keeps them, have a path of their own on GPUs only.
-    fields = {"kernels": "triton" if path(model.device) == "triton" else "reference"}
-    fields |= left_fields(model, model.num_parameters())
-    if scheme.outlier_threshold is None:
-        return fields
-    return fields | {
-        "alpha": scheme.outlier_threshold,
-        "outlier_weights": "dequantized" if scheme.bitsandbytes else "exact",
-    }
+    left = left_fields(model, model.num_parameters()) if scheme.quantizes else {}
+    return row_fields(scheme, model, skip) | left
 
 
 def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
@@ -119,7 +111,8 @@ def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
     """
     alike = defaultdict(list)
     for scheme in schemes:
-        alike[scheme.bits, scheme.symmetric, scheme.outlier_threshold, scheme.bitsandbytes].append(scheme)
+        kinds = (part and (part.format, part.symmetric) for part in (scheme.activations, scheme.weights))
+        alike[*kinds, scheme.outlier_threshold, scheme.arithmetic, scheme.transform].append(scheme)
     return [[Part(perplexity, partial(with_codes, some[0]), len(some) * draws) for some in alike.values()]]
 
 

@@ -75,7 +75,7 @@ class ZeroShotRows(Measurement[ZeroShot]):
 
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
-        return fields, {scheme.name: scheme_fields(scheme, model) for scheme in self.schemes}
+        return fields, {scheme.name: scheme_fields(scheme, model, self.spec.skip) for scheme in self.schemes}
 
     def questions(self, _job: Job, facts: dict, _trace: None) -> list[Question]:
         return [
@@ -89,7 +89,7 @@ class ZeroShotRows(Measurement[ZeroShot]):
     def answer(self, bench: Bench, job: Job, questions: list[Question], _part: slice, fields: dict) -> list[list[dict]]:
         bench.load(job, self.spec, fields)
         scheme, name = questions[0].about
-        model = bench.quantized(scheme)  # shares all codes if the task before was under this scheme
+        model = bench.quantized(scheme, self.spec.skip)  # shares all codes if the task before was under this scheme
         tokenizer = load_tokenizer(job.model, job.revision)
         return [evaluate(model, tokenizer, [self._task(name)], self.spec.limit, bench.bar.see)]
 

@@ -1,12 +1,15 @@
 """A whole model in, a whole model out."""
 
 import copy
+import fnmatch
+from collections.abc import Collection
+from itertools import accumulate
 from typing import Literal
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from outliers.errors import UserError, unknown_name
+from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy import Projection, check_plain, projections
 from outliers.models.hooks import check_hooks, hand_over_hooks
 from outliers.quantization.int8 import Int8Linear
@@ -16,39 +19,74 @@ from outliers.quantization.schemes import Scheme, get_scheme
 KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
 
 
-def quantize(model: PreTrainedModel, scheme: str | Scheme, keep: Literal["exact", "int8"] = "exact") -> PreTrainedModel:
-    """Return `model` with every linear projection of its decoder layers under an 8-bit scheme.
+def quantize(
+    model: PreTrainedModel,
+    scheme: str | Scheme,
+    keep: Literal["exact", "int8"] = "exact",
+    skip: Collection[str] = (),
+) -> PreTrainedModel:
+    """Return `model` with every linear projection of its decoder layers under a scheme.
 
     The given model is not changed; the new one shares all that is not quantized. Embeddings, norms, the head, the
     attention function and the experts of a mixture stay as they are, and so do forward hooks. `fp32` quantizes nothing.
 
     Args:
         model: a causal language model, on any device, also "meta", or spread over several.
-        scheme: name, or a scheme with a threshold of its own.
+        scheme: name, or a scheme of one's own.
         keep: "exact" shares the exact weights and adds codes: the paper's equation, in which outlier features meet
             exact weights; such a model can be put under another scheme, and codes that both have in common are shared.
             "int8" keeps nothing but the codes, a byte a weight; outlier features meet weights rebuilt from them.
+        skip: patterns, as in names of files, of paths of modules whose projections stay exact, such as "*.down_proj" or
+            "model.layers.0"; the head, which always does, may be among them.
 
     Raises:
         UserError: no scheme has this name, the architecture is unknown, or something is wrapped around the model; a
             projection is more than a floating-point weight and a bias, such as one with an adapter, or has hooks on
-            gradients or its state; only codes are left of the weights.
+            gradients or its state; only codes are left of the weights; a pattern is the path of no module, or all
+            projections are skipped; codes of weights that the scheme does not quantize are to be kept.
     """
-    scheme = scheme if isinstance(scheme, Scheme) else get_scheme(scheme)
+    scheme = get_scheme(scheme)
     if keep not in KINDS:
         raise unknown_name("way to keep weights", keep, KINDS)
+    if keep == "int8" and scheme.quantizes and scheme.weights is None:
+        raise UserError(f"scheme '{scheme.name}' quantizes no weights, whose codes could be kept; use keep='exact'")
+    skipped = _skipped(model, skip, scheme)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
     # and in the place of each projection the one under the new scheme.
     memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
-    memo |= {id(found.module): _under(scheme, found, memo, KINDS[keep]) for found in projections(model)}
+    memo |= {
+        id(found.module): _under(scheme, found, memo, None if found.path in skipped else KINDS[keep])
+        for found in projections(model)
+    }
     copied = copy.deepcopy(model, memo)
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
         vars(copied).pop(name, None)
     return copied
 
 
-def _under(scheme: Scheme, projection: Projection, memo: dict, kind: type) -> nn.Module:
-    """A projection, quantized or not, under a scheme."""
+def _skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme) -> set[str]:
+    """The paths of projections that stay exact: each pattern's own, and those in the modules that it matches."""
+    listed = isinstance(skip, Collection) and not isinstance(skip, str)
+    if not listed or not all(isinstance(pattern, str) for pattern in skip):
+        raise UserError(f"skip is {shown(skip)}; expected a list of patterns, such as ['lm_head', '*.down_proj']")
+    paths = [projection.path for projection in projections(model)]
+    modules = [name for name, _ in model.named_modules() if name]
+    for pattern in skip:
+        if not fnmatch.filter(modules, pattern):
+            raise unknown_name("module to skip", pattern, paths, "patterns match whole paths: '*' matches any text")
+    skipped = {path for path in paths if any(_matches(path, pattern) for pattern in skip)}
+    if scheme.quantizes and len(skipped) == len(set(paths)):
+        raise UserError(f"skip={list(skip)} leaves nothing for scheme '{scheme.name}' to quantize; use 'fp32'")
+    return skipped
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a pattern is of a module or of one that it is in."""
+    return any(fnmatch.fnmatchcase(part, pattern) for part in accumulate(path.split("."), "{}.{}".format))
+
+
+def _under(scheme: Scheme, projection: Projection, memo: dict, kind: type | None) -> nn.Module:
+    """A projection, quantized or not, under a scheme in a kind of layer; None for one that stays exact."""
     module = projection.module
     if isinstance(module, Int8Linear):
         raise UserError("only int8 codes are left of this model's weights; quantize the model that they were made of")
@@ -57,7 +95,7 @@ def _under(scheme: Scheme, projection: Projection, memo: dict, kind: type) -> nn
         check_plain(projection)
     check_hooks(projection.path, module)
     exact = _bare(module.projection if quantized else module, memo)
-    new = exact if scheme.bits != 8 else kind(exact, scheme)
+    new = kind(exact, scheme) if kind and scheme.quantizes else exact
     if quantized and kind is QuantizedLinear and new is not exact:
         new.share_codes(module)
     hand_over_hooks(module, new)

@@ -10,19 +10,21 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.gradient import refuse_gradient
-from outliers.quantization.linear import quantize_weight
+from outliers.quantization.linear import operand_of, transformed
 from outliers.quantization.schemes import Scheme
 
-FIELDS = Quantized._fields  # codes, scale, zero_point, code_sums: the buffers
+# The buffers: codes, scale, zero_point, code_sums, and what the scheme's transform made of the weight.
+FIELDS = (*Quantized._fields, "fitted")
 _LAYOUT = threading.RLock()  # held while a layer changes between its layouts; one for all, for locks cannot be copied
 
 
 class Int8Linear(nn.Module):
-    """A projection under an 8-bit scheme whose exact weights are gone: one byte a weight, and scales.
+    """A projection under a scheme whose exact weights are gone: their codes, one byte a weight in int8, and scales.
 
     Outlier features are multiplied with weights rebuilt from their codes, whose scales are over all features. On a CPU
     with int8 units, the first call brings the codes into the layout that is multiplied fastest, in the place of the
-    plain ones; `state_dict`, `load_state_dict` and `.to()` bring them back. Several threads may call it at once.
+    plain ones (there they are the buffer `blocks`, which no state has); `state_dict`, `load_state_dict` and `.to()`
+    bring the plain ones back. Several threads may call it at once.
 
     It has no gradient: a backward pass raises UserError.
     """
@@ -34,27 +36,39 @@ class Int8Linear(nn.Module):
         self.bias = projection.bias
         for name in FIELDS:
             self.register_buffer(name, None)
+        self.register_buffer("blocks", None, persistent=False)
         self.transposed = isinstance(projection, Conv1D)
         self.set_weight(projection.weight)
 
     def set_weight(self, weight: torch.Tensor) -> None:
         """Quantize a weight, in the orientation of the projection, and keep its codes."""
         with torch.inference_mode(False), torch.no_grad():
-            self._keep(quantize_weight(weight.T if self.transposed else weight, self.scheme))
+            operand = operand_of(weight.T if self.transposed else weight, self.scheme)
+            self._keep(operand.codes._asdict() | {"fitted": operand.fitted})
 
-    def _keep(self, quantized: Quantized) -> None:
+    def _keep(self, values: dict[str, torch.Tensor | None]) -> None:
         with _LAYOUT:
-            for name, value in quantized._asdict().items():
+            for name, value in values.items():
                 self._buffers[name] = None if value is None else value.contiguous()
-            self.prepared = None
+            self._buffers["blocks"] = self.prepared = None
 
-    def _plain(self) -> Quantized:
-        """The plain codes and scales, brought back if they were prepared."""
+    def _plain(self) -> dict[str, torch.Tensor | None]:
+        """The buffers with the plain codes, brought back if they were prepared."""
         with _LAYOUT:
             if self.prepared is not None:
                 with torch.inference_mode(False):
-                    self._keep(dispatch.restore(self.prepared))
-            return Quantized(*(self._buffers[name] for name in FIELDS))
+                    self._keep(dispatch.restore(self.prepared)._asdict())
+            return {name: self._buffers[name] for name in FIELDS}
+
+    def _quantized(self) -> Quantized:
+        """The plain codes and scales."""
+        plain = self._plain()
+        return Quantized(*(plain[name] for name in Quantized._fields))
+
+    def path(self, dtype: torch.dtype) -> str:
+        """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
+        scheme, weight = self.scheme, self.prepared or self._quantized()
+        return dispatch.path_of(weight, scheme.activations, scheme.arithmetic, dtype, prepared=True)
 
     @torch.compiler.assume_constant_result
     def _prepare(self) -> None:
@@ -62,12 +76,12 @@ class Int8Linear(nn.Module):
         with _LAYOUT:
             if self.prepared is not None:
                 return
-            plain = self._plain()
+            plain, scheme = self._quantized(), self.scheme
             with torch.inference_mode(False), torch.no_grad():
-                prepared = dispatch.prepare(plain)
-            self.prepared = prepared
-            if prepared is not plain:
+                self.prepared = dispatch.prepare(plain, scheme.activations, scheme.arithmetic)
+            if self.prepared is not plain:
                 self._buffers["codes"] = None
+                self._buffers["blocks"] = self.prepared[0]  # in the place of the codes
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIELDS:
@@ -78,8 +92,9 @@ class Int8Linear(nn.Module):
         with _LAYOUT:
             before = self._plain()
             super()._apply(fn, recurse)
-            if not before.scale.is_meta:  # scales follow to another device, but not to another dtype
-                self._keep(Quantized(*(None if value is None else value.to(self.codes.device) for value in before)))
+            if not before["scale"].is_meta:  # scales follow to another device, but not to another dtype
+                device = self.codes.device
+                self._keep({name: None if value is None else value.to(device) for name, value in before.items()})
             return self
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -89,7 +104,7 @@ class Int8Linear(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
         with _LAYOUT:
-            own = {name for name, value in self._plain()._asdict().items() if value is not None}
+            own = {name for name, value in self._plain().items() if value is not None}
             given = {name for name in ("weight", *FIELDS) if prefix + name in state_dict}
             # whether strict or not, for these codes do not go with the scales of others, nor with their bias
             if given and given != own and not self.scale.is_meta:
@@ -102,7 +117,7 @@ class Int8Linear(nn.Module):
 
     def __getstate__(self) -> dict:
         with _LAYOUT:  # the fast layout can be neither copied nor pickled
-            return {**vars(self), "_buffers": self._plain()._asdict(), "prepared": None}
+            return {**vars(self), "_buffers": {**self._plain(), "blocks": None}, "prepared": None}
 
     def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
@@ -110,8 +125,9 @@ class Int8Linear(nn.Module):
         while (prepared := self.prepared) is None:  # once, unless another thread brings the plain codes back
             self._prepare()
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        rows = transformed(rows, self.scheme, self.fitted)
         product = dispatch.linear(rows, prepared, self.bias, **self.scheme.kernel_arguments)
-        return product.view(*hidden_states.shape[:-1], -1)
+        return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Project (..., features) to (..., outputs) in the dtype of the input."""

@@ -4,31 +4,45 @@ from typing import NamedTuple
 
 import torch
 from outlier_kernels import dispatch, reference
+from outlier_kernels.reference import Quantized
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.gradient import refuse_gradient
-from outliers.quantization.schemes import Scheme, weight_order
+from outliers.quantization.schemes import Scheme
+from outliers.quantization.transforms import find_transform
+
+
+class Operand(NamedTuple):
+    """A weight as a scheme multiplies it.
+
+    codes: those of all of it. Under a transform, exact: the weight (outputs, features) that they stand for; fitted:
+    what the transform made of the plain one.
+    """
+
+    codes: Quantized
+    exact: torch.Tensor | None = None
+    fitted: torch.Tensor | None = None
 
 
 class Made(NamedTuple):
-    """Codes, and what they were made of.
+    """An operand, and what it was made of.
 
     weight: that of the projection, detached: as long as it is here, no other tensor has its memory. version: how often
     torch had counted an edit of it in place.
     """
 
-    codes: reference.Quantized
+    operand: Operand
     weight: torch.Tensor
     version: int | None
 
     def is_of(self, weight: torch.Tensor) -> bool:
-        """Whether a weight is what it was when the codes were made, at the cost of a microsecond."""
+        """Whether a weight is what it was when the operand was made, at the cost of a microsecond."""
         return self.weight.dtype == weight.dtype and self.weight.is_set_to(weight) and self.version == _version(weight)
 
 
 class QuantizedLinear(nn.Module):
-    """A projection under an 8-bit scheme, with the unquantized weights at hand.
+    """A projection under a scheme, with the unquantized weights at hand.
 
     It shares the weight and bias of the projection that it replaces (`nn.Linear`, or the `Conv1D` of GPT-2, which
     stores its weight transposed) and quantizes them on first use, and again once they were replaced or edited in place
@@ -50,8 +64,8 @@ class QuantizedLinear(nn.Module):
         return stored_weight(self.projection)
 
     @property
-    def quantized_weight(self) -> reference.Quantized:
-        """The whole weight, quantized by the scheme.
+    def operand(self) -> Operand:
+        """The weight as the scheme multiplies it.
 
         Not prepared for a faster product: a sweep changes its schemes more often than that would pay.
         """
@@ -60,13 +74,22 @@ class QuantizedLinear(nn.Module):
             version = _version(weight)
             # Made as ordinary tensors also in inference mode: they are kept, and autograd refuses inference tensors.
             with torch.inference_mode(False), torch.no_grad():
-                made = Made(quantize_weight(self.weight, self.scheme), weight.detach(), version)
+                made = Made(operand_of(self.weight, self.scheme), weight.detach(), version)
             self.made = made
-        return made.codes
+        return made.operand
+
+    @property
+    def quantized_weight(self) -> Quantized:
+        """The whole weight, quantized by the scheme."""
+        return self.operand.codes
+
+    def path(self, dtype: torch.dtype) -> str:
+        """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
+        return path_under(self.scheme, self.weight.device, dtype)
 
     def share_codes(self, other: "QuantizedLinear") -> None:
         """Take the codes of another layer over the same weight, if it has any and they would come out alike."""
-        if weight_order(self.scheme) == weight_order(other.scheme):
+        if self.scheme.weight_operand == other.scheme.weight_operand:
             self.made = other.made
 
     def _apply(self, fn, recurse=True):
@@ -77,18 +100,21 @@ class QuantizedLinear(nn.Module):
         return {**super().__getstate__(), "made": None}
 
     def _product(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        scheme = self.scheme
-        if scheme.outlier_threshold is None or scheme.bitsandbytes:
+        scheme, weight = self.scheme, self.weight
+        if scheme.transform is not None:
+            weight = self.operand.exact
+            hidden_states = transformed(hidden_states, scheme, self.operand.fitted)
+        if scheme.outlier_threshold is None or not scheme.exact_outliers:
             return dispatch.linear(hidden_states, self.quantized_weight, **scheme.kernel_arguments)
         arguments = {**scheme.kernel_arguments, "threshold": None}
         outliers = reference.outlier_columns(hidden_states, scheme.outlier_threshold)
         if not outliers.any():
             return dispatch.linear(hidden_states, self.quantized_weight, **arguments)
-        product = _product_in_16_bits(hidden_states[:, outliers], self.weight[:, outliers])
+        product = _product_in_16_bits(hidden_states[:, outliers], weight[:, outliers])
         if outliers.all():
             return product
-        weight = quantize_weight(self.weight[:, ~outliers], scheme)
-        return dispatch.linear(hidden_states[:, ~outliers], weight, **arguments).add_(product)
+        inliers = quantize_weight(weight[:, ~outliers], scheme)
+        return dispatch.linear(hidden_states[:, ~outliers], inliers, **arguments).add_(product)
 
     def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -122,8 +148,28 @@ def stored_weight(projection: nn.Linear | Conv1D) -> torch.Tensor:
     return projection.weight.T if isinstance(projection, Conv1D) else projection.weight
 
 
-def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> reference.Quantized:
+def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> Quantized:
     """A weight (outputs, features) in the codes of a scheme."""
-    if scheme.bitsandbytes:
-        return reference.quantize_bitsandbytes(weight)[0]
-    return reference.quantize(weight, scheme.symmetric, scheme.weight_granularity == "column")
+    return reference.quantize_weight(weight, scheme.weights, scheme.arithmetic)
+
+
+def operand_of(weight: torch.Tensor, scheme: Scheme) -> Operand:
+    """A weight (outputs, features) as a scheme multiplies it: transformed first, then quantized."""
+    if scheme.transform is None:
+        return Operand(quantize_weight(weight, scheme))
+    transform = find_transform(scheme.transform)
+    fitted = transform.fit(weight)
+    exact = transform.weight(weight, fitted)
+    return Operand(quantize_weight(exact, scheme), exact, fitted)
+
+
+def transformed(hidden_states: torch.Tensor, scheme: Scheme, fitted: torch.Tensor | None) -> torch.Tensor:
+    """Hidden states (tokens, features) under the transform of a scheme, `fitted` to the weight."""
+    return hidden_states if fitted is None else find_transform(scheme.transform).hidden_states(hidden_states, fitted)
+
+
+def path_under(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> str:
+    """Which path of the kernels multiplies plain codes, whatever they are, with hidden states of a dtype."""
+    dtype = torch.promote_types(dtype, torch.float32)  # as a layer with exact weights multiplies
+    weight = quantize_weight(torch.zeros(1, 1, device=device, dtype=dtype), scheme)
+    return dispatch.path_of(weight, scheme.activations, scheme.arithmetic, dtype)

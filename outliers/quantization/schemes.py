@@ -1,126 +1,208 @@
-"""The 8-bit schemes of the paper's Table 1, as data."""
+"""Schemes as data: the paper's Table 1, one more, and those of a user's own."""
 
 import json
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
+
+from outlier_kernels.formats import ARITHMETICS, FORMATS, GRANULARITIES, OPERANDS, Quantizer
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
-
-# What the kernels serve, field by field; and with which values of other fields a value of one goes.
-SERVED = {
-    "bits": (8, 32),
-    "symmetric": (True, False),
-    "activation_granularity": ("tensor", "row"),
-    "weight_granularity": ("tensor", "column"),
-    "bitsandbytes": (False, True),
-}
-NOTHING_QUANTIZED = {name: values[0] for name, values in SERVED.items() if name != "bits"} | {"outlier_threshold": None}
-AS_BITSANDBYTES = {"symmetric": True, "activation_granularity": "row", "weight_granularity": "column"}
-GOES_WITH = {("bits", 32): NOTHING_QUANTIZED, ("bitsandbytes", True): AS_BITSANDBYTES}
+from outliers.quantization.plugins import plugin_schemes
+from outliers.quantization.transforms import TRANSFORMS
 
 
 @dataclass(frozen=True)
 class Scheme:
     """One way to quantize the linear projections of the decoder layers.
 
-    symmetric: absmax if true, zeropoint if false. Granularity: one scale for the whole tensor, for each row of the
-    activations (a token), or for each column of the weights (an output). outlier_threshold: features with an input
-    of at least this magnitude are multiplied in 16 bits (section 3.2); None does without the decomposition.
-    bitsandbytes: whether LLM.int8() is computed as bitsandbytes does, which differs from the paper's equation. A scheme
-    of 32 bits quantizes nothing.
+    activations, weights: how each operand is quantized; None for one that is not. outlier_threshold: features with an
+    input of at least this magnitude are multiplied in 16 bits (section 3.2); None does without the decomposition.
+    label: what tables call it; by default its name. arithmetic: "exact", or "bitsandbytes" to compute LLM.int8() as
+    bitsandbytes does, which differs from the paper's equation. transform: a name in `TRANSFORMS`, of a
+    function-preserving change of the features before anything is quantized.
 
     Raises:
-        UserError: no kernel serves a field, or the combination of two: the number would be that of another scheme.
+        UserError: a part is unknown, or two do not go together: the number would be that of another scheme.
     """
 
     name: str
-    bits: Literal[8, 32]
-    symmetric: bool
-    activation_granularity: Literal["tensor", "row"]
-    weight_granularity: Literal["tensor", "column"]
-    outlier_threshold: float | None
-    label: str  # the row of the paper's Table 1
-    bitsandbytes: bool = False
+    activations: Quantizer | None
+    weights: Quantizer | None
+    outlier_threshold: float | None = None
+    label: str = ""
+    arithmetic: str = "exact"
+    transform: str | None = None
 
     def __post_init__(self):
+        if self.label == "":
+            object.__setattr__(self, "label", self.name)
         for field in ("name", "label"):
             if not isinstance(getattr(self, field), str) or not getattr(self, field):
                 raise UserError(f"a scheme's {field} is {shown(getattr(self, field))}; expected text")
-        for field, values in SERVED.items():
-            self._check(field, values)
-        for (field, value), others in GOES_WITH.items():
-            if getattr(self, field) == value:
-                for other, expected in others.items():
-                    self._check(other, (expected,), f" with {field} {value}")
+        for operand in OPERANDS:
+            self._check_operand(operand, getattr(self, operand))
+        self._check("arithmetic", self.arithmetic, ARITHMETICS)
+        self._check("transform", self.transform, [None, *TRANSFORMS])
         if self.outlier_threshold is not None:
-            check_threshold(f"outlier_threshold of scheme '{self.name}'", self.outlier_threshold)
+            threshold = check_threshold(f"outlier_threshold of scheme '{self.name}'", self.outlier_threshold)
+            object.__setattr__(self, "outlier_threshold", threshold)
+        for operand in OPERANDS:
+            if expected := getattr(ARITHMETICS[self.arithmetic], operand):
+                where = f" with arithmetic '{self.arithmetic}'"
+                self._check(operand, str(getattr(self, operand)), [expected], where)
+        if not self.quantizes:
+            for part in ("outlier_threshold", "transform"):
+                self._check(part, getattr(self, part), [None], " where no operand is quantized")
 
-    def _check(self, field: str, expected: tuple, where: str = "") -> None:
-        value = getattr(self, field)
+    def _check_operand(self, operand: str, quantizer: Quantizer | None) -> None:
+        if quantizer is None:
+            return
+        if not isinstance(quantizer, Quantizer):
+            raise UserError(f"{operand} of scheme '{self.name}' is {shown(quantizer)}; expected a Quantizer or None")
+        self._check(f"format of the {operand}", quantizer.format, FORMATS)
+        having = [name for name, operands in GRANULARITIES.items() if operand in operands]
+        self._check(f"granularity of the {operand}", quantizer.granularity, having)
+        self._check(f"symmetric of the {operand}", quantizer.symmetric, FORMATS[quantizer.format].symmetric)
+
+    def _check(self, part: str, value: object, expected: Iterable, where: str = "") -> None:
         if not any(type(value) is type(one) and value == one for one in expected):
-            kernels = " or ".join(map(repr, expected))
-            raise UserError(f"{field} of scheme '{self.name}' is {shown(value)}{where}; the kernels serve {kernels}")
+            known = " or ".join(map(repr, expected))
+            raise UserError(f"{part} of scheme '{self.name}' is {shown(value)}{where}; expected {known}")
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether it quantizes anything."""
+        return self.activations is not None or self.weights is not None
+
+    @property
+    def weight_operand(self) -> tuple:
+        """What the codes of a weight follow from: schemes in which it is equal share them."""
+        return self.weights, self.arithmetic, self.transform
+
+    @property
+    def exact_outliers(self) -> bool:
+        """Whether outlier features meet exact weights, where those are at hand."""
+        return ARITHMETICS[self.arithmetic].exact_outliers
 
     @property
     def kernel_arguments(self) -> dict:
         """What `outlier_kernels.dispatch.linear` has to know of the scheme."""
         return {
-            "symmetric": self.symmetric,
-            "per_row": self.activation_granularity == "row",
+            "activations": self.activations,
             "threshold": self.outlier_threshold,
-            "bitsandbytes": self.bitsandbytes,
+            "arithmetic": self.arithmetic,
         }
 
+    @property
+    def parts(self) -> str:
+        """All but its names and its threshold, in one line."""
+        operands = f"{self.activations or 'exact'} × {self.weights or 'exact'}"
+        return ", ".join([operands, self.arithmetic, *([self.transform] if self.transform else [])])
 
-SCHEMES = {
-    scheme.name: scheme
-    for scheme in (
-        Scheme("fp32", 32, True, "tensor", "tensor", None, "32-bit Float"),
-        Scheme("absmax", 8, True, "tensor", "tensor", None, "Int8 absmax"),
-        Scheme("zeropoint", 8, False, "tensor", "tensor", None, "Int8 zeropoint"),
-        Scheme("absmax-row", 8, True, "row", "tensor", None, "Int8 absmax row-wise"),
-        Scheme("absmax-vector", 8, True, "row", "column", None, "Int8 absmax vector-wise"),
-        Scheme("zeropoint-vector", 8, False, "row", "column", None, "Int8 zeropoint vector-wise"),
-        Scheme("absmax-row-decomp", 8, True, "row", "tensor", ALPHA, "Int8 absmax row-wise + decomposition"),
-        Scheme("llm.int8", 8, True, "row", "column", ALPHA, "Absmax LLM.int8() (vector-wise + decomp)"),
-        Scheme("llm.int8-zeropoint", 8, False, "row", "column", ALPHA, "Zeropoint LLM.int8() (vector-wise + decomp)"),
-        Scheme("llm.int8-bnb", 8, True, "row", "column", ALPHA, "LLM.int8() as in bitsandbytes", bitsandbytes=True),
-    )
-}
+
+def _int8(granularity: str) -> tuple[Quantizer, Quantizer]:
+    """Absmax and zeropoint with the same granularity."""
+    return Quantizer("int8", granularity, True), Quantizer("int8", granularity, False)
+
+
+_TENSOR, _ZEROPOINT_TENSOR = _int8("tensor")
+_ROW, _ZEROPOINT_ROW = _int8("row")
+_COLUMN, _ZEROPOINT_COLUMN = _int8("column")
+
+_OWN = [
+    Scheme("fp32", None, None, None, "32-bit Float"),
+    Scheme("absmax", _TENSOR, _TENSOR, None, "Int8 absmax"),
+    Scheme("zeropoint", _ZEROPOINT_TENSOR, _ZEROPOINT_TENSOR, None, "Int8 zeropoint"),
+    Scheme("absmax-row", _ROW, _TENSOR, None, "Int8 absmax row-wise"),
+    Scheme("absmax-vector", _ROW, _COLUMN, None, "Int8 absmax vector-wise"),
+    Scheme("zeropoint-vector", _ZEROPOINT_ROW, _ZEROPOINT_COLUMN, None, "Int8 zeropoint vector-wise"),
+    Scheme("absmax-row-decomp", _ROW, _TENSOR, ALPHA, "Int8 absmax row-wise + decomposition"),
+    Scheme("llm.int8", _ROW, _COLUMN, ALPHA, "Absmax LLM.int8() (vector-wise + decomp)"),
+    Scheme(
+        "llm.int8-zeropoint",
+        _ZEROPOINT_ROW,
+        _ZEROPOINT_COLUMN,
+        ALPHA,
+        "Zeropoint LLM.int8() (vector-wise + decomp)",
+    ),
+    Scheme("llm.int8-bnb", _ROW, _COLUMN, ALPHA, "LLM.int8() as in bitsandbytes", "bitsandbytes"),
+]
+SCHEMES = {scheme.name: scheme for scheme in _OWN}  # a user may add to it
 BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
-TABLE1 = [name for name, scheme in SCHEMES.items() if not scheme.bitsandbytes]  # the paper's rows
+TABLE1 = [  # the paper's rows
+    "fp32",
+    "absmax",
+    "zeropoint",
+    "absmax-row",
+    "absmax-vector",
+    "zeropoint-vector",
+    "absmax-row-decomp",
+    "llm.int8",
+    "llm.int8-zeropoint",
+]
 
 
-def get_scheme(name: str, alpha: float | None = None) -> Scheme:
-    """Look a scheme up by name; where it decomposes, `alpha`, if it is given, takes the place of its own threshold.
+def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
+    """Look a scheme up by name, in the table and then among those of installed plugins; a scheme stands for itself.
+
+    Where it decomposes, `alpha`, if it is given, takes the place of its own threshold.
 
     Raises:
-        UserError: no scheme has this name, or `alpha` is not a positive number.
+        UserError: no scheme has this name, a plugin is broken, or `alpha` is not a positive number.
     """
-    if not isinstance(name, str) or name not in SCHEMES:
-        raise unknown_name("scheme", str(name), SCHEMES)
-    scheme, threshold = SCHEMES[name], None if alpha is None else check_threshold("alpha", alpha)
+    if not isinstance(scheme, Scheme):
+        scheme = _named(scheme)
+    threshold = None if alpha is None else check_threshold("alpha", alpha)
     if threshold is None or scheme.outlier_threshold is None:
         return scheme
     return replace(scheme, outlier_threshold=threshold)
 
 
+def _named(name: str) -> Scheme:
+    if isinstance(name, str) and name in SCHEMES:
+        return SCHEMES[name]
+    known = SCHEMES | plugin_schemes(Scheme, SCHEMES)
+    if not isinstance(name, str) or name not in known:
+        raise unknown_name("scheme", str(name), known)
+    return known[name]
+
+
+def is_own(scheme: Scheme) -> bool:
+    """Whether it is one of this project's, at whatever threshold, so that its name says what it is."""
+    return any(
+        (scheme.name, scheme.parts) == (own.name, own.parts)
+        and (scheme.outlier_threshold is None) == (own.outlier_threshold is None)
+        for own in _OWN
+    )
+
+
+def by_weights(schemes: Iterable[Scheme]) -> list[Scheme]:
+    """Those that share weight codes side by side, unquantized first, otherwise in their order."""
+    schemes = list(schemes)
+    operands = list(dict.fromkeys(scheme.weight_operand for scheme in schemes))
+    return sorted(schemes, key=lambda scheme: (scheme.quantizes, operands.index(scheme.weight_operand)))
+
+
+def write_scheme(scheme: Scheme) -> str:
+    """A scheme as JSON, for `read_scheme`."""
+    return json.dumps(asdict(scheme))
+
+
 def read_scheme(written: str) -> Scheme:
-    """The 8-bit scheme that a file holds as JSON.
+    """The scheme with quantized weights that a file holds as JSON.
 
     Raises:
-        ValueError: it holds none that the kernels serve.
+        ValueError: it holds none.
     """
     try:
-        scheme = Scheme(**json.loads(written))
-    except (TypeError, RecursionError, UserError) as error:
+        parts = json.loads(written)
+        if unknown := sorted(set(parts) - {field.name for field in fields(Scheme)}):
+            raise ValueError(f"its scheme: unknown part '{unknown[0]}'; quantize the exact model again")
+        operands = {name: None if parts[name] is None else Quantizer(**parts[name]) for name in OPERANDS}
+        scheme = Scheme(**parts | operands)
+    except (TypeError, KeyError, RecursionError, UserError) as error:
         raise ValueError(f"its scheme: {error}") from None
-    if scheme.bits != 8:
-        raise ValueError(f"its scheme '{scheme.name}' quantizes nothing")
+    if scheme.weights is None:
+        raise ValueError(f"its scheme '{scheme.name}' quantizes no weights")
     return scheme
-
-
-def weight_order(scheme: Scheme) -> tuple:
-    """Sort key that puts schemes with the same weight codes side by side, unquantized first."""
-    return -scheme.bits, scheme.weight_granularity == "column", not scheme.symmetric, scheme.bitsandbytes

@@ -1,7 +1,7 @@
 """Int8 models on disk, and checkpoints that are quantized while they are read."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -31,20 +31,23 @@ from outliers.models.source import Source, find_model
 from outliers.models.weight_files import is_there, regular_file
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.schemes import Scheme, get_scheme, read_scheme
+from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.schemes import Scheme, get_scheme, read_scheme, write_scheme
 
 FILE = "int8.safetensors"
 
 
 def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
-    """Write an int8 model to a folder: codes, scales and all other weights with the scheme as safetensors, and its
-    configuration.
+    """Write an int8 model to a folder: codes, scales and all other weights with the scheme, and the paths of what it
+    skips, as safetensors, and its configuration.
 
     Raises:
         UserError: the model's weights are not kept as int8 codes, or the folder cannot be written.
     """
-    schemes = {module.scheme for *_, module in projections(model) if isinstance(module, Int8Linear)}
-    if len(schemes) != 1:
+    found = list(projections(model))
+    schemes = {module.scheme for *_, module in found if isinstance(module, Int8Linear)}
+    exact = [path for *_, path, module in found if not isinstance(module, Int8Linear)]
+    if len(schemes) != 1 or any(isinstance(module, QuantizedLinear) for *_, module in found):
         raise UserError("this model does not keep int8 codes alone; make one with quantize(model, scheme, keep='int8')")
     folder, tensors, seen = Path(folder), {}, set()
     for name, tensor in model.state_dict().items():
@@ -54,7 +57,7 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         model.config.save_pretrained(folder)
-        save_file(tensors, folder / FILE, {"scheme": json.dumps(asdict(schemes.pop()))})
+        save_file(tensors, folder / FILE, {"scheme": write_scheme(schemes.pop()), "skip": json.dumps(exact)})
 
 
 def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> PreTrainedModel:
@@ -70,14 +73,15 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         regular_file(path)
     try:
         with safe_open(path, "pt") as file:
-            scheme = read_scheme(file.metadata()["scheme"])
+            metadata = file.metadata()
+        scheme, skip = read_scheme(metadata["scheme"]), json.loads(metadata["skip"])
         tensors = load_file(path)  # each is read where it is brought to its device
     except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise UserError(f"cannot read an int8 model from '{folder}' ({reason_of(error, 200)})") from None
     config = config_of(source, str(folder))
     check_weights(config.to_dict(), str(folder), [path])
     with refusals(str(folder)):
-        model = quantize(skeleton(config, config.dtype, buffers=True), scheme, keep="int8")
+        model = quantize(skeleton(config, config.dtype, buffers=True), scheme, keep="int8", skip=skip)
         _check(tensors, model, str(folder))
         places = _places(model, str(folder), device)
         absent = set(model.state_dict()) - set(tensors)
@@ -98,7 +102,7 @@ def _check(tensors: dict[str, torch.Tensor], model: PreTrainedModel, name: str) 
         if not same:
             raise UserError(f"the int8 model '{name}' holds '{key}' as {tensor.dtype}; expected {expected[key].dtype}")
         if tensor.is_floating_point():
-            check_finite(tensor, key, name)
+            check_finite(tensor if tensor.itemsize > 1 else tensor.float(), key, name)  # torch has no limits of 8 bits
 
 
 def load_int8(
@@ -107,6 +111,7 @@ def load_int8(
     dtype: str = "float32",
     device: str | torch.device = "cpu",
     revision: str | None = None,
+    skip: Collection[str] = (),
 ) -> PreTrainedModel:
     """Load a causal language model from safetensors or GGUF and quantize each weight as it is read.
 
@@ -114,16 +119,17 @@ def load_int8(
 
     Args:
         name: as for `load_model`.
-        scheme: an 8-bit scheme.
+        scheme: one that quantizes weights.
         dtype: of what is not quantized, and of the hidden states: "float32", "float16" or "bfloat16".
         device: where to put it; "auto" as for `load_model`.
         revision: branch, tag or commit on the hub; or a checkpoint's folder in a local folder.
+        skip: as for `quantize`.
 
     Raises:
-        UserError: as `load_model`; the scheme is unknown or quantizes nothing.
+        UserError: as `load_model`; the scheme is unknown or quantizes no weights; as `quantize` of skip.
     """
-    scheme = get_scheme(scheme) if isinstance(scheme, str) else scheme
-    if scheme.bits != 8:
+    scheme = get_scheme(scheme)
+    if not scheme.quantizes:
         raise UserError(f"scheme '{scheme.name}' quantizes nothing; use load_model")
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
@@ -132,7 +138,7 @@ def load_int8(
     with refusals(name):
         exact = skeleton(config, DTYPES[dtype], buffers=True)
     checkpoint = open_checkpoint(find_model(name, revision), name, revision, exact)
-    model = quantize(exact, scheme, keep="int8")
+    model = quantize(exact, scheme, keep="int8", skip=skip)
     places = _places(model, name, device)
     for own, stored in checkpoint.tensors.items():
         tensor = stored.read().to(_place(own, places))

@@ -1,19 +1,33 @@
 """What an experiment needs to know, validated."""
 
 import re
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
-from outliers.quantization.schemes import BASELINE, SCHEMES, TABLE1, get_scheme
+from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, get_scheme
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
+PEER = "bitsandbytes"  # among the schemes of a latency: the layers of that library
+UNKNOWN = "unknown_name"  # the kind of a mistake whose message says all
 LARGEST_LAYER = 131_072  # features: so many products of codes have a sum that int32 holds
 
 
@@ -47,6 +61,36 @@ def _threshold(value: float) -> float:
         raise ValueError(str(error).partition("; ")[2]) from None
 
 
+def _scheme(value: object, others: tuple[str, ...]) -> str | Scheme:
+    """A scheme, or the name of one that there is; also `others`, which are not ours."""
+    if isinstance(value, Scheme) or value in others:
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected the name of a scheme, or a Scheme")
+    try:
+        return get_scheme(_line(value)) and value
+    except UserError as error:
+        raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
+
+
+def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
+    names = [scheme.name if isinstance(scheme, Scheme) else scheme for scheme in schemes]
+    if len(set(names)) < len(names):
+        raise ValueError("expected schemes of different names")
+    return schemes
+
+
+def _one_scheme(*others: str):
+    """A scheme, by name or as it is; also `others`, which are not ours."""
+    written = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else asdict(scheme))
+    check = PlainValidator(partial(_scheme, others=others), json_schema_input_type=str)
+    return Annotated[str | Scheme, check, written]
+
+
+def _schemes(*others: str):
+    return Annotated[list[_one_scheme(*others)], Split, Field(min_length=1), Once, AfterValidator(_of_different_names)]
+
+
 def _shape(value: str) -> str:
     if not all(0 < int(size) <= LARGEST_LAYER for size in value.split("x")):
         raise ValueError(f"expected features and outputs from 1 to {LARGEST_LAYER}")
@@ -64,6 +108,10 @@ Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Line = Annotated[str, AfterValidator(_line)]
 Name = Annotated[str, AfterValidator(_name)]
 Names = Annotated[list[Line], Split, Field(min_length=1), Once]
+OneScheme = _one_scheme()
+Schemes = _schemes()
+SchemesAndPeer = _schemes(PEER)
+Skip = Annotated[list[Line], Split, Once]
 Tokens = _whole(10**7, ge=2)  # of a sequence
 Count = _whole(10**6)
 Repeats = _whole(10**4)
@@ -81,6 +129,7 @@ MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
 OUTLIER = "From which magnitude on a value is an outlier."
+SKIP = "Projections that stay exact, by patterns such as *.down_proj; by default none."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
 BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
@@ -155,7 +204,8 @@ class Experiment(Settings):
 
     name: Name = "sweep"
     models: Names = Field(description=MODEL)
-    schemes: Names = Field(TABLE1, description="fp32, which quantizes nothing, and 8-bit schemes, also llm.int8-bnb.")
+    schemes: Schemes = Field(TABLE1, description="fp32, which quantizes nothing, and 8-bit schemes, also llm.int8-bnb.")
+    skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
     draws: Repeats = Field(
         1, description="Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
@@ -182,7 +232,8 @@ class Ablation(OneModel):
     """An ablation of one model, by the arguments of `outliers.ablate`."""
 
     name: Name = "ablate"
-    scheme: Line = Field(BASELINE, description="What the model is under meanwhile.")
+    scheme: OneScheme = Field(BASELINE, description="What the model is under meanwhile.")
+    skip: Skip = Field([], description=SKIP)
     features: Features | None = Field(
         None, description="Such as 3,17; by default the outlier features that a trace finds."
     )
@@ -268,10 +319,11 @@ class Latency(Machine):
     name: Name = "latency"
     dtype: Literal["float32", "float16", "bfloat16"] = Field("bfloat16", description="Of what is not quantized.")
     models: Names = Field(description=MODEL)
-    schemes: Names = Field(
+    schemes: SchemesAndPeer = Field(
         ["fp32", "llm.int8"],
         description="As of a sweep, fp32 without quantization, or bitsandbytes for the layers of that library.",
     )
+    skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
     text: Line = Field("sample", description=TEXT)
     bos: bool = Field(False, description=BEGIN)
@@ -287,7 +339,8 @@ class ZeroShot(Spread):
 
     name: Name = "zeroshot"
     models: Names = Field(description=MODEL)
-    schemes: Names = Field(["fp32", "absmax-vector", "llm.int8"], description="fp32 is not quantized.")
+    schemes: Schemes = Field(["fp32", "absmax-vector", "llm.int8"], description="fp32 is not quantized.")
+    skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
     tasks: Names = Field(
         ["hellaswag", "piqa", "winogrande", "lambada_openai"],
@@ -307,9 +360,9 @@ def alpha_of_schemes(spec: Experiment | Latency | ZeroShot) -> float | None:
     return spec.alpha if "alpha" in spec.model_fields_set else None
 
 
-def threshold_of(spec: Experiment | Latency | ZeroShot, scheme: str) -> float | None:
+def threshold_of(spec: Experiment | Latency | ZeroShot, scheme: str | Scheme) -> float | None:
     """From which magnitude on a scheme of an experiment decomposes, as its rows say; None where it does not."""
-    return get_scheme(scheme, alpha_of_schemes(spec)).outlier_threshold if scheme in SCHEMES else spec.alpha
+    return spec.alpha if scheme == PEER else get_scheme(scheme, alpha_of_schemes(spec)).outlier_threshold
 
 
 def layer_shape(dimension: int | str) -> tuple[int, int]:
@@ -326,6 +379,8 @@ def _field_error(error: ValidationError, kind: type[Named]) -> FieldError:
     path, field = first["loc"], ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         found = FieldError(str(unknown_name("field", field, kind.model_fields)))
+    elif first["type"] == UNKNOWN:
+        found = FieldError(first["msg"])
     else:
         message = first["msg"].removeprefix("Value error, ")
         found = FieldError(f"field '{field}': {message}, got {shown(first['input'])}")

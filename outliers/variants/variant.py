@@ -22,9 +22,10 @@ from outliers.variants.plant import plant
 
 @dataclass(frozen=True)
 class Quantized:
-    """Projections under a scheme."""
+    """Projections under a scheme; skip: patterns of those that stay exact, see `outliers.quantize`."""
 
     scheme: Scheme
+    skip: tuple[str, ...] = ()
     needs_trace = False
 
     @property
@@ -35,7 +36,7 @@ class Quantized:
     @contextmanager
     def on(self, model: PreTrainedModel, _layer: int | None = None) -> Iterator[PreTrainedModel]:
         """A model that shares what is not quantized."""
-        yield quantize(model, self.scheme)
+        yield quantize(model, self.scheme, skip=self.skip)
 
 
 @dataclass(frozen=True)

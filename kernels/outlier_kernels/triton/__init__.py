@@ -6,10 +6,11 @@ kernel, which needs the activations' codes and the outlier features from small k
 
 import torch
 
+from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import LARGEST_K, Quantized
 from outlier_kernels.triton.outlier_features import find_outliers
 from outlier_kernels.triton.product import multiply
-from outlier_kernels.triton.quantization import check_dtype, quantize
+from outlier_kernels.triton.quantization import DTYPES, check_dtype, quantize
 
 __all__ = ["linear", "quantize"]
 
@@ -18,8 +19,7 @@ def linear(
     hidden_states: torch.Tensor,
     weight: Quantized,
     bias: torch.Tensor | None = None,
-    symmetric: bool = True,
-    per_row: bool = True,
+    activations: Quantizer | None = ROWS,
     threshold: float | None = None,
 ) -> torch.Tensor:
     """`reference.linear` without synchronising host and device.
@@ -27,38 +27,52 @@ def linear(
     The int32 sums are exact, and so are the zeropoint terms, which are added in float64, however far from 0 the ranges
     are. Everything after is in float32, as in the reference, but where there are outliers in another order: the outputs
     agree to 1e-5 of the largest. A NaN or inf in a token makes the outputs of that token NaN or inf (of all tokens
-    unless `per_row`, for they share a scale), and hides no outlier of another.
+    where they share a scale), and hides no outlier of another.
 
     Args:
         hidden_states: float16, bfloat16 or float32 (tokens, features), of any strides.
         weight: of (outputs, features), quantized like the activations. Codes are copied in every call unless
             they are contiguous with a multiple of 16 features, or made by `quantize` here.
         bias: (outputs,).
-        symmetric, per_row: how the activations are quantized, see `quantize`.
+        activations: how the hidden states are quantized, in int8.
         threshold: magnitude from which a feature is an outlier; None for no decomposition.
 
     Returns:
         (tokens, outputs) in the dtype of `hidden_states`.
 
     Raises:
-        ValueError: a dtype is none of these, the features differ or could overflow int32, or the weight's scheme is
-            not that of the activations.
+        ValueError: a dtype is none of these, the features differ or could overflow int32, or the weight is not
+            quantized like the activations, see `serves`.
     """
-    _check(hidden_states, weight, symmetric)
+    _check(hidden_states, weight, activations)
     with torch.cuda.device_of(hidden_states):  # Triton launches on the current device, whatever the tensors are on
         outliers = None if threshold is None else find_outliers(hidden_states, threshold)
-        quantized = quantize(hidden_states, symmetric, per_row, outliers and outliers.flags)
+        quantized = quantize(hidden_states, activations.symmetric, activations.per_row, outliers and outliers.flags)
         return multiply(quantized, weight, bias, hidden_states, outliers)
 
 
-def _check(hidden_states: torch.Tensor, weight: Quantized, symmetric: bool) -> None:
+LINEAR = {"exact": linear}  # by the name of an arithmetic
+
+
+def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype) -> bool:
+    """Whether `linear` takes a weight with activations of a dtype: both int8, and both absmax or both zeropoint."""
+    return (
+        activations is not None
+        and activations.format == "int8"
+        and weight.has_exact_sums
+        and (weight.zero_point is None) == activations.symmetric
+        and dtype in DTYPES
+    )
+
+
+def _check(hidden_states: torch.Tensor, weight: Quantized, activations: Quantizer | None) -> None:
     check_dtype(hidden_states)
-    if weight.codes.dtype != torch.int8:
-        raise ValueError(f"the codes of a weight are int8, got {weight.codes.dtype}")
     features = weight.codes.shape[1]
     if hidden_states.ndim != 2 or hidden_states.shape[1] != features:
         raise ValueError(f"this weight takes (tokens, {features}), got {tuple(hidden_states.shape)}")
     if features > LARGEST_K:
         raise ValueError(f"{features} features could overflow an int32 sum; at most {LARGEST_K}")
-    if (weight.zero_point is None) != symmetric:
-        raise ValueError(f"activations with symmetric={symmetric} need a weight that is quantized like them")
+    if weight.codes.dtype != torch.int8:
+        raise ValueError(f"the codes of a weight are int8, got {weight.codes.dtype}")
+    if not serves(weight, activations, hidden_states.dtype):
+        raise ValueError(f"activations that are '{activations}' need a weight that is quantized like them")

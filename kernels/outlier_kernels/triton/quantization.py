@@ -8,18 +8,19 @@ from outlier_kernels.reference import Quantized
 
 ALIGNMENT = 16  # bytes that one load of a thread takes, if rows begin at multiples of them
 LARGEST_BLOCK = 4096  # features that the registers of one program hold
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_dtype(matrix: torch.Tensor) -> None:
     """Raises ValueError unless a matrix is float16, bfloat16 or float32."""
-    if matrix.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if matrix.dtype not in DTYPES:
         raise ValueError(f"the Triton kernels take float16, bfloat16 or float32, got {matrix.dtype}")
 
 
 def quantize(
     matrix: torch.Tensor, symmetric: bool, per_row: bool = True, outliers: torch.Tensor | None = None
 ) -> Quantized:
-    """`reference.quantize`, bit for bit, except that a NaN has some code and not none (its scale is NaN or inf).
+    """`reference.quantize_int8`, bit for bit, except that a NaN has some code and not none (its scale is NaN or inf).
 
     The codes are the first columns of a matrix that is padded with zeros to a multiple of 16 features, which the
     product needs for wide loads.

@@ -1,0 +1,408 @@
+"""Schemes of one's own: their parts, transforms, what they skip, what rows say of them, and plugins."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from outlier_kernels import cpu, dispatch, reference
+from outlier_kernels.formats import ROWS, Quantizer
+from outliers.experiment.sweep import sweep
+from safetensors.torch import save_file
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from outliers.errors import UserError
+from outliers.measurements.perplexity import perplexity
+from outliers.models.anatomy import projections
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.stream import stream_model
+from outliers.quantization import plugins, schemes
+from outliers.quantization.convert import quantize, under
+from outliers.quantization.fields import row_fields
+from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
+from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.quantization.transforms import TRANSFORMS, Transform
+from outliers.report.paper import PUBLISHED
+from outliers.specification.files import make_experiment, read_experiment
+from outliers.specification.kinds import Experiment, Latency
+from outliers.text.blocks import load_text
+from tests.conftest import make_model
+
+ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
+MIXED = Scheme("mixed", Quantizer("int8", "row", False), COLUMN)  # zeropoint activations, absmax weights
+WEIGHTS_ALONE = Scheme("w8", None, COLUMN)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The int8 units of this machine are there, or are said to be."""
+    monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
+    if not cpu.is_supported():
+        pytest.skip("needs AVX-512 VNNI")
+
+
+def test_the_table_of_the_paper_is_a_list_of_its_own(monkeypatch):
+    """One more row of the source is no row of the paper, whose numbers know their schemes by that list."""
+    source = Path(schemes.__file__).read_text(encoding="utf-8")
+    extended = ModuleType("extended")
+    monkeypatch.setitem(sys.modules, "extended", extended)
+    exec(source.replace("_OWN = [\n", '_OWN = [\n    Scheme("ours", _ROW, None),\n'), vars(extended))
+    assert set(extended.SCHEMES) == {*SCHEMES, "ours"}
+    assert extended.TABLE1 == TABLE1
+    assert {scheme for _, scheme in PUBLISHED["table1"].values} == set(TABLE1)
+    assert Experiment(**SMALL).schemes == TABLE1
+
+
+def test_the_smallest_scheme_of_ones_own():
+    scheme = Scheme("mine", ROW, COLUMN)
+    assert (scheme.label, scheme.arithmetic, scheme.outlier_threshold) == ("mine", "exact", None)
+    assert str(scheme.activations) == "int8 row absmax"
+    for part in (ROW, COLUMN, Quantizer("int8", "tensor", False), None):
+        assert Quantizer.read(part and str(part)) == part
+
+
+@pytest.mark.parametrize("scheme", [MIXED, WEIGHTS_ALONE, Scheme("w8-decomp", None, COLUMN, 2.0)], ids=lambda s: s.name)
+def test_layers_whose_operands_differ(scheme):
+    """Against float64 values of the codes, with codes alone; with exact weights see test_quantization."""
+    torch.manual_seed(0)
+    x = torch.randn(7, 16)
+    x[3, 5] = 4.0
+    for projection in (nn.Linear(16, 24), Conv1D(24, 16)):
+        nn.init.normal_(projection.bias)
+        weight = projection.weight.detach().T if isinstance(projection, Conv1D) else projection.weight.detach()
+        values = reference.quantize(weight, COLUMN).dequantize().double()
+        outliers = (x.abs() >= (scheme.outlier_threshold or torch.inf)).any(0)
+        kept = reference.quantize(x[:, ~outliers], scheme.activations).dequantize().double()
+        want = kept @ values[:, ~outliers].T + x[:, outliers].double() @ values[:, outliers].T + projection.bias
+        layer = Int8Linear(projection, scheme)
+        assert torch.allclose(layer(x), want.float(), atol=1e-5)
+    with pytest.raises(UserError, match="scheme 'a8' quantizes no weights, whose codes could be kept"):
+        quantize(make_model("gpt2"), Scheme("a8", ROW, None), keep="int8")
+
+
+# Powers of two change no rounding but that of codes: a product in floats is the same to the last bit.
+POWERS_OF_TWO = Transform(
+    lambda weight: torch.exp2(torch.log2(weight.abs().amax(0).clamp(min=1e-3)).round()),
+    lambda x, factors: x * factors,
+    lambda weight, factors: weight / factors,
+)
+
+
+@pytest.fixture
+def powers_of_two(monkeypatch):
+    monkeypatch.setitem(TRANSFORMS, "powers-of-two", "tests.test_schemes:POWERS_OF_TWO")
+    return Scheme("smooth", ROW, COLUMN, transform="powers-of-two")
+
+
+@pytest.mark.parametrize("threshold", [None, 0.5])
+@pytest.mark.parametrize("kind", [QuantizedLinear, Int8Linear])
+def test_a_transform_comes_before_anything_is_quantized(powers_of_two, kind, threshold):
+    torch.manual_seed(0)
+    sizes = torch.logspace(-2, 2, 16)
+    projection, x = nn.Linear(16, 24), torch.randn(7, 16) / sizes
+    projection.weight.data *= sizes
+    scheme = Scheme("smooth", ROW, COLUMN, threshold, transform="powers-of-two")
+    factors = POWERS_OF_TWO.fit(projection.weight.detach())
+    by_hand = nn.Linear(16, 24)
+    by_hand.weight.data, by_hand.bias = projection.weight.detach() / factors, projection.bias
+    plain = Scheme("plain", ROW, COLUMN, threshold)
+    with torch.no_grad():
+        got = kind(projection, scheme)(x)
+        assert torch.equal(got, kind(by_hand, plain)(x * factors))
+        if threshold:
+            assert 0 < ((x * factors).abs() >= threshold).any(0).sum() < 16, "some features are outliers"
+        exact = projection(x)
+        if threshold is None:
+            assert (got - exact).norm() < 0.1 * (kind(projection, plain)(x) - exact).norm(), "it smooths"
+        assert kind(projection, scheme).bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_transform_is_kept_with_a_model(powers_of_two, blocks, tmp_path):
+    model = make_model("gpt2")
+    small = quantize(model, powers_of_two, keep="int8")
+    expected = small(blocks).logits
+    assert not torch.equal(expected, quantize(model, "absmax-vector", keep="int8")(blocks).logits)
+    save_quantized(small, tmp_path)
+    loaded = load_quantized(tmp_path)
+    for one in (loaded, copy.deepcopy(loaded), copy.deepcopy(small).to("cpu")):
+        assert torch.equal(one(blocks).logits, expected)
+    exact = quantize(model, powers_of_two)
+    before = exact(blocks).logits
+    plain = quantize(model, "absmax-vector")
+    plain(blocks)
+    assert torch.equal(quantize(plain, powers_of_two)(blocks).logits, before), "their codes are not shared"
+    with torch.no_grad():
+        for projection in projections(exact):
+            projection.module.projection.weight.mul_(0.37)
+    assert torch.equal(exact(blocks).logits, quantize(model, powers_of_two)(blocks).logits), "it is fitted anew"
+
+
+def test_schemes_with_the_same_weight_operand_share_codes(blocks):
+    """Whatever their names and thresholds; also those of a user's own."""
+    first = quantize(make_model("gpt2"), "absmax-vector")
+    first(blocks)
+    codes = next(projections(first)).module.quantized_weight
+    for other, shared in (
+        (get_scheme("llm.int8", 3.0), True),
+        (MIXED, True),
+        (WEIGHTS_ALONE, True),
+        ("llm.int8-bnb", False),
+        ("absmax-row", False),
+        (Scheme("a8", ROW, None), False),
+    ):
+        assert (next(projections(quantize(first, other))).module.quantized_weight is codes) == shared
+    order = by_weights([WEIGHTS_ALONE, SCHEMES["absmax"], *(SCHEMES[name] for name in reversed(TABLE1))])
+    operands = [scheme.weight_operand for scheme in order]
+    assert order[0].name == "fp32"
+    assert [operands.index(one) for one in operands] == [0, 1, 1, 1, 4, 4, 4, 4, 8, 8, 10]
+
+
+SKIP = ["lm_head", "*.c_proj", "transformer.h.1.attn"]
+
+
+def test_what_is_skipped_stays_exact(blocks, tmp_path):
+    model = make_model("gpt2")
+    for keep, kind in (("exact", QuantizedLinear), ("int8", Int8Linear)):
+        some = quantize(model, "absmax", keep, skip=SKIP)
+        kinds = {projection.path: type(projection.module) for projection in projections(some)}
+        quantized = {path for path, one in kinds.items() if one is kind}
+        assert quantized == {"transformer.h.0.attn.c_attn", "transformer.h.0.mlp.c_fc", "transformer.h.1.mlp.c_fc"}
+        assert set(kinds.values()) == {kind, Conv1D}
+        if keep == "exact":
+            again = quantize(some, "absmax", skip=["*.c_proj"])
+            assert type(again.transformer.h[1].attn.c_attn) is QuantizedLinear
+    expected = some(blocks).logits
+    save_quantized(some, tmp_path / "small")
+    assert torch.equal(load_quantized(tmp_path / "small")(blocks).logits, expected)
+    model.save_pretrained(tmp_path / "exact")
+    assert torch.equal(load_int8(str(tmp_path / "exact"), "absmax", skip=SKIP)(blocks).logits, expected)
+    streamed = stream_model(str(tmp_path / "exact"))
+    with under(get_scheme("absmax"), SKIP)(streamed, 1) as layer:
+        assert type(layer.attn.c_attn) is Conv1D
+        assert type(layer.mlp.c_fc) is QuantizedLinear
+
+
+@pytest.mark.parametrize(
+    ("skip", "message"),
+    [
+        (["*.down_projj"], r"unknown module to skip '\*.down_projj'; did you mean|known: model.layers.0"),
+        (["model.layers.0.mlp.down_prj"], "did you mean model.layers.0.mlp.down_proj"),
+        ("*.down_proj", r"skip is '\*.down_proj'; expected a list of patterns"),
+        ([5], r"skip is \[5\]; expected a list"),
+        (5, "skip is 5; expected a list"),
+        (["model"], "leaves nothing for scheme 'absmax' to quantize"),
+    ],
+)
+def test_patterns_that_skip_nothing_or_all(skip, message):
+    for keep in ("exact", "int8"):
+        with pytest.raises(UserError, match=message):
+            quantize(make_model("llama"), "absmax", keep, skip=skip)
+
+
+def test_what_a_file_says_of_skipped_layers(tmp_path):
+    small = quantize(make_model("gpt2"), "absmax", keep="int8")
+    for skip in ('"all"', "[5]", "5", "null", "[" * 100_000, '["transformer.h.7"]', "nonsense"):
+        save_quantized(small, tmp_path)
+        save_file({}, tmp_path / "int8.safetensors", {"scheme": json.dumps(PARTS, default=vars), "skip": skip})
+        with pytest.raises(UserError):
+            load_quantized(tmp_path)
+
+
+PARTS = {"name": "ours", "activations": ROW, "weights": COLUMN}
+
+
+def test_a_file_of_an_earlier_version(tmp_path):
+    earlier = {"name": "absmax", "bits": 8, "symmetric": True, "label": "Int8 absmax"}
+    save_file({}, tmp_path / "int8.safetensors", {"scheme": json.dumps(earlier)})
+    with pytest.raises(UserError, match="unknown part 'bits'; quantize the exact model again"):
+        load_quantized(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["absmax", "llm.int8", "zeropoint-vector"])
+def test_the_memory_of_an_int8_model_stays_what_it_is(name, blocks):
+    """Also once its codes are in the layout that is multiplied fastest, and as the sum of its file's tensors."""
+    small = quantize(make_model("gpt2"), name, keep="int8")
+    before = small.get_memory_footprint()
+    small(blocks)
+    assert small.get_memory_footprint() == before
+    state = small.state_dict()
+    assert small.get_memory_footprint() == before
+    assert sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values()) == before
+
+
+def test_what_rows_say_of_a_scheme():
+    assert row_fields(get_scheme("fp32"), skip=["lm_head"]) == {}
+    assert row_fields(get_scheme("absmax")) == {}
+    assert row_fields(get_scheme("llm.int8", 4)) == {"alpha": 4.0, "outlier_weights": "exact"}
+    assert row_fields(get_scheme("llm.int8-bnb")) == {"alpha": 6.0, "outlier_weights": "dequantized"}
+    assert row_fields(get_scheme("absmax"), skip=["b", "a", "b"]) == {"skip": ["a", "b"]}
+    parts = "int8 row zeropoint × int8 column absmax, exact"
+    assert row_fields(MIXED) == {"scheme_parts": parts}
+    own = row_fields(Scheme("llm.int8", ROW, COLUMN, 6.0, "LLM.int8() by another label"))
+    assert own == row_fields(get_scheme("llm.int8")), "the same parts under the same name"
+    for other in (
+        Scheme("llm.int8", ROW, COLUMN),
+        Scheme("llm.int8", ROW, COLUMN, 6.0, arithmetic="bitsandbytes"),
+        Scheme("absmax", ROW, COLUMN),
+        Scheme("absmax", None, Quantizer("int8", "tensor")),
+    ):
+        assert "scheme_parts" in row_fields(other)
+    assert row_fields(WEIGHTS_ALONE)["scheme_parts"] == "exact × int8 column absmax, exact"
+
+
+def test_rows_say_which_kernels_multiply(on_cpu, monkeypatch, blocks):
+    """Asked before and after the first forward pass, of what really ran."""
+    model, ran = make_model("gpt2"), []
+    for scheme, keep, expected in (
+        ("llm.int8", "exact", "reference"),
+        ("llm.int8", "int8", "cpu"),
+        ("llm.int8-bnb", "int8", "cpu"),
+        ("zeropoint", "int8", "reference"),
+        (MIXED, "int8", "reference"),
+        (WEIGHTS_ALONE, "int8", "reference"),
+    ):
+        scheme = get_scheme(scheme)
+        quantized = quantize(model, scheme, keep)
+        assert keep == "int8" or row_fields(scheme, model)["kernels"] == expected
+        assert row_fields(scheme, quantized)["kernels"] == expected
+        with pytest.MonkeyPatch.context() as patch:
+            for name, kernels in (("cpu", cpu), ("reference", reference)):
+                for arithmetic, run in kernels.LINEAR.items():
+                    patch.setitem(
+                        kernels.LINEAR, arithmetic, lambda *of, name=name, run=run: ran.append(name) or run(*of)
+                    )
+            quantized(blocks)
+        if scheme.name == "llm.int8":
+            said = {"exact": "exact", "int8": "dequantized"}[keep]
+            assert row_fields(scheme, quantized)["outlier_weights"] == said
+        assert set(ran) == {expected}
+        ran.clear()
+        assert row_fields(scheme, quantized)["kernels"] == expected
+    monkeypatch.setattr(cpu, "LARGEST_PART", 128 * 127 * 32)  # the codes of one projection add up to that
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_proj.weight.fill_(1)
+    one_sided = quantize(model, "absmax-vector", keep="int8")
+    assert row_fields(get_scheme("absmax-vector"), one_sided)["kernels"] == "cpu, reference"
+
+
+@pytest.mark.parametrize(
+    ("activations", "arithmetic", "dtype", "symmetric", "expected"),
+    [
+        (ROWS, "exact", torch.float16, True, "triton"),
+        (Quantizer("int8", "row", False), "exact", torch.float32, False, "triton"),
+        (ROWS, "bitsandbytes", torch.float16, True, "reference"),
+        (ROWS, "exact", torch.float64, True, "reference"),
+        (Quantizer("int8", "row", False), "exact", torch.float32, True, "reference"),
+        (None, "exact", torch.float32, True, "reference"),
+    ],
+)
+def test_what_runs_on_a_gpu(monkeypatch, activations, arithmetic, dtype, symmetric, expected):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(dispatch, "path", lambda device: "triton")
+    weight = reference.quantize(torch.ones(2, 4), Quantizer("int8", "column", symmetric))
+    assert dispatch.path_of(weight, activations, arithmetic, dtype) == expected
+
+
+SMALL = {"models": ["pocket/gpt2-0.1m"], "block": 32, "blocks": 1}
+
+
+def test_a_scheme_of_ones_own_in_a_sweep(tmp_path):
+    """The number is that of the model under it, and another scheme of its name is measured anew."""
+    model = load_model("pocket/gpt2-0.1m")
+    blocks = load_text("sample", load_tokenizer("pocket/gpt2-0.1m"), 32, 1)
+    others = [Scheme("mine", Quantizer("int8", "tensor"), COLUMN), MIXED, Scheme("mine", ROW, COLUMN, 1.0)]
+    values = []
+    for scheme in others:
+        rows = sweep(Experiment(schemes=["fp32", scheme], **SMALL), tmp_path)
+        assert [row["scheme"] for row in rows] == ["fp32", scheme.name]
+        assert rows[1]["scheme_parts"] == scheme.parts
+        assert rows[1]["value"] == perplexity(quantize(model, scheme), blocks)
+        values.append(rows[1]["value"])
+    again = [sweep(Experiment(schemes=[scheme], **SMALL), tmp_path)[0]["value"] for scheme in others]
+    assert again == values
+    assert len(set(values)) == 3
+
+
+def test_schemes_in_a_specification(tmp_path):
+    asked = Experiment(schemes=["absmax", MIXED, "absmax", MIXED], **SMALL)
+    assert asked.schemes == ["absmax", MIXED]
+    assert Experiment(schemes="absmax,llm.int8", **SMALL).schemes == ["absmax", "llm.int8"]
+    assert Latency(models=["m"], schemes=["fp32", "bitsandbytes"]).schemes == ["fp32", "bitsandbytes"]
+    for asked, message in (
+        (["absmax", "llm.int9"], "unknown scheme 'llm.int9'; did you mean llm.int8"),
+        (["bitsandbytes"], "unknown scheme 'bitsandbytes'"),
+        ([{"name": "x"}], "field 'schemes.0': expected the name of a scheme, or a Scheme"),
+        ([MIXED, Scheme("mixed", ROW, COLUMN)], "field 'schemes': expected schemes of different names"),
+        ([], "field 'schemes'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Experiment(schemes=asked, **SMALL)
+    file = tmp_path / "mine.yaml"
+    file.write_text("models: [gpt2]\nschemes:\n- fp32\n- absmin\n")
+    with pytest.raises(UserError, match=r"mine.yaml, line 4, unknown scheme 'absmin'; did you mean absmax"):
+        make_experiment(read_experiment(str(file)), Experiment)
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a distribution that declares schemes: its name, its code, and its entry point."""
+
+    def make(name: str, code: str, entry: str) -> None:
+        home = tmp_path / name
+        info = home / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (home / f"{name}.py").write_text(code)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[outliers.schemes]\n{entry}\n")
+        monkeypatch.syspath_prepend(home)
+        plugins._loaded.cache_clear()
+
+    plugins._loaded.cache_clear()
+    yield make
+    plugins._loaded.cache_clear()
+
+
+ONE = "import outliers\nONE = outliers.Scheme('{}', outliers.Quantizer('int8', 'row'), None)\n"
+
+
+def test_schemes_of_a_plugin(install, blocks):
+    install("plugged_one", ONE.format("a8-row"), "one = plugged_one:ONE")
+    install("plugged_two", ONE.format("b8-row") + "TWO = [ONE]\n", "two = plugged_two:TWO")
+    model = make_model("gpt2")
+    assert get_scheme("absmax").name == "absmax"
+    assert "plugged_one" not in sys.modules, "nothing is loaded for a name that is known"
+    scheme = get_scheme("a8-row")
+    assert torch.equal(quantize(model, "a8-row")(blocks).logits, quantize(model, scheme)(blocks).logits)
+    assert Experiment(schemes=["b8-row", "fp32"], **SMALL).schemes == ["b8-row", "fp32"]
+    with pytest.raises(UserError, match="unknown scheme 'a8-rwo'; did you mean a8-row"):
+        get_scheme("a8-rwo")
+
+
+@pytest.mark.parametrize(
+    ("code", "entry", "message"),
+    [
+        ("1 / 0", "x = broken:X", r"plugin 'x' of the installed distribution 'broken' cannot be imported \(ZeroDiv"),
+        ("Y = 1", "x = broken:X", r"cannot be imported \(AttributeError"),
+        ("import outliers_that_is_not_there", "x = broken:X", r"cannot be imported \(ModuleNotFoundError"),
+        ("X = 5", "x = broken:X", "plugin 'x' .* is int; expected a Scheme or a list of them"),
+        (ONE.format("llm.int8"), "x = broken:ONE", "plugin 'x' .* has a scheme 'llm.int8', as outliers itself has"),
+        (ONE.format("twice") + "X = [ONE, ONE]", "x = broken:X", "has a scheme 'twice', as plugin 'x' of .* has"),
+        (
+            "import outliers\noutliers.Scheme('x', 5, None)",
+            "x = broken:X",
+            "activations of scheme 'x' is 5; expected a",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_one_line(install, code, entry, message):
+    install("broken", code, entry)
+    sys.modules.pop("broken", None)
+    assert get_scheme("absmax").name == "absmax"
+    with pytest.raises(UserError, match=message):
+        get_scheme("of a plugin")
