@@ -131,7 +131,7 @@ def traced(out: Path, **fields) -> list[dict]:
 
 
 def followed(out: Path, **fields) -> list[dict]:
-    return emergence(Emergence(models=[MODEL], **{"block": 16, "blocks": 1} | fields), out)
+    return run(Emergence(models=[MODEL], **{"block": 16, "blocks": 1} | fields), out)
 
 
 def timed(out: Path, **fields) -> list[dict]:
@@ -163,8 +163,8 @@ RUNS = {
 def measured(tmp_path_factory) -> Path:
     """A folder of results for each of them."""
     folder = tmp_path_factory.mktemp("measured")
-    for name, run in RUNS.items():
-        run(folder / name)
+    for name, one in RUNS.items():
+        one(folder / name)
     return folder
 
 

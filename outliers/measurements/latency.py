@@ -167,15 +167,14 @@ def _fields(subject: UnderScheme, spec: Latency, settings: Settings, model: PreT
         fields |= left_fields(model, fields["parameters"])
     if not scheme or not scheme.quantizes:
         return fields | {"weights_bytes": sum(weight.nbytes for weight in model.parameters())}
-    layers = [module for *_, module in projections(model)]
-    buffers = [buffer for layer in layers for buffer in layer.buffers()]  # codes and scales
+    quantized = [module for *_, module in projections(model) if isinstance(module, Int8Linear)]
+    buffers = [buffer for layer in quantized for buffer in layer.buffers()]  # codes and scales
     digest = hashlib.sha256(fields["weights_hash"].encode())
     for buffer in buffers:
         digest.update(buffer.cpu().numpy())
     fields |= {
         "weights_hash": digest.hexdigest()[:16],
-        "parameters": fields["parameters"]
-        + sum(layer.codes.numel() for layer in layers if isinstance(layer, Int8Linear)),
+        "parameters": fields["parameters"] + sum(layer.codes.numel() for layer in quantized),
         "weights_bytes": sum(weight.nbytes for weight in [*model.parameters(), *buffers]),
     }
     return fields | row_fields(scheme, model, spec.skip) | left_fields(model, fields["parameters"])
