@@ -10,28 +10,29 @@ import pytest
 import torch
 from outlier_kernels import cpu, dispatch, reference
 from outlier_kernels.formats import ROWS, Quantizer
-from outliers.experiment.sweep import sweep
 from safetensors.torch import save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
+from outliers.experiment.runner import sweep
 from outliers.measurements.perplexity import perplexity
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
 from outliers.quantization import plugins, schemes
-from outliers.quantization.convert import quantize, under
+from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.quantization.transforms import TRANSFORMS, Transform
-from outliers.report.paper import PUBLISHED
+from outliers.report.artefacts.table1 import PUBLISHED
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Experiment, Latency
 from outliers.text.blocks import load_text
+from outliers.variants.variant import Quantized
 from tests.conftest import make_model
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
@@ -55,7 +56,7 @@ def test_the_table_of_the_paper_is_a_list_of_its_own(monkeypatch):
     exec(source.replace("_OWN = [\n", '_OWN = [\n    Scheme("ours", _ROW, None),\n'), vars(extended))
     assert set(extended.SCHEMES) == {*SCHEMES, "ours"}
     assert extended.TABLE1 == TABLE1
-    assert {scheme for _, scheme in PUBLISHED["table1"].values} == set(TABLE1)
+    assert {scheme for _, scheme in PUBLISHED.values} == set(TABLE1)
     assert Experiment(**SMALL).schemes == TABLE1
 
 
@@ -183,7 +184,8 @@ def test_what_is_skipped_stays_exact(blocks, tmp_path):
     model.save_pretrained(tmp_path / "exact")
     assert torch.equal(load_int8(str(tmp_path / "exact"), "absmax", skip=SKIP)(blocks).logits, expected)
     streamed = stream_model(str(tmp_path / "exact"))
-    with under(get_scheme("absmax"), SKIP)(streamed, 1) as layer:
+    with Quantized(get_scheme("absmax"), SKIP).on(streamed, 1) as changed:
+        layer = decoder_layers(changed)[1]
         assert type(layer.attn.c_attn) is Conv1D
         assert type(layer.mlp.c_fc) is QuantizedLinear
 
