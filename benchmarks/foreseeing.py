@@ -38,18 +38,17 @@ COLUMNS = {
 def measure(what: str, name: str, folder: Path, blocks: int, stream: bool) -> dict:
     """A row of the table, measured in this process."""
     from outliers.experiment import engine
-    from outliers.experiment.runner import sweep
+    from outliers.experiment.runner import run
     from outliers.specification.kinds import Experiment, OneModel
-    from tests.conftest import trace_model
 
-    runs = {
-        "trace": lambda fields, out: trace_model(OneModel(model=str(folder), **fields), out),
-        "sweep": lambda fields, out: sweep(Experiment(models=[str(folder)], schemes=SCHEMES, **fields), out),
+    specify = {
+        "trace": lambda **fields: OneModel(model=str(folder), **fields),
+        "sweep": lambda **fields: Experiment(models=[str(folder)], schemes=SCHEMES, **fields),
     }
     announced = []
     engine.announce = lambda foreseen: announced.append((foreseen.needs[0], time.perf_counter()))
     with TemporaryDirectory() as out, peak_of_own_memory() as peak:
-        runs[what]({"block": TOKENS, "blocks": blocks, "stream": stream}, out)
+        run(specify[what](block=TOKENS, blocks=blocks, stream=stream), out)
         end = time.perf_counter()
     ((needed, start),) = announced
     return {
