@@ -260,7 +260,7 @@ def test_streamed_hidden_states_are_on_a_gpu_if_they_leave_enough_of_it(tmp_path
     for free, kind in ((2 * size, "maia"), (2 * size - 1, "cpu")):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, GB))
         with devices:
-            storage = stream._storage(shape)
+            storage = stream.storage(shape, torch.float32, stream.device)
         assert (storage.device.type, storage.shape) == (kind, shape)
 
 

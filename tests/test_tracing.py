@@ -365,6 +365,20 @@ def test_what_does_not_belong_together_is_not_merged(gpt2):
             one.merge(different)
 
 
+def test_traces_of_different_things_are_not_merged(gpt2):
+    """What both say must agree; what one says stays."""
+    _, _, (one, two, *_), _ = gpt2
+    about = {"model": "a", "weights_hash": "0" * 16, "text": "sample"}
+    silent, said = replace(one), replace(two, about=about)
+    assert silent.merge(said).about == said.merge(silent).about == said.merge(said).about == about
+    assert silent.merge(two).about == silent.about == {}, "and neither of the two is changed"
+    more = replace(one, about={"text": "sample", "streamed": True})
+    assert said.merge(more).about == about | {"streamed": True}
+    for what in about:
+        with pytest.raises(UserError, match=f"cannot merge traces whose {what} are '.*' and 'other'"):
+            said.merge(replace(two, about=about | {what: "other"}))
+
+
 def plant_layer(model):
     """The model with its first decoder layer alone."""
     model.model.decoder.layers = model.model.decoder.layers[:1]

@@ -1,5 +1,6 @@
 """What the run of a model needs: memory, disk, download and time, from a calibration of its measurement."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -74,17 +75,20 @@ def need_of(run: Run) -> Need:
     if at_once > free:
         return Need(run.job.name, at_once if settings.stream else sizes.weights, 0, 0, download, None)
     calibration = _of_config(run, calibrate, settings.dtype, device, settings.block, run.passes)
-    states = states_of(run) if settings.stream else 0
+    of_blocks = [states_of(run), _kept_of_blocks(calibration, settings)] if settings.stream else []
+    states, limit = sum(of_blocks), math.inf if settings.memory is None else settings.memory
     on_gpu = device.type == "cuda" and states <= STATES_ON_GPU * (free - sizes.outside)
-    in_file = not on_gpu and settings.memory is not None and states > settings.memory
-    on_host = 0 if on_gpu or in_file else states
+    on_host = 0
+    for size in of_blocks if not on_gpu else ():
+        on_host += size if on_host + size <= limit else 0
     memory, host = WORKSPACES + _memory(sizes, calibration, settings), 0
     if device.type == "cpu":
         memory += PROCESS + on_host
     else:  # for one GPU all weights are on the host first, for several each tensor goes to its place
         memory += states if on_gpu else 0
         host = PROCESS + on_host + (0 if settings.stream or settings.device == "auto" else sizes.weights)
-    return Need(run.job.name, memory, host, states if in_file else 0, download, _seconds(run, sizes, calibration))
+    in_file = 0 if on_gpu else states - on_host
+    return Need(run.job.name, memory, host, in_file, download, _seconds(run, sizes, calibration))
 
 
 def least_seconds(run: Run) -> float:
@@ -117,16 +121,19 @@ def states_of(run: Run) -> int:
     return max(sum(part.times for part in parts) for parts in run.passes) * run.settings.blocks * of_block
 
 
+def _kept_of_blocks(calibration: Calibration, settings: Settings) -> int:
+    """Bytes that are kept, beside the hidden states, of all blocks of a streamed model until the last layer."""
+    return settings.blocks * max(cost.first for of_pass in calibration.costs for cost in of_pass)
+
+
 def _memory(sizes: Sizes, calibration: Calibration, settings: Settings) -> int:
     """Bytes of tensors on the device and between them, but for hidden states between layers."""
     costs = [cost for of_pass in calibration.costs for cost in of_pass]
-    others, blocks = sizes.layers - 1, settings.blocks
+    at_once = 1 if settings.stream else sizes.layers
 
     def beside_weights(cost: Cost) -> int:
         passing = cost.peak + min(HOLES * cost.peak, MOST_HOLES)
-        if settings.stream:  # what is kept of all blocks is kept until the last layer
-            return passing + cost.added + (blocks - 1) * cost.first + blocks * others * cost.further
-        return passing + sizes.layers * cost.added + others * cost.further
+        return passing + at_once * cost.added + (sizes.layers - 1) * cost.further
 
     weights = sizes.outside + sizes.layer if settings.stream else sizes.weights
     return weights + max(map(beside_weights, costs))

@@ -50,8 +50,8 @@ class Cost(NamedTuple):
 
     once: seconds a layer. layer: seconds a block and layer. rest: seconds a block, outside of the layers. added: bytes
     that stay of a layer after `once`, such as its codes. peak: bytes that are alive at most while a block passes one
-    layer, beside these and the weights. first, further: bytes that are kept of a block for its first layer, and for
-    each further one.
+    layer, beside these and the weights. first: bytes that are kept of a block until its last layer. further: bytes that
+    are kept of each layer but one, of all blocks together.
     """
 
     once: float
@@ -210,7 +210,8 @@ def _clock(device: torch.device) -> Callable[[], Moment]:
 
 
 class _Seen(NamedTuple):
-    """What a run of a part showed: as in `Cost`, but for seconds in all but `once`, and the peak with all layers."""
+    """What a run of a part showed: as in `Cost`, but for seconds in all but `once`, the peak with all layers, and what
+    is kept of the block in `first`, with what is kept of its first layer."""
 
     once: float
     layer: float
@@ -238,8 +239,8 @@ def _cost(part: Part, model: PreTrainedModel, ids: torch.Tensor, plain: _Seen) -
     once, layer, whole = (min(values) for values in list(zip(*seen, strict=True))[:3])
     first, further = (max(0, kept - usual) for kept, usual in zip(seen[0][-2:], plain[-2:], strict=True))
     layers = len(decoder_layers(model))
-    peak = seen[0].peak - layers * seen[0].added - further
-    return Cost(once, layer, max(0.0, whole - layers * layer), seen[0].added, peak, first, further)
+    peak, of_block = seen[0].peak - layers * seen[0].added - further, max(0, first - further)
+    return Cost(once, layer, max(0.0, whole - layers * layer), seen[0].added, peak, of_block, further)
 
 
 def _run(part: Part, model: PreTrainedModel, ids: torch.Tensor, storages: Storages | None = None) -> _Seen:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from outliers.estimate.needs import Need, Run, need_of, states_of
+from outliers.estimate.needs import Need, Run, need_of
 from outliers.estimate.room import Room, room_of
 from outliers.models.load import find_device
 from outliers.specification.kinds import Settings
@@ -116,7 +116,7 @@ def _limit(run: Run) -> str | None:
     device = find_device(run.settings.device)
     room, needed = room_of(run.settings), need_of(in_file)
     free = room.memory - needed.memory if device.type == "cpu" else room.host - needed.host
-    free = min(free, states_of(in_file) - 1)
+    free = min(free, needed.disk - 1)  # less than all of them
     if needed.seconds is None or run.settings.memory is not None or free < 1e6:
         return None
     return f"{free // 10**9}GB" if free >= 1e9 else f"{free // 10**6}MB"

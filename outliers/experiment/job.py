@@ -27,7 +27,7 @@ from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.quantization.schemes import Scheme
 from outliers.specification.kinds import BOS, Machine, Settings
 from outliers.terminal.progress import Progress
-from outliers.text.blocks import find_text, load_text, tokens_hash
+from outliers.text.blocks import find_text, load_text, text_name, tokens_hash
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def load(job: Job, settings: Settings) -> tuple[PreTrainedModel, dict]:
 def describe(job: Job, model: PreTrainedModel, settings: Settings) -> dict:
     """The fields that all rows of a job's loaded model have in common."""
     return describe_model(job.model, job.revision, job.config, model, settings) | {
-        "text": settings.text,
+        "text": text_name(settings.text),
         "tokens_hash": tokens_hash(job.blocks),
         "protocol": protocol_of(settings),
         "block": settings.block,

@@ -1,10 +1,22 @@
 """What an experiment needs to know, validated."""
 
+import os
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+    ValidationError,
+    WrapValidator,
+)
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
@@ -24,6 +36,21 @@ def _line(value: str) -> str:
     if len(value.encode()) > LONGEST_PATH or max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
         raise ValueError(f"expected names of at most {LONGEST_NAME} bytes")
     return value
+
+
+def _text(value, as_string: Callable[[object], str]):
+    """A text that is named in one line; or, from Python, one's own, as `outliers.load_text` takes it, whole."""
+    own = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Iterator))
+    return value if own else _line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
+
+
+def _dump_text(value, info: SerializationInfo):
+    """In JSON one's own text is what rows call it."""
+    if info.mode != "json" or isinstance(value, str):
+        return value
+    from outliers.text.blocks import text_name  # which imports torch
+
+    return text_name(value)
 
 
 def _name(value: str) -> str:
@@ -63,6 +90,7 @@ Split = BeforeValidator(lambda value: [part for part in value.split(",") if part
 Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Line = Annotated[str, AfterValidator(_line)]
 Name = Annotated[str, AfterValidator(_name)]
+Text = Annotated[str, WrapValidator(_text), PlainSerializer(_dump_text)]
 Names = Annotated[list[Line], Split, Field(min_length=1), Once]
 Tokens = _whole(10**7, ge=2)  # of a sequence
 Count = _whole(10**6)
@@ -125,7 +153,7 @@ class Settings(Machine):
     as tasks of a Ray cluster.
     """
 
-    text: Line = "sample"
+    text: Text = "sample"
     block: Tokens = 256
     blocks: Count = 32
     bos: bool = False
@@ -241,7 +269,7 @@ class Latency(Machine):
     models: Names
     schemes: Names = ["fp32", "llm.int8"]
     revision: Line | None = None
-    text: Line = "sample"
+    text: Text = "sample"
     bos: bool = False
     alpha: Threshold = ALPHA
     batches: Batches = [1, 8, 32]
