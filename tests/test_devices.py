@@ -303,6 +303,16 @@ def test_a_mistake_in_one_of_the_models_is_raised(blocks):
         trace([model, other], [])
 
 
+def test_threads_are_those_that_compute():
+    usual = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert provenance.environment("cpu")["threads"] == count
+    finally:
+        torch.set_num_threads(usual)
+
+
 def test_provenance_of_several_gpus(monkeypatch):
     names = ["NVIDIA H100", "NVIDIA H100", "NVIDIA L4"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)

@@ -112,7 +112,7 @@ blocks = torch.randint(100, (64, 64), generator=torch.Generator().manual_seed(0)
 for count in (4, 4, 64):
     peak = []
     model.base_model.h[-1].register_forward_hook(lambda *_: peak.append(anonymous()))
-    trace(model, blocks[:count], alpha=2.0, attention=False)
+    trace(model, blocks[:count], attention=False)
     peaks[count] = max(peak)
 print(peaks[64] - peaks[4])
 """

@@ -9,9 +9,10 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.errors import UserError
-from outliers.models.anatomy import ROLES, anatomy_of, projections, readers
+from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, projections, readers
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text
@@ -179,6 +180,9 @@ def test_every_role_of_every_architecture_against_recorded_inputs(model, blocks)
         table = found.features(role).set_index("feature").sort_index()
         assert np.allclose(table["layers"], both.any(2).double().mean((0, 1)))
         assert np.allclose(table["positions"], both.any(0).double().mean((0, 1)))
+        if f"{role}.magnitude" in found.statistics:
+            of_layers = torch.stack([states[role, layer] for layer in range(2)]).abs().amax(0).sum(0)
+            assert torch.allclose(found.statistics[f"{role}.magnitude"], of_layers, rtol=1e-6)
     if "ffn_out" in found.roles:
         assert found.features("ffn_out")["q1"].isna().all(), "no quartiles of so many units"
     most = found.largest_values()
@@ -247,6 +251,46 @@ def test_massive_activations():
     assert found.statistics["residual.massive_positions"].nonzero().tolist() == [[5]]
     assert found.statistics["residual.massive_tokens"].nonzero().tolist() == [[5]]
     assert found.statistics["residual.massive"].nonzero().tolist() == [[0, 3], [1, 3]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_residual_stream_of_all_layers(case):
+    """In float64 numpy, from the states that transformers returns, and from a hook before the final norm."""
+    kind, fields = CONFIGS[case]
+    layers = {"n_layer": 4} if case == "gpt2" else {"num_hidden_layers": 4}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=100, **fields | layers)).eval()
+    blocks = torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
+    embeddings = model.get_input_embeddings().weight
+    embeddings[blocks[0, 6], 3], embeddings[blocks[2, 9], 7] = 400, -7000  # each is massive where the median is small
+    late = decoder_layers(model)[2].mlp
+    (late.c_proj.weight.T if case == "gpt2" else late.down_proj.weight)[11] *= 1e6  # massive in the last two layers
+    last = []
+    handle = decoder_layers(model)[3].register_forward_hook(
+        lambda *args: last.append(args[2][0] if isinstance(args[2], tuple) else args[2])
+    )
+    hidden = model(blocks, output_hidden_states=True, use_cache=False).hidden_states
+    handle.remove()
+    states = torch.stack([*hidden[1:4], last[0].view(3, 24, 32)]).double().numpy()  # (layers, sequences, T, features)
+    found = trace(model, blocks, attention=False).statistics
+
+    magnitude = np.abs(states)
+    middle = np.sort(magnitude.reshape(4, 3, -1))[..., (24 * 32 - 1) // 2]
+    largest = magnitude.max((2, 3))
+    massive = (magnitude > 100) & (magnitude >= 1000 * middle[..., None, None])
+    assert 0 < massive.sum((1, 2, 3)).min() < massive.sum((1, 2, 3)).max()
+    assert np.allclose(found["residual.sum_of_max"], largest.sum(1), rtol=1e-5)
+    assert np.allclose(found["residual.sum_of_ratios"], (largest / middle).sum(1), rtol=1e-4)
+    assert np.array_equal(found["residual.massive"], massive.sum((1, 2)))
+    assert np.array_equal(found["residual.massive_positions"], massive.sum((0, 1, 3)))
+    tokens = np.bincount(blocks.numpy().ravel(), massive.sum((0, 3)).ravel(), 100)
+    assert np.array_equal(found["residual.massive_tokens"], tokens)
+    for layer, row in enumerate(found["residual.largest"]):
+        sequence, position, feature = np.unravel_index(magnitude[layer].argmax(), magnitude[layer].shape)
+        value = states[layer, sequence, position, feature]
+        assert row[:2].tolist() == pytest.approx([abs(value), value], rel=1e-5)
+        assert row[2:].tolist() == [feature, position, blocks[sequence, position]]
 
 
 def test_kurtosis_and_norms_against_scipy(gpt2):
