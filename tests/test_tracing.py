@@ -205,6 +205,22 @@ def test_what_every_sign_is(gpt2):
     assert kinds == {0, 1, 2}, "no hits, of one sign, of both"
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_an_entry_of_just_alpha_is_a_hit(gpt2, role):
+    """Of either sign, in every count of hits."""
+    model, blocks, *_ = gpt2
+    states = recorded(model, blocks)
+    x = torch.stack([states[role, layer] for layer in range(2)])  # (layers, sequences, T, features)
+    for alpha in (x.max().item(), -x.min().item()):
+        found, hit = trace(model, blocks, role, alpha=alpha, attention=False), x.abs() >= alpha
+        assert torch.equal(found.statistics[f"{role}.hits"], hit.sum((1, 2)))
+        assert torch.equal(found.statistics[f"{role}.layers_hit"], hit.any(2).sum((0, 1)))
+        assert torch.equal(found.statistics[f"{role}.positions_hit"], hit.any(0).sum((0, 1)))
+        signs = torch.stack([(x >= alpha).any((0, 1, 2)), (x <= -alpha).any((0, 1, 2))])
+        one_sided = found.features(role).set_index("feature").sort_index()["one_sided"]
+        assert one_sided.tolist() == (signs.sum(0) == 1).tolist()
+
+
 def test_layers_that_lack_a_role(gpt2, monkeypatch):
     """As where a mixture of experts, which is no projection of all tokens, stands in some layers."""
     model, blocks, _, whole = gpt2
