@@ -1,5 +1,6 @@
 """Traces against second computations: plain loops, transformers' own outputs, scipy, and outliers planted or known."""
 
+import copy
 import itertools
 from dataclasses import replace
 
@@ -136,6 +137,20 @@ def test_every_architecture_against_transformers(case, blocks):
     at = [int(i) for _, s, _, k in (received > 0.3).nonzero() for i in [blocks[s, k]]]
     tokens = found.sink_tokens().set_index("token")["share"]
     assert tokens.to_dict() == pytest.approx({token: at.count(token) / len(at) for token in set(at)})
+
+
+@torch.no_grad()
+def test_sinks_of_every_layer_and_position(gpt2, monkeypatch):
+    """From a threshold on that half of the keys exceed, where an error of any weight shows."""
+    model, blocks, *_ = gpt2
+    eager = copy.deepcopy(model)
+    eager.config._attn_implementation = "eager"
+    received = torch.stack(eager(blocks, output_attentions=True, use_cache=False).attentions).sum(3)
+    means = received / torch.arange(24, 0, -1)  # (layers, sequences, heads, keys)
+    monkeypatch.setattr("outliers.tracing.trace.SINK", means.median().item() + 1e-6)
+    sinks = trace(model, blocks).statistics["attention.sinks"]
+    assert torch.equal(sinks, (means > means.median() + 1e-6).sum((1, 2)))
+    assert (sinks[0] != sinks[1]).any()
 
 
 def recorded(model, blocks) -> dict:
@@ -277,9 +292,16 @@ def test_residual_stream_of_all_layers(case):
     layers = {"n_layer": 4} if case == "gpt2" else {"num_hidden_layers": 4}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=100, **fields | layers)).eval()
-    blocks = torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
+    blocks = torch.randint(33, (3, 24), generator=torch.Generator().manual_seed(1)) + 33 * torch.arange(3)[:, None]
     embeddings = model.get_input_embeddings().weight
-    embeddings[blocks[0, 6], 3], embeddings[blocks[2, 9], 7] = 400, -7000  # each is massive where the median is small
+    embeddings[33:66] *= 20  # of the second block
+    for sequence, position, feature, value in (
+        (0, 6, 3, 400),
+        (0, 8, 4, 60),  # more than 1000 times the median, but not more than 100
+        (1, 7, 5, 180),  # more than 100, but not 1000 times the median
+        (2, 9, 7, -7000),
+    ):
+        embeddings[blocks[sequence, position], feature] = value
     late = decoder_layers(model)[2].mlp
     (late.c_proj.weight.T if case == "gpt2" else late.down_proj.weight)[11] *= 1e6  # massive in the last two layers
     last = []
@@ -296,6 +318,8 @@ def test_residual_stream_of_all_layers(case):
     largest = magnitude.max((2, 3))
     massive = (magnitude > 100) & (magnitude >= 1000 * middle[..., None, None])
     assert 0 < massive.sum((1, 2, 3)).min() < massive.sum((1, 2, 3)).max()
+    assert (massive[0] < (magnitude[0] > 100)).any()
+    assert (massive[0] < (magnitude[0] >= 1000 * middle[0, :, None, None])).any()
     assert np.allclose(found["residual.sum_of_max"], largest.sum(1), rtol=1e-5)
     assert np.allclose(found["residual.sum_of_ratios"], (largest / middle).sum(1), rtol=1e-4)
     assert np.array_equal(found["residual.massive"], massive.sum((1, 2)))
