@@ -92,6 +92,8 @@ def test_criterion_and_order(gpt2):
     assert 0 < outlier.sum() < 32
     assert found.outlier_features(layers=0.9, positions=0.3)["feature"].tolist() == table[outlier]["feature"].tolist()
     assert table["positions"].is_monotonic_decreasing
+    for _, row in table[table["hits"] > 0].iterrows():  # at just its own fractions each is one
+        assert row["feature"] in set(found.outlier_features(row["layers"], row["positions"])["feature"])
     by_layer = found.outlier_features(layers=0.9, positions=0.3, by="layer")
     assert len(by_layer) == outlier.sum() * 2 * 2
     assert by_layer["hits"].sum() == table[outlier]["hits"].sum()
