@@ -81,6 +81,8 @@ def test_features_by_definition(gpt2):
         assert row["one_sided"] == (min(values) > 0 or max(values) < 0)
         for name, q in (("q1", 0.25), ("median", 0.5), ("q3", 0.75)):
             assert row[name] == pytest.approx(np.quantile(values, q, method="lower"), rel=0.0101)
+    quartiles = table[["q1", "median", "q3"]].abs()
+    assert (quartiles >= ALPHA).where(quartiles.notna(), True).all(axis=None), "as every hit is"
     largest = torch.stack(list(states.values())).abs().amax((0, 1, 2))
     assert np.allclose(table["max"].sort_index(), largest, rtol=1e-4)
 
@@ -601,6 +603,10 @@ def test_row_of_table4(blocks):
     assert row["most_common"] == outliers["feature"][0]
     assert row["median"] == outliers["median"][0]
     assert row["one_sided"] == outliers["one_sided"].sum()
+    counted = found.statistics["attn_in+ffn_in.layers_hit"].clone()
+    counted[row["most_common"]] = 0  # hit at as many positions as before, and no outlier feature any more
+    other = replace(found, statistics=found.statistics | {"attn_in+ffn_in.layers_hit": counted})
+    assert {row["most_common"], table4_row(other, 12.5)["most_common"]} == {5, 20}
     everything = sum(found.features(view)["hits"].sum() for view in ("attn_in", "attn_out", "ffn_in"))
     assert row["outliers_per_sequence"] == everything / 3
     low, papers = trace(model, blocks, alpha=0.5), trace(model, blocks, PAPER, alpha=0.5)
