@@ -156,8 +156,11 @@ def test_spread_models_under_schemes(model, case, blocks, devices, keep, schemes
 
 
 def test_a_mistake_in_the_observer_is_caught(blocks, devices, monkeypatch):
-    monkeypatch.setattr(_Observer, "_home", lambda self, tensors: list(tensors))
-    with devices, pytest.raises(RuntimeError, match="cat mixes devices: maia:1, maia:2"):
+    def add_where_it_is(self, name, value):
+        self.total[name] = self.total[name] + value if name in self.total else value
+
+    monkeypatch.setattr(_Observer, "_add", add_where_it_is)
+    with devices, pytest.raises(RuntimeError, match=r"add.* mixes devices: maia:1, maia:2"):
         trace(spread(make_model("gpt2")), blocks)
 
 
