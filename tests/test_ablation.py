@@ -70,7 +70,7 @@ def test_perplexity_of_every_architecture(case, blocks, where):
 @pytest.mark.parametrize("method", METHODS)
 def test_methods(method):
     """What q, k and v of each layer see: the method's values in the features, and all else as it was."""
-    model, blocks = make_model("llama"), torch.randint(100, (1, 24))
+    model, blocks = make_model("llama"), torch.randperm(100)[None, :24]  # no two tokens alike
     inputs, changed = {}, {}
 
     def keep(into):
@@ -102,8 +102,9 @@ def test_methods(method):
     if method == "shuffle":
         assert torch.equal(q[:, [2, 9]].sort(0).values, before[:, [2, 9]].sort(0).values)
         assert not torch.equal(q[:, 2], before[:, 2])
-        order = [q[:, n].argsort().tolist() for n in (2, 9)]
-        assert order[0] != order[1]
+        came_from = [(q[:, n, None] == before[:, n]).int().argmax(1).tolist() for n in (2, 9)]
+        assert all(sorted(order) == list(range(24)) for order in came_from)
+        assert came_from[0] != came_from[1], "a permutation for each feature"
 
 
 def test_mean_is_over_the_text():

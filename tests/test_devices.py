@@ -156,8 +156,11 @@ def test_spread_models_under_schemes(model, case, blocks, devices, keep, schemes
 
 
 def test_a_mistake_in_the_observer_is_caught(blocks, devices, monkeypatch):
-    monkeypatch.setattr(_Observer, "_home", lambda self, tensors: list(tensors))
-    with devices, pytest.raises(RuntimeError, match="cat mixes devices: maia:1, maia:2"):
+    def add_where_it_is(self, name, value):
+        self.total[name] = self.total[name] + value if name in self.total else value
+
+    monkeypatch.setattr(_Observer, "_add", add_where_it_is)
+    with devices, pytest.raises(RuntimeError, match=r"add.* mixes devices: maia:1, maia:2"):
         trace(spread(make_model("gpt2")), blocks)
 
 
@@ -260,7 +263,7 @@ def test_streamed_hidden_states_are_on_a_gpu_if_they_leave_enough_of_it(tmp_path
     for free, kind in ((2 * size, "maia"), (2 * size - 1, "cpu")):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, GB))
         with devices:
-            storage = stream._storage(shape)
+            storage = stream.storage(shape, torch.float32, stream.device)
         assert (storage.device.type, storage.shape) == (kind, shape)
 
 
@@ -301,6 +304,16 @@ def test_a_mistake_in_one_of_the_models_is_raised(blocks):
         trace([model, model], blocks)
     with pytest.raises(UserError, match="no blocks to trace"):
         trace([model, other], [])
+
+
+def test_threads_are_those_that_compute():
+    usual = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert provenance.environment("cpu")["threads"] == count
+    finally:
+        torch.set_num_threads(usual)
 
 
 def test_provenance_of_several_gpus(monkeypatch):

@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.errors import UserError
 from outliers.experiment.runner import run, sweep
@@ -84,10 +86,54 @@ def test_all_schemes_in_one_pass(folder, blocks):
 def test_hidden_states_in_a_file(saved, blocks):
     kept, spilled = stream_model(saved), stream_model(saved, memory=1000)
     assert perplexity(spilled, blocks) == perplexity(kept, blocks)
-    states = spilled.stream._storage((2, 3, 24, 32))
+    states = spilled.stream.storage((2, 3, 24, 32), torch.float32, torch.device("cpu"))
     assert states.numel() * 4 > 1000
     states.fill_(7)
     assert states.sum() == 7 * states.numel()
+
+
+LARGER = {"n_embd": 256, "n_layer": 6, "n_head": 4, "n_positions": 64, "vocab_size": 100}
+GROWTH = """
+import sys
+import torch
+from outliers.models.stream import stream_model
+from outliers.tracing.trace import trace
+
+def anonymous():
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return 1024 * int(lines["RssAnon"].split()[0])
+
+torch.set_num_threads(1)
+model, peaks = stream_model(sys.argv[1], memory=1000), {}
+blocks = torch.randint(100, (64, 64), generator=torch.Generator().manual_seed(0))
+for count in (4, 4, 64):
+    peak = []
+    model.base_model.h[-1].register_forward_hook(lambda *_: peak.append(anonymous()))
+    trace(model, blocks[:count], attention=False)
+    peaks[count] = max(peak)
+print(peaks[64] - peaks[4])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident memory from /proc")
+def test_memory_of_a_streamed_trace_does_not_grow_with_blocks(tmp_path):
+    """What it keeps of them is in the file of the hidden states, which is not this process's own memory."""
+    config = AutoConfig.for_model("gpt2", **LARGER)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    done = subprocess.run([sys.executable, "-c", GROWTH, str(tmp_path)], capture_output=True, text=True, check=True)
+    states = 64 * 64 * 256 * 4
+    assert int(done.stdout) < states / 2
+
+
+def test_what_a_trace_keeps_of_blocks_counts_as_hidden_states_do(saved, blocks):
+    """Three blocks of the states, of the magnitudes of two roles, and of the hits of heads and feed-forward units."""
+    states, hits = 3 * 24 * 32 * 4, 3 * 24 * 32
+    for memory, taken in ((None, 3 * states + hits + 2 * hits), (2 * states, 2 * states), (1000, 0)):
+        streamed = stream_model(saved, memory=memory)
+        trace(streamed, blocks)
+        assert streamed.stream.taken.total() == taken
+        perplexity(streamed, blocks)
+        assert streamed.stream.taken.total() == (0 if memory == 1000 else states)
 
 
 def test_ablation(saved, blocks):

@@ -1,5 +1,6 @@
 """Documents and blocks."""
 
+import collections
 import gzip
 import json
 import os
@@ -7,14 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
+import numpy as np
 import pytest
 import torch
+from outliers.experiment.sweep import sweep
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from outliers.errors import UserError
 from outliers.models.load import load_tokenizer
-from outliers.text.blocks import find_text, load_text, tokens_hash
+from outliers.specification.kinds import Experiment, OneModel
+from outliers.text.blocks import find_text, load_text, text_name, tokens_hash
 from outliers.text.documents import read_file, sample
 from outliers.text.tokens import LONGEST, visible_token
 from tests.conftest import C4, STORIES, needs_shared
@@ -292,6 +297,128 @@ def test_hub_texts_are_asked_for_as_defined(monkeypatch, tokenizer):
     ]
     assert c4.tolist()[0] == tokenizer("one line of text ")["input_ids"][:4]
     assert wikitext.tolist()[0] == tokenizer("one line of text \n\nanother one")["input_ids"][:4]
+
+
+DOCUMENTS = ["One document of mine.", "", "Another one,\nin two lines.", "The third."] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (DOCUMENTS, "list of 12 strings"),
+        (tuple(DOCUMENTS), "tuple of 12 strings"),
+        (collections.UserList(DOCUMENTS), "UserList of 12 strings"),
+        (datasets.Dataset.from_dict({"text": DOCUMENTS, "id": range(12)}), "Dataset of 12 rows"),
+        (datasets.Dataset.from_dict({"text": DOCUMENTS}).to_iterable_dataset(), "IterableDataset of rows"),
+        (datasets.Dataset.from_dict({"said": DOCUMENTS})["said"], "Column of 12 strings"),
+    ],
+)
+def test_documents_of_ones_own(tokenizer, tmp_path, text, name):
+    """As those of a file; and a specification and its rows say what they are."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
+    blocks = load_text(text, tokenizer, 8, 4)
+    assert torch.equal(blocks, load_text(tmp_path / "a.jsonl", tokenizer, 8, 4))
+    assert torch.equal(blocks, load_text(iter(DOCUMENTS), tokenizer, 8, 4)), "what can be read once"
+    assert (text_name(text), find_text(text).protocol) == (name, "first-blocks")
+    spec = OneModel(model="x", text=text)
+    assert spec.text is text
+    assert spec.model_copy(update={"blocks": 1}).text is text
+    assert list(spec.model_dump()["text"]) == list(text)
+    assert json.loads(spec.model_dump_json())["text"] == name
+    with pytest.raises(UserError, match=f"text '{name}' is too short: .* make . blocks of 64, not 99"):
+        load_text(text, tokenizer, 64, 99)
+
+
+def test_no_more_documents_are_read_than_are_needed(tokenizer):
+    def endless():
+        while True:
+            seen.append(1)
+            yield DOCUMENTS[0]
+
+    seen = []
+    assert load_text(endless(), tokenizer, 8, 2).shape == (2, 8)
+    assert len(seen) < 20
+
+
+def test_a_column_of_ones_own(tokenizer):
+    data = datasets.Dataset.from_dict({"said": DOCUMENTS, "id": range(12)})
+    assert torch.equal(load_text(data, tokenizer, 8, 4, column="said"), load_text(DOCUMENTS, tokenizer, 8, 4))
+    with pytest.raises(UserError, match="Dataset of 12 rows has no column 'text' but said, id; name one of them: "):
+        load_text(data, tokenizer, 8, 4)
+    with pytest.raises(UserError, match="document 1 of a Dataset of 12 rows is of type int; expected strings"):
+        load_text(data, tokenizer, 8, 4, column="id")
+
+
+def test_token_ids_of_ones_own(tokenizer):
+    ids = torch.randint(100, (50,), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(load_text(ids, tokenizer, 8, 6), ids[:48].view(6, 8))
+    assert torch.equal(load_text(ids[:48].view(6, 8), tokenizer, 8, 4), ids[:32].view(4, 8))
+    tokenizer.bos_token = tokenizer.convert_ids_to_tokens(7)
+    with_first = load_text(ids, tokenizer, 9, 6, bos=True)
+    assert torch.equal(with_first[:, 1:], ids[:48].view(6, 8))
+    assert (with_first[:, 0] == 7).all()
+    assert [text_name(ids), text_name(ids[:48].view(6, 8))] == ["tensor of 50 token ids", "tensor of 6 x 8 token ids"]
+    assert [find_text(ids).protocol, find_text(ids[None]).protocol] == ["first-blocks", "given-blocks"]
+    spec = Experiment(models=["x"], text=ids, block=8)
+    assert spec.model_copy(update={"blocks": 1}).text is spec.text is ids
+    assert json.loads(spec.model_dump_json())["text"] == "tensor of 50 token ids"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ([], "text is an empty list; expected at least one document"),
+        (["One document.", 3], "document 2 of a list of 2 strings is of type int; expected strings"),
+        ([["One document."]], "document 1 of a list of 1 strings is of type list; expected strings"),
+        (["half \ud800"], "document 1 of a list of 1 strings has half a surrogate pair"),
+        (np.arange(12), "document 1 of a ndarray of 12 strings is of type int64; expected strings"),
+        (
+            {"train": []},
+            "text is {'train': .* of type dict; expected a name, a path, strings, one datasets.Dataset, or",
+        ),
+        (b"bytes", "of type bytes; expected a name"),
+        (7, "text is 7 of type int; expected a name"),
+        (None, "text is None of type NoneType; expected a name"),
+        (torch.zeros(50), r"token ids are float32 of shape \(50,\); expected int64 \(blocks, T\), or \(tokens,\)"),
+        (torch.zeros(50, dtype=torch.int32), "token ids are int32 of shape"),
+        (torch.zeros(2, 5, 5, dtype=torch.int64), r"token ids are int64 of shape \(2, 5, 5\)"),
+        (torch.zeros((), dtype=torch.int64), r"token ids are int64 of shape \(\)"),
+        (torch.arange(-1, 49), "token ids go down to -1; expected 0 or more"),
+        (torch.arange(-1, 49).view(-1, 10), "token ids go down to -1; expected 0 or more"),
+        (torch.zeros(0, dtype=torch.int64), "text 'tensor of 0 token ids' is too short: 0 tokens make 0 blocks of 10"),
+        (torch.zeros(9, 11, dtype=torch.int64), "token ids are 9 blocks of 11 tokens; expected at least 5 of 10"),
+        (torch.zeros(4, 10, dtype=torch.int64), "token ids are 4 blocks of 10 tokens; expected at least 5 of 10"),
+    ],
+)
+def test_texts_that_are_none(tokenizer, text, message):
+    with pytest.raises(UserError, match=message) as raised:
+        load_text(text, tokenizer, 10, 5)
+    assert "\n" not in str(raised.value)
+
+
+def test_blocks_that_are_given_get_no_first_token(tokenizer):
+    with pytest.raises(UserError, match="blocks already get no first token; run without --bos"):
+        load_text(torch.zeros(4, 10, dtype=torch.int64), tokenizer, 10, 4, bos=True)
+
+
+@pytest.mark.parametrize("text", ["", "two\nlines", 7, None, {"a": 1}, iter(DOCUMENTS)])
+def test_texts_that_a_specification_does_not_take(text):
+    with pytest.raises(UserError, match="field 'text': "):
+        OneModel(model="x", text=text)
+
+
+def test_rows_of_a_text_of_ones_own(tmp_path):
+    """They name it, are found again by its tokens, and are not taken for those of another one."""
+    fields = {"models": ["pocket/gpt2-0.1m"], "schemes": ["fp32"], "block": 16, "blocks": 2}
+    (one,) = sweep(Experiment(**fields, text=DOCUMENTS), tmp_path)
+    assert (one["text"], one["protocol"]) == ("list of 12 strings", "first-blocks")
+    blocks = load_text(DOCUMENTS, load_tokenizer("pocket/gpt2-0.1m"), 16, 2)
+    assert one["tokens_hash"] == tokens_hash(blocks)
+    assert sweep(Experiment(**fields, text=list(DOCUMENTS)), tmp_path) == [one]
+    (other,) = sweep(Experiment(**fields, text=DOCUMENTS[::-1]), tmp_path)
+    assert other["value"] != one["value"]
+    (of_ids,) = sweep(Experiment(**fields, text=blocks), tmp_path)
+    assert (of_ids["value"], of_ids["text"]) == (one["value"], "tensor of 2 x 16 token ids")
 
 
 @needs_shared

@@ -1,5 +1,6 @@
 """Traces against second computations: plain loops, transformers' own outputs, scipy, and outliers planted or known."""
 
+import copy
 import itertools
 from dataclasses import replace
 
@@ -9,9 +10,10 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.errors import UserError
-from outliers.models.anatomy import ROLES, anatomy_of, projections, readers
+from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, projections, readers
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text
@@ -79,6 +81,8 @@ def test_features_by_definition(gpt2):
         assert row["one_sided"] == (min(values) > 0 or max(values) < 0)
         for name, q in (("q1", 0.25), ("median", 0.5), ("q3", 0.75)):
             assert row[name] == pytest.approx(np.quantile(values, q, method="lower"), rel=0.0101)
+    quartiles = table[["q1", "median", "q3"]].abs()
+    assert (quartiles >= ALPHA).where(quartiles.notna(), True).all(axis=None), "as every hit is"
     largest = torch.stack(list(states.values())).abs().amax((0, 1, 2))
     assert np.allclose(table["max"].sort_index(), largest, rtol=1e-4)
 
@@ -90,6 +94,8 @@ def test_criterion_and_order(gpt2):
     assert 0 < outlier.sum() < 32
     assert found.outlier_features(layers=0.9, positions=0.3)["feature"].tolist() == table[outlier]["feature"].tolist()
     assert table["positions"].is_monotonic_decreasing
+    for _, row in table[table["hits"] > 0].iterrows():  # at just its own fractions each is one
+        assert row["feature"] in set(found.outlier_features(row["layers"], row["positions"])["feature"])
     by_layer = found.outlier_features(layers=0.9, positions=0.3, by="layer")
     assert len(by_layer) == outlier.sum() * 2 * 2
     assert by_layer["hits"].sum() == table[outlier]["hits"].sum()
@@ -137,6 +143,20 @@ def test_every_architecture_against_transformers(case, blocks):
     assert tokens.to_dict() == pytest.approx({token: at.count(token) / len(at) for token in set(at)})
 
 
+@torch.no_grad()
+def test_sinks_of_every_layer_and_position(gpt2, monkeypatch):
+    """From a threshold on that half of the keys exceed, where an error of any weight shows."""
+    model, blocks, *_ = gpt2
+    eager = copy.deepcopy(model)
+    eager.config._attn_implementation = "eager"
+    received = torch.stack(eager(blocks, output_attentions=True, use_cache=False).attentions).sum(3)
+    means = received / torch.arange(24, 0, -1)  # (layers, sequences, heads, keys)
+    monkeypatch.setattr("outliers.tracing.trace.SINK", means.median().item() + 1e-6)
+    sinks = trace(model, blocks).statistics["attention.sinks"]
+    assert torch.equal(sinks, (means > means.median() + 1e-6).sum((1, 2)))
+    assert (sinks[0] != sinks[1]).any()
+
+
 def recorded(model, blocks) -> dict:
     """The input of each role's first projection, by plain hooks: (role, layer) to float64 (sequences, T, features)."""
     states, handles = {}, []
@@ -179,6 +199,9 @@ def test_every_role_of_every_architecture_against_recorded_inputs(model, blocks)
         table = found.features(role).set_index("feature").sort_index()
         assert np.allclose(table["layers"], both.any(2).double().mean((0, 1)))
         assert np.allclose(table["positions"], both.any(0).double().mean((0, 1)))
+        if f"{role}.magnitude" in found.statistics:
+            of_layers = torch.stack([states[role, layer] for layer in range(2)]).abs().amax(0).sum(0)
+            assert torch.allclose(found.statistics[f"{role}.magnitude"], of_layers, rtol=1e-6)
     if "ffn_out" in found.roles:
         assert found.features("ffn_out")["q1"].isna().all(), "no quartiles of so many units"
     most = found.largest_values()
@@ -199,6 +222,22 @@ def test_what_every_sign_is(gpt2):
             assert one_sided == (len(of_hits) == 1)
             kinds.add(len(of_hits))
     assert kinds == {0, 1, 2}, "no hits, of one sign, of both"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_entry_of_just_alpha_is_a_hit(gpt2, role):
+    """Of either sign, in every count of hits."""
+    model, blocks, *_ = gpt2
+    states = recorded(model, blocks)
+    x = torch.stack([states[role, layer] for layer in range(2)])  # (layers, sequences, T, features)
+    for alpha in (x.max().item(), -x.min().item()):
+        found, hit = trace(model, blocks, role, alpha=alpha, attention=False), x.abs() >= alpha
+        assert torch.equal(found.statistics[f"{role}.hits"], hit.sum((1, 2)))
+        assert torch.equal(found.statistics[f"{role}.layers_hit"], hit.any(2).sum((0, 1)))
+        assert torch.equal(found.statistics[f"{role}.positions_hit"], hit.any(0).sum((0, 1)))
+        signs = torch.stack([(x >= alpha).any((0, 1, 2)), (x <= -alpha).any((0, 1, 2))])
+        one_sided = found.features(role).set_index("feature").sort_index()["one_sided"]
+        assert one_sided.tolist() == (signs.sum(0) == 1).tolist()
 
 
 def test_layers_that_lack_a_role(gpt2, monkeypatch):
@@ -247,6 +286,55 @@ def test_massive_activations():
     assert found.statistics["residual.massive_positions"].nonzero().tolist() == [[5]]
     assert found.statistics["residual.massive_tokens"].nonzero().tolist() == [[5]]
     assert found.statistics["residual.massive"].nonzero().tolist() == [[0, 3], [1, 3]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_residual_stream_of_all_layers(case):
+    """In float64 numpy, from the states that transformers returns, and from a hook before the final norm."""
+    kind, fields = CONFIGS[case]
+    layers = {"n_layer": 4} if case == "gpt2" else {"num_hidden_layers": 4}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=100, **fields | layers)).eval()
+    blocks = torch.randint(33, (3, 24), generator=torch.Generator().manual_seed(1)) + 33 * torch.arange(3)[:, None]
+    embeddings = model.get_input_embeddings().weight
+    embeddings[33:66] *= 20  # of the second block
+    for sequence, position, feature, value in (
+        (0, 6, 3, 400),
+        (0, 8, 4, 60),  # more than 1000 times the median, but not more than 100
+        (1, 7, 5, 180),  # more than 100, but not 1000 times the median
+        (2, 9, 7, -7000),
+    ):
+        embeddings[blocks[sequence, position], feature] = value
+    late = decoder_layers(model)[2].mlp
+    (late.c_proj.weight.T if case == "gpt2" else late.down_proj.weight)[11] *= 1e6  # massive in the last two layers
+    last = []
+    handle = decoder_layers(model)[3].register_forward_hook(
+        lambda *args: last.append(args[2][0] if isinstance(args[2], tuple) else args[2])
+    )
+    hidden = model(blocks, output_hidden_states=True, use_cache=False).hidden_states
+    handle.remove()
+    states = torch.stack([*hidden[1:4], last[0].view(3, 24, 32)]).double().numpy()  # (layers, sequences, T, features)
+    found = trace(model, blocks, attention=False).statistics
+
+    magnitude = np.abs(states)
+    middle = np.sort(magnitude.reshape(4, 3, -1))[..., (24 * 32 - 1) // 2]
+    largest = magnitude.max((2, 3))
+    massive = (magnitude > 100) & (magnitude >= 1000 * middle[..., None, None])
+    assert 0 < massive.sum((1, 2, 3)).min() < massive.sum((1, 2, 3)).max()
+    assert (massive[0] < (magnitude[0] > 100)).any()
+    assert (massive[0] < (magnitude[0] >= 1000 * middle[0, :, None, None])).any()
+    assert np.allclose(found["residual.sum_of_max"], largest.sum(1), rtol=1e-5)
+    assert np.allclose(found["residual.sum_of_ratios"], (largest / middle).sum(1), rtol=1e-4)
+    assert np.array_equal(found["residual.massive"], massive.sum((1, 2)))
+    assert np.array_equal(found["residual.massive_positions"], massive.sum((0, 1, 3)))
+    tokens = np.bincount(blocks.numpy().ravel(), massive.sum((0, 3)).ravel(), 100)
+    assert np.array_equal(found["residual.massive_tokens"], tokens)
+    for layer, row in enumerate(found["residual.largest"]):
+        sequence, position, feature = np.unravel_index(magnitude[layer].argmax(), magnitude[layer].shape)
+        value = states[layer, sequence, position, feature]
+        assert row[:2].tolist() == pytest.approx([abs(value), value], rel=1e-5)
+        assert row[2:].tolist() == [feature, position, blocks[sequence, position]]
 
 
 def test_kurtosis_and_norms_against_scipy(gpt2):
@@ -363,6 +451,20 @@ def test_what_does_not_belong_together_is_not_merged(gpt2):
     ]:
         with pytest.raises(UserError, match=message):
             one.merge(different)
+
+
+def test_traces_of_different_things_are_not_merged(gpt2):
+    """What both say must agree; what one says stays."""
+    _, _, (one, two, *_), _ = gpt2
+    about = {"model": "a", "weights_hash": "0" * 16, "text": "sample"}
+    silent, said = replace(one), replace(two, about=about)
+    assert silent.merge(said).about == said.merge(silent).about == said.merge(said).about == about
+    assert silent.merge(two).about == silent.about == {}, "and neither of the two is changed"
+    more = replace(one, about={"text": "sample", "streamed": True})
+    assert said.merge(more).about == about | {"streamed": True}
+    for what in about:
+        with pytest.raises(UserError, match=f"cannot merge traces whose {what} are '.*' and 'other'"):
+            said.merge(replace(two, about=about | {what: "other"}))
 
 
 def plant_layer(model):
@@ -501,6 +603,10 @@ def test_row_of_table4(blocks):
     assert row["most_common"] == outliers["feature"][0]
     assert row["median"] == outliers["median"][0]
     assert row["one_sided"] == outliers["one_sided"].sum()
+    counted = found.statistics["attn_in+ffn_in.layers_hit"].clone()
+    counted[row["most_common"]] = 0  # hit at as many positions as before, and no outlier feature any more
+    other = replace(found, statistics=found.statistics | {"attn_in+ffn_in.layers_hit": counted})
+    assert {row["most_common"], table4_row(other, 12.5)["most_common"]} == {5, 20}
     everything = sum(found.features(view)["hits"].sum() for view in ("attn_in", "attn_out", "ffn_in"))
     assert row["outliers_per_sequence"] == everything / 3
     low, papers = trace(model, blocks, alpha=0.5), trace(model, blocks, PAPER, alpha=0.5)

@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from outliers.errors import UserError
-from outliers.estimate.needs import Need, Request, Room, least_seconds, need_of, room_of, states_of
+from outliers.estimate.needs import Need, Request, Room, least_seconds, need_of, room_of
 from outliers.models.load import find_device
 from outliers.terminal.amounts import duration, parse_bytes, size
 from outliers.terminal.progress import Progress
@@ -204,7 +204,7 @@ def _limit(run: Request) -> str | None:
     in_file = run.under(memory=1)
     room, needed = room_of(run.device), need_of(in_file)
     free = room.memory - needed.memory if find_device(run.device).type == "cpu" else room.host - needed.host
-    free = min(free, states_of(in_file) - 1)
+    free = min(free, needed.disk - 1)  # less than all of them
     if needed.seconds is None or run.memory is not None or free < 1e6:
         return None
     return f"{free // 10**9}GB" if free >= 1e9 else f"{free // 10**6}MB"

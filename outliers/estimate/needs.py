@@ -1,5 +1,6 @@
 """What the run of a model needs: memory, disk, download and time; and what of these this machine has free."""
 
+import math
 import shutil
 import tempfile
 import time
@@ -101,17 +102,20 @@ def need_of(request: Request) -> Need:
     if at_once > free:
         return Need(name, at_once if streamed else sizes.weights, 0, 0, download, None)
     costs = _once(request, find_costs, request.config, request.dtype, device, request.block, request.passes)
-    states = states_of(request) if streamed else 0
+    of_blocks = [states_of(request), _kept_of_blocks(costs, request)] if streamed else []
+    states, limit = sum(of_blocks), math.inf if request.memory is None else request.memory
     on_gpu = device.type == "cuda" and states <= STATES_ON_GPU * (free - sizes.outside)
-    in_file = not on_gpu and request.memory is not None and states > request.memory
-    on_host = 0 if on_gpu or in_file else states
+    on_host = 0
+    for count in of_blocks if not on_gpu else ():
+        on_host += count if on_host + count <= limit else 0
     memory, host = WORKSPACES + _memory(sizes, costs, request), 0
     if device.type == "cpu":
         memory += PROCESS + on_host
     else:  # for one GPU all weights are on the host first, for several each tensor goes to its place
         memory += states if on_gpu else 0
         host = PROCESS + on_host + (0 if streamed or request.device == "auto" else sizes.weights)
-    return Need(name, memory, host, states if in_file else 0, download, _seconds(request, sizes, costs))
+    in_file = 0 if on_gpu else states - on_host
+    return Need(name, memory, host, in_file, download, _seconds(request, sizes, costs))
 
 
 def least_seconds(request: Request) -> float:
@@ -137,15 +141,18 @@ def _once(request: Request, find_out: Callable, *arguments):
     return request.known[key]
 
 
+def _kept_of_blocks(costs: Costs, request: Request) -> int:
+    """Bytes that are kept, beside the hidden states, of all blocks of a streamed model until the last layer."""
+    return request.blocks * max(cost.first for of_pass in costs.parts for cost in of_pass)
+
+
 def _memory(sizes: Sizes, costs: Costs, request: Request) -> int:
     """Bytes of tensors on the device and between them, but for hidden states between layers."""
-    others, blocks = sizes.layers - 1, request.blocks
+    at_once = 1 if request.stream else sizes.layers
 
     def beside_weights(cost: Cost) -> int:
         passing = cost.peak + min(HOLES * cost.peak, MOST_HOLES)
-        if request.stream:  # what is kept of all blocks is kept until the last layer
-            return passing + cost.added + (blocks - 1) * cost.first + blocks * others * cost.further
-        return passing + sizes.layers * cost.added + others * cost.further
+        return passing + at_once * cost.added + (sizes.layers - 1) * cost.further
 
     weights = sizes.outside + sizes.layer if request.stream else sizes.weights
     return weights + max(beside_weights(cost) for of_pass in costs.parts for cost in of_pass)

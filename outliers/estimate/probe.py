@@ -33,8 +33,8 @@ class Cost(NamedTuple):
 
     once: seconds a layer. layer: seconds a block and layer. rest: seconds a block, outside of the layers. added: bytes
     that stay of a layer after `once`, such as its codes. peak: bytes that are alive at most while a block passes one
-    layer, beside these and the weights. first, further: bytes that are kept of a block for its first layer, and for
-    each further one.
+    layer, beside these and the weights. first: bytes that are kept of a block until its last layer. further: bytes that
+    are kept of each layer but one, of all blocks together.
     """
 
     once: float
@@ -193,7 +193,8 @@ def _clock(device: torch.device) -> Callable[[], Moment]:
 
 
 class _Seen(NamedTuple):
-    """What a run of a part showed: as in `Cost`, but for seconds in all but `once`, and the peak with all layers.
+    """What a run of a part showed: as in `Cost`, but for seconds in all but `once`, the peak with all layers, and what
+    is kept of the block in `first`, with what is kept of its first layer.
 
     between: bytes a layer that are kept from one pass to the next, such as keys and values.
     """
@@ -228,8 +229,8 @@ def _cost(part: Part, model: PreTrainedModel, ids: torch.Tensor, plain: _Seen) -
         max(0, kept - usual, bytes_seen.between)
         for kept, usual in ((bytes_seen.first, plain.first), (bytes_seen.further, plain.further))
     )
-    peak = bytes_seen.peak - layers * bytes_seen.added - further
-    return Cost(once, layer, max(0.0, whole - layers * layer), bytes_seen.added, peak, first, further)
+    peak, of_block = bytes_seen.peak - layers * bytes_seen.added - further, max(0, first - further)
+    return Cost(once, layer, max(0.0, whole - layers * layer), bytes_seen.added, peak, of_block, further)
 
 
 def _run(part: Part, model: PreTrainedModel, ids: torch.Tensor, storages: Storages | None = None) -> _Seen:

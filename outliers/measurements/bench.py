@@ -29,7 +29,7 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme
 from outliers.specification.kinds import BOS, Machine, Settings
 from outliers.terminal.progress import Progress
-from outliers.text.blocks import find_text, load_text, tokens_hash
+from outliers.text.blocks import find_text, load_text, text_name, tokens_hash
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ def describe(job: Job, model: PreTrainedModel, machine: Machine) -> dict:
     }
     if job.blocks is not None:
         fields |= {
-            "text": machine.text,
+            "text": text_name(machine.text),
             "tokens_hash": tokens_hash(job.blocks),
             "protocol": protocol_of(machine),
             "block": machine.block,

@@ -3,10 +3,12 @@
 import ctypes
 import errno
 import itertools
+import math
 import mmap
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -98,8 +100,9 @@ def stream_model(
 
     Args:
         name, dtype, device, revision: as `load_model`.
-        memory: bytes of hidden states between layers that are held in the host's memory; more are in a file that is
-            mapped into it. None for no limit. Up to half of what is free on a GPU they are there instead.
+        memory: bytes of hidden states between layers, and of what a trace keeps of each block beside, that are held in
+            the host's memory; more are in a file that is mapped into it. None for no limit. Up to half of what is free
+            on a GPU they are there instead.
 
     Raises:
         UserError: as `load_model`.
@@ -137,6 +140,7 @@ class Stream:
         self.checkpoint, self.stored = checkpoint, checkpoint.tensors
         self.dtypes = {own: dtype_of(model, own) for own in self.stored}
         self.bytes_read = 0
+        self.taken: Counter = Counter()  # bytes by device, of what is kept of blocks while they pass
         parameters = {own for own, _ in model.named_parameters()}
         self.to_hash = {own for own in self.stored if own.startswith(self.prefix) and own in parameters}
         self.lines: list[str] = []  # of what was hashed, see `outliers.models.load.line_of`
@@ -236,7 +240,8 @@ class Stream:
         for block in ids:
             check_block(model.config, len(block), int(block.max()))
         first, calls = self._first(model, ids[0])
-        states = self._storage((len(variants), len(ids), *first.shape))
+        self.taken.clear()
+        states = self.storage((len(variants), len(ids), *first.shape), self.dtype, self.device)
         states[:, 0] = first
         for number, block in enumerate(ids[1:], 1):
             states[:, number], _ = self._first(model, block)
@@ -256,20 +261,24 @@ class Stream:
             state = states[of_variant, of_block].to(self.device)
             yield of_variant, ids[of_block], self._last(model, ids[of_block], state, isinstance(output, tuple))
 
-    def _storage(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Room for hidden states: on the GPU if they leave enough of it, else in the host's memory within the limit,
-        else in a file that is gone when nobody uses it.
+    def storage(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Zeros, for hidden states and what else is kept of all blocks while they pass: on the GPU, which computes
+        with them, if they leave enough of it, else in the host's memory within the limit, else in a file that is gone
+        when nobody uses it.
 
         Raises:
             UserError: the file does not fit on its disk.
         """
         count = torch.Size(shape).numel()
-        size = count * self.dtype.itemsize
-        if self.device.type != "cpu" and size <= STATES_ON_GPU * torch.cuda.mem_get_info(self.device)[0]:
-            return torch.empty(shape, dtype=self.dtype, device=self.device)
-        if self.memory is None or size <= self.memory:
-            return torch.empty(shape, dtype=self.dtype)
-        return torch.frombuffer(_mapped_file(size), dtype=self.dtype, count=count).view(shape)
+        size = count * dtype.itemsize
+        limits = {torch.device("cpu"): math.inf if self.memory is None else self.memory}
+        if device.type != "cpu":
+            limits = {device: STATES_ON_GPU * (torch.cuda.mem_get_info(device)[0] + self.taken[device])} | limits
+        for place, limit in limits.items():
+            if self.taken[place] + size <= limit:
+                self.taken[place] += size
+                return torch.zeros(shape, dtype=dtype, device=place)
+        return torch.frombuffer(_mapped_file(size), dtype=dtype, count=count).view(shape)
 
     def _first(self, model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
         """What goes into the first layer (T, features), and what each layer is called with beside it."""

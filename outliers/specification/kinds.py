@@ -1,6 +1,8 @@
 """What an experiment needs to know, validated."""
 
+import os
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,9 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    SerializationInfo,
     ValidationError,
+    WrapValidator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -38,6 +42,21 @@ def _line(value: str) -> str:
     if len(value.encode()) > LONGEST_PATH or max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
         raise ValueError(f"expected names of at most {LONGEST_NAME} bytes")
     return value
+
+
+def _text(value, as_string: Callable[[object], str]):
+    """A text that is named in one line; or, from Python, one's own, as `outliers.load_text` takes it, whole."""
+    own = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Iterator))
+    return value if own else _line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
+
+
+def _dump_text(value, info: SerializationInfo):
+    """In JSON one's own text is what rows call it."""
+    if info.mode != "json" or isinstance(value, str):
+        return value
+    from outliers.text.blocks import text_name  # which imports torch
+
+    return text_name(value)
 
 
 def _name(value: str) -> str:
@@ -107,6 +126,7 @@ Split = BeforeValidator(lambda value: [part for part in value.split(",") if part
 Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Line = Annotated[str, AfterValidator(_line)]
 Name = Annotated[str, AfterValidator(_name)]
+Text = Annotated[str, WrapValidator(_text), PlainSerializer(_dump_text)]
 Names = Annotated[list[Line], Split, Field(min_length=1), Once]
 OneScheme = _one_scheme()
 Schemes = _schemes()
@@ -183,7 +203,7 @@ class Spread(Machine):
 class Settings(Spread):
     """What a measurement over a text needs to know beside its model."""
 
-    text: Line = Field("sample", description=TEXT)
+    text: Text = Field("sample", description=TEXT)
     block: Tokens = Field(256, description="Tokens a block.")
     blocks: Count = Field(32, description="How many blocks, from the start of the text.")
     bos: bool = Field(False, description=BEGIN)
@@ -325,7 +345,7 @@ class Latency(Machine):
     )
     skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
-    text: Line = Field("sample", description=TEXT)
+    text: Text = Field("sample", description=TEXT)
     bos: bool = Field(False, description=BEGIN)
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
     batches: Batches = Field([1, 8, 32], description="Sequences at once.")

@@ -185,13 +185,13 @@ def _is_cached(repository: str) -> bool:
     return any(place.name.lower() in names for folder in folders if folder.is_dir() for place in folder.iterdir())
 
 
-def check_hub(name: str) -> None:
-    """See that a text of the hub is there, before anything is imported that reads it; other texts pass.
+def check_hub(name: object) -> None:
+    """See that a text of the hub is there, before anything is imported that reads it; all else passes.
 
     Raises:
         UserError: it cannot be reached.
     """
-    if name in HUB:
+    if isinstance(name, str) and name in HUB:
         check_cache()
         try:
             ask_hub(HUB[name][0])

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from outliers.criterion import LAYERS, POSITIONS
-from outliers.errors import UserError, reason_of
+from outliers.errors import UserError, reason_of, shown
 from outliers.files import check_file, write_whole
 from outliers.models.anatomy import ROLES
 from outliers.tracing.check import check_header, check_sketch, check_statistics
@@ -44,6 +44,11 @@ def _larger_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 COMBINE = {"min": torch.minimum, "max": torch.maximum, "largest": _larger_rows}  # all others add up
+
+
+def combine(name: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A statistic of two texts, each with a row a layer, from those of each."""
+    return COMBINE.get(name.rpartition(".")[2], torch.add)(one, other)
 
 
 @dataclass
@@ -90,15 +95,14 @@ class Trace:
         """How many decoder layers the model has."""
         return len(self.statistics["residual.largest"])
 
-    def cpu(self) -> "Trace":
-        """The trace with its statistics in host memory."""
-        return replace(self, statistics={name: value.cpu() for name, value in self.statistics.items()})
-
     def merge(self, other: "Trace") -> "Trace":
         """The trace of both texts: counts, extremes and sketches exactly, float64 sums up to their rounding.
 
+        What one of them says in `about` and the other does not is kept.
+
         Raises:
-            UserError: the traces are of different models, block lengths, roles or alphas.
+            UserError: the traces are of different block lengths, roles or alphas, or of models of different shapes; or
+                what they are about differs, such as the model, its weights or the text.
         """
         for what in ("alpha", "roles", "block", "heads"):
             mine, theirs = getattr(self, what), getattr(other, what)
@@ -106,11 +110,12 @@ class Trace:
                 raise UserError(f"cannot merge traces whose {what} are {mine} and {theirs}; trace both alike")
         if {k: v.shape for k, v in self.statistics.items()} != {k: v.shape for k, v in other.statistics.items()}:
             raise UserError("cannot merge traces of models of different shapes")
-        merged = {
-            name: COMBINE.get(name.rpartition(".")[2], torch.add)(value, other.statistics[name])
-            for name, value in self.statistics.items()
-        }
-        both = {"statistics": merged, "sketch": self.sketch + other.sketch}
+        for what in self.about.keys() & other.about.keys():
+            mine, theirs = self.about[what], other.about[what]
+            if mine != theirs:
+                raise UserError(f"cannot merge traces whose {what} are {shown(mine)} and {shown(theirs)}")
+        merged = {name: combine(name, value, other.statistics[name]) for name, value in self.statistics.items()}
+        both = {"statistics": merged, "sketch": self.sketch + other.sketch, "about": self.about | other.about}
         return replace(self, sequences=self.sequences + other.sequences, **both)
 
     def save(self, stem: str | Path) -> None:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import partial, reduce
-from itertools import groupby, pairwise, takewhile
-from operator import attrgetter
+from itertools import pairwise, takewhile
 from threading import Event
 
 import torch
@@ -18,7 +17,8 @@ from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import ROLES, decoder_layers, readers
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import attention_hooks, input_hooks, residual_hooks
-from outliers.tracing.result import SKETCHED, STREAM, Trace, pack_keys, views
+from outliers.models.stream import is_streamed
+from outliers.tracing.result import SKETCHED, STREAM, Trace, combine, pack_keys, views
 from outliers.tracing.sketch import buckets
 from outliers.tracing.state import check_finite, largest_entry, median, moments
 
@@ -86,26 +86,22 @@ def _of_parts(
 def _trace(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], roles: tuple[str, ...], alpha: float, attention: bool
 ) -> Trace | None:
-    roles = _in_every_layer(model, roles)
-    observers: dict[int, _Observer] = {}  # of blocks that are not through
-    observer = total = None
-
-    def begin(number: int, ids: torch.Tensor) -> None:
-        nonlocal observer
-        if number not in observers:
-            observers[number] = _Observer(ids, roles, alpha, model.config.vocab_size)
-        observer = observers[number]
-
-    tracked = (reader for reader in readers(model) if reader.role in roles)
+    at_once, room, device = 1, torch.zeros, model.device
+    if is_streamed(model):
+        blocks = list(blocks)
+        at_once, room, device = len(blocks), model.stream.storage, model.stream.device
+    by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
+    counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
+    observer = _Observer(_in_every_layer(model, roles), alpha, counts, at_once, room)
+    tracked = (reader for reader in readers(model) if reader.role in observer.roles)
     with (
-        input_hooks(tracked, lambda *seen: observer.see_hidden_state(*seen)),
-        residual_hooks(model, lambda *seen: observer.see_residual(*seen)),
-        attention_hooks(model, lambda *seen: observer.see_attention(*seen)) if attention else nullcontext(),
+        input_hooks(tracked, observer.see_hidden_state),
+        residual_hooks(model, observer.see_residual),
+        attention_hooks(model, observer.see_attention) if attention else nullcontext(),
     ):
-        for number, _ids, _states in run_decoder(model, blocks, begin):
-            one = observers.pop(number).result()
-            total = one if total is None else total.merge(one)
-    return None if total is None else total.cpu()
+        for number, ids, _states in run_decoder(model, blocks, observer.begin):
+            observer.end(number, ids)
+    return observer.result()
 
 
 def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
@@ -131,21 +127,31 @@ def _in_every_layer(model: PreTrainedModel, roles: tuple[str, ...]) -> tuple[str
 
 
 class _Observer:
-    """Reduces what the hooks see of one sequence (T,) to the statistics of a `Trace`."""
+    """Reduces what the hooks see of sequences (T,), whose turns may come layer by layer, to a `Trace`.
 
-    def __init__(self, ids: torch.Tensor, roles: tuple[str, ...], alpha: float, vocabulary: int):
-        self.ids, self.roles, self.alpha, self.vocabulary = ids, roles, alpha, vocabulary
-        self.by_layer: dict[str, list[torch.Tensor]] = defaultdict(list)
-        # (T, features) by device, so that no state that large moves before the end of the sequence
-        self.hit: dict[tuple, dict] = defaultdict(dict)  # view: hit in any of its hidden states so far
-        self.magnitude: dict[str, dict] = defaultdict(dict)  # role in the residual stream: the largest |x| so far
-        self.sketch: list[torch.Tensor] = []
-        self.massive_positions: list[torch.Tensor] = []
-        self.sinks: list[torch.Tensor] = []
-        self.heads = 0
+    What is of one layer joins that of the sequences before at once. What is united over layers is kept of each sequence
+    until its end: entries of a layer's input, of which a streamed model passes all sequences through a layer first.
+    """
+
+    def __init__(self, roles: tuple[str, ...], alpha: float, counts: dict, at_once: int, room: Callable):
+        """counts: zeros by token id (V,). at_once: how many sequences take turns. room: makes zeros that are kept."""
+        self.roles, self.alpha, self.total, self.at_once, self.room = roles, alpha, counts, at_once, room
+        self.block = self.sequences = self.heads = 0
+        self.by_layer: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+        self.sketch: Counter = Counter()
+        self.in_layer: dict[str, torch.Tensor] = {}  # role: features (features,) that the sequence hits in this layer
+        # Role: (at_once, T, features) by device, so that no state that large moves before the end of a sequence, and
+        # dtype. Of the roles in the residual stream the largest |x| so far, from which hits follow; of others the hits.
+        self.kept: dict[str, dict[tuple, torch.Tensor]] = defaultdict(dict)
+
+    def begin(self, number: int, ids: torch.Tensor) -> None:
+        """What the hooks see next is of this sequence."""
+        self.number, self.ids, self.block = number % self.at_once, ids, self.block or len(ids)
+        if len(ids) != self.block:
+            raise UserError(f"cannot merge traces whose block are {self.block} and {len(ids)}; trace both alike")
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
-        x = x.float()
+        dtype, x = x.dtype, x.float()
         low, high = x.amin(0), x.amax(0)
         by_feature = torch.maximum(-low, high)
         check_finite(by_feature, layer, role)
@@ -163,17 +169,19 @@ class _Observer:
             "sequences_hit": hits.clamp(max=1),
             **moments(x),
         }
-        for name, value in statistics.items():
-            self.by_layer[f"{role}.{name}"].append(value)
-        for view in views(self.roles):
-            if role in view:
-                self.hit[view].setdefault(x.device, torch.zeros_like(x, dtype=torch.bool))[:, columns] |= hit
+        self._join(layer, role, statistics)
+        self.in_layer[role] = statistics["sequences_hit"]
         if role in STREAM:
-            magnitude, of_role = x.abs(), self.magnitude[role]
-            of_role[x.device] = torch.maximum(of_role.get(x.device, magnitude), magnitude)
+            kept = self._kept(role, x, dtype)
+            kept.copy_(torch.maximum(kept.to(x), x.abs()))
+        else:
+            kept = self._kept(role, x, torch.bool)
+            kept[:, columns.to(kept.device)] |= hit.to(kept.device)
         if role in SKETCHED:
             features = columns.expand_as(hit)[hit]
-            self.sketch.append(pack_keys(layer, ROLES.index(role), features, buckets(candidates[hit])))
+            keys = pack_keys(layer, ROLES.index(role), features, buckets(candidates[hit]))
+            keys, counts = keys.unique(return_counts=True)
+            self.sketch.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
         x = x.float()
@@ -184,50 +192,70 @@ class _Observer:
         largest = largest_entry(x, by_feature, self.ids)
         massive = (magnitude > MASSIVE) & (magnitude >= MASSIVE_RATIO * middle)
         positions, features = massive.nonzero(as_tuple=True)
-        self.massive_positions.append(positions)
         statistics = {
             "largest": largest,
             "sum_of_max": largest[0],
             "sum_of_ratios": largest[0] / middle,
             "massive": features.bincount(minlength=x.shape[1]),
         }
-        for name, value in statistics.items():
-            self.by_layer[f"residual.{name}"].append(value)
+        self._join(layer, "residual", statistics)
+        at_position = positions.bincount(minlength=len(x))
+        self._add("residual.massive_positions", at_position)
+        self._add_by_token("residual.massive_tokens", at_position)
+        for view in views(self.roles):  # here the layer ends
+            self._add(f"{'+'.join(view)}.layers_hit", torch.stack([self.in_layer[role] for role in view]).amax(0))
 
-    def see_attention(self, _layer: int, probabilities: torch.Tensor, _recompute) -> None:
+    def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute) -> None:
         received = probabilities[0].float().sum(1)  # (heads, keys), over the queries at and after each key
         sinks = received > SINK * torch.arange(received.shape[1], 0, -1, device=received.device)
-        self.heads = len(sinks)
-        self.sinks.append(sinks.sum(0))
+        self.heads, sinks = len(sinks), sinks.sum(0)
+        self._join(layer, "attention", {"sinks": sinks})
+        self._add_by_token("attention.sinks_tokens", sinks)
 
-    def result(self) -> Trace:
-        """The trace of the sequence, on the device of its ids; call it after the forward pass."""
-        statistics = {name: self._stack(rows) for name, rows in self.by_layer.items()}
-        for view, hit in self.hit.items():
-            in_layer = torch.stack([statistics[f"{role}.sequences_hit"] for role in view]).amax(0)
-            statistics[f"{'+'.join(view)}.layers_hit"] = in_layer.sum(0)
-            statistics[f"{'+'.join(view)}.positions_hit"] = reduce(torch.logical_or, self._home(hit.values())).sum(0)
-        for role, magnitude in self.magnitude.items():
-            statistics[f"{role}.magnitude"] = reduce(torch.maximum, self._home(magnitude.values())).double()
-        massive = torch.cat(self._home(self.massive_positions)).bincount(minlength=len(self.ids))
-        statistics |= {"residual.massive_positions": massive, "residual.massive_tokens": self._by_token(massive)}
-        if self.sinks:
-            sinks = self._stack(self.sinks)
-            statistics |= {"attention.sinks": sinks, "attention.sinks_tokens": self._by_token(sinks.sum(0))}
-        keys, counts = torch.cat([self.ids[:0], *self._home(self.sketch)]).unique(return_counts=True)
-        sketch = Counter(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
-        return Trace(self.alpha, self.roles, len(self.ids), 1, self.heads, statistics, sketch)
+    def end(self, number: int, ids: torch.Tensor) -> None:
+        """Add up what is kept of a sequence, whose last layer is done."""
+        self.begin(number, ids)
+        self.sequences += 1
+        hit = {}
+        for role, of_role in self.kept.items():
+            of_layers = [kept[self.number].to(ids.device) for kept in of_role.values()]
+            if role in STREAM:
+                magnitude = reduce(torch.maximum, of_layers).float()
+                hit[role] = magnitude >= self.alpha
+                self._add(f"{role}.magnitude", magnitude.double())
+            else:
+                hit[role] = reduce(torch.logical_or, of_layers)
+        for view in views(self.roles):
+            self._add(f"{'+'.join(view)}.positions_hit", reduce(torch.logical_or, map(hit.get, view)).sum(0))
+        for kept in (kept for of_role in self.kept.values() for kept in of_role.values()):
+            kept[self.number].zero_()
 
-    def _home(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of several layers, which may be on several devices, on that of the ids."""
-        return [tensor.to(self.ids.device) for tensor in tensors]
+    def result(self) -> Trace | None:
+        """The trace of all sequences, in host memory."""
+        if not self.sequences:
+            return None
+        statistics = {name: torch.cat([row.cpu() for row in rows.values()]) for name, rows in self.by_layer.items()}
+        statistics |= {name: value.cpu() for name, value in self.total.items()}
+        return Trace(self.alpha, self.roles, self.block, self.sequences, self.heads, statistics, self.sketch)
 
-    def _stack(self, rows: list[torch.Tensor]) -> torch.Tensor:
-        """The rows of all layers; those of a device move together."""
-        on_devices = groupby(rows, attrgetter("device"))
-        return torch.cat(self._home(torch.stack(tuple(on_one)) for _, on_one in on_devices))
+    def _join(self, layer: int, state: str, statistics: dict[str, torch.Tensor]) -> None:
+        """Join statistics of a layer with those of the sequences before."""
+        for name, value in statistics.items():
+            rows, row = self.by_layer[f"{state}.{name}"], value[None]
+            rows[layer] = combine(name, rows[layer], row) if layer in rows else row
 
-    def _by_token(self, by_position: torch.Tensor) -> torch.Tensor:
-        """Counts by token id (V,) of counts by position (T,)."""
-        by_token = torch.zeros(self.vocabulary, dtype=torch.int64, device=self.ids.device)
-        return by_token.index_add_(0, self.ids, by_position)
+    def _add(self, name: str, value: torch.Tensor) -> None:
+        """Add what is of all layers, which may be on several devices, on that of the ids."""
+        value = value.to(self.ids.device)
+        self.total[name] = self.total[name] + value if name in self.total else value
+
+    def _add_by_token(self, name: str, by_position: torch.Tensor) -> None:
+        """Add counts by position (T,) to counts by token id (V,)."""
+        self.total[name].index_add_(0, self.ids, by_position.to(self.ids.device))
+
+    def _kept(self, role: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What is kept of this sequence and a role over the layers on a device, (T, features); at first zeros."""
+        of_role, key = self.kept[role], (x.device, dtype)
+        if key not in of_role:
+            of_role[key] = self.room((self.at_once, *x.shape), dtype=dtype, device=x.device)
+        return of_role[key][self.number]
