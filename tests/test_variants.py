@@ -97,6 +97,22 @@ def test_attention_under_a_variant(models, blocks):
     assert want != top1_softmax(models[0], blocks, interventions)
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_trace_under_a_variant(name, models, blocks):
+    one, other = (trace(model, blocks, alpha=1.0, variant=VARIANTS[name]) for model in models)
+    assert one.statistics.keys() == other.statistics.keys()
+    for statistic, value in one.statistics.items():
+        torch.testing.assert_close(other.statistics[statistic], value, rtol=1e-12, atol=0, equal_nan=True)
+    assert [hooks(model) for model in models] == [0, 0]
+    if name == "planted":
+        by_hand = trace(plant(models[0], [3], 8.0), blocks, alpha=1.0)
+        assert torch.equal(one.statistics["attn_in.max"], by_hand.statistics["attn_in.max"])
+        assert not torch.equal(one.statistics["attn_in.max"], trace(models[0], blocks).statistics["attn_in.max"])
+    if name == "quantized":
+        by_hand = trace(quantize(models[0], SCHEME), blocks, alpha=1.0)
+        assert torch.equal(one.statistics["ffn_out.sum"], by_hand.statistics["ffn_out.sum"])
+
+
 def test_what_needs_a_trace_says_so(models, blocks):
     mean = Together((Quantized(SCHEME), Ablated(Intervention((1, 2), "mean"))))
     assert mean.needs_trace

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -11,9 +11,8 @@ from transformers import PreTrainedModel
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
-from outliers.models.stream import AS_IT_IS, Variant
+from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.variants.interventions import Intervention
-from outliers.variants.variant import Together
 
 
 @inference
@@ -51,24 +50,18 @@ def top1_softmax(
             of_layer.append(changed.amax(-1).double().mean())
         found.append(torch.stack(of_layer))
 
-    with eager(model), under(model, Together((variant, _Watched(visit)))) as (changed, left):
+    with eager(model), under(model, Watched(variant, partial(_hooks, visit))) as (changed, left):
         for _ in run_decoder(changed, blocks, variant=left):
             pass
     return torch.stack([of_layer.cpu() for of_layer in found]).mean(0).tolist()
 
 
-@dataclass(frozen=True)
-class _Watched:
-    """Lets a function see the projections and the attention of each layer, whatever they are under."""
-
-    visit: Callable
-    name, needs_trace = "watched", False
-
-    @contextmanager
-    def on(self, model: PreTrainedModel, layer: int | None = None) -> Iterator[PreTrainedModel]:
-        attn_in = defaultdict(list)
-        for projection in projections(model):
-            if projection.role == "attn_in":
-                attn_in[projection.layer].append(projection)
-        with attention_hooks(model, lambda number, *seen: self.visit(attn_in[number], *seen), layer):
-            yield model
+@contextmanager
+def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+    """Let `visit` see the projections and the attention of all layers, or of one."""
+    attn_in = defaultdict(list)
+    for projection in projections(model):
+        if projection.role == "attn_in":
+            attn_in[projection.layer].append(projection)
+    with attention_hooks(model, lambda number, *seen: visit(attn_in[number], *seen), layer):
+        yield

@@ -60,8 +60,10 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[Non
 
 
 @contextmanager
-def residual_hooks(model: PreTrainedModel, visit: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
-    """Call `visit(layer, x)` with the output x (tokens, features) of each decoder layer."""
+def residual_hooks(
+    model: PreTrainedModel, visit: Callable[[int, torch.Tensor], None], only: int | None = None
+) -> Iterator[None]:
+    """Call `visit(layer, x)` with the output x (tokens, features) of each decoder layer, or of only one."""
 
     def hook_of(layer: int):
         def hook(_module, _inputs, output):
@@ -72,7 +74,8 @@ def residual_hooks(model: PreTrainedModel, visit: Callable[[int, torch.Tensor], 
 
     with ExitStack() as stack:
         for layer, module in enumerate(decoder_layers(model)):
-            stack.callback(module.register_forward_hook(hook_of(layer)).remove)
+            if only in (None, layer):
+                stack.callback(module.register_forward_hook(hook_of(layer)).remove)
         yield
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -68,6 +69,24 @@ class AsItIs:
 
 
 AS_IT_IS = AsItIs()
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A variant with hooks on what it makes, which see what flows through the model under it.
+
+    hooks: a context with hooks on a model, those of all layers or of one.
+    """
+
+    variant: Variant
+    hooks: Callable[[PreTrainedModel, int | None], AbstractContextManager]
+    name, needs_trace = "watched", False
+
+    @contextmanager
+    def on(self, model: PreTrainedModel, layer: int | None = None) -> Iterator[PreTrainedModel]:
+        """The model under the variant."""
+        with self.variant.on(model, layer) as changed, self.hooks(changed, layer):
+            yield changed
 
 
 def is_streamed(model: PreTrainedModel) -> bool:

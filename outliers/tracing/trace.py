@@ -1,9 +1,9 @@
 """Trace a model: hooks, and what they keep of each block."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial, reduce
 from itertools import pairwise, takewhile
 from threading import Event
@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import ROLES, decoder_layers, readers
-from outliers.models.decoder import inference, run_decoder
-from outliers.models.hooks import attention_hooks, input_hooks, residual_hooks
-from outliers.models.stream import is_streamed
+from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
+from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.tracing.result import SKETCHED, STREAM, Trace, combine, pack_keys, views
 from outliers.tracing.sketch import buckets
 from outliers.tracing.state import check_finite, largest_entry, median, moments
@@ -29,6 +29,7 @@ def trace(
     roles: Iterable[str] = ROLES,
     alpha: float = ALPHA,
     attention: bool = True,
+    variant: Variant = AS_IT_IS,
 ) -> Trace:
     """Run blocks through a model and keep statistics of fixed size of its hidden states.
 
@@ -46,6 +47,7 @@ def trace(
         alpha: magnitude from which an entry is a hit.
         attention: whether to find attention sinks; the model then attends eagerly, with memory for one layer's
             attention matrix (heads, T, T). Without it long contexts take less.
+        variant: what the model is under meanwhile, such as a scheme, see `outliers.variants`.
 
     Raises:
         UserError: a role is unknown, or the model has none of them; alpha is not positive; there is no block, one is
@@ -54,7 +56,7 @@ def trace(
     """
     roles = _check_roles(roles)
     alpha = check_threshold("alpha", alpha)
-    found = _of_parts(model, blocks, partial(_trace, roles=roles, alpha=alpha, attention=attention))
+    found = _of_parts(model, blocks, partial(_trace, roles=roles, alpha=alpha, attention=attention, variant=variant))
     if found is None:
         raise UserError("no blocks to trace; expected at least one")
     return found
@@ -84,7 +86,12 @@ def _of_parts(
 
 @inference  # of the thread that it runs in
 def _trace(
-    model: PreTrainedModel, blocks: Iterable[torch.Tensor], roles: tuple[str, ...], alpha: float, attention: bool
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    roles: tuple[str, ...],
+    alpha: float,
+    attention: bool,
+    variant: Variant,
 ) -> Trace | None:
     at_once, room, device = 1, torch.zeros, model.device
     if is_streamed(model):
@@ -93,15 +100,23 @@ def _trace(
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
     observer = _Observer(_in_every_layer(model, roles), alpha, counts, at_once, room)
-    tracked = (reader for reader in readers(model) if reader.role in observer.roles)
-    with (
-        input_hooks(tracked, observer.see_hidden_state),
-        residual_hooks(model, observer.see_residual),
-        attention_hooks(model, observer.see_attention) if attention else nullcontext(),
-    ):
-        for number, ids, _states in run_decoder(model, blocks, observer.begin):
+    watched = Watched(variant, partial(_hooks, observer, attention))
+    with eager(model) if attention else nullcontext(), under(model, watched) as (changed, left):
+        for number, ids, _states in run_decoder(changed, blocks, observer.begin, left):
             observer.end(number, ids)
     return observer.result()
+
+
+@contextmanager
+def _hooks(observer: "_Observer", attention: bool, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+    """Those by which an observer sees all layers of a model, or one."""
+    tracked = [one for one in readers(model) if one.role in observer.roles and layer in (None, one.layer)]
+    with (
+        input_hooks(tracked, observer.see_hidden_state),
+        residual_hooks(model, observer.see_residual, layer),
+        attention_hooks(model, observer.see_attention, layer) if attention else nullcontext(),
+    ):
+        yield
 
 
 def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
