@@ -16,7 +16,7 @@ from outliers.measurements.measurement import Measurement, Part, Passes, Questio
 from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of, variant_losses
 from outliers.models.anatomy import projections
 from outliers.models.stream import is_streamed
-from outliers.quantization.convert import quantize
+from outliers.quantization.convert import quantize, skipped
 from outliers.quantization.fields import row_fields
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme
 from outliers.specification.kinds import Experiment, Latency, ZeroShot, alpha_of_schemes
@@ -99,7 +99,12 @@ def schemes_of(spec: Experiment | Latency | ZeroShot) -> list[Scheme]:
 
 
 def scheme_fields(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = ()) -> dict:
-    """The settings of a scheme that are not in its name, which kernels run it, and what of a model it leaves."""
+    """The settings of a scheme that are not in its name, which kernels run it, and what of a model it leaves.
+
+    Raises:
+        UserError: `skip` matches nothing of the model, or all of it.
+    """
+    skipped(model, skip, scheme)
     left = left_fields(model, model.num_parameters()) if scheme.quantizes else {}
     return row_fields(scheme, model, skip) | left
 

@@ -50,12 +50,12 @@ def quantize(
         raise unknown_name("way to keep weights", keep, KINDS)
     if keep == "int8" and scheme.quantizes and scheme.weights is None:
         raise UserError(f"scheme '{scheme.name}' quantizes no weights, whose codes could be kept; use keep='exact'")
-    skipped = _skipped(model, skip, scheme)
+    left = skipped(model, skip, scheme)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
     # and in the place of each projection the one under the new scheme.
     memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
     memo |= {
-        id(found.module): _under(scheme, found, memo, None if found.path in skipped else KINDS[keep])
+        id(found.module): _under(scheme, found, memo, None if found.path in left else KINDS[keep])
         for found in projections(model)
     }
     copied = copy.deepcopy(model, memo)
@@ -64,7 +64,7 @@ def quantize(
     return copied
 
 
-def _skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme) -> set[str]:
+def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme) -> set[str]:
     """The paths of projections that stay exact: each pattern's own, and those in the modules that it matches."""
     listed = isinstance(skip, Collection) and not isinstance(skip, str)
     if not listed or not all(isinstance(pattern, str) for pattern in skip):
