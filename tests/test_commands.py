@@ -20,7 +20,7 @@ import outliers
 from outliers.__main__ import COMMANDS
 from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
-from outliers.report import artefacts
+from outliers.report import report as artefacts
 from outliers.terminal.command import run
 from outliers.terminal.options import options, signed
 

@@ -403,7 +403,7 @@ def test_a_file_that_changes_while_it_is_measured(own, tmp_path, monkeypatch, ch
         change(own)
         return losses(model, blocks)
 
-    monkeypatch.setattr("outliers.experiment.sweep.losses", then_change)
+    monkeypatch.setattr("outliers.measurements.sweep.losses", then_change)
     with pytest.raises(UserError, match=rf"the weights of '{own}' changed while they were measured \('{own}'\)"):
         sweep(Experiment(models=[str(own)], schemes=["fp32"], block=32, blocks=1), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -179,9 +179,9 @@ def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
     alive = []
 
     def alone(load):
-        def check(*arguments):
+        def check(*arguments, **keywords):
             assert not [model for model in alive if model() is not None]
-            model = load(*arguments)
+            model = load(*arguments, **keywords)
             alive.append(weakref.ref(model))
             return model
 

@@ -297,6 +297,8 @@ OTHERWISE = {
     "hardware": [Hardware(hardware="other", gigabytes=1)],
     "where": ["ffn_in"],
     "seed": 77,
+    "scheme": "absmax",
+    "skip": ["*.other"],
 }
 ELSEWHERE = {"name", "shows", "stream", "memory", "engine", "data", "features", "controls", "candidates"}
 ABLATED = {"model": "pocket/gpt2-1.7m", "text": "build/pocket/held_out.jsonl", "block": 256, "blocks": 64}
@@ -346,7 +348,8 @@ def test_a_revision_is_shown_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "field", ["revision", "weights_hash", "tokens_hash", "code", "torch", "kernels", "version", "skip", "experiment"]
+    "field",
+    ["revision", "weights_hash", "tokens_hash", "code", "torch", "kernels", "version", "scheme_parts", "experiment"],
 )
 def test_of_a_number_that_was_measured_twice_the_last_is_shown(field):
     """As after a branch of the hub moved, or kernels were fixed; two rows in one cell of a table would be an error."""

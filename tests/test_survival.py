@@ -543,7 +543,7 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
     ("spec", "module", "step"),
     [
         (lambda name: Emergence(models=[name], alpha=3, **TEXT), "measurements.tracing", "trace"),
-        (lambda name: Ablation(model=name, features=[3], methods=["zero"], **TEXT), "experiment.runner", "cost"),
+        (lambda name: Ablation(model=name, features=[3], methods=["zero"], **TEXT), "measurements.ablation", "measure"),
         (lambda name: Latency(models=[name], **TIMED), "measurements.latency", "latency"),
     ],
 )

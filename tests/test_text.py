@@ -12,11 +12,11 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from outliers.experiment.sweep import sweep
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from outliers.errors import UserError
+from outliers.experiment.runner import sweep
 from outliers.models.load import load_tokenizer
 from outliers.specification.kinds import Experiment, OneModel
 from outliers.text.blocks import find_text, load_text, text_name, tokens_hash

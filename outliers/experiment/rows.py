@@ -16,6 +16,7 @@ from outliers.experiment.interrupt import Interrupted, asked_to_stop, finishing,
 from outliers.experiment.row_check import check_row, lacking, parse_row
 from outliers.files import locked, part_of, read_whole, remove_all_left, remove_left, write_whole
 from outliers.models.weight_files import check_unchanged
+from outliers.quantization.schemes import BASELINE
 from outliers.specification.kinds import BOS, Machine, Named, threshold_of
 
 MOST_BYTES = 2**30  # of a file of rows, of about a kilobyte each
@@ -305,6 +306,10 @@ def _agrees(row: dict, field: str, value) -> bool:
     own = IN_A_ROW.get(field, field)
     if field == "bos":
         return row.get(own, "").endswith(BOS) == value
+    if own == "scheme" and field == own:  # which rows of former times do not say
+        return row.get(own, BASELINE) == _name(value)
+    if own == "skip":
+        return row.get("scheme") == BASELINE or row.get(own, []) == sorted(set(value))
     if own not in row:
         return value is None or field not in IN_A_ROW or own in WHICH
     if own == "hardware":

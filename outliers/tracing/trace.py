@@ -93,13 +93,14 @@ def _trace(
     attention: bool,
     variant: Variant,
 ) -> Trace | None:
+    roles = _in_every_layer(model, roles)
     at_once, room, device = 1, torch.zeros, model.device
     if is_streamed(model):
         blocks = list(blocks)
         at_once, room, device = len(blocks), model.stream.storage, model.stream.device
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
-    observer = _Observer(_in_every_layer(model, roles), alpha, counts, at_once, room)
+    observer = _Observer(roles, alpha, counts, at_once, room)
     watched = Watched(variant, partial(_hooks, observer, attention))
     with eager(model) if attention else nullcontext(), under(model, watched) as (changed, left):
         for number, ids, _states in run_decoder(changed, blocks, observer.begin, left):
