@@ -54,12 +54,6 @@ class Here:
 Engine = Here | Cluster
 
 
-def gather(engine: Engine, cells: list[Cell]) -> list[Any]:
-    """What cells returned, in their order."""
-    found = {id(cell): result for cell, result in engine.run(cells)}
-    return [found[id(cell)] for cell in cells]
-
-
 @contextmanager
 def engine_of(spec: Named, bar: Progress) -> Iterator[Engine]:
     """The engine that an experiment asks for.

@@ -8,7 +8,7 @@ from typing import Any
 from outliers.errors import UserError
 from outliers.estimate.needs import Request
 from outliers.experiment.cell import Cell
-from outliers.experiment.engine import Engine, engine_of, gather
+from outliers.experiment.engine import Engine, engine_of
 from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.provenance import environment, joined, measuring
 from outliers.experiment.rows import RowFile, identifying
@@ -170,7 +170,8 @@ class _Run:
         measurement, first = self.measurement, self.measurement.first
         stem = self.row_file.folder / "trace"
         if fields.get("streamed") and self._weights_matter(fields, others, stem):
-            fields |= gather(self.engine, [Cell("its weights", _weights, subject, (measurement,), 0)])[0]
+            ((_, weights),) = self.engine.run([Cell("its weights", _weights, subject, (measurement,), 0)])
+            fields |= weights
         trace, costs = None, []
         if first:
             place = self.spec, first, fields, stem, self.force
