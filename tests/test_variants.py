@@ -30,6 +30,16 @@ VARIANTS = {
     "ablation under a scheme": Together((Quantized(SCHEME), Ablated(Intervention((1, 2))))),
     "scheme on planted outliers": Together((Planted((3,), 8.0), Quantized(SCHEME))),
 }
+OF_SCHEME = {"scheme": "llm.int8", "alpha": 2.0, "outlier_weights": "exact"}
+OF_ABLATION = {"method": "zero", "features": [1, 2], "where": ["attn_in"], "seed": 0}
+FIELDS = {
+    "as it is": {},
+    "quantized": OF_SCHEME,
+    "ablated": OF_ABLATION | {"where": ["attn_in", "ffn_in"]},
+    "planted": {"planted": [3], "factor": 8.0},
+    "ablation under a scheme": OF_SCHEME | OF_ABLATION,
+    "scheme on planted outliers": OF_SCHEME | {"planted": [3], "factor": 8.0},
+}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +97,8 @@ def test_resident_and_streamed_models_take_any(name, models, blocks):
         assert hooks(model) == 0
         assert all(map(torch.equal, state, (one for one in model.parameters() if not one.is_meta)))
     assert variant.name
+    assert variant.fields() == FIELDS[name]
+    assert variant.fields(models[0]) == FIELDS[name] | ({"kernels": "reference"} if "scheme" in FIELDS[name] else {})
 
 
 def test_attention_under_a_variant(models, blocks):

@@ -80,7 +80,7 @@ class AblationRows(Measurement[Ablation]):
 
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
-        under = {"scheme": self.scheme.name, **scheme_fields(self.scheme, model, self.spec.skip)}
+        under = scheme_fields(self.scheme, model, self.spec.skip)
         return fields, under | {"where": self.spec.where, "seed": self.spec.seed, "alpha": self.spec.alpha}
 
     def questions(self, job: Job, facts: dict, trace: Trace) -> list[Question]:

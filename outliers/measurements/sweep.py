@@ -17,7 +17,6 @@ from outliers.measurements.perplexity import Loss, losses, perplexity, perplexit
 from outliers.models.anatomy import projections
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantize, skipped
-from outliers.quantization.fields import row_fields
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme
 from outliers.specification.kinds import Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.variants.variant import Quantized
@@ -57,8 +56,7 @@ class Sweep(Measurement[Experiment]):
     def questions(self, _job: Job, facts: dict, _trace: None) -> list[Question]:
         draws = {"metric": "perplexity", "draws": self.spec.draws}
         return [
-            Question(scheme.name, {"scheme": scheme.name, **draws, **facts[scheme.name]}, scheme, ("perplexity",))
-            for scheme in self.schemes
+            Question(scheme.name, {**draws, **facts[scheme.name]}, scheme, ("perplexity",)) for scheme in self.schemes
         ]
 
     def together(self, questions: list[Question]) -> list[list[Question]]:
@@ -106,7 +104,7 @@ def scheme_fields(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] 
     """
     skipped(model, skip, scheme)
     left = left_fields(model, model.num_parameters()) if scheme.quantizes else {}
-    return row_fields(scheme, model, skip) | left
+    return Quantized(scheme, tuple(skip)).fields(model) | left
 
 
 def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:

@@ -79,9 +79,7 @@ class ZeroShotRows(Measurement[ZeroShot]):
 
     def questions(self, _job: Job, facts: dict, _trace: None) -> list[Question]:
         return [
-            Question(
-                f"{scheme.name} {name}", {"scheme": scheme.name, **facts[scheme.name], **asked}, (scheme, name), metrics
-            )
+            Question(f"{scheme.name} {name}", {**facts[scheme.name], **asked}, (scheme, name), metrics)
             for scheme in self.schemes
             for name, (asked, metrics) in self.tasks.items()
         ]

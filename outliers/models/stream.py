@@ -53,6 +53,9 @@ class Variant(Protocol):
     def name(self) -> str:
         """What to call it in messages."""
 
+    def fields(self, model: PreTrainedModel | None = None) -> dict:
+        """What identifies it in a row, with what a model decides where one is given, such as which kernels run."""
+
     def on(self, model: PreTrainedModel, layer: int | None = None) -> AbstractContextManager[PreTrainedModel]:
         """A context with the model under it; layer: the only one that is asked for and has its weights, or None."""
 
@@ -61,6 +64,10 @@ class AsItIs:
     """The variant that changes nothing."""
 
     name, needs_trace = "as it is", False
+
+    def fields(self, _model: PreTrainedModel | None = None) -> dict:
+        """Nothing."""
+        return {}
 
     @contextmanager
     def on(self, model: PreTrainedModel, _layer: int | None = None) -> Iterator[PreTrainedModel]:
@@ -81,6 +88,10 @@ class Watched:
     variant: Variant
     hooks: Callable[[PreTrainedModel, int | None], AbstractContextManager]
     name, needs_trace = "watched", False
+
+    def fields(self, model: PreTrainedModel | None = None) -> dict:
+        """Those of the variant."""
+        return self.variant.fields(model)
 
     @contextmanager
     def on(self, model: PreTrainedModel, layer: int | None = None) -> Iterator[PreTrainedModel]:

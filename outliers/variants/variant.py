@@ -14,6 +14,7 @@ from outliers.errors import UserError
 from outliers.models.anatomy import readers
 from outliers.models.stream import AS_IT_IS, Variant
 from outliers.quantization.convert import quantize
+from outliers.quantization.fields import row_fields
 from outliers.quantization.schemes import Scheme
 from outliers.tracing.result import STREAM, Trace
 from outliers.variants.interventions import Intervention, Means
@@ -32,6 +33,10 @@ class Quantized:
     def name(self) -> str:
         """The scheme's."""
         return self.scheme.name
+
+    def fields(self, model: PreTrainedModel | None = None) -> dict:
+        """The scheme's name and what else identifies it, see `row_fields`."""
+        return {"scheme": self.name} | row_fields(self.scheme, model, self.skip)
 
     @contextmanager
     def on(self, model: PreTrainedModel, _layer: int | None = None) -> Iterator[PreTrainedModel]:
@@ -53,6 +58,11 @@ class Ablated:
     def name(self) -> str:
         """What is done to which features."""
         return f"{self.intervention.method} of {', '.join(map(str, self.intervention.features)) or 'nothing'}"
+
+    def fields(self, _model: PreTrainedModel | None = None) -> dict:
+        """What is done to which features, and where."""
+        one = self.intervention
+        return {"method": one.method, "features": list(one.features), "where": list(self.where), "seed": one.seed}
 
     @property
     def needs_trace(self) -> bool:
@@ -86,6 +96,10 @@ class Planted:
         """What is planted."""
         return f"{self.factor:g} times {', '.join(map(str, self.features))}"
 
+    def fields(self, _model: PreTrainedModel | None = None) -> dict:
+        """What is planted."""
+        return {"planted": list(self.features), "factor": self.factor}
+
     @contextmanager
     def on(self, model: PreTrainedModel, _layer: int | None = None) -> Iterator[PreTrainedModel]:
         """A model that shares what is not scaled."""
@@ -102,6 +116,10 @@ class Together:
     def name(self) -> str:
         """All names."""
         return ", ".join(variant.name for variant in self.variants) or AS_IT_IS.name
+
+    def fields(self, model: PreTrainedModel | None = None) -> dict:
+        """Those of all."""
+        return {field: value for variant in self.variants for field, value in variant.fields(model).items()}
 
     @property
     def needs_trace(self) -> bool:
