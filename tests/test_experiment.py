@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
 from outliers.experiment.rows import RowFile, rows_of
-from outliers.experiment.runner import run, sweep
+from outliers.experiment.runner import MEASUREMENTS, run, sweep
 from outliers.measurements.ablation import ablate, measure
 from outliers.measurements.attention import top1_softmax
+from outliers.measurements.measurement import Measurement, Question
 from outliers.measurements.perplexity import Loss, perplexity
 from outliers.measurements.sweep import drawn
 from outliers.models.anatomy import ROLES
@@ -489,3 +490,46 @@ def test_emergence_over_checkpoints_of_a_folder(tmp_path):
     with pytest.raises(UserError, match="revisions of 2 models; expected one"):
         run(Emergence(models=["a", "b"], revisions=["c"]), tmp_path / "no")
     assert not (tmp_path / "no").exists()
+
+
+class Double(Experiment):
+    """Asks what `Triple` asks."""
+
+
+class Triple(Experiment):
+    """Asks what `Double` asks."""
+
+
+MULTIPLES = {Double: 2.0, Triple: 3.0}
+
+
+class Multiples(Measurement[Experiment]):
+    """A number, the same of every model under every scheme."""
+
+    answered = 0
+
+    def questions(self, _job, _facts, _trace):
+        return [Question(name, {"scheme": name}, metrics=(type(self.spec).__name__,)) for name in self.spec.schemes]
+
+    def answer(self, _bench, _job, questions, _part, _fields):
+        Multiples.answered += len(questions)
+        return [MULTIPLES[type(self.spec)] for _ in questions]
+
+    def rows(self, question, answers, _trace):
+        return [{"metric": question.metrics[0], "value": answers[0], "unit": "1"}]
+
+
+def test_measurements_that_ask_alike_go_on_beside_each_other(tmp_path, monkeypatch):
+    """The metric alone tells their rows apart; neither is measured again because of the other's."""
+    for kind in MULTIPLES:
+        monkeypatch.setitem(MEASUREMENTS, kind, Multiples)
+    monkeypatch.setattr(Multiples, "answered", 0)
+    fields = SMALL | {"models": SMALL["models"][:1], "schemes": ["fp32", "absmax"]}
+    for _ in range(2):
+        for kind, value in MULTIPLES.items():
+            rows = run(kind(**fields), tmp_path)
+            assert [(row["metric"], row["scheme"], row["value"]) for row in rows] == [
+                (kind.__name__, scheme, value) for scheme in fields["schemes"]
+            ]
+        assert Multiples.answered == 4
+    assert len(read_rows(tmp_path)) == 4

@@ -115,7 +115,8 @@ class Measurement(Generic[Spec]):
         raise NotImplementedError
 
     def finished(self, question: Question, rows: list[dict], trace: Trace | None) -> list[dict]:
-        """Of rows that were found those of a question, if they are all there."""
+        """Of rows that were found those of a question, if they are all there; others may answer what is asked alike."""
+        rows = [row for row in rows if row["metric"] in question.metrics] if question.metrics else rows
         return rows if self.is_whole(question, rows, trace) else []
 
     def is_whole(self, question: Question, rows: list[dict], trace: Trace | None) -> bool:
