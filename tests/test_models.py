@@ -32,7 +32,7 @@ FUSED = [("qkv_proj", 32, 64), ("o_proj", 32, 32), ("gate_up_proj", 32, 96), ("d
 WIDE = [("q_proj", 32, 64), ("k_proj", 32, 32), ("v_proj", 32, 32), ("o_proj", 64, 32), *GATED[4:]]
 NEOX = [("query_key_value", 32, 96), ("dense", 32, 32), ("dense_h_to_4h", 32, 128), ("dense_4h_to_h", 128, 32)]
 
-# What one layer of each small model, or each of its layers, holds: last part of the name, features in, features out.
+# What one layer of small models, or each of their layers, holds: last part of the name, features in, features out.
 FACTS = {
     "gpt2": [("c_attn", 32, 96), ("c_proj", 32, 32), ("c_fc", 32, 128), ("c_proj", 128, 32)],
     "gptj": [*QKV, ("out_proj", 32, 32), ("fc_in", 32, 128), ("fc_out", 128, 32)],
@@ -77,7 +77,7 @@ def test_every_architecture_has_a_case():
     assert {model_type for model_type, _ in CONFIGS.values()} == set(ANATOMIES)
 
 
-@every_kind
+@pytest.mark.parametrize("case", FACTS)
 def test_projections_are_the_known_modules(case):
     found = [(p.layer, p.path.rpartition(".")[2], *shape(p.module)) for p in projections(make_model(case))]
     facts = FACTS[case] if isinstance(FACTS[case], tuple) else [FACTS[case]] * 2
@@ -90,6 +90,15 @@ def test_no_linear_of_a_decoder_layer_is_missed(case):
     layers = model.get_submodule(anatomy_of(model.config).layers)
     linear = {id(m) for m in layers.modules() if isinstance(m, (torch.nn.Linear, Conv1D))}
     assert linear == {id(p.module) for p in projections(model)}
+
+
+@every_kind
+def test_roles_are_inside_and_outside_the_attention(case):
+    model = make_model(case)
+    attention = f".{anatomy_of(model.config).attention}."
+    for p in projections(model):
+        assert (attention in p.path) == (p.role in ("attn_in", "attn_out"))
+        assert p.role not in ("attn_out", "ffn_out") or shape(p.module)[1] == 32, "it is added to the hidden states"
 
 
 @every_kind
