@@ -24,6 +24,7 @@ ABOUT = {  # what a section says of its rows: field and form, in this order
     "headroom": "{} GiB of headroom a GPU",
     "alpha": "α = {}",
     "unquantized_experts": "{} of the weights are experts and not quantized",
+    "skip": "{} not quantized",
     "dtype": "{}",
     "quantized_from": "weights dequantized from {}",
     "device": "on {}",
@@ -31,6 +32,7 @@ ABOUT = {  # what a section says of its rows: field and form, in this order
 PROVENANCE = {  # label: field
     "outliers": "version",
     "commit": "commit",
+    "code": "code",
     "Python": "python",
     "torch": "torch",
     "transformers": "transformers",
@@ -125,5 +127,6 @@ def models(rows: list[dict]) -> Table | None:
 
 
 def _distinct(rows: list[dict], field: str) -> list[str]:
-    found = dict.fromkeys(row[field] for row in rows if row.get(field) is not None)
+    values = (row[field] for row in rows if row.get(field) is not None)
+    found = dict.fromkeys(", ".join(map(str, value)) if isinstance(value, list) else value for value in values)
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in found]

@@ -5,6 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from outliers.models.names import short_name
+from outliers.quantization.schemes import BASELINE
 from outliers.report.section import Drawing, Section, Table
 from outliers.report.style import BLUE, ORANGE, bare
 
@@ -22,7 +23,8 @@ def ablation_section(rows: list[dict]) -> Section:
     found = ablation_summary(rows)
     table = ablation_table(found)
     drawings = [Drawing("ablation", "What the model loses without features.", ablation_bars(found))]
-    title = f"Ablation of {short_name(rows[0]['model'])}"
+    scheme = rows[0].get("scheme", BASELINE)
+    title = f"Ablation of {short_name(rows[0]['model'])}{'' if scheme == BASELINE else f' under {scheme}'}"
     return Section(title, rows, table.form("simple"), [table], drawings)
 
 
