@@ -101,12 +101,6 @@ class RowFile:
             rows = f"{len(self.rows)} finished row{'' if len(self.rows) == 1 else 's'}"
             raise Interrupted(f"{rows} in '{self.folder}'") from None
 
-    def find(self, row: dict) -> dict | None:
-        """The finished row that is the same measurement as `row`, if there is one."""
-        stop_if_asked()
-        same = identity(row)
-        return next((old for old in self.rows if identity(old) == same and not lacking(old)), None)
-
     def find_all(self, cell: dict) -> list[dict]:
         """The finished rows of a cell.
 
