@@ -422,12 +422,13 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
 
 def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    spec = Ablation(**{**TRACED, "features": [3, 7], "methods": ["zero", "shuffle"]})
+    asked = {"methods": ["zero", "shuffle"], "where": ["ffn_in"], "seed": 5}
+    spec = Ablation(**TRACED, features=[3, 7], **asked)
     want = run(spec, tmp_path / "whole")
     assert read_rows(tmp_path / "whole") == want
     model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
     blocks = load_text("sample", tokenizer, 64, 6)
-    table = ablate(model, blocks, [3, 7], methods=["zero", "shuffle"], alpha=spec.alpha)
+    table = ablate(model, blocks, [3, 7], alpha=spec.alpha, **asked)
     for metric in ("top1_softmax", "perplexity"):
         values = [row["value"] for row in want if row["metric"] == metric]
         assert values == pytest.approx(table[metric].tolist(), rel=1e-6)

@@ -206,9 +206,10 @@ def test_cpu_sums_are_exact(k, tokens):
 def test_weights_with_a_sum_too_large_are_multiplied_by_the_reference(monkeypatch):
     """oneDNN's AMX path would round twice; codes that are nearly all of one sign are not of this world."""
     monkeypatch.setattr(dispatch, "path", lambda device: "cpu")
-    one_sided = reference.Quantized(torch.full((4, 1000), 100, dtype=torch.int8), torch.ones(4, 1))
-    assert not cpu.serves(one_sided)
-    assert dispatch.prepare(one_sided) is one_sided
+    for code in (100, -100):
+        one_sided = reference.Quantized(torch.full((4, 1000), code, dtype=torch.int8), torch.ones(4, 1))
+        assert not cpu.serves(one_sided)
+        assert dispatch.prepare(one_sided) is one_sided
 
 
 def test_what_the_int8_units_cannot_multiply():
