@@ -4,19 +4,23 @@ import json
 import logging
 import shutil
 import statistics
+from contextlib import contextmanager
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
+from outliers.experiment.engine import Here
+from outliers.experiment.provenance import measuring
 from outliers.experiment.rows import RowFile, rows_of
 from outliers.experiment.runner import MEASUREMENTS, run, sweep
 from outliers.measurements.ablation import ablate, measure
 from outliers.measurements.attention import top1_softmax
+from outliers.measurements.bench import Bench
 from outliers.measurements.measurement import Measurement, Question
 from outliers.measurements.perplexity import Loss, perplexity
-from outliers.measurements.sweep import drawn
+from outliers.measurements.sweep import Sweep, drawn
 from outliers.models.anatomy import ROLES
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import PACKAGED, POCKET, pocket_models
@@ -412,6 +416,10 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
         trace_model(OneModel(**TRACED), tmp_path / "cut")
     assert Trace.load(tmp_path / "cut" / "trace").sequences == 4
     assert not (tmp_path / "cut" / "rows.jsonl").exists()
+    streamed = shutil.copytree(tmp_path / "cut", tmp_path / "streamed")
+    read[:] = [None] * 3  # one more pass may be made, over the two blocks that are missing
+    rows = trace_model(OneModel(**TRACED, stream=True), streamed)[1]
+    assert [row["value"] for row in rows] == pytest.approx([row["value"] for row in want], rel=1e-9)
     read[:] = [None] * 2  # two more blocks may be read, and two are missing
     assert lasting(trace_model(OneModel(**TRACED), tmp_path / "cut")[1]) == want
     read[:] = [None] * 4  # none may be read
@@ -422,13 +430,36 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
         trace_model(OneModel(**{**TRACED, "alpha": 2}), tmp_path / "cut")
 
 
+def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch):
+    """Also where the last blocks arrive first, as from several machines."""
+    want, _ = trace_model(OneModel(**TRACED), tmp_path / "forwards")
+    forwards, traced = Here.run, []
+    monkeypatch.setattr(Here, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
+    monkeypatch.setattr("outliers.experiment.traces.SECONDS_BETWEEN_SAVES", 0)
+    with monkeypatch.context() as patch:
+
+        def stop(*arguments, **keywords):
+            traced.append(arguments)
+            if len(traced) == TRACED["blocks"]:
+                raise KeyboardInterrupt
+            return trace(*arguments, **keywords)
+
+        patch.setattr("outliers.experiment.traces.trace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            trace_model(OneModel(**TRACED), tmp_path / "backwards")
+    assert not list(tmp_path.glob("backwards/trace.*")), "without the first block there is no beginning"
+    found, _ = trace_model(OneModel(**TRACED), tmp_path / "backwards")
+    assert found.sketch == want.sketch
+
+
 def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    spec = Ablation(**{**TRACED, "features": [3, 7], "methods": ["zero", "shuffle"]})
+    asked = {"methods": ["zero", "shuffle"], "where": ["ffn_in"], "seed": 5}
+    spec = Ablation(**TRACED, features=[3, 7], **asked)
     want = run(spec, tmp_path / "whole")
     assert read_rows(tmp_path / "whole") == want
     model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
     blocks = load_text("sample", tokenizer, 64, 6)
-    table = ablate(model, blocks, [3, 7], methods=["zero", "shuffle"], alpha=spec.alpha)
+    table = ablate(model, blocks, [3, 7], alpha=spec.alpha, **asked)
     for metric in ("top1_softmax", "perplexity"):
         values = [row["value"] for row in want if row["metric"] == metric]
         assert values == pytest.approx(table[metric].tolist(), rel=1e-6)
@@ -533,3 +564,54 @@ def test_measurements_that_ask_alike_go_on_beside_each_other(tmp_path, monkeypat
             ]
         assert Multiples.answered == 4
     assert len(read_rows(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("changed", ["another part", "another question"])
+def test_all_rows_of_a_model_are_of_the_same_weights(changed, tmp_path, monkeypatch):
+    """As where a file changes between two workers, which know a streamed model's weights once they have read them."""
+    seen = []
+
+    def weights(_bench):
+        seen.append(len(seen))
+        return {"weights_hash": "one" if len(seen) == 1 else "other"}
+
+    if changed == "another part":
+        monkeypatch.setattr(Here, "parts", lambda _engine, _blocks, _cells: [slice(0, 1), slice(1, 4)])
+    else:
+        monkeypatch.setattr(Sweep, "together", Measurement.together)
+    monkeypatch.setattr(Bench, "weights", weights)
+    monkeypatch.setattr(Bench, "check_weights", lambda _bench: None)
+    asked = Experiment(**SMALL | {"models": ["pocket/gpt2-0.1m"]}, schemes=["fp32", "absmax"], stream=True)
+    with pytest.raises(UserError, match=r"the weights of 'pocket/gpt2-0.1m' changed while they were measured"):
+        sweep(asked, tmp_path)
+    if changed == "another question":
+        assert [row["weights_hash"] for row in read_rows(tmp_path)] == ["one"]
+
+
+def test_the_cost_of_a_trace_is_in_its_rows(tmp_path, monkeypatch):
+    @contextmanager
+    def expensive(device):
+        with measuring(device) as spent:
+            yield spent
+        spent.fields |= {"wall_seconds": 1000.0, "peak_memory_bytes": 10**15}
+
+    monkeypatch.setattr("outliers.experiment.traces.measuring", expensive)
+    _, rows = trace_model(OneModel(**TRACED), tmp_path)
+    assert {int(row["wall_seconds"] // 1000) for row in rows} == {TRACED["blocks"]}
+    assert {row["peak_memory_bytes"] for row in rows} == {10**15}
+
+
+def test_equal_weights_with_another_tokenizer_are_measured(tmp_path):
+    """They see other tokens."""
+    folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    fields = {"block": 32, "blocks": 1, "alpha": 3}
+    rows = run(Emergence(models=["pocket/gpt2-0.1m", str(folder)], **fields), tmp_path / "out")
+    assert not any("same_weights_as" in row for row in rows)
+    one, other = (
+        [row["value"] for row in rows if row["model"] == model] for model in ("pocket/gpt2-0.1m", str(folder))
+    )
+    assert one != other

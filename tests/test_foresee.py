@@ -480,4 +480,5 @@ def test_an_ablation_is_foreseen_as_long_as_rows_are_missing(monkeypatch, probed
     fields = {"model": "pocket/gpt2-0.1m", "block": 32, "blocks": 1, "features": [1]}
     for more in ({}, {}, {"methods": ["mean"]}, {"blocks": 2}):
         run(Ablation(**fields | more), tmp_path)
-    assert lefts == [1, 0, pytest.approx(22 / 24), 1]
+    run(Ablation(**fields), tmp_path, force=True)
+    assert lefts == [1, 0, pytest.approx(22 / 24), 1, 1]

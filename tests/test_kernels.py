@@ -57,6 +57,18 @@ def test_quantize_is_the_equation(symmetric, per_row, matrix):
         np.testing.assert_allclose(quantized.dequantize(), values, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("per_row", [True, False])
+def test_scales_of_groups_without_a_range(per_row):
+    """What the definitions have, which codes of 0 do not show."""
+    scale = torch.ones((3, 1) if per_row else (1, 1), dtype=torch.float64)
+    absmax = reference.quantize(torch.zeros(3, 5, dtype=torch.float64), int8(True, per_row))
+    assert torch.equal(absmax.scale, scale)
+    zeropoint = reference.quantize(torch.full((3, 5), 7.3, dtype=torch.float64), int8(False, per_row))
+    assert torch.equal(zeropoint.scale, scale)
+    quantized, _ = reference.quantize_bitsandbytes(torch.zeros(3, 5))
+    assert torch.equal(quantized.scale, torch.ones(3, 1))
+
+
 @given(matrix=arrays(np.float32, (4, 6), elements=st.floats(-100, 100, width=32)))
 @settings(deadline=None)
 def test_absmax_error_is_at_most_half_a_step(matrix):
@@ -194,9 +206,22 @@ def test_cpu_sums_are_exact(k, tokens):
 def test_weights_with_a_sum_too_large_are_multiplied_by_the_reference(monkeypatch):
     """oneDNN's AMX path would round twice; codes that are nearly all of one sign are not of this world."""
     monkeypatch.setattr(dispatch, "path", lambda device: "cpu")
-    one_sided = reference.Quantized(torch.full((4, 1000), 100, dtype=torch.int8), torch.ones(4, 1))
-    assert not cpu.serves(one_sided)
-    assert dispatch.prepare(one_sided) is one_sided
+    for code in (100, -100):
+        one_sided = reference.Quantized(torch.full((4, 1000), code, dtype=torch.int8), torch.ones(4, 1))
+        assert not cpu.serves(one_sided)
+        assert dispatch.prepare(one_sided) is one_sided
+
+
+def test_what_the_int8_units_cannot_multiply():
+    weight = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
+    rows = reference.quantize(weight, int8())
+    assert cpu.serves(rows)
+    assert not cpu.serves(reference.quantize(weight.double(), int8())), "scales of more digits than it has"
+    assert not cpu.serves(reference.quantize(weight, int8(False)))
+    assert not any(cpu.serves(rows, activations) for activations in (None, int8(False)))
+    wide = torch.zeros(1, cpu.LARGEST_K + 1, dtype=torch.int8)
+    assert cpu.serves(reference.Quantized(wide[:, 1:], torch.ones(1, 1)))
+    assert not cpu.serves(reference.Quantized(wide, torch.ones(1, 1)))
 
 
 @needs_vnni

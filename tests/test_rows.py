@@ -4,17 +4,20 @@ import json
 import shutil
 import threading
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import outlier_kernels
 import pytest
 import torch
+from outlier_kernels.formats import Quantizer
 
 import outliers
 from outliers.experiment import provenance
 from outliers.experiment.rows import RowFile, finished, identifying, read_rows, rows_of
 from outliers.experiment.runner import run, sweep
+from outliers.quantization.schemes import Scheme
 from outliers.report.report import experiments
 from outliers.specification.kinds import (
     Ablation,
@@ -89,11 +92,11 @@ def test_every_field_identifies_but_a_few(tmp_path, kind, field):
     same = field in FREE[kind]
     with RowFile(tmp_path) as row_file:
         row_file.add(row)
-        assert row_file.find(row) == row
-        assert row_file.find(changed) == (row if same else None)
+        assert row_file.find_all(row) == [row]
         assert row_file.find_all(changed) == ([row] if same else [])
         row_file.add(changed)
     assert read_rows(tmp_path) == ([changed] if same else [row, changed])
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == (1 if same else 2), "in the place of the old one"
 
 
 @pytest.mark.parametrize(("kind", "field"), KINDS_AND_FIELDS)
@@ -280,6 +283,8 @@ OTHERWISE = {
     "models": ["other"],
     "revisions": ["other"],
     "schemes": ["llm.int8-bnb"],
+    "scheme": "absmax",
+    "skip": ["lm_head"],
     "tasks": ["other"],
     "batches": [77],
     "dimensions": [77],
@@ -315,7 +320,12 @@ OF_SOME = {"headroom": "fits", "hardware": "fits"}  # metrics of the only rows t
 
 @pytest.mark.parametrize(
     ("name", "field"),
-    [(name, field) for name, spec in ASKED.items() for field in type(spec).model_fields if field not in ELSEWHERE],
+    [
+        (name, field)
+        for name, spec in ASKED.items()
+        for field in type(spec).model_fields
+        if field not in ELSEWHERE and (name, field) != ("ablation", "skip")  # of kept ones, where nothing is quantized
+    ],
 )
 def test_rows_of_what_was_asked_otherwise_are_not_shown(name, field):
     spec = ASKED[name]
@@ -348,14 +358,39 @@ def test_a_revision_is_shown_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "field",
-    ["revision", "weights_hash", "tokens_hash", "code", "torch", "kernels", "version", "scheme_parts", "experiment"],
+    "field", ["revision", "weights_hash", "tokens_hash", "code", "torch", "kernels", "version", "experiment"]
 )
 def test_of_a_number_that_was_measured_twice_the_last_is_shown(field):
     """As after a branch of the hub moved, or kernels were fixed; two rows in one cell of a table would be an error."""
     rows = [ROWS["sweep"] | {"value": 1.5}, ROWS["sweep"] | {field: "later", "value": 2.5}]
     spec = Experiment(models=[rows[0]["model"]], block=256, blocks=16, draws=3)
     assert rows_of(spec, rows) == rows[1:]
+
+
+MINE = Scheme("mine", Quantizer("int8", "row"), Quantizer("int8", "column"), 3.0)
+SCHEMES = [
+    ("fp32", []),
+    ("llm.int8", []),
+    (MINE, []),
+    (MINE, ["*.c_proj"]),
+    (replace(MINE, outlier_threshold=4.0), []),
+    (replace(MINE, outlier_threshold=None), []),
+    (replace(MINE, weights=None), []),
+]
+
+
+@pytest.mark.parametrize("kind", [Experiment, Ablation])
+def test_rows_under_a_scheme_are_those_of_all_that_was_asked_of_it(tmp_path, kind):
+    """Its parts, its threshold and what it skips, not its name alone."""
+    small = {"block": 16, "blocks": 1}
+    if kind is Experiment:
+        specs = [kind(models=[MODEL], schemes=[scheme], skip=skip, **small) for scheme, skip in SCHEMES]
+    else:
+        specs = [kind(model=MODEL, features=[3], scheme=scheme, skip=skip, **small) for scheme, skip in SCHEMES[2:5]]
+    found = [run(spec, tmp_path) for spec in specs]
+    rows = read_rows(tmp_path)
+    assert rows == [row for of_one in found for row in of_one], "none is taken for another"
+    assert [rows_of(spec, rows) for spec in specs] == found
 
 
 # What stands beside every number
@@ -470,5 +505,5 @@ def test_rows_say_all_machines_that_measured_their_parts(tmp_path):
     assert provenance.joined([part, part]) == part | {"wall_seconds": 3.0}
     with RowFile(tmp_path) as row_file:
         row_file.add(row)
-        assert row_file.find(part) == row, "which machines they were does not matter where no time is measured"
+        assert row_file.find_all(part) == [row], "which machines they were does not matter where no time is measured"
     assert read_rows(tmp_path) == [row]

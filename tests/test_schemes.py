@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -238,7 +239,7 @@ def test_the_memory_of_an_int8_model_stays_what_it_is(name, blocks):
     assert sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values()) == before
 
 
-def test_what_rows_say_of_a_scheme():
+def test_what_rows_say_of_a_scheme(powers_of_two):
     assert row_fields(get_scheme("fp32"), skip=["lm_head"]) == {}
     assert row_fields(get_scheme("absmax")) == {}
     assert row_fields(get_scheme("llm.int8", 4)) == {"alpha": 4.0, "outlier_weights": "exact"}
@@ -256,6 +257,8 @@ def test_what_rows_say_of_a_scheme():
     ):
         assert "scheme_parts" in row_fields(other)
     assert row_fields(WEIGHTS_ALONE)["scheme_parts"] == "exact × int8 column absmax, exact"
+    turned = replace(SCHEMES["absmax"], transform=powers_of_two.transform)
+    assert row_fields(turned) == {"scheme_parts": f"{SCHEMES['absmax'].parts}, {powers_of_two.transform}"}
 
 
 def test_rows_say_which_kernels_multiply(on_cpu, monkeypatch, blocks):

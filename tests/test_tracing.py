@@ -395,6 +395,16 @@ def test_median_of_large_and_uneven_states():
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+def test_no_quartile_is_below_alpha(blocks):
+    """As no hit is, also one in the upper half of its bucket, whose estimate is 1 % lower."""
+    model, alpha = make_model("gpt2"), 0.9995 * sketch._GAMMA**90
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.ln_1.weight[4], layer.ln_1.bias[4] = 0, -1.0001 * alpha
+    table = trace(model, blocks, alpha=alpha, attention=False).features("attn_in").set_index("feature")
+    assert table.loc[4, ["q1", "median", "q3"]].tolist() == [-alpha] * 3
+
+
 @given(st.lists(FINITE.filter(lambda x: x != 0), min_size=1, max_size=60), st.floats(0, 1))
 def test_sketch_is_within_one_per_cent(values, fraction):
     import pandas as pd

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from outliers.errors import UserError
-from outliers.experiment.runner import run
+from outliers.experiment.runner import run, sweep
 from outliers.measurements.attention import top1_softmax
 from outliers.measurements.perplexity import perplexities, perplexity
-from outliers.models.load import load_model
+from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import get_scheme
-from outliers.specification.kinds import Ablation
+from outliers.specification.kinds import Ablation, Experiment
+from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 from outliers.variants.interventions import Intervention
@@ -93,7 +94,7 @@ def test_resident_and_streamed_models_take_any(name, models, blocks):
     variant = pickle.loads(pickle.dumps(VARIANTS[name]))  # as it travels to another machine
     for model in models:
         state = [parameter.clone() for parameter in model.parameters() if not parameter.is_meta]
-        assert perplexities(model, blocks, [variant, AS_IT_IS])[0] == want
+        assert perplexities(model, blocks, [variant, AS_IT_IS]) == [want, by_hand("as it is", models[0], blocks)]
         assert hooks(model) == 0
         assert all(map(torch.equal, state, (one for one in model.parameters() if not one.is_meta)))
     assert variant.name
@@ -147,3 +148,19 @@ def test_an_ablation_under_a_scheme_has_rows_of_its_own(stream, tmp_path):
     assert len(exact) == len(rows)
     assert sum(changed) > len(rows) / 2
     assert run(Ablation(**fields), tmp_path) == exact
+    (row, *_) = run(Ablation(**fields, scheme="llm.int8", alpha=2), tmp_path)
+    assert (row["alpha"], row["scheme_alpha"]) == (2, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_numbers_are_those_of_a_model_in_which_something_is_skipped(stream, models, tmp_path):
+    fields = {"block": 32, "blocks": 1, "stream": stream, "skip": ["*.c_proj"]}
+    (row,) = sweep(Experiment(models=[MODEL], schemes=["absmax"], **fields), tmp_path)
+    blocks = load_text("sample", load_tokenizer(MODEL), 32, 1)
+    some = quantize(models[0], "absmax", skip=["*.c_proj"])
+    assert row["value"] == pytest.approx(perplexity(some, blocks), rel=1e-6)
+    assert row["value"] != pytest.approx(perplexity(quantize(models[0], "absmax"), blocks), rel=1e-6)
+    ablated = run(Ablation(model=MODEL, features=[1], scheme="absmax", **fields), tmp_path / "ablated")
+    values = {one["metric"]: one["value"] for one in ablated if one["subject"] == "none"}
+    top1 = pytest.approx(top1_softmax(some, blocks, [Intervention(())])[0], rel=1e-6)
+    assert values == {"perplexity": row["value"], "top1_softmax": top1}

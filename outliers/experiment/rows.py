@@ -17,7 +17,7 @@ from outliers.experiment.row_check import check_row, lacking, parse_row
 from outliers.files import locked, part_of, read_whole, remove_all_left, remove_left, write_whole
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.schemes import BASELINE
-from outliers.specification.kinds import BOS, Machine, Named, threshold_of
+from outliers.specification.kinds import BOS, Machine, Named, said_of_schemes
 
 MOST_BYTES = 2**30  # of a file of rows, of about a kilobyte each
 logger = logging.getLogger(__name__)
@@ -100,12 +100,6 @@ class RowFile:
         if isinstance(error, KeyboardInterrupt) or (error is None and asked_to_stop()):
             rows = f"{len(self.rows)} finished row{'' if len(self.rows) == 1 else 's'}"
             raise Interrupted(f"{rows} in '{self.folder}'") from None
-
-    def find(self, row: dict) -> dict | None:
-        """The finished row that is the same measurement as `row`, if there is one."""
-        stop_if_asked()
-        same = identity(row)
-        return next((old for old in self.rows if identity(old) == same and not lacking(old)), None)
 
     def find_all(self, cell: dict) -> list[dict]:
         """The finished rows of a cell.
@@ -252,6 +246,7 @@ IN_A_ROW = {
     "methods": "method",
     "bos": "protocol",
 }
+OF_SCHEMES = ("alpha", "scheme_alpha", "scheme_parts", "skip")
 # All of a specification is in rows but this.
 NOT_IN_ROWS = {
     "name": "rows that are measured under one are drawn under others",
@@ -270,11 +265,10 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     Of rows that differ in nothing but texts, weights, versions, code or machine the last one counts.
     """
     asked = {field: getattr(spec, field) for field in type(spec).model_fields if field not in NOT_IN_ROWS}
-    if "schemes" in asked:  # which have thresholds of their own
-        thresholds = {_name(scheme): threshold_of(spec, scheme) for scheme in asked["schemes"]}
-        own = [(row, thresholds.get(row.get("scheme"))) for row in rows]
-        rows = [row for row, threshold in own if row.get("alpha", threshold) == threshold]
-        del asked["alpha"]
+    if "skip" in asked:  # of schemes, which have thresholds and parts of their own
+        said = said_of_schemes(spec)
+        rows = [row for row in rows if _says(row, said.get(row.get("scheme", BASELINE)))]
+        asked = {field: value for field, value in asked.items() if field not in ("alpha", "scheme", "skip")}
     is_strange = _strange_to(spec)
     last = {
         tuple(str(row.get(field)) for field in (*WHICH, *IN_A_ROW.values())): row
@@ -283,6 +277,11 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     }
     models = asked.get("models") or []
     return sorted(last.values(), key=lambda row: models.index(row["model"]) if row.get("model") in models else 0)
+
+
+def _says(row: dict, of_scheme: dict | None) -> bool:
+    """Whether a row says what is asked of its scheme; None of one that is not asked for."""
+    return of_scheme is not None and all(row.get(field) == of_scheme.get(field) for field in OF_SCHEMES)
 
 
 def _strange_to(spec: Named) -> Callable[[dict], bool]:
@@ -306,10 +305,6 @@ def _agrees(row: dict, field: str, value) -> bool:
     own = IN_A_ROW.get(field, field)
     if field == "bos":
         return row.get(own, "").endswith(BOS) == value
-    if own == "scheme" and field == own:  # which rows of former times do not say
-        return row.get(own, BASELINE) == _name(value)
-    if own == "skip":
-        return row.get("scheme") == BASELINE or row.get(own, []) == sorted(set(value))
     if own not in row:
         return value is None or field not in IN_A_ROW or own in WHICH
     if own == "hardware":

@@ -220,7 +220,7 @@ class _Run:
     def _write(self, one: _Subject, questions: list[Question], parts: list[tuple]) -> None:
         """Write the rows of questions that were answered together, of all parts of the text."""
         answers, weights, spent = zip(*parts, strict=True)
-        check_same_weights([one.fields | of_part for of_part in (*weights, weights[0])])
+        check_same_weights([*(one.fields | of_part for of_part in weights), weights[0] | one.fields])
         one.fields.update(weights[0])
         common, made = one.fields, joined([*one.costs, *spent])
         for number, question in enumerate(questions):

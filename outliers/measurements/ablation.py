@@ -24,7 +24,7 @@ from outliers.models.anatomy import check_features
 from outliers.models.names import short_name
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.schemes import get_scheme
-from outliers.specification.kinds import Ablation, alpha_of_schemes
+from outliers.specification.kinds import Ablation, alpha_of_schemes, said_under
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
 from outliers.variants.interventions import METHODS, Intervention, Means
@@ -80,7 +80,7 @@ class AblationRows(Measurement[Ablation]):
 
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
-        under = scheme_fields(self.scheme, model, self.spec.skip)
+        under = said_under(scheme_fields(self.scheme, model, self.spec.skip))
         return fields, under | {"where": self.spec.where, "seed": self.spec.seed, "alpha": self.spec.alpha}
 
     def questions(self, job: Job, facts: dict, trace: Trace) -> list[Question]:

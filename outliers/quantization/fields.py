@@ -7,14 +7,14 @@ from transformers import PreTrainedModel
 from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, path_under
-from outliers.quantization.schemes import Scheme, is_own
+from outliers.quantization.schemes import Scheme, said_of
 
 
 def row_fields(scheme: Scheme, model: PreTrainedModel | None = None, skip: Collection[str] = ()) -> dict:
     """What identifies a scheme beside its name, and which kernels run it; nothing where it quantizes nothing.
 
-    alpha: its threshold. outlier_weights: whether outlier features meet exact weights or those rebuilt from codes.
-    scheme_parts: of a scheme that is not this project's own, what it is made of. skip: patterns of what stays exact.
+    They are those of `said_of`, and outlier_weights: whether outlier features meet exact weights or those rebuilt from
+    codes.
 
     Args:
         scheme: as it runs.
@@ -26,13 +26,12 @@ def row_fields(scheme: Scheme, model: PreTrainedModel | None = None, skip: Colle
         return {}
     modules = [] if model is None else [projection.module for projection in projections(model)]
     small = any(isinstance(module, Int8Linear) for module in modules)
-    fields = {} if is_own(scheme) else {"scheme_parts": scheme.parts}
+    fields = said_of(scheme, skip)
     if model is not None:
         fields["kernels"] = kernels_of(scheme, model)
     if scheme.outlier_threshold is not None:
-        fields["alpha"] = scheme.outlier_threshold
         fields["outlier_weights"] = "exact" if scheme.exact_outliers and not small else "dequantized"
-    return fields | ({"skip": sorted(set(skip))} if skip else {})
+    return fields
 
 
 def kernels_of(scheme: Scheme, model: PreTrainedModel) -> str:

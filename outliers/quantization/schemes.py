@@ -1,7 +1,7 @@
 """Schemes as data: the paper's Table 1, one more, and those of a user's own."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 
 from outlier_kernels.formats import ARITHMETICS, FORMATS, GRANULARITIES, OPERANDS, Quantizer
@@ -175,6 +175,19 @@ def is_own(scheme: Scheme) -> bool:
         and (scheme.outlier_threshold is None) == (own.outlier_threshold is None)
         for own in _OWN
     )
+
+
+def said_of(scheme: Scheme, skip: Collection[str] = ()) -> dict:
+    """What rows say of a scheme beside its name; nothing where it quantizes nothing.
+
+    alpha: its threshold. scheme_parts: of a scheme that is not this project's own, what it is made of. skip: as for
+    `outliers.quantize`.
+    """
+    if not scheme.quantizes:
+        return {}
+    found = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_own(scheme) else scheme.parts}
+    found["skip"] = sorted(set(skip)) or None
+    return {field: value for field, value in found.items() if value is not None}
 
 
 def by_weights(schemes: Iterable[Scheme]) -> list[Scheme]:

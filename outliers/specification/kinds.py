@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
-from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, get_scheme
+from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, get_scheme, said_of
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
 
@@ -375,14 +375,23 @@ class ZeroShot(Spread):
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
 
 
-def alpha_of_schemes(spec: Experiment | Latency | ZeroShot) -> float | None:
+def alpha_of_schemes(spec: Experiment | Ablation | Latency | ZeroShot) -> float | None:
     """What takes the place of every scheme's own threshold: alpha, where somebody asked for one."""
     return spec.alpha if "alpha" in spec.model_fields_set else None
 
 
-def threshold_of(spec: Experiment | Latency | ZeroShot, scheme: str | Scheme) -> float | None:
-    """From which magnitude on a scheme of an experiment decomposes, as its rows say; None where it does not."""
-    return spec.alpha if scheme == PEER else get_scheme(scheme, alpha_of_schemes(spec)).outlier_threshold
+def said_of_schemes(spec: Experiment | Ablation | Latency | ZeroShot) -> dict[str, dict]:
+    """What the rows of an experiment say of each of its schemes, by its name, and of the threshold of outliers."""
+    if isinstance(spec, Ablation):
+        scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
+        return {scheme.name: {"alpha": spec.alpha, **said_under(said_of(scheme, spec.skip))}}
+    ours = [get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes if scheme != PEER]
+    return {PEER: {"alpha": spec.alpha}} | {scheme.name: said_of(scheme, spec.skip) for scheme in ours}
+
+
+def said_under(of_scheme: dict) -> dict:
+    """What rows say of a scheme under which something else is measured, whose `alpha` is not the scheme's."""
+    return {"scheme_alpha" if field == "alpha" else field: value for field, value in of_scheme.items()}
 
 
 def layer_shape(dimension: int | str) -> tuple[int, int]:
