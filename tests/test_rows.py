@@ -283,8 +283,6 @@ OTHERWISE = {
     "models": ["other"],
     "revisions": ["other"],
     "schemes": ["llm.int8-bnb"],
-    "scheme": "absmax",
-    "skip": ["lm_head"],
     "tasks": ["other"],
     "batches": [77],
     "dimensions": [77],
@@ -389,6 +387,14 @@ def test_rows_under_a_scheme_are_those_of_all_that_was_asked_of_it(tmp_path, kin
     rows = read_rows(tmp_path)
     assert rows == [row for of_one in found for row in of_one], "none is taken for another"
     assert [rows_of(spec, rows) for spec in specs] == found
+
+
+def test_rows_stand_in_the_order_of_what_is_asked_and_of_its_kind():
+    """Also where those of another kind of experiment say nothing that this one does not."""
+    one, other = ROWS["sweep"], ROWS["sweep"] | {"model": "other"}
+    spec = Experiment(models=["other", one["model"]], block=256, blocks=16, draws=3)
+    assert rows_of(spec, [one, other]) == [other, one]
+    assert rows_of(spec, [one, other | {"experiment": "zeroshot"}]) == [one]
 
 
 # What stands beside every number
