@@ -300,6 +300,8 @@ OTHERWISE = {
     "hardware": [Hardware(hardware="other", gigabytes=1)],
     "where": ["ffn_in"],
     "seed": 77,
+    "scheme": "absmax",
+    "skip": ["lm_head"],
 }
 ELSEWHERE = {"name", "shows", "stream", "memory", "engine", "data", "features", "controls", "candidates"}
 ABLATED = {"model": "pocket/gpt2-1.7m", "text": "build/pocket/held_out.jsonl", "block": 256, "blocks": 64}
