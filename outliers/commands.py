@@ -1,8 +1,8 @@
 """From what is typed to rows and their page: one way for every kind of specification."""
 
 import difflib
-import importlib
 import os
+import pkgutil
 from collections.abc import Callable
 from inspect import Parameter
 from pathlib import Path
@@ -130,10 +130,5 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Calla
     from outliers.report.write import write
 
     folder = place_of(spec, out) if isinstance(spec, OneModel) else out or spec.folder
-    section = _function(SECTIONS[name])(*shown(spec, folder, run(spec, folder, force)))
+    section = pkgutil.resolve_name(SECTIONS[name])(*shown(spec, folder, run(spec, folder, force)))
     print(write(section, folder, typed(name)))
-
-
-def _function(place: str) -> Callable:
-    module, _, function = place.partition(":")
-    return getattr(importlib.import_module(module), function)

@@ -12,14 +12,13 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.measurements.footprint import Storages
-from outliers.measurements.measurement import Part, Passes
+from outliers.measurements.measurement import LAYERS, Part, Passes
 from outliers.models.anatomy import decoder_layers
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.load import DTYPES, check_finite, weights_hash
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import give_memory_back
 
-LAYERS = 2  # the same weights twice: how what is kept grows from one layer to the next shows only with two
 PLACES = {"layer_idx", "layer_id"}  # what modules call the place of their layer in a cache of keys and values
 STD = 0.02  # of random weights
 OUTLIER = 20.0  # the weight of one feature in each norm: schemes that decompose then have something to do

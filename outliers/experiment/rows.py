@@ -108,12 +108,12 @@ class RowFile:
         (`WHICH`).
         """
         stop_if_asked()
-        return finished([row for row in self.rows if _agree(row, cell) and _beyond(row, cell) <= set(WHICH)])
+        return finished([row for row in self.rows if _is_of(row, cell)])
 
     def may_have(self, cell: dict) -> bool:
         """Whether there are finished rows that agree with all that `cell` says of their identity, which is not all of
         it: the weights of a streamed model are not known before they are read."""
-        return any(_agree(row, cell) for row in finished(self.rows))
+        return any(_agree(row, _asked(row, cell)) for row in finished(self.rows))
 
     def likely(self, spec: Named) -> list[dict]:
         """The finished rows that a run of an experiment will use again, as far as that is known without its models."""
@@ -141,14 +141,14 @@ class RowFile:
         self.rows = kept
 
 
-def _agree(row: dict, cell: dict) -> bool:
-    """Whether a row agrees with all that a cell says of its identity."""
-    return all(row.get(field) == value for field, value in _asked(row, cell).items())
+def _is_of(row: dict, cell: dict) -> bool:
+    """Whether a row is one of a cell, see `RowFile.find_all`."""
+    asked = _asked(row, cell)
+    return _agree(row, asked) and identifying(row).keys() - asked.keys() <= set(WHICH)
 
 
-def _beyond(row: dict, cell: dict) -> set[str]:
-    """What of its identity a row says beyond a cell."""
-    return identifying(row).keys() - _asked(row, cell).keys()
+def _agree(row: dict, asked: dict) -> bool:
+    return all(row.get(field) == value for field, value in asked.items())
 
 
 def _asked(row: dict, cell: dict) -> dict:

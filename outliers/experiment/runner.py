@@ -223,17 +223,19 @@ class _Run:
         check_same_weights([*(one.fields | of_part for of_part in weights), weights[0] | one.fields])
         one.fields.update(weights[0])
         common, made = one.fields, joined([*one.costs, *spent])
+        new = []
         for number, question in enumerate(questions):
             schemes = [question.asked["scheme"]] if "scheme" in question.asked else []
             with named(common.get("model", ""), *schemes):
                 found = self.measurement.rows(question, [of_part[number] for of_part in answers], one.trace)
-            one.rows[one.questions.index(question)] = [common | question.asked | row | made for row in found]
-        self.row_file.add(*(row for question in questions for row in one.rows[one.questions.index(question)]))
+            rows = [common | question.asked | row | made for row in found]
+            one.rows[one.questions.index(question)] = rows
+            new += rows
+        self.row_file.add(*new)
 
     def _without_twins(self, one: _Subject) -> list[Question]:
         """What is missing of a subject and of none that comes before with the same weights."""
-        twins = self._twins(one)
-        return [] if twins else one.missing
+        return [] if self._twins(one) else one.missing
 
     def _twins(self, one: _Subject) -> list[_Subject]:
         """The subjects that come before with the same weights and tokens, where these are measured once."""

@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 from outliers.errors import UserError
-from outliers.experiment.engine import Cell, Engine
+from outliers.experiment.cell import Cell
+from outliers.experiment.engine import Engine
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.provenance import measuring
 from outliers.experiment.rows import identifying

@@ -17,7 +17,7 @@ from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
 from outliers.measurements.attention import top1_softmax
 from outliers.measurements.bench import Bench, Counted, Job
-from outliers.measurements.measurement import First, Measurement, Part, Passes, Question, Workload
+from outliers.measurements.measurement import FEATURE, LAYERS, First, Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import perplexities
 from outliers.measurements.sweep import scheme_fields
 from outliers.models.anatomy import check_features
@@ -31,8 +31,6 @@ from outliers.variants.interventions import METHODS, Intervention, Means
 from outliers.variants.variant import Ablated, Quantized, Together, feature_means
 
 METRICS = ("top1_softmax", "perplexity")
-FEATURE = 0  # stands for outlier features that nobody knows yet
-LAYERS = 2  # of the model by which a cost is found
 CONTROLS = range(10, 10_001)  # random draws of features: fewer make no interval, more no better one
 SEEDS = range(2**63)  # what the generators of numpy and torch both take
 RESAMPLES = 10_000

@@ -126,11 +126,6 @@ class Bench:
         self._loaded = quantize(self._loaded[0], scheme, skip=skip), self._loaded[1]
         return self._loaded[0]
 
-    @property
-    def device(self) -> torch.device | None:
-        """Of the last model; None without one."""
-        return self._loaded[0].device if self._loaded else None
-
     def weights(self) -> dict:
         """Which weights the last model has, as a field of its rows; what of a streamed one was not read yet is read."""
         if self._loaded is None:

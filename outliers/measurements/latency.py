@@ -20,10 +20,10 @@ from outliers.models.decoder import inference
 from outliers.models.load import load_config, load_model
 from outliers.quantization.fields import row_fields
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.peers import BITSANDBYTES, has_bitsandbytes, with_bitsandbytes
+from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.store import load_int8
-from outliers.specification.kinds import Latency, Settings
+from outliers.specification.kinds import PEER, Latency, Settings
 from outliers.text.blocks import tokens_hash
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class UnderScheme(NamedTuple):
     @property
     def scheme_name(self) -> str:
         """As specifications and rows have it."""
-        return self.scheme.name if self.scheme else BITSANDBYTES
+        return self.scheme.name if self.scheme else PEER
 
 
 class LatencyRows(Measurement[Latency]):
@@ -141,9 +141,9 @@ class LatencyRows(Measurement[Latency]):
 
 def _schemes(spec: Latency) -> list[Scheme | None]:
     """The schemes of a specification, and None for bitsandbytes where that is asked for and installed."""
-    own = [name for name in spec.schemes if name != BITSANDBYTES]
+    own = [name for name in spec.schemes if name != PEER]
     found: list[Scheme | None] = list(schemes_of(spec.model_copy(update={"schemes": own})))
-    if BITSANDBYTES in spec.schemes:
+    if PEER in spec.schemes:
         if has_bitsandbytes():
             return [*found, None]
         logger.info("bitsandbytes is not installed (pip install 'outliers[peers]'); this run goes on without it")
@@ -163,7 +163,7 @@ def _fields(subject: UnderScheme, spec: Latency, settings: Settings, model: PreT
     scheme, described = subject.scheme, describe(subject.job, model, settings)
     fields = {name: value for name, value in described.items() if name not in ("block", "blocks", "tokens_hash")}
     if not scheme:
-        fields |= {"kernels": BITSANDBYTES, "alpha": settings.alpha, "outlier_weights": "dequantized"}
+        fields |= {"kernels": PEER, "alpha": settings.alpha, "outlier_weights": "dequantized"}
         fields |= left_fields(model, fields["parameters"])
     if not scheme or not scheme.quantizes:
         return fields | {"weights_bytes": sum(weight.nbytes for weight in model.parameters())}

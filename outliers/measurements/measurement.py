@@ -1,5 +1,6 @@
 """What a measurement is: data, and what one runner (`outliers.experiment.runner`) has to know to do the rest."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -12,6 +13,9 @@ from outliers.specification.kinds import Named
 from outliers.tracing.result import Trace
 
 Spec = TypeVar("Spec", bound=Named)
+
+LAYERS = 2  # of the model by which a cost is found: how what is kept grows from one to the next shows only with two
+FEATURE = 0  # stands there for outlier features that nobody knows yet
 
 
 def _nothing(model: PreTrainedModel) -> PreTrainedModel:
@@ -73,7 +77,7 @@ class First(NamedTuple):
     kept: bool
 
 
-class Measurement(Generic[Spec]):
+class Measurement(ABC, Generic[Spec]):
     """Of a specification: its subjects, such as models with their text; what is asked of each; what answers.
 
     unit: what the bar counts. splits: whether a text can be measured in parts, on several machines. twins: whether
@@ -110,9 +114,9 @@ class Measurement(Generic[Spec]):
         """The fields that all rows of a subject have in common, for which it is loaded, and what `questions` needs."""
         return bench.load(subject, self.spec)[1], None
 
+    @abstractmethod
     def questions(self, subject, facts: Any, trace: Trace | None) -> list[Question]:
         """What is asked of a subject, in the order of its rows. facts: what `look` has found."""
-        raise NotImplementedError
 
     def finished(self, question: Question, rows: list[dict], trace: Trace | None) -> list[dict]:
         """Of rows that were found those of a question, if they are all there; others may answer what is asked alike."""
@@ -131,13 +135,13 @@ class Measurement(Generic[Spec]):
         """How far the answers to some questions, which are given at once, move the bar."""
         return len(questions)
 
+    @abstractmethod
     def answer(self, bench: Bench, subject, questions: list[Question], part: slice, fields: dict) -> list:
         """What is measured of a part of the text for each question; it travels between machines.
 
         fields: of the subject, of which a model that is loaded for this must have the weights.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self, question: Question, answers: list, trace: Trace | None) -> list[dict]:
         """What each row of a question adds to what was asked, from the answers of all parts in their order."""
-        raise NotImplementedError

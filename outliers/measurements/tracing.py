@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.measurements.attention import top1_softmax
 from outliers.measurements.bench import Bench, Counted, Job, named
-from outliers.measurements.measurement import First, Measurement, Part, Passes, Question, Workload
+from outliers.measurements.measurement import FEATURE, First, Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of
 from outliers.models.anatomy import ROLES
 from outliers.specification.kinds import Emergence, OneModel, Settings
@@ -22,7 +22,6 @@ from outliers.tracing.table4 import is_whole_row, table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.interventions import Intervention
 
-FEATURE = 0  # stands for outlier features that nobody knows yet
 PASSES = 3  # over the text: the trace, top-1 softmax probability, perplexity
 PLACES = ("feature", "layer", "role", "position", "token")  # columns that say where, not what
 
