@@ -16,7 +16,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.experiment.runner import sweep
+from outliers.experiment.runner import run, sweep
 from outliers.measurements.perplexity import perplexity
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
@@ -31,7 +31,7 @@ from outliers.quantization.store import load_int8, load_quantized, save_quantize
 from outliers.quantization.transforms import TRANSFORMS, Transform
 from outliers.report.artefacts.table1 import PUBLISHED
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.specification.kinds import Experiment, Latency
+from outliers.specification.kinds import Ablation, Experiment, Latency, ZeroShot
 from outliers.text.blocks import load_text
 from outliers.variants.variant import Quantized
 from tests.conftest import make_model
@@ -411,3 +411,21 @@ def test_a_broken_plugin_is_one_line(install, code, entry, message):
     assert get_scheme("absmax").name == "absmax"
     with pytest.raises(UserError, match=message):
         get_scheme("of a plugin")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Experiment(**SMALL, schemes=["absmax"], skip=["*.nothing"]),
+        Latency(models=SMALL["models"], skip=["*.nothing"]),
+        ZeroShot(models=SMALL["models"], tasks=["piqa-local"], skip=["*.nothing"]),
+        Ablation(model=SMALL["models"][0], scheme="absmax", skip=["*.nothing"]),
+    ],
+)
+def test_what_cannot_be_skipped_is_refused_before_anything_is_loaded(spec, tmp_path, monkeypatch, caplog):
+    for load in ("bench.load_model", "latency.load_model", "latency.load_int8"):
+        monkeypatch.setattr(f"outliers.measurements.{load}", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(UserError, match=r"unknown module to skip '\*.nothing'"):
+        run(spec, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    assert not caplog.messages

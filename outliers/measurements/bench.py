@@ -1,7 +1,7 @@
 """One model with its text: checked, loaded, and described for its rows; and what a process keeps between two cells."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from outliers.models.skeleton import skeleton
 from outliers.models.source import local_files
 from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
-from outliers.quantization.convert import quantize
+from outliers.quantization.convert import quantize, skipped
 from outliers.quantization.schemes import Scheme
 from outliers.specification.kinds import BOS, Machine, Settings
 from outliers.terminal.progress import Progress
@@ -196,6 +196,13 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
     """The share of a model's parameters that no scheme quantizes because experts hold it, as a field of 8-bit rows."""
     experts = weights_of_experts(model)
     return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
+
+
+def check_skip(config: PretrainedConfig, schemes: Iterable[Scheme | None], skip: Collection[str]) -> None:
+    """Raise UserError if `skip` matches nothing of a model, or all that a scheme quantizes; None: another library's."""
+    model = skeleton(config, torch.bfloat16) if skip else None
+    for scheme in filter(None, schemes if skip else ()):
+        skipped(model, skip, scheme)
 
 
 def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:

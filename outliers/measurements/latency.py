@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.measurements.bench import Bench, Job, describe, left_fields, say_what_is_left
+from outliers.measurements.bench import Bench, Job, check_skip, describe, left_fields, say_what_is_left
 from outliers.measurements.measurement import Measurement, Question
 from outliers.measurements.sweep import schemes_of
 from outliers.models.anatomy import check_block, context_length, projections
@@ -95,6 +95,7 @@ class LatencyRows(Measurement[Latency]):
             check_generation(load_config(name, spec.revision), spec.prompt, spec.tokens)
         jobs, schemes = [Job.of(name, spec.revision, self.settings) for name in spec.models], _schemes(spec)
         for job in jobs:
+            check_skip(job.config, schemes, spec.skip)
             say_what_is_left(job.name, job.config, schemes)
         return [UnderScheme(job, scheme) for job in jobs for scheme in schemes]
 

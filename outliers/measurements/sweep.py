@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.measurements.bench import Bench, Counted, Job, left_fields, named, say_what_is_left
+from outliers.measurements.bench import Bench, Counted, Job, check_skip, left_fields, named, say_what_is_left
 from outliers.measurements.measurement import Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of, variant_losses
 from outliers.models.anatomy import projections
 from outliers.models.stream import is_streamed
-from outliers.quantization.convert import quantize, skipped
+from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme
 from outliers.specification.kinds import Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.variants.variant import Quantized
@@ -37,6 +37,7 @@ class Sweep(Measurement[Experiment]):
         self.schemes = schemes_of(self.spec)
         jobs = super().subjects()
         for job in jobs:
+            check_skip(job.config, self.schemes, self.spec.skip)
             say_what_is_left(job.name, job.config, self.schemes)
         return jobs
 
@@ -97,12 +98,7 @@ def schemes_of(spec: Experiment | Latency | ZeroShot) -> list[Scheme]:
 
 
 def scheme_fields(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = ()) -> dict:
-    """The settings of a scheme that are not in its name, which kernels run it, and what of a model it leaves.
-
-    Raises:
-        UserError: `skip` matches nothing of the model, or all of it.
-    """
-    skipped(model, skip, scheme)
+    """The settings of a scheme, its name among them, which kernels run it, and what of a model it leaves."""
     left = left_fields(model, model.num_parameters()) if scheme.quantizes else {}
     return Quantized(scheme, tuple(skip)).fields(model) | left
 

@@ -73,7 +73,7 @@ def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme) -> se
     modules = [name for name, _ in model.named_modules() if name]
     for pattern in skip:
         if not fnmatch.filter(modules, pattern):
-            raise unknown_name("module to skip", pattern, paths, "patterns match whole paths: '*' matches any text")
+            raise unknown_name("module to skip", pattern, paths, "(patterns match whole paths: '*' matches any text)")
     skipped = {path for path in paths if any(_matches(path, pattern) for pattern in skip)}
     if scheme.quantizes and len(skipped) == len(set(paths)):
         raise UserError(f"skip={list(skip)} leaves nothing for scheme '{scheme.name}' to quantize; use 'fp32'")
