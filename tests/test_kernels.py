@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from outlier_kernels import cpu, dispatch, reference
+from outlier_kernels.cpu import packed
 from outlier_kernels.formats import Quantizer
 
 matrices = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.floats(-1e6, 1e6))
@@ -143,7 +144,7 @@ def test_outlier_columns_include_the_threshold():
     assert reference.outlier_columns(x, 6.0).tolist() == [False, True, True, False, False]
 
 
-needs_vnni = pytest.mark.skipif(not cpu.is_supported(), reason="needs a CPU with int8 units (AVX-512 VNNI)")
+needs_vnni = pytest.mark.skipif(not cpu.has_int8_units(), reason="needs a CPU with int8 units (AVX-512 VNNI)")
 
 # One rounding of the output type, relative to the largest output.
 ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -176,12 +177,12 @@ def test_cpu_path_equals_the_reference(shape, dtype, hostile, threshold):
     for per_row in (True, False):
         quantized = reference.quantize(weight, int8(True, per_row))
         want = reference.linear(x, quantized, bias, int8(True, per_row), threshold)
-        got = cpu.linear(x, cpu.pack(quantized), bias, int8(True, per_row), threshold)
+        got = packed.linear(x, packed.pack(quantized), bias, int8(True, per_row), threshold)
         assert got.dtype == dtype
         assert (got.double() - want.double()).abs().max() <= ROUNDING[dtype] * want.double().abs().max()
     quantized, _ = reference.quantize_bitsandbytes(weight)
     want = reference.linear_bitsandbytes(x, quantized, bias, threshold)
-    got = cpu.linear_bitsandbytes(x, cpu.pack(quantized), bias, threshold)
+    got = packed.linear_bitsandbytes(x, packed.pack(quantized), bias, threshold)
     assert (got.double() - want.double()).abs().max() <= ROUNDING[dtype] * want.double().abs().max()
 
 
@@ -195,8 +196,8 @@ def test_cpu_sums_are_exact(k, tokens):
     rows[0] = 127 - 254 * (torch.arange(k) % 2)
     codes[0], codes[1] = rows[0], -rows[0]
     weight = reference.Quantized(rows, torch.ones(16, 1))
-    assert cpu.serves(weight)
-    got = cpu._product((codes.to(torch.int16) + 128).to(torch.uint8), cpu.pack(weight))
+    assert packed.serves(weight)
+    got = packed._product((codes.to(torch.int16) + 128).to(torch.uint8), packed.pack(weight), torch.ones(16))
     want = codes.double() @ rows.double().T
     small = want.abs() <= 2**23
     assert torch.equal(got[small], want[small].float())
@@ -208,20 +209,20 @@ def test_weights_with_a_sum_too_large_are_multiplied_by_the_reference(monkeypatc
     monkeypatch.setattr(dispatch, "path", lambda device: "cpu")
     for code in (100, -100):
         one_sided = reference.Quantized(torch.full((4, 1000), code, dtype=torch.int8), torch.ones(4, 1))
-        assert not cpu.serves(one_sided)
+        assert not packed.serves(one_sided)
         assert dispatch.prepare(one_sided) is one_sided
 
 
 def test_what_the_int8_units_cannot_multiply():
     weight = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
     rows = reference.quantize(weight, int8())
-    assert cpu.serves(rows)
-    assert not cpu.serves(reference.quantize(weight.double(), int8())), "scales of more digits than it has"
-    assert not cpu.serves(reference.quantize(weight, int8(False)))
-    assert not any(cpu.serves(rows, activations) for activations in (None, int8(False)))
-    wide = torch.zeros(1, cpu.LARGEST_K + 1, dtype=torch.int8)
-    assert cpu.serves(reference.Quantized(wide[:, 1:], torch.ones(1, 1)))
-    assert not cpu.serves(reference.Quantized(wide, torch.ones(1, 1)))
+    assert packed.serves(rows)
+    assert not packed.serves(reference.quantize(weight.double(), int8())), "scales of more digits than it has"
+    assert not packed.serves(reference.quantize(weight, int8(False)))
+    assert not any(packed.serves(rows, activations) for activations in (None, int8(False)))
+    wide = torch.zeros(1, packed.LARGEST_K + 1, dtype=torch.int8)
+    assert packed.serves(reference.Quantized(wide[:, 1:], torch.ones(1, 1)))
+    assert not packed.serves(reference.Quantized(wide, torch.ones(1, 1)))
 
 
 @needs_vnni
@@ -229,19 +230,19 @@ def test_packing_and_back():
     for shape in ((1, 1), (33, 700), (100, 64)):
         codes = torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(0)).to(torch.int8)
         weight = reference.Quantized(codes, torch.rand(shape[0], 1))
-        assert torch.equal(cpu.unpack(cpu.pack(weight)).codes, codes)
+        assert torch.equal(packed.unpack(packed.pack(weight)).codes, codes)
         transposed = reference.Quantized(codes.T.contiguous().T, weight.scale)
-        assert torch.equal(cpu.unpack(cpu.pack(transposed)).codes, codes), "a weight may be stored transposed"
+        assert torch.equal(packed.unpack(packed.pack(transposed)).codes, codes), "a weight may be stored transposed"
 
 
 @needs_vnni
 def test_nan_and_inf_stay_in_their_rows():
     x, weight, bias = small_layer(4, 40, 9)
     quantized = reference.quantize(weight, int8(True, True))
-    clean = cpu.linear(x, cpu.pack(quantized), bias)
+    clean = packed.linear(x, packed.pack(quantized), bias)
     for bad in (torch.nan, torch.inf):
         x[1, 3] = bad
-        got = cpu.linear(x, cpu.pack(quantized), bias)
+        got = packed.linear(x, packed.pack(quantized), bias)
         assert not torch.isfinite(got[1]).any()
         assert torch.equal(got[[0, 2, 3]], clean[[0, 2, 3]])
 
@@ -249,12 +250,12 @@ def test_nan_and_inf_stay_in_their_rows():
 def test_dispatch(monkeypatch):
     x, weight, bias = small_layer(5, 24, 8)
     device = x.device
-    fastest = "cpu" if cpu.is_supported() else "reference"
+    fastest = "cpu" if cpu.has_int8_units() else "reference"
     monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
     assert dispatch.path(device) == fastest
     symmetric, zeropoint = (reference.quantize(weight, int8(s, True)) for s in (True, False))
     prepared = dispatch.prepare(symmetric)
-    assert isinstance(prepared, cpu.Packed) == (fastest == "cpu")
+    assert isinstance(prepared, packed.Packed) == (fastest == "cpu")
     assert torch.equal(dispatch.restore(prepared).codes, symmetric.codes)
     assert dispatch.prepare(zeropoint, int8(False)) is zeropoint, "zero points take the plain path"
     want = dispatch.linear(x, prepared, bias, threshold=1.0)
@@ -300,10 +301,12 @@ def test_the_operator_is_what_it_says(dtype, symmetric):
     quantized = reference.quantize(weight, int8(symmetric, True))
     for scheme in ((str(int8(symmetric)), None, "exact"), (str(int8(symmetric)), 1.0, "exact"), (None, 1.0, "exact")):
         for some in (bias, None):
-            torch.library.opcheck(dispatch.linear_plain, (x.to(dtype), *quantized, some, *scheme))
+            torch.library.opcheck(dispatch.linear_plain, (x.to(dtype), *quantized, some, *scheme, None, None))
     if symmetric:
         quantized, _ = reference.quantize_bitsandbytes(weight)
-        torch.library.opcheck(dispatch.linear_plain, (x.to(dtype), *quantized, bias, str(int8()), 1.0, "bitsandbytes"))
+        torch.library.opcheck(
+            dispatch.linear_plain, (x.to(dtype), *quantized, bias, str(int8()), 1.0, "bitsandbytes", None, None)
+        )
 
 
 @needs_vnni
@@ -311,14 +314,14 @@ def test_the_operator_is_what_it_says(dtype, symmetric):
 @pytest.mark.parametrize("arithmetic", ["exact", "bitsandbytes"])
 def test_the_operator_of_packed_weights_is_what_it_says(dtype, arithmetic):
     x, weight, bias = small_layer(5, 32, 9)
-    packed = cpu.pack(reference.quantize(weight, int8(True, True)))
-    operands = (x.to(dtype), packed.blocks, packed.scale, bias, 9, str(int8()), 1.0, arithmetic)
+    weight = packed.pack(reference.quantize(weight, int8(True, True)))
+    operands = (x.to(dtype), weight.blocks, weight.scale, bias, 9, str(int8()), 1.0, arithmetic)
     # opcheck's other tests look at the memory of all operands, and oneDNN's layout does not show its own.
     torch.library.opcheck(dispatch.linear_packed, operands, test_utils="test_aot_dispatch_dynamic")
-    before = [operand.clone() for operand in (operands[0], packed.scale, bias)]
+    before = [operand.clone() for operand in (operands[0], weight.scale, bias)]
     got = dispatch.linear_packed(*operands)
-    assert all(torch.equal(*pair) for pair in zip(before, (operands[0], packed.scale, bias), strict=True))
-    assert torch.equal(got, dispatch.linear(operands[0], packed, bias, threshold=1.0, arithmetic=arithmetic))
+    assert all(torch.equal(*pair) for pair in zip(before, (operands[0], weight.scale, bias), strict=True))
+    assert torch.equal(got, dispatch.linear(operands[0], weight, bias, threshold=1.0, arithmetic=arithmetic))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, CpuOffload, add_hook_to_module
 from outlier_kernels import reference
-from outlier_kernels.cpu import Packed
+from outlier_kernels.cpu.packed import Packed
 from outlier_kernels.formats import Quantizer
 from safetensors.torch import save_file
 from torch import nn

@@ -45,7 +45,7 @@ WEIGHTS_ALONE = Scheme("w8", None, COLUMN)
 def on_cpu(monkeypatch):
     """The int8 units of this machine are there, or are said to be."""
     monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
-    if not cpu.is_supported():
+    if not cpu.has_int8_units():
         pytest.skip("needs AVX-512 VNNI")
 
 

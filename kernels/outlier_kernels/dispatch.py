@@ -7,9 +7,10 @@ from functools import cache
 import torch
 
 from outlier_kernels import cpu, reference
-from outlier_kernels.cpu import Packed
+from outlier_kernels.cpu import packed, plain
+from outlier_kernels.cpu.packed import Packed
 from outlier_kernels.formats import ROWS, Quantizer
-from outlier_kernels.reference import Quantized
+from outlier_kernels.reference import Exact, Quantized
 
 PATHS = ("reference", "cpu", "triton")
 
@@ -34,10 +35,12 @@ def path(device: torch.device) -> str:
 def _fastest(device: str) -> str:
     if device == "cuda" and _has_triton() and _has_int8_tensor_cores():
         return "triton"
-    if device == "cpu" and cpu.is_supported():
-        return "cpu"
-    warnings.warn(f"no fast int8 product for '{device}' here; the reference in plain torch runs", stacklevel=3)
-    return "reference"
+    if device != "cpu":
+        warnings.warn(f"no fast int8 product for '{device}' here; the reference in plain torch runs", stacklevel=3)
+        return "reference"
+    if not cpu.has_int8_units():
+        warnings.warn("this CPU has no int8 units (AVX-512 VNNI); products of int8 codes run in floats", stacklevel=3)
+    return "cpu"
 
 
 def _has_triton() -> bool:
@@ -59,7 +62,6 @@ def path_of(
     activations: Quantizer | None = ROWS,
     arithmetic: str = "exact",
     dtype: torch.dtype = torch.float32,
-    prepared: bool = False,
 ) -> str:
     """Which path multiplies a weight with hidden states: the one place that decides it.
 
@@ -68,12 +70,11 @@ def path_of(
         activations: how the hidden states are quantized; None for not at all.
         arithmetic: a name in `outlier_kernels.formats.ARITHMETICS`.
         dtype: of the hidden states.
-        prepared: ask of the weight as `prepare` leaves it.
     """
     if isinstance(weight, Packed):
         return "cpu"
     runs = path(weight.codes.device)
-    if runs == "cpu" and prepared and arithmetic in cpu.LINEAR and cpu.serves(weight, activations):
+    if runs == "cpu" and arithmetic in plain.LINEAR and plain.serves(weight, activations, dtype):
         return "cpu"
     if runs == "triton":
         from outlier_kernels import triton
@@ -85,9 +86,9 @@ def path_of(
 
 def prepare(weight: Quantized, activations: Quantizer | None = ROWS, arithmetic: str = "exact") -> Quantized | Packed:
     """A weight as the path of its device multiplies it fastest; the weight itself where there is nothing to gain."""
-    runs = path_of(weight, activations, arithmetic, prepared=True)
-    if runs == "cpu":
-        return cpu.pack(weight)
+    runs = path_of(weight, activations, arithmetic)
+    if runs == "cpu" and cpu.has_int8_units() and packed.serves(weight, activations):
+        return packed.pack(weight)
     if runs == "triton":  # whose loads are widest where rows begin at multiples of 16 bytes
         features = weight.codes.shape[1]
         return weight._replace(codes=torch.nn.functional.pad(weight.codes, (0, -features % 16))[:, :features])
@@ -96,7 +97,7 @@ def prepare(weight: Quantized, activations: Quantizer | None = ROWS, arithmetic:
 
 def restore(weight: Quantized | Packed) -> Quantized:
     """The weight that was prepared, exactly."""
-    return cpu.unpack(weight) if isinstance(weight, Packed) else weight
+    return packed.unpack(weight) if isinstance(weight, Packed) else weight
 
 
 @torch.no_grad()
@@ -107,6 +108,7 @@ def linear(
     activations: Quantizer | None = ROWS,
     threshold: float | None = None,
     arithmetic: str = "exact",
+    exact: Exact | None = None,
 ) -> torch.Tensor:
     """A linear layer with quantized weights, as `outlier_kernels.reference.LINEAR` has it for an arithmetic.
 
@@ -120,6 +122,8 @@ def linear(
         activations: how the hidden states are quantized; None for not at all.
         threshold: magnitude from which a feature is an outlier; None for no decomposition.
         arithmetic: "exact", or "bitsandbytes" to compute LLM.int8() as bitsandbytes does.
+        exact: the exact weight, which outlier features meet, where it is at hand; not for the arithmetic of
+            bitsandbytes, nor with prepared weights.
 
     Returns:
         (tokens, outputs) in the dtype of `hidden_states`.
@@ -132,11 +136,14 @@ def linear(
         found = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
         raise ValueError(f"linear takes floating-point (tokens, {features}), got {found}")
     if not torch.compiler.is_compiling():
-        return _multiply(hidden_states, weight, bias, activations, threshold, arithmetic)
+        return _multiply(hidden_states, weight, bias, activations, threshold, arithmetic, exact)
     scheme = None if activations is None else str(activations), threshold, arithmetic
     if isinstance(weight, Packed):
         return linear_packed(hidden_states, weight.blocks, weight.scale, bias, weight.shape[0], *scheme)
-    return linear_plain(hidden_states, *weight, bias, *scheme)
+    of_exact = (
+        (None, None) if exact is None else (exact.weight, None if exact.quantizer is None else str(exact.quantizer))
+    )
+    return linear_plain(hidden_states, *weight, bias, *scheme, *of_exact)
 
 
 def _multiply(
@@ -146,13 +153,17 @@ def _multiply(
     activations: Quantizer | None,
     threshold: float | None,
     arithmetic: str,
+    exact: Exact | None = None,
 ) -> torch.Tensor:
     runs = path_of(weight, activations, arithmetic, hidden_states.dtype)
-    if runs == "triton":
+    if runs == "cpu":
+        kernels = packed if isinstance(weight, Packed) else plain
+    elif runs == "triton":
         from outlier_kernels import triton as kernels
     else:
-        kernels = {"cpu": cpu, "reference": reference}[runs]
-    return kernels.LINEAR[arithmetic](hidden_states, weight, bias, activations, threshold)
+        kernels = reference
+    given = hidden_states, weight, bias, activations, threshold
+    return kernels.LINEAR[arithmetic](*given) if exact is None else kernels.LINEAR[arithmetic](*given, exact)
 
 
 @torch.library.custom_op("outlier_kernels::linear", mutates_args=())
@@ -166,11 +177,14 @@ def linear_plain(
     activations: str | None,
     threshold: float | None,
     arithmetic: str,
+    exact_weight: torch.Tensor | None,
+    weights: str | None,
 ) -> torch.Tensor:
-    """`linear` with a `Quantized` weight as an operator, `torch.ops.outlier_kernels.linear`; the quantizer of the
-    activations as it is written."""
+    """`linear` with a `Quantized` weight as an operator, `torch.ops.outlier_kernels.linear`; quantizers as they are
+    written."""
     weight = Quantized(codes, scale, zero_point, code_sums)
-    return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, arithmetic)
+    exact = None if exact_weight is None else Exact(exact_weight, Quantizer.read(weights))
+    return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, arithmetic, exact)
 
 
 @linear_plain.register_fake

@@ -4,6 +4,7 @@ Rounding is to nearest, ties to even; codes are clipped to [-127, 127] (LLM.int8
 as `torch.nn.Linear` stores them, (outputs, features), so a group of either operand is a row or the whole tensor.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,13 @@ class Quantized(NamedTuple):
     def has_exact_sums(self) -> bool:
         """Whether products with it are sums of int8 codes, to which the scales are applied afterwards."""
         return self.codes.dtype == torch.int8 and self.scale.shape[1] == 1
+
+
+class Exact(NamedTuple):
+    """A weight (outputs, features), float, and how it is quantized."""
+
+    weight: torch.Tensor
+    quantizer: Quantizer | None
 
 
 def quantize(matrix: torch.Tensor, quantizer: Quantizer | None) -> Quantized:
@@ -110,11 +118,11 @@ def matmul(a: Quantized, b: Quantized) -> torch.Tensor:
         return a.dequantize() @ b.dequantize().T
     sums = int8_matmul(a.codes, b.codes)
     if a.zero_point is not None or b.zero_point is not None:
-        sums = _add_zero_point_terms(sums, _with_zero_point(a), _with_zero_point(b))
+        sums = _add_zero_point_terms(sums, with_zero_point(a), with_zero_point(b))
     return (sums * a.scale).mul_(b.scale.view(1, -1))
 
 
-def _with_zero_point(matrix: Quantized) -> Quantized:
+def with_zero_point(matrix: Quantized) -> Quantized:
     """The same, its zero point written down where it is 0."""
     if matrix.zero_point is not None:
         return matrix
@@ -125,9 +133,8 @@ def _with_zero_point(matrix: Quantized) -> Quantized:
 def _add_zero_point_terms(sums: torch.Tensor, a: Quantized, b: Quantized) -> torch.Tensor:
     """A_q·B_q − zp_a·colsum(B_q) − rowsum(A_q)·zp_b + k·zp_a·zp_b, exactly."""
     k = a.codes.shape[1]
-    bound = k * (CODE_MAX + a.zero_point.abs().max().double()) * (CODE_MAX + b.zero_point.abs().max().double())
     # A range that includes 0 has |zero_point| ≤ 127; far from 0 the terms outgrow int32. NaN goes the float64 way too.
-    dtype = torch.int32 if bound < 2**31 else torch.float64
+    dtype = torch.int32 if largest_sum(k, a, b) < 2**31 else torch.float64
     sums = sums.to(dtype)
     # One zero point for a whole tensor is spread out, because torch is six times slower on a broadcast scalar.
     zero_a = a.zero_point.to(dtype).expand(len(a.codes), 1).contiguous()
@@ -135,6 +142,12 @@ def _add_zero_point_terms(sums: torch.Tensor, a: Quantized, b: Quantized) -> tor
     sums.addcmul_(zero_a, k * zero_b - b.code_sums.to(dtype).view(1, -1))
     sums.addcmul_(a.code_sums.to(dtype), zero_b, value=-1)
     return sums if dtype == torch.int32 else sums.to(a.scale.dtype)
+
+
+def largest_sum(features: int, a: Quantized, b: Quantized) -> torch.Tensor:
+    """A bound of all sums of products of so many features, zero points included: float64 (), NaN if a zero point is."""
+    largest = [CODE_MAX + one.zero_point.abs().max().double() for one in (a, b)]
+    return features * largest[0] * largest[1]
 
 
 def outlier_columns(hidden_states: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -148,12 +161,15 @@ def linear(
     bias: torch.Tensor | None = None,
     activations: Quantizer | None = ROWS,
     threshold: float | None = None,
+    exact: Exact | None = None,
+    multiply: Callable[[torch.Tensor, Quantized, None, Quantizer | None], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """A linear layer that has only its quantized weights (LLM.int8(), equation 8, with the weights rebuilt from codes).
+    """A linear layer with quantized weights (LLM.int8(), equation 8).
 
-    Features with an input of at least `threshold` in some token are multiplied in the precision of the input with the
-    dequantized weights; the others quantized, with scales taken over them alone. The weights' scales are over all
-    features, for they are fixed before the outliers are known.
+    Features with an input of at least `threshold` in some token are multiplied in higher precision, the others
+    quantized, with scales taken over them alone. Where nothing but its codes is left of the weight, outlier features
+    meet weights rebuilt from them, and the weights' scales are over all features, for they were fixed before the
+    outliers were known.
 
     Args:
         hidden_states: float (tokens, features).
@@ -161,22 +177,47 @@ def linear(
         bias: (outputs,).
         activations: how the hidden states are quantized; None for not at all.
         threshold: magnitude of an outlier; None for no decomposition.
+        exact: the exact weight, where it is at hand: outlier features meet it, and the codes are made without them.
+        multiply: another path's product without a bias, in the place of the reference's.
 
     Returns:
         (tokens, outputs) in the dtype of `hidden_states`.
     """
-    dtype = hidden_states.dtype
+    dtype, multiply = hidden_states.dtype, multiply or _product
     x = hidden_states if dtype == torch.float64 else hidden_states.float()
     outliers = None if threshold is None else outlier_columns(x, threshold)
     if outliers is None or not outliers.any():
-        product = matmul(quantize(x, activations), weight)
+        product = multiply(x, weight, None, activations)
     else:
-        product = x[:, outliers] @ _columns(weight, outliers).dequantize().T
+        product = outlier_product(x, outliers, weight, exact)
         if not outliers.all():
-            product += matmul(quantize(x[:, ~outliers], activations), _columns(weight, ~outliers))
+            rest = quantize(exact.weight[:, ~outliers], exact.quantizer) if exact else _columns(weight, ~outliers)
+            product += multiply(x[:, ~outliers], rest, None, activations)
     if bias is not None:
         product += bias
     return product.to(dtype)
+
+
+def _product(x: torch.Tensor, weight: Quantized, _bias: None, activations: Quantizer | None) -> torch.Tensor:
+    return matmul(quantize(x, activations), weight)
+
+
+def outlier_product(
+    hidden_states: torch.Tensor, outliers: torch.Tensor, weight: Quantized, exact: Exact | None = None
+) -> torch.Tensor:
+    """The outlier features' part of a product in the precision of its weight, or in 16 bits with an exact one: float
+    (tokens, outputs); outliers: the features, flagged or by their places."""
+    x = hidden_states[:, outliers]
+    if exact is None:
+        return x.to(weight.scale.dtype) @ _columns(weight, outliers).dequantize().T
+    return _product_in_16_bits(x.to(torch.promote_types(x.dtype, torch.float32)), exact.weight[:, outliers])
+
+
+def _product_in_16_bits(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(m, k) with (n, k) to (m, n): float16 on a GPU, float32 on a CPU, whose 16-bit units are too coarse (bfloat16) or
+    missing (float16)."""
+    dtype = torch.float16 if hidden_states.is_cuda and hidden_states.dtype == torch.float32 else hidden_states.dtype
+    return (hidden_states.to(dtype) @ weight.to(dtype).T).to(hidden_states.dtype)
 
 
 def quantize_bitsandbytes(matrix: torch.Tensor, threshold: float | None = None) -> tuple[Quantized, torch.Tensor]:
@@ -200,10 +241,10 @@ def linear_bitsandbytes(
     """LLM.int8() as bitsandbytes 0.50 computes it, in the arguments of `linear`; weight: by `quantize_bitsandbytes`."""
     quantized, outliers = quantize_bitsandbytes(hidden_states, threshold)
     product = matmul(quantized, weight)
+    if outliers.any():
+        product += outlier_product(hidden_states, outliers, weight)
     if bias is not None:
         product += bias
-    if outliers.any():
-        product += hidden_states[:, outliers].float() @ _columns(weight, outliers).dequantize().T
     return product.to(hidden_states.dtype)
 
 

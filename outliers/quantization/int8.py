@@ -4,7 +4,7 @@ import threading
 
 import torch
 from outlier_kernels import dispatch
-from outlier_kernels.cpu import Packed
+from outlier_kernels.cpu.packed import Packed
 from outlier_kernels.reference import Quantized
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -68,7 +68,7 @@ class Int8Linear(nn.Module):
     def path(self, dtype: torch.dtype) -> str:
         """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
         scheme, weight = self.scheme, self.prepared or self._quantized()
-        return dispatch.path_of(weight, scheme.activations, scheme.arithmetic, dtype, prepared=True)
+        return dispatch.path_of(weight, scheme.activations, scheme.arithmetic, dtype)
 
     @torch.compiler.assume_constant_result
     def _prepare(self) -> None:

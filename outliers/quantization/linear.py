@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 from outlier_kernels import dispatch, reference
-from outlier_kernels.reference import Quantized
+from outlier_kernels.reference import Exact, Quantized
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -103,25 +103,15 @@ class QuantizedLinear(nn.Module):
         scheme, weight = self.scheme, self.weight
         if scheme.transform is not None:
             weight = self.operand.exact
-            hidden_states = transformed(hidden_states, scheme, self.operand.fitted)
-        if scheme.outlier_threshold is None or not scheme.exact_outliers:
-            return dispatch.linear(hidden_states, self.quantized_weight, **scheme.kernel_arguments)
-        arguments = {**scheme.kernel_arguments, "threshold": None}
-        outliers = reference.outlier_columns(hidden_states, scheme.outlier_threshold)
-        if not outliers.any():
-            return dispatch.linear(hidden_states, self.quantized_weight, **arguments)
-        product = _product_in_16_bits(hidden_states[:, outliers], weight[:, outliers])
-        if outliers.all():
-            return product
-        inliers = quantize_weight(weight[:, ~outliers], scheme)
-        return dispatch.linear(hidden_states[:, ~outliers], inliers, **arguments).add_(product)
+            rows = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
+            hidden_states = transformed(rows, scheme, self.operand.fitted)
+        keeps = scheme.outlier_threshold is not None and scheme.exact_outliers
+        exact = Exact(weight, scheme.weights) if keeps else None
+        bias, arguments = self.projection.bias, scheme.kernel_arguments
+        return dispatch.linear(hidden_states, self.quantized_weight, bias, **arguments, exact=exact)
 
     def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        # Parts of a product are added in float32 at least, and rounded once.
-        product = self._product(rows.to(torch.promote_types(rows.dtype, torch.float32)))
-        if self.projection.bias is not None:
-            product += self.projection.bias
+        product = self._product(hidden_states.reshape(-1, hidden_states.shape[-1]))
         return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -134,13 +124,6 @@ class QuantizedLinear(nn.Module):
 def _version(weight: torch.Tensor) -> int | None:
     """How often a tensor was edited in place; None of those that were made in inference mode, which do not count."""
     return None if weight.is_inference() else weight._version
-
-
-def _product_in_16_bits(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(m, k) with (n, k) to (m, n): float16 on a GPU, float32 on a CPU, whose 16-bit units are too coarse (bfloat16) or
-    missing (float16)."""
-    dtype = torch.float16 if hidden_states.is_cuda and hidden_states.dtype == torch.float32 else hidden_states.dtype
-    return (hidden_states.to(dtype) @ weight.to(dtype).T).to(hidden_states.dtype)
 
 
 def stored_weight(projection: nn.Linear | Conv1D) -> torch.Tensor:

@@ -6,8 +6,9 @@ kernel, which needs the activations' codes and the outlier features from small k
 
 import torch
 
+from outlier_kernels import reference
 from outlier_kernels.formats import ROWS, Quantizer
-from outlier_kernels.reference import LARGEST_K, Quantized
+from outlier_kernels.reference import LARGEST_K, Exact, Quantized
 from outlier_kernels.triton.outlier_features import find_outliers
 from outlier_kernels.triton.product import multiply
 from outlier_kernels.triton.quantization import DTYPES, check_dtype, quantize
@@ -21,6 +22,7 @@ def linear(
     bias: torch.Tensor | None = None,
     activations: Quantizer | None = ROWS,
     threshold: float | None = None,
+    exact: Exact | None = None,
 ) -> torch.Tensor:
     """`reference.linear` without synchronising host and device.
 
@@ -36,6 +38,8 @@ def linear(
         bias: (outputs,).
         activations: how the hidden states are quantized, in int8.
         threshold: magnitude from which a feature is an outlier; None for no decomposition.
+        exact: the exact weight, where it is at hand. Then the host waits for the outliers, and the weight is quantized
+            again without them.
 
     Returns:
         (tokens, outputs) in the dtype of `hidden_states`.
@@ -45,6 +49,8 @@ def linear(
             quantized like the activations, see `serves`.
     """
     _check(hidden_states, weight, activations)
+    if exact is not None:
+        return reference.linear(hidden_states, weight, bias, activations, threshold, exact, linear)
     with torch.cuda.device_of(hidden_states):  # Triton launches on the current device, whatever the tensors are on
         outliers = None if threshold is None else find_outliers(hidden_states, threshold)
         quantized = quantize(hidden_states, activations.symmetric, activations.per_row, outliers and outliers.flags)

@@ -1,0 +1,88 @@
+"""Hidden states and weights to int8 codes, in one read; and one more before it to find outlier features."""
+
+import torch
+
+from outlier_kernels.cpu.compiled import KINDS, passes
+from outlier_kernels.formats import Quantizer
+from outlier_kernels.reference import CODE_MAX, Quantized
+
+STRIP = 128  # features at once whose extremes are looked for
+
+
+def as_rows(matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix as the passes read it: of one of their dtypes, each row in one piece."""
+    matrix = matrix if matrix.dtype in KINDS else matrix.float()
+    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+
+
+def extremes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest entry of each feature of (rows, features), float32 (features,)."""
+    rows, features = matrix.shape
+    low, high = torch.empty(2, features)
+    size, stride = matrix.element_size(), _stride(matrix)
+    arguments = (matrix, KINDS[matrix.dtype], size, rows, stride, features, STRIP, low, high)
+    passes().feature_extremes(-(-features // STRIP), rows * STRIP, *arguments)
+    return low, high
+
+
+def outlier_features(matrix: torch.Tensor, threshold: float | None, in_float16: bool = False) -> torch.Tensor:
+    """Places of the features with |x| ≥ threshold in some row, int64, as `reference.outlier_columns` flags them;
+    in_float16: of x rounded to float16."""
+    if threshold is None or not matrix.numel():
+        return torch.empty(0, dtype=torch.int64)
+    low, high = extremes(matrix)
+    if in_float16:
+        low, high = low.half().float(), high.half().float()
+    return ((high >= threshold) | (low <= -threshold)).nonzero()[:, 0]
+
+
+def quantize(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor, room: torch.Tensor) -> Quantized:
+    """Quantize a matrix (rows, features) without its outlier features, whose codes are 0, as `reference.quantize` does.
+
+    Args:
+        matrix: see `as_rows`.
+        quantizer: to int8.
+        outliers: places of some features, int64 in order; of zeropoint not of all.
+        room: where the codes go, (rows, features) contiguous, int8; or uint8, where they are 128 larger.
+
+    Returns:
+        It with scales, zero points and the sums of the codes of all rows, (rows, 1), also where all have the same.
+    """
+    scale, sums = torch.empty(2, len(matrix), 1)
+    shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
+    given = matrix, KINDS[matrix.dtype], _stride(matrix), matrix.shape[1], outliers, len(outliers)
+    if quantizer.symmetric:
+        passes().absmax_codes(*matrix.shape, *given, shared, 128 * (room.dtype == torch.uint8), room, scale, sums)
+        return Quantized(room, scale, None, sums)
+    zero_point = torch.empty_like(scale)
+    first = int((outliers == torch.arange(len(outliers))).sum())  # the first feature that is no outlier
+    passes().zeropoint_codes(*matrix.shape, *given, first, shared, room, scale, zero_point, sums)
+    return Quantized(room, scale, zero_point, sums)
+
+
+def quantize_bitsandbytes(
+    matrix: torch.Tensor, threshold: float | None, outliers: torch.Tensor, room: torch.Tensor
+) -> Quantized:
+    """The same as `reference.quantize_bitsandbytes` does it; outliers: those of the matrix in float16."""
+    scale, sums = torch.empty(2, len(matrix), 1)
+    limit = torch.tensor(torch.inf if threshold is None else threshold)
+    given = matrix, KINDS[matrix.dtype], _stride(matrix), matrix.shape[1], outliers, len(outliers)
+    passes().bitsandbytes_codes(*matrix.shape, *given, limit, 128 * (room.dtype == torch.uint8), room, scale, sums)
+    return Quantized(room, scale, None, sums)
+
+
+def _stride(matrix: torch.Tensor) -> int:
+    """Bytes from row to row."""
+    return matrix.stride(0) * matrix.element_size()
+
+
+def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor) -> torch.Tensor:
+    """The scale that all rows have, or their normalized dynamic range and zero point."""
+    low, high = extremes(matrix)
+    if quantizer.symmetric:
+        return torch.maximum(high, -low).index_fill_(0, outliers, 0).amax() / CODE_MAX
+    inliers = torch.ones(len(low), dtype=torch.bool).index_fill_(0, outliers, False)
+    low, high = low[inliers].amin(), high[inliers].amax()
+    span = high - low
+    dynamic_range = torch.full_like(span, 2 * CODE_MAX).div_(span).masked_fill_(span == 0, 1)
+    return torch.stack([dynamic_range, -(dynamic_range * low).round_() - CODE_MAX])

@@ -1,0 +1,75 @@
+"""Passes over memory on the threads that torch has already.
+
+A pass, a function of `passes.py`, takes the pieces of its work one after the other, such as rows, until none is left.
+`Pass` sends in the threads of the OpenMP that torch's own operators run on: a second pool, such as numba's, would wait
+for the same cores. Any number of Python threads may call at once, as they may call torch.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache, cached_property
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+_ALONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_IN_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # what passes read and write
+SMALLEST_SHARE = 1 << 15  # entries for which another thread is worth waking, as torch has it
+
+
+class Pass:
+    """A function of a pointer to int64 arguments, compiled when it is first called in this process, or read from disk.
+
+    The first three arguments are the number of the next piece, which threads count up, how many there are, and how many
+    a thread takes at once; tensors are given to the others, contiguous, or whole numbers.
+    """
+
+    def __init__(self, function: Callable):
+        self.function = function
+
+    @cached_property
+    def address(self) -> int:
+        """That of the compiled function."""
+        import numba
+
+        signature = numba.types.void(numba.types.CPointer(numba.types.int64))
+        # kept, for the code goes with it
+        self.compiled = numba.cfunc(signature, cache=True, error_model="numpy")(self.function)
+        return self.compiled.address
+
+    def __call__(self, pieces: int, entries: int, *arguments: torch.Tensor | int | None) -> None:
+        """Work on pieces of so many entries each; None: a tensor that is not there."""
+        at_once = max(1, SMALLEST_SHARE // max(1, entries))
+        threads = min(torch.get_num_threads(), -(-pieces // at_once))
+        given = (_integer(argument) for argument in (0, pieces, max(1, pieces // (threads * 4 or 1)), *arguments))
+        packed = (ctypes.c_int64 * (len(arguments) + 3))(*given)
+        if threads > 1 and (in_parallel := _openmp()):
+            in_parallel(self.address, packed, threads, 0)
+        else:
+            _ALONE(self.address)(packed)
+
+
+def _integer(argument: torch.Tensor | int | None) -> int:
+    if isinstance(argument, torch.Tensor):
+        return argument.data_ptr()
+    return argument or 0
+
+
+@cache
+def passes() -> ModuleType:
+    """The module of all passes, imported when one is first called, for numba takes its time."""
+    return import_module("outlier_kernels.cpu.passes")
+
+
+@cache
+def _openmp() -> Callable | None:
+    """What runs a function on the threads of the OpenMP that torch is linked with; None where it has another interface
+    than GCC's, which LLVM's has as well on Linux."""
+    try:
+        linked = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+        return _IN_PARALLEL(("GOMP_parallel", linked))
+    except (OSError, StopIteration, AttributeError):
+        return None

@@ -1,0 +1,164 @@
+"""Products with weights in oneDNN's layout, through its int8 units (AVX-512 VNNI, AMX).
+
+oneDNN multiplies unsigned activations (zero point 128) with weights in a layout of its own, and scales the outputs'
+columns while they are in cache. That layout is all that is kept of a weight: any of its columns comes back exactly as
+the product with a one-hot row.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from outlier_kernels.cpu import codes
+from outlier_kernels.cpu.compiled import KINDS, passes
+from outlier_kernels.formats import ROWS, Quantizer
+from outlier_kernels.reference import Quantized
+
+LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 32385 < 2^31
+# On AMX units oneDNN turns a sum into float32 before it takes the zero point's part, 128 times the sum of an output's
+# codes, off again. Below this, sums up to 2^23 stay exact, and larger ones within the rounding of float32.
+LARGEST_PART = 2**23
+FEW = 8  # up to so many outlier columns, adding one after the other is faster than torch's matrix product
+IN_CACHE = 1 << 20  # entries of a product that are finished before the next ones are computed
+
+
+class Packed(NamedTuple):
+    """An absmax-quantized weight in oneDNN's layout.
+
+    blocks: the codes, opaque. scale: float32 (outputs, 1) or (1, 1). shape: (outputs, features).
+    """
+
+    blocks: torch.Tensor
+    scale: torch.Tensor
+    shape: tuple[int, int]
+
+
+def serves(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
+    """Whether a weight can be packed for activations: both int8 and absmax, its scales float32, and codes whose sums
+    have room for the products."""
+    if activations is None or activations.format != "int8" or not activations.symmetric:
+        return False
+    if not weight.has_exact_sums or weight.zero_point is not None or weight.scale.dtype != torch.float32:
+        return False
+    if weight.codes.shape[1] > LARGEST_K:
+        return False
+    sums = weight.codes.sum(1, dtype=torch.int64)
+    return 128 * int(sums.abs().max() if len(sums) else 0) < LARGEST_PART
+
+
+def pack(weight: Quantized) -> Packed:
+    """Bring a weight (outputs, features) into oneDNN's layout."""
+    # oneDNN takes the memory of a transposed weight, such as GPT-2's, for that of a plain one.
+    blocks = torch.ops.onednn.qlinear_prepack(weight.codes.contiguous(), None)
+    return Packed(blocks, weight.scale, tuple(weight.codes.shape))
+
+
+def unpack(weight: Packed) -> Quantized:
+    """The codes that were packed, exactly."""
+    features = weight.shape[1]
+    codes = torch.empty(weight.shape, dtype=torch.int8)
+    ones = torch.ones(weight.shape[0])
+    for start in range(0, features, 256):
+        some = torch.arange(start, min(start + 256, features))
+        rows = torch.full((len(some), features), 128, dtype=torch.uint8)
+        codes[:, some] = _product(_one_hot(rows, some), weight, ones).T.to(torch.int8)
+    return Quantized(codes, weight.scale)
+
+
+def linear(
+    hidden_states: torch.Tensor,
+    weight: Packed,
+    bias: torch.Tensor | None = None,
+    activations: Quantizer = ROWS,
+    threshold: float | None = None,
+) -> torch.Tensor:
+    """`reference.linear` of absmax activations, (tokens, features) to (tokens, outputs)."""
+    x = codes.as_rows(hidden_states)
+    outliers = codes.outlier_features(x, threshold)
+    room = _room(x, outliers)
+    scale = codes.quantize(x, activations, outliers, room[len(outliers) :]).scale
+    return _multiply(hidden_states, room, scale, outliers, weight, bias)
+
+
+def linear_bitsandbytes(
+    hidden_states: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None, threshold: float | None = None
+) -> torch.Tensor:
+    """`reference.linear_bitsandbytes`."""
+    x = codes.as_rows(hidden_states)
+    outliers = codes.outlier_features(x, threshold, in_float16=True)
+    room = _room(x, outliers)
+    scale = codes.quantize_bitsandbytes(x, threshold, outliers, room[len(outliers) :]).scale
+    return _multiply(hidden_states, room, scale, outliers, weight, bias)
+
+
+# By the name of an arithmetic.
+LINEAR = {
+    "exact": linear,
+    "bitsandbytes": lambda x, weight, bias, _activations, threshold: linear_bitsandbytes(x, weight, bias, threshold),
+}
+
+
+def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:
+    """Room for the codes of x, after rows that read the outliers' columns of the weight in the same product."""
+    room = torch.empty(len(outliers) + len(x), x.shape[1], dtype=torch.uint8)
+    _one_hot(room[: len(outliers)].fill_(128), outliers)
+    return room
+
+
+def _one_hot(rows: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    """Rows of uint8 with zero point 128 that become 1 in one feature each."""
+    return rows.scatter_(1, features[:, None], 129)
+
+
+def _multiply(
+    hidden_states: torch.Tensor,
+    room: torch.Tensor,
+    scale: torch.Tensor,
+    outliers: torch.Tensor,
+    weight: Packed,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Multiply some tokens after the other, and finish each while its outputs are in cache."""
+    tokens, outputs = len(hidden_states), weight.shape[0]
+    result = torch.empty(tokens, outputs, dtype=hidden_states.dtype)
+    column_scales = weight.scale.flatten().expand(outputs).contiguous()
+    bias = None if bias is None else bias.float().contiguous()
+    values = hidden_states[:, outliers].float()
+    chunks = -(-tokens * outputs // IN_CACHE)
+    at_once = -(-tokens // max(1, chunks)) or 1  # chunks alike, for torch multiplies a single row in another order
+    columns = None
+    for start in range(0, tokens, at_once):
+        some = slice(start, start + at_once)
+        first = 0 if columns is None else len(outliers) + start
+        product = _product(room[first : len(outliers) + start + at_once], weight, column_scales)
+        if columns is None:
+            columns, product = product[: len(outliers)], product[len(outliers) :]
+        _finish(product, scale[some], bias, values[some], columns, result[some])
+    return result
+
+
+def _finish(
+    product: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    values: torch.Tensor,
+    columns: torch.Tensor,
+    result: torch.Tensor,
+) -> None:
+    """Scale the rows, add the bias and the outlier features' part, and write the outputs."""
+    few = len(columns) <= FEW
+    outputs = result if few and result.dtype in KINDS else product
+    summands = scale, bias, values, columns, few * len(columns)
+    passes().finish_packed(*product.shape, product, product.shape[1], *summands, outputs, KINDS[outputs.dtype])
+    if not few:
+        product.addmm_(values, columns)
+    if outputs is product:
+        result.copy_(product)
+
+
+def _product(codes: torch.Tensor, weight: Packed, column_scales: torch.Tensor) -> torch.Tensor:
+    """Product of uint8 codes with zero point 128 and a packed weight, times the scales of its columns (outputs,):
+    float32 (tokens, outputs)."""
+    zeros = torch.zeros(weight.shape[0], dtype=torch.int32)
+    operands = (codes, 1.0, 128, weight.blocks, column_scales, zeros, None)
+    return torch.ops.onednn.qlinear_pointwise(*operands, 1.0, 0, torch.float32, "none", [], "")

@@ -1,0 +1,139 @@
+"""Products with plain int8 codes: exact int32 sums, bit by bit those of the reference.
+
+A weight under decomposition is not quantized again without its outlier features. The hidden states' codes are zero
+there, and leaving a feature out changes the codes of a scale's group only if one of its extremes stands in it: such an
+extreme has one of the outermost codes.
+"""
+
+import torch
+
+from outlier_kernels import reference
+from outlier_kernels.cpu import codes
+from outlier_kernels.cpu.compiled import KINDS, passes
+from outlier_kernels.formats import ROWS, Quantizer
+from outlier_kernels.reference import Exact, Quantized
+
+OUTERMOST = 126  # what the largest of a zeropoint group may be rounded to
+ORDINARY = (1e-30, 1e30)  # scales in whose groups the extremes have the outermost codes
+LARGEST_ZERO_POINT = 2**20  # and zero points, beyond which float32 is too coarse for that
+
+
+def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype) -> bool:
+    """Whether both operands are int8 and their scales float32."""
+    if activations is None or activations.format != "int8" or dtype == torch.float64:
+        return False
+    return weight.has_exact_sums and weight.scale.dtype == torch.float32
+
+
+def linear(
+    hidden_states: torch.Tensor,
+    weight: Quantized,
+    bias: torch.Tensor | None = None,
+    activations: Quantizer = ROWS,
+    threshold: float | None = None,
+    exact: Exact | None = None,
+) -> torch.Tensor:
+    """`reference.linear`, (tokens, features) to (tokens, outputs)."""
+    x = codes.as_rows(hidden_states)
+    outliers = codes.outlier_features(x, threshold)
+    given = hidden_states, weight, bias, activations, threshold, exact
+    if not x.numel() or len(outliers) == x.shape[1]:
+        return reference.linear(*given)
+    quantized = codes.quantize(x, activations, outliers, torch.empty(x.shape, dtype=torch.int8))
+    added = None
+    if len(outliers):
+        added = reference.outlier_product(x, outliers, weight, exact)
+        weight = _without(weight, outliers) if exact is None else _made_without(weight, outliers, exact)
+    result = _multiply(quantized, weight, len(outliers), added, bias, hidden_states.dtype)
+    return reference.linear(*given) if result is None else result
+
+
+def linear_bitsandbytes(
+    hidden_states: torch.Tensor, weight: Quantized, bias: torch.Tensor | None = None, threshold: float | None = None
+) -> torch.Tensor:
+    """`reference.linear_bitsandbytes`."""
+    x = codes.as_rows(hidden_states)
+    outliers = codes.outlier_features(x, threshold, in_float16=True)
+    room = torch.empty(x.shape, dtype=torch.int8)
+    quantized = codes.quantize_bitsandbytes(x, threshold, outliers, room)
+    added = reference.outlier_product(x, outliers, weight) if len(outliers) else None
+    return _multiply(quantized, weight, len(outliers), added, bias, hidden_states.dtype)
+
+
+# By the name of an arithmetic.
+LINEAR = {
+    "exact": linear,
+    "bitsandbytes": lambda x, weight, bias, _activations, threshold: linear_bitsandbytes(x, weight, bias, threshold),
+}
+
+
+def _without(weight: Quantized, outliers: torch.Tensor) -> Quantized:
+    """A weight for hidden states whose codes are 0 in the outlier features, which its sums leave out."""
+    if weight.zero_point is None:
+        return weight
+    left_out = weight.codes[:, outliers].sum(1, keepdim=True, dtype=torch.float32)
+    return weight._replace(code_sums=weight.code_sums - left_out)
+
+
+def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Quantized:
+    """The weight as it is quantized without the outlier features, but for their codes, which meet zeros."""
+    changed = _with_extremes_in(weight, outliers)
+    if not changed.any():
+        return _without(weight, outliers)
+    per_row = exact.quantizer.per_row
+    rows = codes.as_rows(exact.weight[changed] if per_row else exact.weight)
+    made = codes.quantize(rows, exact.quantizer, outliers, torch.empty(rows.shape, dtype=torch.int8))
+    if not per_row:
+        return made
+    weight = _without(weight, outliers)
+    return Quantized(
+        *(None if old is None else old.index_put((changed,), new) for old, new in zip(weight, made, strict=True))
+    )
+
+
+def _with_extremes_in(weight: Quantized, features: torch.Tensor) -> torch.Tensor:
+    """Which rows of a weight may have another scale without some features, bool (outputs,)."""
+    codes, least, most = weight.codes[:, features], *ORDINARY
+    changed = ((codes >= OUTERMOST) | (codes <= -OUTERMOST)).any(1)
+    changed |= ~((weight.scale > least) & (weight.scale < most))[:, 0]
+    if weight.zero_point is not None:
+        changed |= ~(weight.zero_point.abs() < LARGEST_ZERO_POINT)[:, 0]
+    return changed
+
+
+def _multiply(
+    quantized: Quantized,
+    weight: Quantized,
+    left_out: int,
+    added: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor | None:
+    """Multiply codes of which so many features are left out; None if the zero points are too large for int32."""
+    terms = _zero_point_terms(quantized, weight, left_out)
+    if terms is None:
+        return None
+    sums = reference.int8_matmul(quantized.codes, weight.codes)
+    result = torch.empty(sums.shape, dtype=dtype)
+    outputs = sums.shape[1]
+    column_scales = weight.scale.flatten().expand(outputs).contiguous()
+    bias = None if bias is None else bias.float().contiguous()
+    operands = sums, outputs, quantized.scale, column_scales, *terms, added, bias
+    passes().finish_sums(*sums.shape, *operands, result, KINDS[dtype])
+    return result
+
+
+def _zero_point_terms(a: Quantized, b: Quantized, left_out: int) -> tuple[torch.Tensor | None, ...] | None:
+    """Zero points and sums of codes of the rows, and what they are multiplied with in each column: int32, or four times
+    None where both operands are symmetric; None where they are too large."""
+    if a.zero_point is None and b.zero_point is None:
+        return None, None, None, None
+    a, b = reference.with_zero_point(a), reference.with_zero_point(b)
+    inliers = a.codes.shape[1] - left_out
+    if not reference.largest_sum(inliers, a, b) < 2**31:
+        return None
+    outputs = len(b.codes)
+    of_sums = b.zero_point.to(torch.int32).expand(outputs, 1)
+    of_zeros = inliers * of_sums - b.code_sums.to(torch.int32)
+    row_zeros, row_sums = (a.zero_point.to(torch.int32), a.code_sums.to(torch.int32))
+    return row_zeros, row_sums, of_zeros.contiguous(), of_sums.contiguous()
