@@ -36,6 +36,22 @@ def outlier_features(matrix: torch.Tensor, threshold: float | None, in_float16: 
     return ((high >= threshold) | (low <= -threshold)).nonzero()[:, 0]
 
 
+def columns(matrix: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Some columns of a matrix of one of the passes' dtypes, in any layout: float32 (rows, count)."""
+    found = torch.empty(len(matrix), len(places))
+    strides = [stride * matrix.element_size() for stride in matrix.stride()]
+    passes().columns(*found.shape, matrix, KINDS[matrix.dtype], *strides, places, len(places), found)
+    return found
+
+
+def rows_with_extremes(codes: torch.Tensor, places: torch.Tensor, least: int) -> torch.Tensor:
+    """Which rows of codes (rows, features), in any layout, have one of at least a magnitude in some columns:
+    bool (rows,)."""
+    flags = torch.empty(len(codes), dtype=torch.bool)
+    passes().rows_with_extremes(len(codes), len(places), codes, *codes.stride(), places, len(places), least, flags)
+    return flags
+
+
 def quantize(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor, room: torch.Tensor) -> Quantized:
     """Quantize a matrix (rows, features) without its outlier features, whose codes are 0, as `reference.quantize` does.
 

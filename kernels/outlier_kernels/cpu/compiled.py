@@ -43,19 +43,18 @@ class Pass:
     def __call__(self, pieces: int, entries: int, *arguments: torch.Tensor | int | None) -> None:
         """Work on pieces of so many entries each; None: a tensor that is not there."""
         at_once = max(1, SMALLEST_SHARE // max(1, entries))
-        threads = min(torch.get_num_threads(), -(-pieces // at_once))
-        given = (_integer(argument) for argument in (0, pieces, max(1, pieces // (threads * 4 or 1)), *arguments))
-        packed = (ctypes.c_int64 * (len(arguments) + 3))(*given)
+        threads = min(torch.get_num_threads(), -(-pieces // at_once)) or 1
+        given = [one.data_ptr() if isinstance(one, torch.Tensor) else one or 0 for one in arguments]
+        packed = (ctypes.c_int64 * (len(given) + 3))(0, pieces, max(1, pieces // (threads * 4)), *given)
         if threads > 1 and (in_parallel := _openmp()):
             in_parallel(self.address, packed, threads, 0)
         else:
-            _ALONE(self.address)(packed)
+            self.alone(packed)
 
-
-def _integer(argument: torch.Tensor | int | None) -> int:
-    if isinstance(argument, torch.Tensor):
-        return argument.data_ptr()
-    return argument or 0
+    @cached_property
+    def alone(self) -> Callable:
+        """The compiled function, run by one thread."""
+        return _ALONE(self.address)
 
 
 @cache

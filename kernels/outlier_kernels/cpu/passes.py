@@ -110,6 +110,14 @@ def load(kind, address, count, row):
 
 
 @inlined
+def _entry(kind, address):
+    if kind == FLOAT32:
+        return _address(address, np.float32)[0]
+    half = _address(address, np.uint16)[0]
+    return float_of(np.int32(np.uint32(half) << np.uint32(16))) if kind == BFLOAT16 else _float_of_half(half)
+
+
+@inlined
 def store(kind, address, count, row):
     """Write float32 entries as any kind, rounded to nearest, ties to even."""
     if kind == FLOAT32:
@@ -132,7 +140,7 @@ def store(kind, address, count, row):
 @inlined
 def _ordered(bits):
     """The bits of a float as a whole number in the order of the floats, NaN beyond the infinities; its own inverse."""
-    return bits ^ ((bits >> np.int32(31)) & MAGNITUDE)
+    return np.int32(bits ^ ((bits >> np.int32(31)) & MAGNITUDE))
 
 
 @Pass
@@ -171,12 +179,50 @@ def feature_extremes(arguments):
         piece = _taken(arguments, 1)
 
 
+@Pass
+def columns(arguments):
+    """Some columns of a matrix as float32; a piece is a row.
+
+    After the counters: the matrix, its kind, bytes from row to row and from column to column; places of the columns
+    (int64), how many; then those columns, (rows, count).
+    """
+    matrix, kind, row_stride, stride = arguments[3], arguments[4], arguments[5], arguments[6]
+    places, count, result = _address(arguments[7], np.int64), arguments[8], arguments[9]
+    first, at_once = _taken(arguments, arguments[2]), arguments[2]
+    while first < arguments[1]:
+        for r in range(first, min(first + at_once, arguments[1])):
+            row = _address(result + 4 * r * count, np.float32)
+            for i in range(count):
+                row[i] = _entry(kind, matrix + r * row_stride + places[i] * stride)
+        first = _taken(arguments, at_once)
+
+
+@Pass
+def rows_with_extremes(arguments):
+    """Which rows of codes have one of at least a magnitude in some columns; a piece is a row.
+
+    After the counters: codes (int8), bytes from row to row and from column to column, places of the columns (int64),
+    how many, the magnitude; then flags (bool).
+    """
+    codes, row_stride, stride = arguments[3], arguments[4], arguments[5]
+    places, count, flags = _address(arguments[6], np.int64), arguments[7], _address(arguments[9], np.uint8)
+    first, at_once = _taken(arguments, arguments[2]), arguments[2]
+    while first < arguments[1]:
+        for r in range(first, min(first + at_once, arguments[1])):
+            most = np.int32(0)
+            for i in range(count):
+                code = np.int32(_address(codes + r * row_stride + places[i] * stride, np.int8)[0])
+                most = max(most, abs(code))
+            flags[r] = most >= arguments[8]
+        first = _taken(arguments, at_once)
+
+
 @inlined
 def _largest(row, count):
     """The largest |x| of a row, NaN if there is one."""
     most = np.int32(0)
     for i in range(count):
-        most = max(most, bits_of(row[i]) & MAGNITUDE)
+        most = max(most, np.int32(bits_of(row[i]) & MAGNITUDE))
     return float_of(most)
 
 
@@ -215,9 +261,9 @@ def _round_to_codes(row, scale, count, codes, offset):
     """Divide a row by its scale, write the nearest whole numbers plus an offset, and add the numbers up."""
     total = np.int32(0)
     for i in range(count):
-        code = bits_of(row[i] / scale + ROUND) - bits_of(ROUND)
+        code = np.int32(bits_of(row[i] / scale + ROUND) - bits_of(ROUND))
         codes[i] = np.int8(code + offset)
-        total += code
+        total = np.int32(total + code)
     return np.float32(total)
 
 
@@ -283,7 +329,7 @@ def zeropoint_codes(arguments):
                 value = rint(row[i] * dynamic_range) + zero_point
                 code = np.int8(min(max(value, -CODE_MAX), CODE_MAX))
                 codes[i] = code
-                total += np.int32(code)
+                total = np.int32(total + code)
             for i in range(outlier_count):
                 total -= np.int32(codes[outliers[i]])
                 codes[outliers[i]] = 0
@@ -294,7 +340,7 @@ def zeropoint_codes(arguments):
 @inlined
 def _zeropoint(row, count):
     """Normalized dynamic range and zero point of a row (equations 1 and 2)."""
-    least, most = MAGNITUDE, ~MAGNITUDE
+    least, most = MAGNITUDE, np.int32(~MAGNITUDE)
     for i in range(count):
         value = _ordered(bits_of(row[i]))
         least, most = min(least, value), max(most, value)

@@ -42,8 +42,11 @@ def linear(
     quantized = codes.quantize(x, activations, outliers, torch.empty(x.shape, dtype=torch.int8))
     added = None
     if len(outliers):
-        added = reference.outlier_product(x, outliers, weight, exact)
-        weight = _without(weight, outliers) if exact is None else _made_without(weight, outliers, exact)
+        if exact is None:
+            added, weight = reference.outlier_product(x, outliers, weight), _without(weight, outliers)
+        else:
+            added = codes.columns(x, outliers) @ codes.columns(exact.weight, outliers).T
+            weight = _made_without(weight, outliers, exact)
     result = _multiply(quantized, weight, len(outliers), added, bias, hidden_states.dtype)
     return reference.linear(*given) if result is None else result
 
@@ -77,24 +80,22 @@ def _without(weight: Quantized, outliers: torch.Tensor) -> Quantized:
 
 def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Quantized:
     """The weight as it is quantized without the outlier features, but for their codes, which meet zeros."""
-    changed = _with_extremes_in(weight, outliers)
-    if not changed.any():
+    changed = _with_extremes_in(weight, outliers).nonzero()[:, 0]
+    if not len(changed):
         return _without(weight, outliers)
     per_row = exact.quantizer.per_row
     rows = codes.as_rows(exact.weight[changed] if per_row else exact.weight)
     made = codes.quantize(rows, exact.quantizer, outliers, torch.empty(rows.shape, dtype=torch.int8))
     if not per_row:
         return made
-    weight = _without(weight, outliers)
-    return Quantized(
-        *(None if old is None else old.index_put((changed,), new) for old, new in zip(weight, made, strict=True))
-    )
+    parts = zip(_without(weight, outliers), made, strict=True)
+    return Quantized(*(None if old is None else old.index_copy(0, changed, new) for old, new in parts))
 
 
 def _with_extremes_in(weight: Quantized, features: torch.Tensor) -> torch.Tensor:
     """Which rows of a weight may have another scale without some features, bool (outputs,)."""
-    codes, least, most = weight.codes[:, features], *ORDINARY
-    changed = ((codes >= OUTERMOST) | (codes <= -OUTERMOST)).any(1)
+    least, most = ORDINARY
+    changed = codes.rows_with_extremes(weight.codes, features, OUTERMOST)
     changed |= ~((weight.scale > least) & (weight.scale < most))[:, 0]
     if weight.zero_point is not None:
         changed |= ~(weight.zero_point.abs() < LARGEST_ZERO_POINT)[:, 0]
