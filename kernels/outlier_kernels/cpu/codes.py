@@ -6,7 +6,7 @@ from outlier_kernels.cpu.compiled import KINDS, passes
 from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference import CODE_MAX, Quantized
 
-STRIP = 128  # features at once whose extremes are looked for
+STRIP = 512  # features at once, at most, whose extremes are looked for
 
 
 def as_rows(matrix: torch.Tensor) -> torch.Tensor:
@@ -19,9 +19,9 @@ def extremes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the largest entry of each feature of (rows, features), float32 (features,)."""
     rows, features = matrix.shape
     low, high = torch.empty(2, features)
-    size, stride = matrix.element_size(), _stride(matrix)
-    arguments = (matrix, KINDS[matrix.dtype], size, rows, stride, features, STRIP, low, high)
-    passes().feature_extremes(-(-features // STRIP), rows * STRIP, *arguments)
+    strip = min(STRIP, max(64, features // (4 * torch.get_num_threads()) // 64 * 64))
+    given = matrix, KINDS[matrix.dtype], matrix.element_size(), rows, _stride(matrix), features
+    passes().feature_extremes(-(-features // strip), rows * strip, *given, strip, low, high)
     return low, high
 
 
