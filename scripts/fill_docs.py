@@ -3,8 +3,8 @@
     python scripts/fill_docs.py
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is a Markdown file that a run has kept,
-the JSON file of a benchmark, or one of `TABLES`, made of kept numbers or of the code. Run it after a result changed; a
-test sees that nothing is left to fill in.
+the JSON file of a benchmark, the CSV file of a machine's kernels, or one of `TABLES`, made of kept numbers or of the
+code. Run it after a result changed; a test sees that nothing is left to fill in.
 """
 
 import json
@@ -20,14 +20,15 @@ from tabulate import tabulate
 from outliers.experiment.rows import read_rows
 from outliers.models.anatomy import ANATOMIES
 from outliers.quantization.schemes import BASELINE, SCHEMES
-from outliers.report.artefacts import table1, table5
+from outliers.report.artefacts import table1
 from outliers.report.artefacts.emergence import fits_of
 from outliers.report.artefacts.table1 import costs
 from outliers.report.artefacts.table4 import published_models
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "kernels" / "benchmarks")]
 from kept import table as benchmark_table  # noqa: E402, the scripts are no packages
+from linear_layer import table as layers_table  # noqa: E402
 
 PLACE = re.compile(r"<!-- table: (?P<name>[^>]+) -->\n(?P<content>((?!<!--).)*)<!-- end of table -->", re.DOTALL)
 NOT_MEASURED = "*Not measured yet"
@@ -50,9 +51,11 @@ def table(name: str) -> str:
         return TABLES[name]()
     path = ROOT / name
     if not path.exists():
-        return f"{NOT_MEASURED}: `python benchmarks/{path.stem}.py` makes this table.*"
+        program = "kernels/benchmarks/linear_layer" if path.suffix == ".csv" else f"benchmarks/{path.stem}"
+        return f"{NOT_MEASURED}: `python {program}.py` makes this table.*"
     text = path.read_text(encoding="utf-8").strip()
-    return benchmark_table(json.loads(text)) if path.suffix == ".json" else text
+    drawn = {".json": lambda: benchmark_table(json.loads(text)), ".csv": lambda: layers_table(pd.read_csv(path))}
+    return drawn.get(path.suffix, lambda: text)()
 
 
 def schemes() -> str:
@@ -111,31 +114,6 @@ def fits() -> str:
     return _markdown(["", "a", "b"], rows)
 
 
-def speed_by_dimension() -> str:
-    """How many times faster than bfloat16 some ways are at the dimensions of Table 5, and the paper's LLM.int8()."""
-    found = pd.read_csv(ROOT / "results/kernels/table5-cpu.csv")
-    wide = found.pivot(index="way", columns="features", values="times_16_bits")
-    ways = ("int8 alone", "vector-wise", "LLM.int8()", "bitsandbytes")
-    rows = [[way, *(f"{value:.2f}" for value in wide.loc[way])] for way in ways]
-    published = table5.PUBLISHED.values
-    paper = [f"{published['LLM.int8()', str(dimension)]:.2f}" for dimension in wide.columns]
-    return _markdown(["", *wide.columns], [*rows, ["the paper's LLM.int8(), A100, against float16", *paper]])
-
-
-def speed_by_shape() -> str:
-    """How many times faster than bfloat16 each way is, from prefill to decoding."""
-    found = pd.read_csv(ROOT / "results/kernels/layers-cpu.csv")
-    shapes = found[["tokens", "features", "outputs"]].drop_duplicates()
-    wide = found.pivot(index="way", columns=["tokens", "features", "outputs"], values="times_16_bits")
-    rows = [
-        [way, *(f"{wide.loc[way, tuple(shape)]:.2f}" for shape in shapes.to_numpy())] for way in found["way"].unique()
-    ]
-    headers = [f"{tokens} × {features} → {outputs}" for tokens, features, outputs in shapes.to_numpy()]
-    one = found.iloc[0]
-    on = f"on {one['device_name']}, " if "device_name" in one else ""
-    return f"{_markdown(['', *headers], rows)}\n\nMeasured {on}with {one['threads']} threads; torch {one['torch']}."
-
-
 def _markdown(headers: list, rows: list[list[str]], texts: int = 1) -> str:
     """texts: so many columns from the left are text, the others numbers."""
     align = ["left"] * texts + ["right"] * (len(headers) - texts)
@@ -147,8 +125,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "architectures": architectures,
     "smollm2-135m": smollm2,
     "fits": fits,
-    "speed by dimension": speed_by_dimension,
-    "speed by shape": speed_by_shape,
 }
 
 

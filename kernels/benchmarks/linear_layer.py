@@ -1,57 +1,217 @@
-"""One linear layer with three outlier features from decoding to prefill: LLM.int8() beside 16 bits and other ways.
+"""One linear layer with three outlier features, from decoding to prefill, and how near LLM.int8() comes to its limits.
 
     python kernels/benchmarks/linear_layer.py
 
-The ways are those of `outliers.measurements.linear_layers`. All ways of one shape are timed in turn, several rounds, on
-a GPU (16 bits: float16) if there is one, otherwise on the CPU (bfloat16, for CPUs have no fast float16). Printed, and
-written with the processor and versions as CSV to `--out`, are medians in milliseconds with the spread between the
-quartiles, and how many times faster than 16 bits each way is (medians of the ratios of a round). The layers of the
-paper's Table 5 are the experiments `pocket/table5` and `paper/table5`.
+On a GPU (16 bits: float16) if there is one, otherwise on the CPU (bfloat16, for CPUs have no fast float16). The ways
+are `WAYS` of `outliers.measurements.linear_layers`, and each part of LLM.int8() alone: its own product, which the
+layer cannot outrun, and each pass over memory, whose limit is the memory bandwidth: what a copy of a tensor larger
+than the caches reads and writes in a second. A pass that finds its tensors in a cache may be beyond it. All of one
+shape are timed in turn, several rounds.
+
+Prints how many times faster than 16 bits each way is, by the smallest times, and the shares of the limits. Writes all
+of it, with medians, processor, threads, versions and code, to `layers-MACHINE.csv` in `--out`, one file a type of
+machine.
 """
 
 import argparse
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import pandas as pd
 import torch
-from outlier_kernels import dispatch
+from outlier_kernels.cpu.compiled import Pass
+from scipy.stats import gmean
+from tabulate import tabulate
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers.experiment.provenance import environment
-from outliers.measurements.linear_layers import milliseconds, rows_of, ways
+from outliers.measurements.linear_layers import BASELINE, milliseconds, rows_of, ways
+from outliers.report.artefacts.table5 import PUBLISHED
 
-# Tokens, features, outputs.
+# Tokens, features, outputs: the layers of the paper's Table 5, then others from prefill to decoding.
 SHAPES = (
+    *((512, dimension, 4 * dimension) for dimension in (768, 1024, 1536, 2048, 2560, 4096, 5140, 12288)),
     (512, 768, 768),
-    (512, 768, 3072),
     (512, 4096, 4096),
     (2048, 1024, 4096),
+    (2048, 4096, 4096),
     (16, 4096, 4096),
     (1, 4096, 4096),
 )
-QUARTILES = [f"{value}_{quartile}" for value in ("milliseconds", "times_16_bits") for quartile in ("q1", "q3")]
+LAYER, PEER, PRODUCT = "LLM.int8()", "bitsandbytes", "product"
+WAYS = (BASELINE, "int8 alone", "vector-wise", LAYER, PEER)
+PRODUCTS = ("onednn::qlinear_pointwise", "aten::_int_mm")  # of codes, by any path
+COPIED = 1 << 29  # bytes, more than there are in caches
+# The int8 units of a processor, the fastest first.
+UNITS = {
+    "amx": torch.cpu._is_amx_tile_supported,
+    "avx512-vnni": torch.cpu._is_vnni_supported,
+    "avx512": torch.cpu._is_avx512_supported,
+    "avx2": torch.cpu._is_avx2_supported,
+}
+# What the name of a processor has that its type has not: marks, how many cores it has, how fast it is, what is beside.
+NOT_ITS_TYPE = re.compile(r"\((?:R|TM)\)|\bCPU\b|\bProcessor\b|\b[\w-]+-Core\b|(?:,|@|\bwith\b|\bw/).*", re.IGNORECASE)
+
+
+class Part(NamedTuple):
+    """What one function does in a layer: its calls, and the bytes of the tensors that these are given."""
+
+    calls: list[Callable[[], object]]
+    bytes: int
+
+    def run(self) -> None:
+        """Call it alone, on the same tensors."""
+        for call in self.calls:
+            call()
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps the products of codes that run meanwhile, and the passes over memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts: dict[str, Part] = {}
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        run = partial(function, *arguments, **(keywords or {}))
+        if function.name().partition(".")[0] in PRODUCTS:
+            self.keep(PRODUCT, run, arguments)
+        return run()
+
+    def keep(self, name: str, run: Callable[[], object], arguments: tuple) -> None:
+        before = self.parts.get(name, Part([], 0))
+        moved = sum(argument.nbytes for argument in arguments if isinstance(argument, torch.Tensor))
+        self.parts[name] = Part([*before.calls, run], before.bytes + moved)
+
+
+@torch.inference_mode()
+def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
+    """The parts of a layer that runs on a CPU, by name; on a GPU, whose kernels are launched otherwise, none."""
+    layer()  # what is compiled at the first call is no part of it
+    recorder, call = _Recorder(), Pass.__call__
+
+    def keep(own: Pass, *arguments) -> None:
+        run = partial(call, own, *arguments)
+        recorder.keep(own.function.__name__.replace("_", " "), run, arguments)
+        run()
+
+    with mock.patch.object(Pass, "__call__", keep), recorder:
+        layer()
+    return recorder.parts
+
+
+def bandwidth(device: torch.device, seconds: float) -> float:
+    """Bytes a second that a copy reads and writes, in the fastest of some rounds."""
+    source = torch.ones(COPIED // 4, device=device)
+    target = torch.empty_like(source)
+    times = milliseconds({"copy": lambda: target.copy_(source)}, device, seconds)["copy"]
+    return 2e3 * COPIED / min(times)
+
+
+def measure(
+    shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype, seconds: float, copied: float
+) -> list[dict]:
+    """One row a way and a part of LLM.int8(), which is called `LLM.int8(): PART`; see `rows_of`.
+
+    A row of ours has with it `share_of_limit`: of a way, of the speed of the product alone; of a pass, which also has
+    `bytes`, of copied, the bytes a second of the memory.
+    """
+    found = ways(*shape, device, dtype)
+    named = {way: found[way] for way in WAYS if way in found}
+    parts = {f"{LAYER}: {name}": part for name, part in parts_of(named[LAYER]).items()}
+    named |= {way: part.run for way, part in parts.items()}
+    rows = {row["way"]: row for row in rows_of(shape, milliseconds(named, device, seconds))}
+    product = f"{LAYER}: {PRODUCT}"
+    for way in ("vector-wise", LAYER):
+        if product in rows:
+            limit = rows[product]["milliseconds_smallest"]
+            rows[way]["share_of_limit"] = limit / rows[way]["milliseconds_smallest"]
+    for way, part in parts.items():
+        if way != product:
+            spent = rows[way]["milliseconds_smallest"] / 1e3
+            rows[way] |= {"bytes": part.bytes, "share_of_limit": part.bytes / spent / copied}
+    return list(rows.values())
+
+
+def machine_type(name: str, units: str | None) -> str:
+    """What machines of one type have in common, as a file's name: the model of their processor, and its int8 units.
+
+    Args:
+        name: as `environment` has it.
+        units: a key of `UNITS`; None for a GPU, or where there are none.
+    """
+    words = re.findall(r"[a-z0-9]+", NOT_ITS_TYPE.sub(" ", name).lower())
+    return "-".join([*words, *([units] if units else [])])
+
+
+def table(found: pd.DataFrame, form: str = "pipe") -> str:
+    """The table of a result file, in a format of the tabulate library, and what it was measured on."""
+    smallest = "milliseconds_smallest" in found  # results from before it was kept have medians alone
+    times, spent = (f"{name}_smallest" if smallest else name for name in ("times_16_bits", "milliseconds"))
+    shown = [way for way in WAYS[1:] if way in set(found["way"])]
+    passes = [way for way in found["way"].unique() if way.startswith(f"{LAYER}: ") and way != f"{LAYER}: {PRODUCT}"]
+    limits = [LAYER, *passes] if "share_of_limit" in found and found["share_of_limit"].any() else []
+    cells = []
+    for (tokens, features, outputs), rows in found.groupby(["tokens", "features", "outputs"], sort=False):
+        of = rows.set_index("way")
+        paper = PUBLISHED.values.get((LAYER, str(features))) if (tokens, outputs) == (512, 4 * features) else None
+        cells.append(
+            [
+                f"{tokens} × {features} → {outputs}",
+                f"{of.loc[BASELINE, spent]:.2f}",
+                *(f"{of[times].get(way, float('nan')):.2f}" for way in shown),
+                "–" if paper is None else f"{paper:.2f}",
+                *(f"{of['share_of_limit'].get(way, float('nan')):.0%}" for way in limits),
+            ]
+        )
+    headers = ["tokens × features → outputs", "16 bits, ms", *shown, f"the paper's {LAYER}, A100"]
+    headers += [f"{LAYER} / its product" if way == LAYER else way.partition(": ")[2] for way in limits]
+    align = ["left", *(len(headers) - 1) * ["right"]]
+    drawn = tabulate(cells, headers, tablefmt=form, disable_numparse=True, colalign=align)
+    return f"{drawn}\n\n{_said(found, spent)}"
+
+
+def _said(found: pd.DataFrame, spent: str) -> str:
+    """What stands under the table."""
+    one, wide = found.iloc[0], found.pivot(index=["tokens", "features", "outputs"], columns="way", values=spent)
+    said = "Smallest times" if spent.endswith("smallest") else "Medians"
+    if PEER in wide:
+        ratios = wide[PEER] / wide[LAYER]
+        said += f"; {LAYER} is {gmean(ratios):.2f} times as fast as {PEER} (geometric mean), at least {min(ratios):.2f}"
+    if "copied" in found:
+        said += f"; a copy moves {one['copied'] / 1e9:.1f} GB/s"
+    on = f"on {one['device_name']}, " if "device_name" in found else ""
+    code = f", code {one['code']}" if "code" in found else ""
+    return f"{said}. Measured {on}with {one['threads']} threads; torch {one['torch']}{code}."
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--out", type=Path, default=Path("results/kernels"))
+    options.add_argument("--seconds", type=float, default=6.0, help="how long the ways of a shape are timed at least")
+    return options
 
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/kernels"))
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long the ways of a shape are timed at least")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float16 if device.type == "cuda" else torch.bfloat16
-    rows = []
+    about, copied, rows = environment(device), bandwidth(device, 1.0), []
     for shape in SHAPES:
-        rows += rows_of(shape, milliseconds(ways(*shape, device, dtype), device, arguments.seconds))
-    table = pd.DataFrame(rows)
-    table.insert(5, "spread", table["milliseconds_q3"] - table["milliseconds_q1"])
-    table = table.drop(columns=QUARTILES).round(4)
-    table = table.assign(**environment(device))
+        print(*shape, flush=True)
+        rows += measure(shape, device, dtype, arguments.seconds, copied)
+    found = pd.DataFrame(rows).assign(copied=copied).round(4).assign(**about)
+    units = next((name for name, there in UNITS.items() if device.type == "cpu" and there()), None)
+    path = arguments.out / f"layers-{machine_type(about['device_name'], units)}.csv"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(arguments.out / f"layers-{device.type}.csv", index=False)
-    for value in ("milliseconds", "times_16_bits"):
-        wide = table.pivot(index="way", columns=["tokens", "features", "outputs"], values=value)
-        print(f"\n{value}\n{wide.loc[table['way'].unique()].to_string()}")
-    print(f"\n{device}, path {dispatch.path(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    found.to_csv(path, index=False)
+    print(f"\n{table(found, 'simple')}\n\n{path}")
 
 
 if __name__ == "__main__":
