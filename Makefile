@@ -7,7 +7,7 @@ MODEL = $(RUN) -m outliers.get smollm2-135m || echo "going on without smollm2-13
 INSTALL = test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: sweep paper notebooks test lint clean
+.PHONY: sweep paper notebooks test gpu lint clean
 
 sweep: $(VENV)/installed
 	@$(MODEL)
@@ -24,6 +24,10 @@ notebooks: $(VENV)/installed-dev
 test: $(VENV)/installed-dev
 	@$(MODEL)
 	$(RUN) -m pytest --numprocesses 2 --dist loadfile
+
+# On a machine with an NVIDIA GPU: what has not run on one yet, and one file to send back.
+gpu: $(VENV)/installed-dev
+	@$(RUN) scripts/gpu.py
 
 lint: $(VENV)/installed-dev
 	$(RUN) -m ruff check .
