@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers.errors import UserError
 from outliers.experiment.runner import run
@@ -23,7 +24,7 @@ from outliers.models.load import load_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
-from outliers.quantization.store import load_int8, save_quantized
+from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.report.artefacts import table5, table6
 from outliers.report.write import write
 from outliers.specification.files import make_experiment, read_experiment
@@ -69,6 +70,33 @@ def test_passes_through_the_model(blocks):
     assert [len(steps) for steps in timings.steps] == [4, 4]
     assert min(timings.prefills + timings.per_token) > 0
     assert timings.ids.shape == (3, 5)
+
+
+class _Products(TorchDispatchMode):
+    """Keeps what matrices that torch multiplies meanwhile are of size, the larger one of each product."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function.name().startswith(("aten::mm", "aten::bmm", "aten::addmm")):
+            self.sizes.append(max(argument.numel() for argument in arguments if isinstance(argument, torch.Tensor)))
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_head_of_an_int8_model_is_not_copied_for_each_sequence(saved, tmp_path):
+    """As torch does in the prefill of a batch where the weight has no gradient: most of the time on SmolLM2."""
+    model = load_int8("pocket/gpt2-0.1m", "llm.int8", "bfloat16")
+    if saved:
+        save_quantized(model, tmp_path / "saved")
+        model = load_quantized(tmp_path / "saved")
+    head = model.get_output_embeddings().weight
+    with torch.no_grad(), _Products() as products:  # in inference mode it sees no products in layers
+        model(torch.arange(60).view(5, 12), logits_to_keep=1)
+    assert head.numel() in products.sizes
+    assert max(products.sizes) == head.numel()
 
 
 def test_milliseconds_a_token():
@@ -250,18 +278,21 @@ def test_latency_table():
     decode = {("a/b", "fp32", 8): 6.0, ("a/b", "fp32", 1): 4.0, ("a/b", "llm.int8", 8): 2.0, ("c", "llm.int8", 1): 5.0}
     keys = ("model", "scheme", "batch")
     rows = [{**common, **dict(zip(keys, place, strict=True)), "value": value} for place, value in decode.items()]
-    rows.append({**rows[2], "metric": "latency.prefill", "value": 77.7})
+    rows += [
+        {**rows[place], "metric": "latency.prefill", "value": value} for place, value in {2: 77.7, 0: 155.4}.items()
+    ]
     table = table6.latencies(rows)
     assert table.index.tolist() == [("b", "fp32"), ("b", "llm.int8"), ("c", "llm.int8")]
     assert table.loc[("b", "llm.int8"), ("times_faster", 8)] == 3
     assert table.loc[("b", "llm.int8"), ("decode_q3", 8)] == 9
     assert table["decode"].columns.tolist() == [1, 8]
     shown = table6.latency_table(rows)
-    assert shown.headers == ["model", "weights", "batch 1", "batch 8", "prefill 1", "prefill 8", "faster 1", "faster 8"]
+    of_batches = [f"{value} {batch}" for value in ("batch", "faster", "prefill", "prefill faster") for batch in (1, 8)]
+    assert shown.headers == ["model", "weights", *of_batches]
     assert shown.cells == [
-        ["b", "bfloat16", "4 [1, 9]", "6 [1, 9]", "-", "-", "1.00", "1.00"],
-        ["b", "llm.int8", "-", "2 [1, 9]", "-", "77.7", "-", "3.00"],
-        ["c", "llm.int8", "5 [1, 9]", "-", "-", "-", "-", "-"],
+        ["b", "bfloat16", "4 [1, 9]", "6 [1, 9]", "1.00", "1.00", "-", "155.4", "-", "1.00"],
+        ["b", "llm.int8", "-", "2 [1, 9]", "-", "3.00", "-", "77.7", "-", "2.00"],
+        ["c", "llm.int8", "5 [1, 9]", "-", "-", "-", "-", "-", "-", "-"],
     ]
 
 

@@ -178,4 +178,7 @@ def _finished(model: PreTrainedModel, absent: set[str], name: str, places: dict)
     model.tie_weights(missing_keys=absent, recompute_mapping=False)
     missing = [key for key, tensor in model.state_dict().items() if tensor.is_meta]
     check_complete(missing, name)
+    # As transformers loads a model. Torch takes a weight that has no gradient for one to copy for each sequence of a
+    # batch, where the input is not in one piece: the head's, of which only the last positions are wanted.
+    model.requires_grad_()
     return dispatch_model(model, places, skip_keys=model._skip_keys_device_placement)

@@ -1,5 +1,7 @@
 """Table 6 of the paper: milliseconds a generated token, one row a model and scheme."""
 
+import itertools
+
 import pandas as pd
 
 from outliers.models.names import distinct_names
@@ -30,7 +32,8 @@ PUBLISHED = Published(
     ),
 )
 
-VALUES = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", "times_faster"]
+FASTER = {"decode": "times_faster", "prefill": "prefill_times_faster"}
+VALUES = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", *FASTER.values()]
 
 
 def latency_section(rows: list[dict]) -> Section:
@@ -53,7 +56,8 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
 
     decode and its quartiles: milliseconds a token of a decode step over its batch, which are the numbers of the paper.
     prefill: milliseconds of the pass over the prompts. end_to_end: milliseconds a token, the prefill included.
-    times_faster: than the same model without quantization, by decode; empty where that was not measured.
+    times_faster and prefill_times_faster: than the same model without quantization, by decode and by prefill; empty
+    where that was not measured.
     """
     wide: dict[tuple, dict] = {}
     names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
@@ -64,9 +68,9 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
         if name == "decode":
             values |= {(f"decode_{quartile}", row["batch"]): row[quartile] for quartile in ("q1", "q3")}
     for (model, _), values in wide.items():
-        for batch in {row["batch"] for row in rows}:
-            baseline, own = (found.get(("decode", batch)) for found in (wide.get((model, BASELINE), {}), values))
-            values["times_faster", batch] = baseline / own if baseline and own else float("nan")
+        for (name, faster), batch in itertools.product(FASTER.items(), {row["batch"] for row in rows}):
+            baseline, own = (found.get((name, batch)) for found in (wide.get((model, BASELINE), {}), values))
+            values[faster, batch] = baseline / own if baseline and own else float("nan")
     table = pd.DataFrame.from_dict(wide, orient="index")
     table.index = pd.MultiIndex.from_tuples(wide, names=["model", "scheme"])
     batches = sorted({row["batch"] for row in rows})
@@ -78,8 +82,8 @@ def latency_table(rows: list[dict]) -> Table:
     table, one = latencies(rows), rows[0]
     caption = (
         f"Milliseconds a generated token with a KV cache, after prompts of {one['prompt']} tokens, by batch: median of "
-        f"{one['repeats']} × {one['tokens']} decode steps [quartiles]; milliseconds of a prefill; how many times "
-        f"faster than {one['dtype']} a decode step is. {one['device_name']}, {one['threads']} threads."
+        f"{one['repeats']} × {one['tokens']} decode steps [quartiles]; milliseconds of a prefill; and how many times "
+        f"faster than in {one['dtype']} each is. {one['device_name']}, {one['threads']} threads."
     )
     data = table.set_axis([f"{value}_batch_{batch}" for value, batch in table.columns], axis="columns").reset_index()
     cells = [
@@ -87,17 +91,18 @@ def latency_table(rows: list[dict]) -> Table:
         for (model, scheme), row in table.iterrows()
     ]
     batches = table.columns.unique("batch")
-    headers = [f"{value} {batch}" for value in ("batch", "prefill", "faster") for batch in batches]
+    headers = [f"{value} {batch}" for value in ("batch", "faster", "prefill", "prefill faster") for batch in batches]
     return Table("table6", caption, ["model", "weights", *headers], cells, data, names=2)
 
 
 def _cells(row: pd.Series) -> list[str]:
-    """Medians with quartiles, prefills, and times faster, each batch by batch."""
+    """Medians with quartiles, times faster, and prefills with theirs, each batch by batch."""
     quartiles = zip(row["decode"], row["decode_q1"], row["decode_q3"], strict=True)
     return [
         *("-" if pd.isna(middle) else f"{middle:.3g} [{low:.3g}, {high:.3g}]" for middle, low, high in quartiles),
-        *("-" if pd.isna(value) else f"{value:.3g}" for value in row["prefill"]),
         *("-" if pd.isna(value) else f"{value:.2f}" for value in row["times_faster"]),
+        *("-" if pd.isna(value) else f"{value:.4g}" for value in row["prefill"]),
+        *("-" if pd.isna(value) else f"{value:.2f}" for value in row["prefill_times_faster"]),
     ]
 
 
