@@ -125,7 +125,7 @@ def _multiply(
     column_scales = weight.scale.flatten().expand(outputs).contiguous()
     bias = None if bias is None else bias.float().contiguous()
     values = hidden_states[:, outliers].float()
-    chunks = -(-tokens // max(LEAST_AT_ONCE, IN_CACHE // outputs)) or 1
+    chunks = -(-tokens // max(LEAST_AT_ONCE, IN_CACHE // max(1, outputs))) or 1
     at_once = -(-tokens // chunks) or 1  # chunks alike, for torch multiplies a single row in another order
     columns = None
     for start in range(0, tokens, at_once):
