@@ -306,7 +306,7 @@ CLAIMS = {
     ],
     KERNELS: [
         (
-            "codes with zero point {0}: adding 1.5 · 2²³ + {0} to",
+            "unsigned codes with zero point {}",
             lambda: in_source("kernels/outlier_kernels/cpu/packed.py", r"unsigned activations \(zero point (\d+)\)"),
         ),
         (

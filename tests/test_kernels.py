@@ -271,16 +271,19 @@ def test_dispatch(monkeypatch):
         dispatch.path(device)
 
 
-def test_without_int8_units_the_reference_runs_and_says_so_once(monkeypatch):
+def test_without_int8_units_the_passes_run_around_a_product_in_floats_and_say_so_once(monkeypatch):
     monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
-    monkeypatch.setattr(cpu, "is_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    weight, x = reference.quantize(torch.randn(5, 7), int8(True, True)), torch.randn(3, 7)
     dispatch._fastest.cache_clear()
     try:
-        with pytest.warns(UserWarning, match="no fast int8 product for 'cpu' here"):
-            assert dispatch.path(torch.device("cpu")) == "reference"
+        with pytest.warns(UserWarning, match="this CPU has no int8 units"):
+            assert dispatch.path(torch.device("cpu")) == "cpu"
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert dispatch.path(torch.device("cpu")) == "reference"
+            assert dispatch.path(torch.device("cpu")) == "cpu"
+            assert dispatch.prepare(weight) is weight, "which only those units multiply faster in another layout"
+            assert torch.equal(dispatch.linear(x, weight), reference.linear(x, weight))
     finally:
         dispatch._fastest.cache_clear()
 

@@ -99,7 +99,7 @@ def test_resident_and_streamed_models_take_any(name, models, blocks):
         assert all(map(torch.equal, state, (one for one in model.parameters() if not one.is_meta)))
     assert variant.name
     assert variant.fields() == FIELDS[name]
-    assert variant.fields(models[0]) == FIELDS[name] | ({"kernels": "reference"} if "scheme" in FIELDS[name] else {})
+    assert variant.fields(models[0]) == FIELDS[name] | ({"kernels": "cpu"} if "scheme" in FIELDS[name] else {})
 
 
 def test_attention_under_a_variant(models, blocks):

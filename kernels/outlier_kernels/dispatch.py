@@ -112,8 +112,8 @@ def linear(
 ) -> torch.Tensor:
     """A linear layer with quantized weights, as `outlier_kernels.reference.LINEAR` has it for an arithmetic.
 
-    Rounding has no gradient: none flows through it. `torch.compile` makes one operator of it, without a break in the
-    graph; called as it is, it costs no operator's overhead.
+    Rounding has no gradient: none flows through it. It is one operator to whoever looks on, such as `torch.compile`
+    and `torch.func`; called as it is, it costs no operator's overhead.
 
     Args:
         hidden_states: float16, bfloat16, float32 or float64 (tokens, features).
@@ -135,7 +135,7 @@ def linear(
     if hidden_states.ndim != 2 or not hidden_states.is_floating_point() or hidden_states.shape[1] != features:
         found = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
         raise ValueError(f"linear takes floating-point (tokens, {features}), got {found}")
-    if not torch.compiler.is_compiling():
+    if not _is_watched(hidden_states):
         return _multiply(hidden_states, weight, bias, activations, threshold, arithmetic, exact)
     scheme = None if activations is None else str(activations), threshold, arithmetic
     if isinstance(weight, Packed):
@@ -144,6 +144,16 @@ def linear(
         (None, None) if exact is None else (exact.weight, None if exact.quantizer is None else str(exact.quantizer))
     )
     return linear_plain(hidden_states, *weight, bias, *scheme, *of_exact)
+
+
+def _is_watched(hidden_states: torch.Tensor) -> bool:
+    """Whether somebody looks on at operators, such as a compiler, or the tensor stands for others and has no memory."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+        return True
+    try:
+        return hidden_states.untyped_storage().device.type == "meta"  # which fake tensors have as well
+    except NotImplementedError:  # those of torch.func have none
+        return True
 
 
 def _multiply(
