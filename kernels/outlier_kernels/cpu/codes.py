@@ -2,6 +2,7 @@
 
 import torch
 
+from outlier_kernels import reference
 from outlier_kernels.cpu.compiled import KINDS, passes
 from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference import CODE_MAX, Quantized
@@ -10,15 +11,15 @@ STRIP = 512  # features at once, at most, whose extremes are looked for
 
 
 def as_rows(matrix: torch.Tensor) -> torch.Tensor:
-    """A matrix as the passes read it: of one of their dtypes, each row in one piece."""
-    matrix = matrix if matrix.dtype in KINDS else matrix.float()
+    """A matrix as the passes read it: of one of their dtypes, each row in one piece, its signs those in memory."""
+    matrix = matrix.resolve_neg() if matrix.dtype in KINDS else matrix.float()
     return matrix if matrix.stride(1) == 1 else matrix.contiguous()
 
 
 def extremes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the largest entry of each feature of (rows, features), float32 (features,)."""
     rows, features = matrix.shape
-    low, high = torch.empty(2, features)
+    low, high = matrix.new_empty(2, features, dtype=torch.float32)
     strip = min(STRIP, max(64, features // (4 * torch.get_num_threads()) // 64 * 64))
     given = matrix, KINDS[matrix.dtype], matrix.element_size(), rows, _stride(matrix), features
     passes().feature_extremes(-(-features // strip), rows * strip, *given, strip, low, high)
@@ -29,16 +30,19 @@ def outlier_features(matrix: torch.Tensor, threshold: float | None, in_float16: 
     """Places of the features with |x| ≥ threshold in some row, int64, as `reference.outlier_columns` flags them;
     in_float16: of x rounded to float16."""
     if threshold is None or not matrix.numel():
-        return torch.empty(0, dtype=torch.int64)
+        return matrix.new_empty(0, dtype=torch.int64)
     low, high = extremes(matrix)
     if in_float16:
+        if low.isnan().any():  # which hides no outlier there
+            return reference.quantize_bitsandbytes(matrix, threshold)[1].nonzero()[:, 0]
         low, high = low.half().float(), high.half().float()
     return ((high >= threshold) | (low <= -threshold)).nonzero()[:, 0]
 
 
 def columns(matrix: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Some columns of a matrix of one of the passes' dtypes, in any layout: float32 (rows, count)."""
-    found = torch.empty(len(matrix), len(places))
+    matrix = matrix.resolve_neg()
+    found = matrix.new_empty(len(matrix), len(places), dtype=torch.float32)
     strides = [stride * matrix.element_size() for stride in matrix.stride()]
     passes().columns(*found.shape, matrix, KINDS[matrix.dtype], *strides, places, len(places), found)
     return found
@@ -47,7 +51,7 @@ def columns(matrix: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def rows_with_extremes(codes: torch.Tensor, places: torch.Tensor, least: int) -> torch.Tensor:
     """Which rows of codes (rows, features), in any layout, have one of at least a magnitude in some columns:
     bool (rows,)."""
-    flags = torch.empty(len(codes), dtype=torch.bool)
+    flags = codes.new_empty(len(codes), dtype=torch.bool)
     passes().rows_with_extremes(len(codes), len(places), codes, *codes.stride(), places, len(places), least, flags)
     return flags
 
@@ -64,14 +68,16 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor,
     Returns:
         It with scales, zero points and the sums of the codes of all rows, (rows, 1), also where all have the same.
     """
-    scale, sums = torch.empty(2, len(matrix), 1)
+    scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
     shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
     given = matrix, KINDS[matrix.dtype], _stride(matrix), matrix.shape[1], outliers, len(outliers)
     if quantizer.symmetric:
         passes().absmax_codes(*matrix.shape, *given, shared, 128 * (room.dtype == torch.uint8), room, scale, sums)
         return Quantized(room, scale, None, sums)
     zero_point = torch.empty_like(scale)
-    first = int((outliers == torch.arange(len(outliers))).sum())  # the first feature that is no outlier
+    first = int(
+        (outliers == torch.arange(len(outliers), device=outliers.device)).sum()
+    )  # the first feature that is no outlier
     passes().zeropoint_codes(*matrix.shape, *given, first, shared, room, scale, zero_point, sums)
     return Quantized(room, scale, zero_point, sums)
 
@@ -80,8 +86,8 @@ def quantize_bitsandbytes(
     matrix: torch.Tensor, threshold: float | None, outliers: torch.Tensor, room: torch.Tensor
 ) -> Quantized:
     """The same as `reference.quantize_bitsandbytes` does it; outliers: those of the matrix in float16."""
-    scale, sums = torch.empty(2, len(matrix), 1)
-    limit = torch.tensor(torch.inf if threshold is None else threshold)
+    scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
+    limit = matrix.new_tensor(torch.inf if threshold is None else threshold, dtype=torch.float32)
     given = matrix, KINDS[matrix.dtype], _stride(matrix), matrix.shape[1], outliers, len(outliers)
     passes().bitsandbytes_codes(*matrix.shape, *given, limit, 128 * (room.dtype == torch.uint8), room, scale, sums)
     return Quantized(room, scale, None, sums)
@@ -97,7 +103,7 @@ def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tenso
     low, high = extremes(matrix)
     if quantizer.symmetric:
         return torch.maximum(high, -low).index_fill_(0, outliers, 0).amax() / CODE_MAX
-    inliers = torch.ones(len(low), dtype=torch.bool).index_fill_(0, outliers, False)
+    inliers = torch.ones_like(low, dtype=torch.bool).index_fill_(0, outliers, False)
     low, high = low[inliers].amin(), high[inliers].amax()
     span = high - low
     dynamic_range = torch.full_like(span, 2 * CODE_MAX).div_(span).masked_fill_(span == 0, 1)

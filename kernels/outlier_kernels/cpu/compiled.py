@@ -6,6 +6,7 @@ for the same cores. Any number of Python threads may call at once, as they may c
 """
 
 import ctypes
+import threading
 from collections.abc import Callable
 from functools import cache, cached_property
 from importlib import import_module
@@ -17,6 +18,7 @@ import torch
 _ALONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _IN_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # what passes read and write
+_COMPILING = threading.Lock()
 SMALLEST_SHARE = 1 << 15  # entries for which another thread is worth waking, as torch has it
 
 
@@ -29,22 +31,20 @@ class Pass:
 
     def __init__(self, function: Callable):
         self.function = function
+        self.compiled = None  # kept once it is there, for the code goes with it
 
     @cached_property
     def address(self) -> int:
         """That of the compiled function."""
-        import numba
-
-        signature = numba.types.void(numba.types.CPointer(numba.types.int64))
-        # kept, for the code goes with it
-        self.compiled = numba.cfunc(signature, cache=True, error_model="numpy")(self.function)
-        return self.compiled.address
+        with _COMPILING:
+            self.compiled = self.compiled or _compiled(self.function)
+            return self.compiled.address
 
     def __call__(self, pieces: int, entries: int, *arguments: torch.Tensor | int | None) -> None:
         """Work on pieces of so many entries each; None: a tensor that is not there."""
         at_once = max(1, SMALLEST_SHARE // max(1, entries))
         threads = min(torch.get_num_threads(), -(-pieces // at_once)) or 1
-        given = [one.data_ptr() if isinstance(one, torch.Tensor) else one or 0 for one in arguments]
+        given = [_memory(one) if isinstance(one, torch.Tensor) else one or 0 for one in arguments]
         packed = (ctypes.c_int64 * (len(given) + 3))(0, pieces, max(1, pieces // (threads * 4)), *given)
         if threads > 1 and (in_parallel := _openmp()):
             in_parallel(self.address, packed, threads, 0)
@@ -55,6 +55,25 @@ class Pass:
     def alone(self) -> Callable:
         """The compiled function, run by one thread."""
         return _ALONE(self.address)
+
+
+def _compiled(function: Callable) -> object:
+    """A function that numba has compiled, now or before."""
+    import numba
+
+    signature = numba.types.void(numba.types.CPointer(numba.types.int64))
+    try:
+        return numba.cfunc(signature, cache=True, error_model="numpy")(function)
+    except (RuntimeError, OSError):  # neither this folder nor the user's can be written: compile in each process
+        return numba.cfunc(signature, error_model="numpy")(function)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The address of its first entry."""
+    address = tensor.data_ptr() if tensor.is_cpu else 0
+    if not address and tensor.numel():  # which the compiled code would read nevertheless
+        raise ValueError(f"a pass reads and writes memory of the CPU, and {tensor.device} {type(tensor)} has none")
+    return address
 
 
 @cache

@@ -57,11 +57,11 @@ def pack(weight: Quantized) -> Packed:
 def unpack(weight: Packed) -> Quantized:
     """The codes that were packed, exactly."""
     features = weight.shape[1]
-    codes = torch.empty(weight.shape, dtype=torch.int8)
-    ones = torch.ones(weight.shape[0])
+    codes = weight.scale.new_empty(weight.shape, dtype=torch.int8)
+    ones = weight.scale.new_ones(weight.shape[0])
     for start in range(0, features, 256):
-        some = torch.arange(start, min(start + 256, features))
-        rows = torch.full((len(some), features), 128, dtype=torch.uint8)
+        some = torch.arange(start, min(start + 256, features), device=codes.device)
+        rows = codes.new_full((len(some), features), 128, dtype=torch.uint8)
         codes[:, some] = _product(_one_hot(rows, some), weight, ones).T.to(torch.int8)
     return Quantized(codes, weight.scale)
 
@@ -101,7 +101,7 @@ LINEAR = {
 
 def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:
     """Room for the codes of x, after rows that read the outliers' columns of the weight in the same product."""
-    room = torch.empty(len(outliers) + len(x), x.shape[1], dtype=torch.uint8)
+    room = x.new_empty(len(outliers) + len(x), x.shape[1], dtype=torch.uint8)
     _one_hot(room[: len(outliers)].fill_(128), outliers)
     return room
 
@@ -121,7 +121,7 @@ def _multiply(
 ) -> torch.Tensor:
     """Multiply some tokens after the other, and finish each while its outputs are in cache."""
     tokens, outputs = len(hidden_states), weight.shape[0]
-    result = torch.empty(tokens, outputs, dtype=hidden_states.dtype)
+    result = hidden_states.new_empty(tokens, outputs)
     column_scales = weight.scale.flatten().expand(outputs).contiguous()
     bias = None if bias is None else bias.float().contiguous()
     values = hidden_states[:, outliers].float()
@@ -160,6 +160,6 @@ def _finish(
 def _product(codes: torch.Tensor, weight: Packed, column_scales: torch.Tensor) -> torch.Tensor:
     """Product of uint8 codes with zero point 128 and a packed weight, times the scales of its columns (outputs,):
     float32 (tokens, outputs)."""
-    zeros = torch.zeros(weight.shape[0], dtype=torch.int32)
+    zeros = column_scales.new_zeros(weight.shape[0], dtype=torch.int32)
     operands = (codes, 1.0, 128, weight.blocks, column_scales, zeros, None)
     return torch.ops.onednn.qlinear_pointwise(*operands, 1.0, 0, torch.float32, "none", [], "")

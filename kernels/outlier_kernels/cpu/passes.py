@@ -258,10 +258,16 @@ def absmax_codes(arguments):
 
 @inlined
 def _round_to_codes(row, scale, count, codes, offset):
-    """Divide a row by its scale, write the nearest whole numbers plus an offset, and add the numbers up."""
+    """Divide a row by its scale, write the nearest whole numbers plus an offset, and add the numbers up.
+
+    A subnormal scale has so few digits that quotients are up to 190. NaN passes through, and becomes code 0.
+    """
     total = np.int32(0)
     for i in range(count):
-        code = np.int32(bits_of(row[i] / scale + ROUND) - bits_of(ROUND))
+        value = row[i] / scale
+        value = CODE_MAX if value > CODE_MAX else value
+        value = -CODE_MAX if value < -CODE_MAX else value
+        code = np.int32(bits_of(value + ROUND) - bits_of(ROUND))
         codes[i] = np.int8(code + offset)
         total = np.int32(total + code)
     return np.float32(total)

@@ -19,10 +19,14 @@ LARGEST_ZERO_POINT = 2**20  # and zero points, beyond which float32 is too coars
 
 
 def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype) -> bool:
-    """Whether both operands are int8 and their scales float32."""
-    if activations is None or activations.format != "int8" or dtype == torch.float64:
+    """Whether both operands are int8 and their scales float32, for outputs that the passes can write."""
+    if not _is_int8(activations) or dtype not in KINDS:
         return False
     return weight.has_exact_sums and weight.scale.dtype == torch.float32
+
+
+def _is_int8(quantizer: Quantizer | None) -> bool:
+    return quantizer is not None and quantizer.format == "int8"
 
 
 def linear(
@@ -39,15 +43,17 @@ def linear(
     given = hidden_states, weight, bias, activations, threshold, exact
     if not x.numel() or len(outliers) == x.shape[1]:
         return reference.linear(*given)
-    quantized = codes.quantize(x, activations, outliers, torch.empty(x.shape, dtype=torch.int8))
+    if len(outliers) and exact is not None and not _is_int8(exact.quantizer):  # whose codes may follow from anything
+        return reference.linear(*given)
+    quantized = codes.quantize(x, activations, outliers, x.new_empty(x.shape, dtype=torch.int8))
     added = None
     if len(outliers):
         if exact is None:
-            added, weight = reference.outlier_product(x, outliers, weight), _without(weight, outliers)
+            added = reference.outlier_product(x, outliers, weight)
         else:
             added = codes.columns(x, outliers) @ codes.columns(exact.weight, outliers).T
             weight = _made_without(weight, outliers, exact)
-    result = _multiply(quantized, weight, len(outliers), added, bias, hidden_states.dtype)
+    result = _multiply(quantized, weight, outliers, added, bias, hidden_states.dtype)
     return reference.linear(*given) if result is None else result
 
 
@@ -57,10 +63,10 @@ def linear_bitsandbytes(
     """`reference.linear_bitsandbytes`."""
     x = codes.as_rows(hidden_states)
     outliers = codes.outlier_features(x, threshold, in_float16=True)
-    room = torch.empty(x.shape, dtype=torch.int8)
+    room = x.new_empty(x.shape, dtype=torch.int8)
     quantized = codes.quantize_bitsandbytes(x, threshold, outliers, room)
     added = reference.outlier_product(x, outliers, weight) if len(outliers) else None
-    return _multiply(quantized, weight, len(outliers), added, bias, hidden_states.dtype)
+    return _multiply(quantized, weight, outliers, added, bias, hidden_states.dtype)
 
 
 # By the name of an arithmetic.
@@ -70,25 +76,17 @@ LINEAR = {
 }
 
 
-def _without(weight: Quantized, outliers: torch.Tensor) -> Quantized:
-    """A weight for hidden states whose codes are 0 in the outlier features, which its sums leave out."""
-    if weight.zero_point is None:
-        return weight
-    left_out = weight.codes[:, outliers].sum(1, keepdim=True, dtype=torch.float32)
-    return weight._replace(code_sums=weight.code_sums - left_out)
-
-
 def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Quantized:
     """The weight as it is quantized without the outlier features, but for their codes, which meet zeros."""
     changed = _with_extremes_in(weight, outliers).nonzero()[:, 0]
     if not len(changed):
-        return _without(weight, outliers)
+        return weight
     per_row = exact.quantizer.per_row
     rows = codes.as_rows(exact.weight[changed] if per_row else exact.weight)
-    made = codes.quantize(rows, exact.quantizer, outliers, torch.empty(rows.shape, dtype=torch.int8))
+    made = codes.quantize(rows, exact.quantizer, outliers, rows.new_empty(rows.shape, dtype=torch.int8))
     if not per_row:
         return made
-    parts = zip(_without(weight, outliers), made, strict=True)
+    parts = zip(weight, made, strict=True)
     return Quantized(*(None if old is None else old.index_copy(0, changed, new) for old, new in parts))
 
 
@@ -105,17 +103,17 @@ def _with_extremes_in(weight: Quantized, features: torch.Tensor) -> torch.Tensor
 def _multiply(
     quantized: Quantized,
     weight: Quantized,
-    left_out: int,
+    outliers: torch.Tensor,
     added: torch.Tensor | None,
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor | None:
-    """Multiply codes of which so many features are left out; None if the zero points are too large for int32."""
-    terms = _zero_point_terms(quantized, weight, left_out)
+    """Multiply codes that are 0 in the outlier features; None if the zero points are too large for int32."""
+    terms = _zero_point_terms(quantized, weight, outliers)
     if terms is None:
         return None
     sums = reference.int8_matmul(quantized.codes, weight.codes)
-    result = torch.empty(sums.shape, dtype=dtype)
+    result = sums.new_empty(sums.shape, dtype=dtype)
     outputs = sums.shape[1]
     column_scales = weight.scale.flatten().expand(outputs).contiguous()
     bias = None if bias is None else bias.float().contiguous()
@@ -124,17 +122,18 @@ def _multiply(
     return result
 
 
-def _zero_point_terms(a: Quantized, b: Quantized, left_out: int) -> tuple[torch.Tensor | None, ...] | None:
-    """Zero points and sums of codes of the rows, and what they are multiplied with in each column: int32, or four times
-    None where both operands are symmetric; None where they are too large."""
+def _zero_point_terms(a: Quantized, b: Quantized, outliers: torch.Tensor) -> tuple[torch.Tensor | None, ...] | None:
+    """Zero points and sums of codes of the rows, and what they are multiplied with in each column, over all features
+    but the outliers: int32, or four times None where both operands are symmetric; None where they are too large."""
     if a.zero_point is None and b.zero_point is None:
         return None, None, None, None
     a, b = reference.with_zero_point(a), reference.with_zero_point(b)
-    inliers = a.codes.shape[1] - left_out
+    inliers = a.codes.shape[1] - len(outliers)
     if not reference.largest_sum(inliers, a, b) < 2**31:
         return None
     outputs = len(b.codes)
     of_sums = b.zero_point.to(torch.int32).expand(outputs, 1)
-    of_zeros = inliers * of_sums - b.code_sums.to(torch.int32)
+    of_inliers = b.code_sums - b.codes[:, outliers].sum(1, keepdim=True, dtype=torch.float32)
+    of_zeros = inliers * of_sums - of_inliers.to(torch.int32)
     row_zeros, row_sums = (a.zero_point.to(torch.int32), a.code_sums.to(torch.int32))
     return row_zeros, row_sums, of_zeros.contiguous(), of_sums.contiguous()
