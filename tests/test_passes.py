@@ -1,6 +1,5 @@
 """The compiled passes on CPUs against the reference, bit by bit, with hostile inputs."""
 
-
 import numpy as np
 import torch
 from hypothesis import assume, given, settings

@@ -151,8 +151,9 @@ def _is_watched(hidden_states: torch.Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
         return True
     try:
-        return hidden_states.untyped_storage().device.type == "meta"  # which fake tensors have as well
-    except NotImplementedError:  # those of torch.func have none
+        memory = hidden_states.untyped_storage()
+        return memory.device.type == "meta" or (memory.nbytes() > 0 and not memory.data_ptr())  # fake ones say "meta"
+    except RuntimeError:  # those of torch.func have none
         return True
 
 
