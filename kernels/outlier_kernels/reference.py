@@ -5,6 +5,7 @@ as `torch.nn.Linear` stores them, (outputs, features), so a group of either oper
 """
 
 from collections.abc import Callable
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from outlier_kernels.formats import FORMATS, ROWS, Quantizer, find
 
 CODE_MAX = 127
+EXACT_IN_FLOATS = 1024  # features whose products of codes add up exactly in float32: 1024 · 128² = 2^24
 LARGEST_K = 131072  # features in one int32 sum: 131072 · 127² < 2^31, and their codes add up exactly in float32
 
 
@@ -95,8 +97,15 @@ def int8_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a.int() * b.int().t()
     if torch.cpu._is_vnni_supported():
         return torch._int_mm(a, b.t())
-    # Without VNNI the int8 instructions saturate 16-bit pair sums. Sums up to 2^31 are exact in float64.
-    return (a.double() @ b.double().t()).to(torch.int32)
+    return _matmul_in_floats(a, b)  # without VNNI the int8 instructions saturate 16-bit pair sums
+
+
+def _matmul_in_floats(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The same through float32, which holds sums of so few products exactly: twice as fast as float64."""
+    room = a.new_empty(len(a), len(b), dtype=torch.float32)  # with out=, autocast leaves the product as it is
+    pieces = zip(a.split(EXACT_IN_FLOATS, 1), b.split(EXACT_IN_FLOATS, 1), strict=True)
+    products = (torch.mm(some.float(), others.float().T, out=room).to(torch.int32) for some, others in pieces)
+    return reduce(torch.Tensor.add_, products)
 
 
 def _padded_int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
