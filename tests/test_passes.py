@@ -1,12 +1,13 @@
 """The compiled passes on CPUs against the reference, bit by bit, with hostile inputs."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from outlier_kernels import reference
-from outlier_kernels.cpu import codes, plain
+from outlier_kernels import cpu, dispatch, reference
+from outlier_kernels.cpu import codes, packed, plain
 from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
@@ -17,7 +18,7 @@ OFFSETS = (0.0, 0.0, -40.0, 1e3, -1e5, 2.0**22, 3e9, 1e38)  # how far from 0, in
 HOSTILE = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, TINY, -TINY, 1e-38, 65504.0, -65520.0, 3.4e38, 6.0)
 THRESHOLDS = st.sampled_from([None, 6.0, 0.1, 64.0, 1e-40, 1e30, float("inf")])
 SIDES = st.integers(1, 7)
-# One after the other, what a view of a matrix is to have: rows of columns, columns of rows, and rows that are the same.
+# The same matrix by other strides, and two whose memory holds other numbers than their entries.
 LAYOUTS = {
     "contiguous": lambda matrix: matrix.contiguous(),
     "columns of a wider one": lambda matrix: torch.nn.functional.pad(matrix, (3, 2), value=7.0)[:, 3:-2],
@@ -155,3 +156,147 @@ def test_linear_bitsandbytes(data, tokens, features, outputs, threshold):
     weight = reference.quantize_bitsandbytes(exact)[0]
     given = x, weight, bias, threshold
     assert_same(numbers(plain.linear_bitsandbytes(*given)), numbers(reference.linear_bitsandbytes(*given)))
+
+
+def ordinary(rows: int, features: int):
+    """Finite matrices whose groups have no scale that is too large or too small to be multiplied in another order."""
+    return matrices(rows, features).map(lambda matrix: matrix.nan_to_num(1.0, 1.0, 1.0).clamp(-1e4, 1e4))
+
+
+@pytest.mark.skipif(not cpu.has_int8_units(), reason="needs AVX-512 VNNI")
+@given(st.data(), SIDES, SIDES, SIDES, st.sampled_from(["tensor", "row"]), THRESHOLDS, st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_packed_weights(data, tokens, features, outputs, granularity, threshold, as_bitsandbytes):
+    """Scaled in another order than the reference does it, so equal within the rounding of the parts of each output."""
+    x, exact = data.draw(matrices(tokens, features)), data.draw(ordinary(outputs, features))
+    assume(not (x.isfinite() & (x.abs() > 1e30)).any())  # which overflow in one order and not in the other
+    bias = data.draw(st.none() | ordinary(1, outputs).map(lambda row: row[0].resolve_neg()))
+    weight = reference.quantize(exact, Quantizer("int8", "column"))
+    given = x, bias, Quantizer("int8", granularity), threshold, "bitsandbytes" if as_bitsandbytes else "exact"
+    found, expected = (
+        numbers(module.LINEAR[given[-1]](x, operand, *given[1:-1]))
+        for module, operand in ((packed, packed.pack(weight)), (reference, weight))
+    )
+    assert torch.equal(found.isnan(), expected.isnan())
+    known = x.float().nan_to_num(0, 0, 0).abs()
+    parts = (known + known.amax()) @ weight.dequantize().abs().T + (0 if bias is None else bias.float().abs())
+    apart = (found.float() - expected.float()).nan_to_num(0).abs()
+    kind = torch.finfo(x.dtype)
+    rounding = kind.eps * expected.float().nan_to_num(0).abs() + kind.eps * kind.tiny
+    assert (apart <= rounding + 1e-6 * parts + 1e-37).all()
+
+
+WIDE = [(3, 129, 300), (200, 300, 2049), (64, 777, 65)]  # tokens, features, outputs: more than a strip, several threads
+KINDS = [(symmetric, per_row) for symmetric in (True, False) for per_row in (True, False)]
+
+
+@pytest.fixture
+def several_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("symmetric", "per_row"), KINDS)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+@pytest.mark.parametrize("shape", WIDE)
+def test_wide_layers(several_threads, shape, layout, symmetric, per_row):
+    tokens, features, outputs = shape
+    x, exact = torch.randn(tokens, features) + 0.5, LAYOUTS[layout](torch.randn(outputs, features))
+    x[tokens // 2, [1, 7, features - 1]] = torch.tensor([30.0, -50.0, 8.0])
+    exact[: outputs // 2, 7] *= 20  # the extremes of some rows and not of others
+    activations = Quantizer("int8", "row" if per_row else "tensor", symmetric)
+    for of_weight in KINDS:
+        weights = Quantizer("int8", "column" if of_weight[1] else "tensor", of_weight[0])
+        weight = reference.quantize(exact, weights)
+        for threshold, of_exact in ((None, None), (6.0, None), (6.0, Exact(exact, weights))):
+            given = LAYOUTS[layout](x), weight, torch.randn(outputs), activations, threshold, of_exact
+            assert_same(plain.linear(*given), reference.linear(*given))
+    weight = reference.quantize_bitsandbytes(exact)[0]
+    given = LAYOUTS[layout](x), weight, None, 6.0
+    assert_same(plain.linear_bitsandbytes(*given), reference.linear_bitsandbytes(*given))
+
+
+OUTLIER = 2  # a feature
+
+
+@pytest.mark.parametrize("weights", [Quantizer("int8", "column", symmetric) for symmetric in (True, False)], ids=str)
+@pytest.mark.parametrize(
+    ("row", "changes"),
+    {
+        "its largest is there": ([1.0, -2.0, 3.0, 0.5], True),
+        "its least is there": ([1.0, 2.0, -3.0, 0.5], True),
+        "its second largest is there": ([1.0, -4.0, 3.0, 4.0], False),
+        "tied with one outside": ([3.0, -2.0, 3.0, -3.0], True),
+        "nearly the largest": ([1.0, -2.0, 2.99999976, 3.0], True),
+        "constant": ([3.0, 3.0, 3.0, 3.0], True),
+        "zeros": ([0.0, -0.0, 0.0, 0.0], None),
+        "nothing else": ([0.0, 0.0, 1.0, 0.0], True),
+        "far from 0": ([1e7, 1e7 + 1, 1e7 + 9, 1e7 + 2], True),
+        "too far from 0": ([1e7, 1e7 + 4, 1e7 + 1, 1e7 + 2], True),
+        "subnormal": ([1e-44, 190 * TINY, 100 * TINY, 0.0], True),
+        "a subnormal scale": ([1e-37, -1e-37, 9e-38, 0.0], True),
+        "no number there": ([1.0, 2.0, float("nan"), 3.0], True),
+        "no number elsewhere": ([1.0, float("nan"), 2.0, 3.0], True),
+        "infinity there": ([1.0, 2.0, float("inf"), 3.0], True),
+        "infinity elsewhere": ([-float("inf"), 2.0, 1.0, 3.0], True),
+        "a range that overflows": ([-3e38, 3e38, 0.0, 1.0], None),
+    }.values(),
+    ids=lambda value: None if isinstance(value, list) else "",
+)
+def test_weights_without_an_outlier_feature(weights, row, changes):
+    """Only a row whose range may stand in the feature is quantized again, and comes out as if it had never had it."""
+    exact = torch.stack([torch.tensor([0.5, 9.0, -1.0, -9.0]), torch.tensor(row)])
+    x = torch.tensor([[1.0, -0.5, 7.0, 0.25], [0.125, -1.0, 0.0, 1.0]])
+    weight = reference.quantize(exact, weights)
+    found = plain._with_extremes_in(weight, torch.tensor([OUTLIER])).tolist()
+    assert found[0] is False
+    assert changes is None or found[1] == changes
+    given = x, weight, None, Quantizer("int8", "row"), 6.0, Exact(exact, weights)
+    assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
+
+
+def test_more_entries_than_int32_counts():
+    """Rows that are 2^30 entries apart, of which three pages are touched."""
+    try:
+        room = torch.empty(2 * (2**30 + 7) + 64, dtype=torch.bfloat16)
+    except RuntimeError:
+        pytest.skip("needs 4 GiB of address space")
+    x = room.as_strided((3, 64), (2**30 + 7, 1))
+    x.copy_(torch.randn(3, 64))
+    x[2, 5] = 20.0
+    weight = reference.quantize(torch.randn(9, 64), Quantizer("int8", "column"))
+    for threshold in (None, 6.0):
+        expected = reference.linear(x.clone(), weight, threshold=threshold)
+        assert_same(plain.linear(x, weight, threshold=threshold), expected)
+        assert_same(
+            dispatch.linear(x, dispatch.prepare(weight), threshold=threshold),
+            dispatch.linear(x.clone(), dispatch.prepare(weight), threshold=threshold),
+        )
+
+
+@pytest.mark.parametrize("threshold", [None, 1e-3])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_no_tokens_and_no_inliers(threshold, symmetric):
+    exact, weights = torch.randn(5, 6), Quantizer("int8", "column", symmetric)
+    weight = reference.quantize(exact, weights)
+    given = torch.ones(1, 6), weight, None, Quantizer("int8", "row", symmetric), threshold
+    for of_exact in (None, Exact(exact, weights)):
+        assert_same(plain.linear(*given, of_exact), reference.linear(*given, of_exact))
+    for prepared in (weight, dispatch.prepare(weight)):
+        result = dispatch.linear(torch.ones(0, 6), prepared, None, Quantizer("int8", "row", symmetric), threshold)
+        assert result.shape == (0, 5)
+
+
+def test_what_the_passes_do_not_serve():
+    """Outputs that they cannot write, and weights whose format does not say what leaving features out does to them."""
+    weights = Quantizer("int8", "column")
+    exact = torch.randn(5, 6)
+    weight = reference.quantize(exact, weights)
+    for dtype in (torch.float64, torch.float8_e4m3fn):
+        assert not plain.serves(weight, weights, dtype)
+        assert dispatch.linear(torch.ones(2, 6).to(dtype), weight).dtype == dtype
+    x = torch.tensor([[1.0, -2.0, 9.0, 0.5, 0.25, -0.75]])
+    given = x, weight, None, Quantizer("int8", "row"), 6.0, Exact(exact, None)
+    assert_same(plain.linear(*given), reference.linear(*given))

@@ -131,7 +131,7 @@ def linear(
     Raises:
         ValueError: the hidden states are no floating-point matrix, or their features are not those of the weight.
     """
-    features = weight.shape[1] if isinstance(weight, Packed) else weight.codes.shape[1]
+    features = _shape(weight)[1]
     if hidden_states.ndim != 2 or not hidden_states.is_floating_point() or hidden_states.shape[1] != features:
         found = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
         raise ValueError(f"linear takes floating-point (tokens, {features}), got {found}")
@@ -144,6 +144,10 @@ def linear(
         (None, None) if exact is None else (exact.weight, None if exact.quantizer is None else str(exact.quantizer))
     )
     return linear_plain(hidden_states, *weight, bias, *scheme, *of_exact)
+
+
+def _shape(weight: Quantized | Packed) -> tuple[int, int]:
+    return weight.shape if isinstance(weight, Packed) else weight.codes.shape
 
 
 def _is_watched(hidden_states: torch.Tensor) -> bool:
@@ -166,6 +170,8 @@ def _multiply(
     arithmetic: str,
     exact: Exact | None = None,
 ) -> torch.Tensor:
+    if not len(hidden_states):  # which have no extremes
+        return hidden_states.new_empty(0, _shape(weight)[0])
     runs = path_of(weight, activations, arithmetic, hidden_states.dtype)
     if runs == "cpu":
         kernels = packed if isinstance(weight, Packed) else plain
