@@ -202,6 +202,7 @@ def test_shapes_alone():
     assert (result.device.type, result.shape) == ("meta", (3, 5))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace` is deprecated")
 @pytest.mark.parametrize("prepared", [False, True])
 def test_calls_that_somebody_watches(prepared):
     """A trace holds the layer as one operator, which computes what the layer did, also of other inputs."""

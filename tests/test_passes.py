@@ -90,17 +90,19 @@ def test_outlier_features(data, rows, features, threshold):
     assert found.tolist() == reference.quantize_bitsandbytes(x, threshold)[1].nonzero()[:, 0].tolist()
 
 
-def where_finite(quantized: Quantized) -> Quantized:
-    """Codes and zero points of groups whose scale is a number; where it is none, they mean nothing."""
-    scale = quantized.scale.expand(len(quantized.codes), 1)
-    known = scale.isfinite()
-    given = zip(Quantized._fields, quantized, strict=True)
-    return Quantized(
-        *(
-            None if value is None else scale if name == "scale" else value.float().masked_fill(~known, 0)
-            for name, value in given
-        )
-    )
+def assert_same_codes(found: Quantized, expected: Quantized) -> None:
+    """The same scales, and where they are numbers, the same codes, zero points and sums of codes.
+
+    found: codes of uint8 are 128 larger. expected: with the sums of its codes or without.
+    """
+    assert_same(found.scale, expected.scale)
+    sums = expected.codes.sum(1, keepdim=True, dtype=torch.float32)
+    offset = 128 * (found.codes.dtype == torch.uint8)
+    found = found._replace(codes=found.codes.to(torch.int16) - offset)
+    hidden = ~found.scale.isfinite()
+    for one, other in zip(found, expected._replace(code_sums=sums), strict=True):
+        if one is not None or other is not None:
+            assert_same(*(value.float().masked_fill(hidden, 0) for value in (one, other)))
 
 
 @given(st.data(), SIDES, SIDES, quantizers("row"), st.sampled_from([torch.int8, torch.uint8]))
@@ -118,10 +120,16 @@ def test_quantize(data, rows, features, quantizer, dtype):
     else:
         expected = reference.quantize(x[:, ~outliers], quantizer)
         whole[:, ~outliers] = expected.codes
-    expected = expected._replace(codes=whole, code_sums=whole.sum(1, keepdim=True, dtype=torch.float32))
-    found = found._replace(codes=found.codes.to(torch.int16) - 128 * (dtype == torch.uint8))
-    for one, other in zip(where_finite(found), where_finite(expected), strict=True):
-        assert_same(one, other)
+    assert_same_codes(found, expected._replace(codes=whole))
+
+
+@pytest.mark.parametrize("quantizer", [Quantizer("int8", "row", symmetric) for symmetric in (True, False)], ids=str)
+def test_quantize_subnormals(quantizer):
+    """Rows of all small ranges: their scales have one digit or a few, so quotients by them are up to 190."""
+    largest = torch.arange(1000)
+    x = torch.stack([largest, -largest // 2, torch.ones_like(largest), 1 - largest], 1) * torch.tensor(TINY)
+    found = codes.quantize(x, quantizer, torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8))
+    assert_same_codes(found, reference.quantize(x, quantizer))
 
 
 @given(st.data(), SIDES, SIDES, THRESHOLDS, st.sampled_from([torch.int8, torch.uint8]))
@@ -129,12 +137,8 @@ def test_quantize(data, rows, features, quantizer, dtype):
 def test_quantize_bitsandbytes(data, rows, features, threshold, dtype):
     x = data.draw(matrices(rows, features))
     expected, outliers = reference.quantize_bitsandbytes(x, threshold)
-    rows_of = codes.as_rows(x)
-    found = codes.quantize_bitsandbytes(rows_of, threshold, outliers.nonzero()[:, 0], torch.empty(x.shape, dtype=dtype))
-    found = found._replace(codes=found.codes.to(torch.int16) - 128 * (dtype == torch.uint8))
-    expected = expected._replace(code_sums=expected.codes.sum(1, keepdim=True, dtype=torch.float32))
-    for one, other in zip(where_finite(found), where_finite(expected), strict=True):
-        assert_same(one, other)
+    places, room = outliers.nonzero()[:, 0], torch.empty(x.shape, dtype=dtype)
+    assert_same_codes(codes.quantize_bitsandbytes(codes.as_rows(x), threshold, places, room), expected)
 
 
 @given(st.data(), SIDES, SIDES, SIDES, quantizers("row"), quantizers("column"), THRESHOLDS)
@@ -218,35 +222,37 @@ def test_wide_layers(several_threads, shape, layout, symmetric, per_row):
     assert_same(plain.linear_bitsandbytes(*given), reference.linear_bitsandbytes(*given))
 
 
-OUTLIER = 2  # a feature
+OUTLIER = 2  # a feature; of each row, whether it is to be quantized again without it (None: either will do)
+
+
+ROWS_OF_WEIGHTS = {
+    "its largest is there": ([1.0, -2.0, 3.0, 0.5], True),
+    "its least is there": ([1.0, 2.0, -3.0, 0.5], True),
+    "its second largest is there": ([1.0, -4.0, 3.0, 4.0], False),
+    "tied with one outside": ([3.0, -2.0, 3.0, -3.0], True),
+    "nearly the largest": ([1.0, -2.0, 2.99999976, 3.0], True),
+    "its largest is there, of code 126": ([-1.185336709022522, 0.05, 0.11520548164844513, -0.5], None),
+    "and far from 0": ([9.897614479064941, 9.95, 10.211216926574707, 10.0], None),
+    "constant": ([3.0, 3.0, 3.0, 3.0], True),
+    "zeros": ([0.0, -0.0, 0.0, 0.0], None),
+    "nothing else": ([0.0, 0.0, 1.0, 0.0], True),
+    "far from 0": ([1e7, 1e7 + 1, 1e7 + 9, 1e7 + 2], True),
+    "too far from 0": ([1e7, 1e7 + 4, 1e7 + 1, 1e7 + 2], True),
+    "subnormal": ([1e-44, 190 * TINY, 100 * TINY, 0.0], True),
+    "a subnormal scale": ([1e-37, -1e-37, 9e-38, 0.0], True),
+    "no number there": ([1.0, 2.0, float("nan"), 3.0], True),
+    "no number elsewhere": ([1.0, float("nan"), 2.0, 3.0], True),
+    "infinity there": ([1.0, 2.0, float("inf"), 3.0], True),
+    "infinity elsewhere": ([-float("inf"), 2.0, 1.0, 3.0], True),
+    "a range that overflows": ([-3e38, 3e38, 0.0, 1.0], None),
+}
 
 
 @pytest.mark.parametrize("weights", [Quantizer("int8", "column", symmetric) for symmetric in (True, False)], ids=str)
-@pytest.mark.parametrize(
-    ("row", "changes"),
-    {
-        "its largest is there": ([1.0, -2.0, 3.0, 0.5], True),
-        "its least is there": ([1.0, 2.0, -3.0, 0.5], True),
-        "its second largest is there": ([1.0, -4.0, 3.0, 4.0], False),
-        "tied with one outside": ([3.0, -2.0, 3.0, -3.0], True),
-        "nearly the largest": ([1.0, -2.0, 2.99999976, 3.0], True),
-        "constant": ([3.0, 3.0, 3.0, 3.0], True),
-        "zeros": ([0.0, -0.0, 0.0, 0.0], None),
-        "nothing else": ([0.0, 0.0, 1.0, 0.0], True),
-        "far from 0": ([1e7, 1e7 + 1, 1e7 + 9, 1e7 + 2], True),
-        "too far from 0": ([1e7, 1e7 + 4, 1e7 + 1, 1e7 + 2], True),
-        "subnormal": ([1e-44, 190 * TINY, 100 * TINY, 0.0], True),
-        "a subnormal scale": ([1e-37, -1e-37, 9e-38, 0.0], True),
-        "no number there": ([1.0, 2.0, float("nan"), 3.0], True),
-        "no number elsewhere": ([1.0, float("nan"), 2.0, 3.0], True),
-        "infinity there": ([1.0, 2.0, float("inf"), 3.0], True),
-        "infinity elsewhere": ([-float("inf"), 2.0, 1.0, 3.0], True),
-        "a range that overflows": ([-3e38, 3e38, 0.0, 1.0], None),
-    }.values(),
-    ids=lambda value: None if isinstance(value, list) else "",
-)
-def test_weights_without_an_outlier_feature(weights, row, changes):
+@pytest.mark.parametrize("row", ROWS_OF_WEIGHTS)
+def test_weights_without_an_outlier_feature(weights, row):
     """Only a row whose range may stand in the feature is quantized again, and comes out as if it had never had it."""
+    row, changes = ROWS_OF_WEIGHTS[row]
     exact = torch.stack([torch.tensor([0.5, 9.0, -1.0, -9.0]), torch.tensor(row)])
     x = torch.tensor([[1.0, -0.5, 7.0, 0.25], [0.125, -1.0, 0.0, 1.0]])
     weight = reference.quantize(exact, weights)
