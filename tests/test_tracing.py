@@ -17,7 +17,7 @@ from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, projectio
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text
-from outliers.tracing import sketch, state
+from outliers.tracing import sketch
 from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
@@ -354,42 +354,6 @@ def test_kurtosis_and_norms_against_scipy(gpt2):
                 square = (x**2).mean((0, 1))
                 want = (square**2).mean() / square.mean() ** 2
                 assert row[f"kurtosis_feature{rest}"] == pytest.approx(want, rel=1e-4)
-
-
-def test_kurtosis_far_from_zero_and_of_a_constant():
-    x = torch.randn(4000, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    shifted = x + 100
-    means = torch.stack([(shifted**n).mean() for n in (1, 2, 3, 4)])
-    assert state.kurtosis(means).item() == pytest.approx(scipy.stats.kurtosis(x, axis=None, fisher=False), rel=1e-6)
-    found = state.moments(torch.full((5, 8), 3.7))
-    assert found["kurtosis_tensor"].tolist() == [1, 1]
-    assert found["kurtosis_token"].tolist() == [5, 4]
-
-
-def test_moments_of_a_state_that_is_read_in_parts():
-    x = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)) * torch.linspace(1, 9, 700)
-    assert x.numel() > 3 * state.IN_CACHE
-    found, want = state.moments(x), x.double()
-    assert torch.allclose(found["sum"], want.sum(0), rtol=1e-12)
-    for name, rows in (("squares", want), ("squares_rest", want[1:])):
-        assert torch.allclose(found[name], rows.square().sum(0), rtol=1e-12)
-    for first in (0, 1):
-        rows = want[first:].numpy()
-        assert found["kurtosis_tensor"][first].item() == pytest.approx(scipy.stats.kurtosis(rows, None, fisher=False))
-        assert found["kurtosis_token"][first].item() == pytest.approx(scipy.stats.kurtosis(rows, 1, fisher=False).sum())
-
-
-@given(st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=200))
-def test_median_of_anything(values):
-    x = torch.tensor(values)
-    assert state.median(x) == x.median()
-
-
-def test_median_of_large_and_uneven_states():
-    x = torch.randn(300, 128, generator=torch.Generator().manual_seed(0)).abs()
-    x[:, 5] *= 1e4
-    for changed in (x, x.sort(0).values, torch.where(x > 0.5, 1.0, 0.0), x.T):
-        assert state.median(changed) == changed.median()
 
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -5,6 +5,7 @@ layer launches and prints what came out.
 """
 
 import inspect
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from outlier_kernels import reference  # noqa: E402
 from outlier_kernels import triton as kernels  # noqa: E402
 from outlier_kernels.reference import Quantized  # noqa: E402
 from outlier_kernels.triton import outlier_features, product, quantization, tiles  # noqa: E402
+from outlier_kernels.triton import states as triton_states  # noqa: E402
 from outlier_kernels.triton.outlier_features import find_outliers  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
@@ -86,7 +88,7 @@ def interpreter():
     """
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:
-            modules = (triton.language.standard, quantization, outlier_features, product)
+            modules = (triton.language.standard, quantization, outlier_features, product, triton_states)
             functions = [value for module in modules for value in vars(module).values()]
             known = {each.fn: InterpretedFunction(each.fn) for each in functions if isinstance(each, JITFunction)}
             for function in known.values():
@@ -321,12 +323,15 @@ HEAVY_LAYERS = [
     (torch.float32, False, 4096, 6.0),
     (torch.float32, True, 5140, 6.0),
 ]
+# Of states: dtype, features, whether what is kept is of the same dtype, or bool, or nothing.
+STATES = list(itertools.product(DTYPES, (4096, 5140), (True, torch.bool, None)))
 TYPES = {
     torch.int8: "*i8",
     torch.int32: "*i32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
+    torch.float64: "*fp64",
 }
 
 
@@ -367,8 +372,8 @@ def stack(cubin: bytes) -> int | None:
     return int(re.search(r"STACK:(\d+)", usage).group(1))
 
 
-def compile_layers() -> None:
-    """Compile all that layers launch, for every tile: in each dtype and scheme, and in odd sizes too."""
+def compile_all() -> None:
+    """Compile all that layers launch, for every tile, and states: in each dtype and scheme, and in odd sizes too."""
     launches, seen = [], set()
     JITFunction.run = lambda kernel, *args, grid, warmup, **kwargs: launches.append((kernel, args, kwargs))
     for (capability, light), by_tokens in tiles.TILES.items():
@@ -379,6 +384,10 @@ def compile_layers() -> None:
                 weight = kernels.quantize(torch.empty(4096, features, device="meta"), symmetric)
                 bias = torch.empty(4096, dtype=dtype, device="meta")
                 kernels.linear(x, weight, bias, int8(symmetric), threshold)
+            for dtype, features, kept in STATES:
+                x = torch.empty(512, features, dtype=dtype, device="meta")
+                kept = kept and torch.empty_like(x, dtype=dtype if kept is True else kept)
+                triton_states.shares(x, 6.0, kept)
             while launches:
                 kernel, args, options = launches.pop()
                 named = {name: options.pop(name) for name in kernel.arg_names if name in options}
@@ -391,4 +400,4 @@ def compile_layers() -> None:
 
 
 if __name__ == "__main__":
-    compile_layers()
+    compile_all()

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection, anatomy_of, decoder_layers
+from outliers.models.attending import SUMMED
 
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
 
@@ -80,12 +81,16 @@ def residual_hooks(
 
 
 @contextmanager
-def attention_hooks(model: PreTrainedModel, visit: Callable, only: int | None = None) -> Iterator[None]:
+def attention_hooks(
+    model: PreTrainedModel, visit: Callable, only: int | None = None, summed: bool = False
+) -> Iterator[None]:
     """Call `visit(layer, probabilities, recompute)` after the attention of each layer, or of only one.
 
     probabilities: (sequences, heads, queries, keys), after the softmax. recompute: a function without arguments that
     runs this attention once more and returns its probabilities; what goes on through the model is not touched. The
     model attends eagerly meanwhile, because the fused kernels never make the probabilities.
+
+    summed: whether the probabilities may come summed over the queries, (sequences, heads, 1, keys), which costs less.
 
     Raises:
         UserError: the model's attention gives no probabilities.
@@ -111,7 +116,7 @@ def attention_hooks(model: PreTrainedModel, visit: Callable, only: int | None = 
             raise UserError("the model's attention gives no probabilities; load it with attn_implementation='eager'")
         return output[1]
 
-    with eager(model), ExitStack() as stack:
+    with eager(model, summed), ExitStack() as stack:
         for layer, block in enumerate(decoder_layers(model)):
             if only not in (None, layer):
                 continue
@@ -147,10 +152,15 @@ def hand_over_hooks(module: nn.Module, other: nn.Module) -> None:
 
 
 @contextmanager
-def eager(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model attend by plain products within this context, and make its masks for that."""
+def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
+    """Let a model attend by plain products within this context, and make its masks for that.
+
+    summed: whether its probabilities may come summed, see `outliers.models.attending`.
+    """
     before = model.config._attn_implementation
-    model.config._attn_implementation = "eager"  # `set_attn_implementation` refuses it for Falcon
+    upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # which GPT-2 does only under the name of eager
+    # `set_attn_implementation` refuses it for Falcon
+    model.config._attn_implementation = SUMMED if summed and not upcast else "eager"
     try:
         yield
     finally:

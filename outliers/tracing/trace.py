@@ -9,18 +9,20 @@ from itertools import pairwise, takewhile
 from threading import Event
 
 import torch
+from outlier_kernels import states
 from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
-from outliers.errors import UserError, unknown_name
+from outliers.errors import BrokenModel, UserError, unknown_name
 from outliers.models.anatomy import ROLES, decoder_layers, readers
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
-from outliers.tracing.result import SKETCHED, STREAM, Trace, combine, pack_keys, views
+from outliers.tracing.result import SKETCHED, STREAM, Trace, pack_keys, views
 from outliers.tracing.sketch import buckets
-from outliers.tracing.state import check_finite, largest_entry, median, moments
+
+SKETCHED_AT_ONCE = 1 << 16  # hits
 
 
 def trace(
@@ -45,8 +47,9 @@ def trace(
             layer of the model lacks, such as ffn_out in a mixture of experts, are left out, which `Trace.roles` says.
             The residual stream is always looked at.
         alpha: magnitude from which an entry is a hit.
-        attention: whether to find attention sinks; the model then attends eagerly, with memory for one layer's
-            attention matrix (heads, T, T). Without it long contexts take less.
+        attention: whether to find attention sinks; the model then attends eagerly, where it does so in float32 on a
+            CPU by softmax alone with memory for some rows of a layer's attention matrix (heads, T, T), else for all of
+            it. Without it long contexts take less.
         variant: what the model is under meanwhile, such as a scheme, see `outliers.variants`.
 
     Raises:
@@ -102,7 +105,7 @@ def _trace(
     counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
     observer = _Observer(roles, alpha, counts, at_once, room)
     watched = Watched(variant, partial(_hooks, observer, attention))
-    with eager(model) if attention else nullcontext(), under(model, watched) as (changed, left):
+    with eager(model, summed=True) if attention else nullcontext(), under(model, watched) as (changed, left):
         for number, ids, _states in run_decoder(changed, blocks, observer.begin, left):
             observer.end(number, ids)
     return observer.result()
@@ -115,7 +118,7 @@ def _hooks(observer: "_Observer", attention: bool, model: PreTrainedModel, layer
     with (
         input_hooks(tracked, observer.see_hidden_state),
         residual_hooks(model, observer.see_residual, layer),
-        attention_hooks(model, observer.see_attention, layer) if attention else nullcontext(),
+        attention_hooks(model, observer.see_attention, layer, summed=True) if attention else nullcontext(),
     ):
         yield
 
@@ -142,6 +145,18 @@ def _in_every_layer(model: PreTrainedModel, roles: tuple[str, ...]) -> tuple[str
     return found
 
 
+@contextmanager
+def _named(layer: int, state: str) -> Iterator[None]:
+    """Say where a hidden state is not finite."""
+    try:
+        yield
+    except states.NotFinite as broken:
+        raise BrokenModel(
+            f"NaN or inf in the hidden states of layer {layer}, role {state}, feature {broken.feature}; "
+            "expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
+        ) from None
+
+
 class _Observer:
     """Reduces what the hooks see of sequences (T,), whose turns may come layer by layer, to a `Trace`.
 
@@ -153,8 +168,9 @@ class _Observer:
         """counts: zeros by token id (V,). at_once: how many sequences take turns. room: makes zeros that are kept."""
         self.roles, self.alpha, self.total, self.at_once, self.room = roles, alpha, counts, at_once, room
         self.block = self.sequences = self.heads = 0
-        self.by_layer: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+        self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
         self.sketch: Counter = Counter()
+        self.hits: list[tuple] = []  # those that the sketch has not: layer, place of the role, features, values
         self.in_layer: dict[str, torch.Tensor] = {}  # role: features (features,) that the sequence hits in this layer
         # Role: (at_once, T, features) by device, so that no state that large moves before the end of a sequence, and
         # dtype. Of the roles in the residual stream the largest |x| so far, from which hits follow; of others the hits.
@@ -165,67 +181,35 @@ class _Observer:
         self.number, self.ids, self.block = number % self.at_once, ids, self.block or len(ids)
         if len(ids) != self.block:
             raise UserError(f"cannot merge traces whose block are {self.block} and {len(ids)}; trace both alike")
+        self.total.setdefault("residual.massive_positions", torch.zeros_like(ids))
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
-        dtype, x = x.dtype, x.float()
-        low, high = x.amin(0), x.amax(0)
-        by_feature = torch.maximum(-low, high)
-        check_finite(by_feature, layer, role)
-        columns = (by_feature >= self.alpha).nonzero()[:, 0]
-        candidates = x[:, columns]
-        hit = candidates.abs() >= self.alpha
-        hits = torch.zeros_like(low, dtype=torch.int64).index_copy_(0, columns, hit.sum(0))
-        low_rest, high_rest = torch.aminmax(x[1:])
-        statistics = {
-            "min": low,
-            "max": high,
-            "largest": largest_entry(x, by_feature, self.ids),
-            "rest.max": torch.maximum(-low_rest, high_rest),
-            "hits": hits,
-            "sequences_hit": hits.clamp(max=1),
-            **moments(x),
-        }
-        self._join(layer, role, statistics)
-        self.in_layer[role] = statistics["sequences_hit"]
-        if role in STREAM:
-            kept = self._kept(role, x, dtype)
-            kept.copy_(torch.maximum(kept.to(x), x.abs()))
-        else:
-            kept = self._kept(role, x, torch.bool)
-            kept[:, columns.to(kept.device)] |= hit.to(kept.device)
+        kept = self._kept(role, x, x.dtype if role in STREAM else torch.bool)
+        with _named(layer, role):
+            hits = states.add(self._statistics(layer, role, states.STATISTICS, x), x, self.ids, self.alpha, kept)
+        self.in_layer[role] = hits.clamp(max=1)
         if role in SKETCHED:
-            features = columns.expand_as(hit)[hit]
-            keys = pack_keys(layer, ROLES.index(role), features, buckets(candidates[hit]))
-            keys, counts = keys.unique(return_counts=True)
-            self.sketch.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
+            self.hits.append((layer, ROLES.index(role), *states.values_of_hits(x, hits, self.alpha)))
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
-        x = x.float()
-        magnitude = x.abs()
-        by_feature = magnitude.amax(0)
-        check_finite(by_feature, layer, "residual")
-        middle = median(magnitude)
-        largest = largest_entry(x, by_feature, self.ids)
-        massive = (magnitude > MASSIVE) & (magnitude >= MASSIVE_RATIO * middle)
-        positions, features = massive.nonzero(as_tuple=True)
-        statistics = {
-            "largest": largest,
-            "sum_of_max": largest[0],
-            "sum_of_ratios": largest[0] / middle,
-            "massive": features.bincount(minlength=x.shape[1]),
-        }
-        self._join(layer, "residual", statistics)
-        at_position = positions.bincount(minlength=len(x))
-        self._add("residual.massive_positions", at_position)
-        self._add_by_token("residual.massive_tokens", at_position)
+        with _named(layer, "residual"):
+            statistics = self._statistics(layer, "residual", states.RESIDUAL, x)
+            massive = states.add_residual(statistics, x, self.ids, (MASSIVE, MASSIVE_RATIO))
+        if massive is not None:
+            self._add("residual.massive_positions", massive)
+            self._add_by_token("residual.massive_tokens", massive)
         for view in views(self.roles):  # here the layer ends
-            self._add(f"{'+'.join(view)}.layers_hit", torch.stack([self.in_layer[role] for role in view]).amax(0))
+            self._add(f"{'+'.join(view)}.layers_hit", reduce(torch.maximum, map(self.in_layer.get, view)))
+        if sum(len(values) for *_place, values in self.hits) > SKETCHED_AT_ONCE:
+            self._sketch_hits()
 
     def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute) -> None:
-        received = probabilities[0].float().sum(1)  # (heads, keys), over the queries at and after each key
+        # (heads, keys), over the queries at and after each key, also if they are summed already
+        received = probabilities[0].float().sum(1)
         sinks = received > SINK * torch.arange(received.shape[1], 0, -1, device=received.device)
         self.heads, sinks = len(sinks), sinks.sum(0)
-        self._join(layer, "attention", {"sinks": sinks})
+        of_layer = self.by_layer["attention"].setdefault(layer, {"sinks": torch.zeros_like(sinks)})
+        of_layer["sinks"] += sinks
         self._add_by_token("attention.sinks_tokens", sinks)
 
     def end(self, number: int, ids: torch.Tensor) -> None:
@@ -250,20 +234,40 @@ class _Observer:
         """The trace of all sequences, in host memory."""
         if not self.sequences:
             return None
-        statistics = {name: torch.cat([row.cpu() for row in rows.values()]) for name, rows in self.by_layer.items()}
+        self._sketch_hits()
+        statistics = {}
+        for state, layers in self.by_layer.items():
+            for name in next(iter(layers.values())):
+                rows = [of_layer[name].cpu() for of_layer in layers.values()]
+                statistics[f"{state}.{name}"] = torch.stack(rows)
         statistics |= {name: value.cpu() for name, value in self.total.items()}
         return Trace(self.alpha, self.roles, self.block, self.sequences, self.heads, statistics, self.sketch)
 
-    def _join(self, layer: int, state: str, statistics: dict[str, torch.Tensor]) -> None:
-        """Join statistics of a layer with those of the sequences before."""
-        for name, value in statistics.items():
-            rows, row = self.by_layer[f"{state}.{name}"], value[None]
-            rows[layer] = combine(name, rows[layer], row) if layer in rows else row
+    def _statistics(self, layer: int, state: str, table: dict, x: torch.Tensor) -> states.Statistics:
+        """Those of a state in a layer; at first of nothing."""
+        layers = self.by_layer[state]
+        if layer not in layers:
+            layers[layer] = states.empty(table, x.shape[1], x.device)
+        return layers[layer]
+
+    def _sketch_hits(self) -> None:
+        """Count the hits that the sketch has not."""
+        if self.hits:
+            layers, roles, features, values = zip(*self.hits, strict=True)
+            sizes = torch.tensor(list(map(len, values)))
+            layers, roles = (torch.tensor(numbers).repeat_interleave(sizes) for numbers in (layers, roles))
+            features, values = (torch.cat([part.cpu() for part in parts]) for parts in (features, values))
+            keys, counts = pack_keys(layers, roles, features, buckets(values)).unique(return_counts=True)
+            self.sketch.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
+            self.hits.clear()
 
     def _add(self, name: str, value: torch.Tensor) -> None:
         """Add what is of all layers, which may be on several devices, on that of the ids."""
         value = value.to(self.ids.device)
-        self.total[name] = self.total[name] + value if name in self.total else value
+        if name in self.total:
+            self.total[name] += value
+        else:
+            self.total[name] = value.clone()
 
     def _add_by_token(self, name: str, by_position: torch.Tensor) -> None:
         """Add counts by position (T,) to counts by token id (V,)."""

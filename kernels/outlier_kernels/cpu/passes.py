@@ -16,7 +16,12 @@ MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float but for its sign: as a w
 ROUND = np.float32(12_582_912)  # 1.5 · 2^23: added to a small float, its lowest bits hold the nearest whole number
 CODE_MAX = np.float32(127)
 STRIP = 4096  # outputs at once
+HITS, NOTHING = 3, -1  # what else may be kept of states beside their magnitudes, which are of the kind of the states
+INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
+BINS = 1 << 10  # of a histogram that a core's first cache holds
+SAMPLED = 2048  # entries of which bounds for a median are learnt
 inlined = njit(error_model="numpy")
+summing = njit(error_model="numpy", fastmath={"reassoc", "contract"})  # sums in any order, as vectors have it
 
 
 @intrinsic
@@ -444,3 +449,416 @@ def _add(row, address, count):
     added = _address(address, np.float32)
     for i in range(count):
         row[i] += added[i]
+
+
+@intrinsic
+def _finished(_context, arguments, count):
+    """Add to the number of pieces that are done, the first argument after the counters, and get what it is then. The
+    thread that gets the number of all pieces sees what the others wrote."""
+
+    def code(context, builder, _signature, given):
+        counter = builder.gep(given[0], [context.get_constant(types.intp, 3)])
+        return builder.add(builder.atomic_rmw("add", counter, given[1], "acq_rel"), given[1])
+
+    return types.int64(types.CPointer(types.int64), types.int64), code
+
+
+@inlined
+def _as_floats(kind, address, count, room):
+    """The address of entries as float32: where they are, or where they are copied to."""
+    if kind == FLOAT32:
+        return address
+    load(kind, address, count, room)
+    return np.int64(room.ctypes.data)
+
+
+@summing
+def _add_powers(row, count, sums, squares):
+    """Add entries and their squares to those of their features; the sums of the entries' first four powers."""
+    first = second = third = fourth = 0.0
+    for i in range(count):
+        value = np.float64(row[i])
+        square = value * value
+        sums[i] += value
+        squares[i] += square
+        first += value
+        second += square
+        third += square * value
+        fourth += square * square
+    return first, second, third, fourth
+
+
+@inlined
+def _add_extremes(row, count, alpha, low, high, hits):
+    """Widen the extremes of each feature, and count entries of at least alpha; whether there are any. NaN is passed
+    over."""
+    of_row = np.int32(0)
+    for i in range(count):
+        value = row[i]
+        low[i], high[i] = min(low[i], value), max(high[i], value)
+        hit = np.int32(abs(value) >= alpha)
+        hits[i] += hit
+        of_row = np.int32(of_row + hit)
+    return of_row > 0
+
+
+@inlined
+def _keep(kind, address, count, row, alpha, any_hit, kept_kind, kept):
+    """Keep of each entry the largest magnitude so far, or whether one was a hit."""
+    if kept_kind == HITS:
+        if any_hit:
+            hit = _address(kept, np.uint8)
+            for i in range(count):
+                hit[i] |= np.uint8(abs(row[i]) >= alpha)
+    elif kept_kind == FLOAT32:
+        largest, given = _address(kept, np.int32), _address(address, np.int32)
+        for i in range(count):
+            largest[i] = max(largest[i], np.int32(given[i] & MAGNITUDE))
+    elif kept_kind != NOTHING:
+        largest_half, given_half = _address(kept, np.uint16), _address(address, np.uint16)
+        for i in range(count):
+            largest_half[i] = max(largest_half[i], np.uint16(given_half[i] & np.uint16(0x7FFF)))
+
+
+@summing
+def _kurtosis(mean, square, cube, fourth):
+    """Of the means of x, x², x³ and x⁴, see `reference_states.kurtosis`."""
+    variance = square - mean * mean
+    central = fourth - 4 * mean * cube + 6 * mean * mean * square - 3 * mean * mean * mean * mean
+    return 1.0 if variance <= 1e-14 * square else central / (variance * variance)
+
+
+@summing
+def _add_kurtosis(powers, strips, tokens, features, of_tensor, of_tokens):
+    """Add the kurtosis of a state, and those of its tokens, of all positions and without position 0.
+
+    powers: the sums of four powers of each token, (strips, 4, tokens).
+    """
+    for strip in range(1, strips):
+        for i in range(4 * tokens):
+            powers[i] += powers[strip * 4 * tokens + i]
+    size = np.float64(features)
+    rest = 0.0
+    for t in range(1, tokens):
+        rest += _kurtosis(
+            powers[t] / size, powers[tokens + t] / size, powers[2 * tokens + t] / size, powers[3 * tokens + t] / size
+        )
+    of_tokens[0] += rest + _kurtosis(
+        powers[0] / size, powers[tokens] / size, powers[2 * tokens] / size, powers[3 * tokens] / size
+    )
+    of_tokens[1] += rest
+    for first in range(2):
+        a = b = c = d = 0.0
+        for t in range(first, tokens):
+            a += powers[t]
+            b += powers[tokens + t]
+            c += powers[2 * tokens + t]
+            d += powers[3 * tokens + t]
+        count = np.float64(tokens - first) * size
+        of_tensor[first] += _kurtosis(a / count, b / count, c / count, d / count)
+
+
+@inlined
+def _join_largest(largest, magnitude, value, feature, position, token):
+    """Put an entry in the place of the largest one so far, unless that comes later in the order of these numbers."""
+    entry = (np.float64(magnitude), np.float64(value), np.float64(feature), np.float64(position), np.float64(token))
+    place = 0
+    while place < 4 and entry[place] == largest[place]:
+        place += 1
+    if entry[place] > largest[place]:
+        for i in range(5):
+            largest[i] = entry[i]
+
+
+@Pass
+def add_state(arguments):
+    """Add one hidden state to running statistics, see `states.add`; a piece is some rows of a strip of features.
+
+    After the counters: pieces that are done, 0; x, its kind, its bytes an entry, tokens, bytes from row to row,
+    features, features of a strip, rows of a piece; alpha (float32); token ids; what is kept, and its kind. Room: by
+    block of rows and feature extremes (float32, 2), hits (int32), sums (float64, 2); by strip and token four powers
+    (float64); by piece a magnitude (float32). Then the statistics in the order of `states.STATISTICS`; hits of each
+    feature (int64); and the first feature with NaN or inf, or -1 (int64).
+    """
+    x, kind, size, tokens, stride = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
+    features, width, height = arguments[9], arguments[10], arguments[11]
+    alpha, kept_kind = _address(arguments[12], np.float32)[0], arguments[15]
+    strips, blocks = -(-features // width), -(-tokens // height)
+    powers, rest = _address(arguments[19], np.float64), _address(arguments[20], np.float32)
+    room = np.empty(width, np.float32)
+    done = 0
+    piece = _taken(arguments, 1)
+    while piece < arguments[1]:
+        block, strip = piece // strips, piece % strips
+        start = strip * width
+        count, place, other = min(width, features - start), block * features + start, blocks * features
+        low = _address(arguments[16] + 4 * place, np.float32)
+        high = _address(arguments[16] + 4 * (place + other), np.float32)
+        hits = _address(arguments[17] + 4 * place, np.int32)
+        sums = _address(arguments[18] + 8 * place, np.float64)
+        squares = _address(arguments[18] + 8 * (place + other), np.float64)
+        for i in range(count):
+            low[i], high[i], hits[i], sums[i], squares[i] = np.inf, -np.inf, 0, 0, 0
+        rest[piece] = 0
+        for r in range(min(block * height + height, tokens) - 1, block * height - 1, -1):
+            if r == 0:  # the last one, so that the extremes are those of the rest
+                rest[piece] = _largest_of(low, high, count)
+            address = x + r * stride + start * size
+            row = _address(_as_floats(kind, address, count, room), np.float32)
+            any_hit = _add_extremes(row, count, alpha, low, high, hits)
+            kept = arguments[14] + (r * features + start) * (1 if kept_kind == HITS else size)
+            _keep(kind, address, count, row, alpha, any_hit, kept_kind, kept)
+            a, b, c, d = _add_powers(row, count, sums, squares)
+            place = strip * 4 * tokens + r
+            powers[place], powers[place + tokens] = a, b
+            powers[place + 2 * tokens], powers[place + 3 * tokens] = c, d
+        if block:
+            rest[piece] = _largest_of(low, high, count)
+        done = _finished(arguments, 1)
+        piece = _taken(arguments, 1)
+    if done == arguments[1]:
+        _finish_state(arguments)
+
+
+@inlined
+def _largest_of(low, high, count):
+    """The largest magnitude between extremes of features; 0 if there are none."""
+    largest = np.int32(0)
+    for i in range(count):
+        largest = max(largest, bits_of(max(-low[i], high[i])))
+    return float_of(largest)
+
+
+@inlined
+def _finish_state(arguments):
+    """Add what all pieces found to the statistics."""
+    x, kind, size, tokens, stride = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
+    features, width, height = arguments[9], arguments[10], arguments[11]
+    ids, strips, blocks = _address(arguments[13], np.int64), -(-features // width), -(-tokens // height)
+    other = blocks * features
+    low, high = _address(arguments[16], np.float32), _address(arguments[16] + 4 * other, np.float32)
+    hits = _address(arguments[17], np.int32)
+    sums, squares = _address(arguments[18], np.float64), _address(arguments[18] + 8 * other, np.float64)
+    rests, found = _address(arguments[20], np.float32), _address(arguments[33], np.int64)
+    for block in range(1, blocks):
+        for i in range(features):
+            j = block * features + i
+            low[i], high[i], hits[i] = min(low[i], low[j]), max(high[i], high[j]), np.int32(hits[i] + hits[j])
+            sums[i] += sums[j]
+            squares[i] += squares[j]
+    found[0] = -1
+    for i in range(features - 1, -1, -1):
+        if not squares[i] < np.inf:  # float32 has no squares as large
+            found[0] = i
+    if found[0] >= 0:
+        return
+    least, most = _address(arguments[21], np.float32), _address(arguments[22], np.float32)
+    rest_max = _address(arguments[24], np.float32)
+    all_hits, sequences_hit = _address(arguments[25], np.int64), _address(arguments[26], np.int64)
+    all_sums, all_squares = _address(arguments[27], np.float64), _address(arguments[28], np.float64)
+    squares_rest = _address(arguments[29], np.float64)
+    hits_here = _address(arguments[32], np.int64)
+    row = np.empty(features, np.float32)
+    load(kind, x, features, row)
+    for i in range(features):
+        least[i], most[i] = min(least[i], low[i]), max(most[i], high[i])
+        hits_here[i] = hits[i]
+        all_hits[i] += np.int64(hits[i])
+        sequences_hit[i] += np.int64(hits[i] > 0)
+        all_sums[i] += sums[i]
+        all_squares[i] += squares[i]
+        first = np.float64(row[i])
+        squares_rest[i] += squares[i] - first * first
+    for piece in range(arguments[1]):
+        rest_max[0] = max(rest_max[0], rests[piece])
+    largest = _largest_of(low, high, features)
+    feature = 0
+    while max(-low[feature], high[feature]) < largest:
+        feature += 1
+    position = 0
+    while abs(_entry(kind, x + position * stride + feature * size)) < largest:
+        position += 1
+    value = _entry(kind, x + position * stride + feature * size)
+    _join_largest(_address(arguments[23], np.float64), largest, value, feature, position, ids[position])
+    powers = _address(arguments[19], np.float64)
+    _add_kurtosis(powers, strips, tokens, features, _address(arguments[30], np.float64), _address(arguments[31], np.float64))
+
+
+@Pass
+def hits(arguments):
+    """The features and values of hits, feature by feature; a piece is a feature.
+
+    After the counters: x, its kind, its bytes an entry, tokens, bytes from row to row; alpha (float32); hits of each
+    feature, and of those up to it (int64); then features (int64) and values (float32).
+    """
+    x, kind, size, tokens, stride = arguments[3], arguments[4], arguments[5], arguments[6], arguments[7]
+    alpha = _address(arguments[8], np.float32)[0]
+    counts, ends = _address(arguments[9], np.int64), _address(arguments[10], np.int64)
+    features, values = _address(arguments[11], np.int64), _address(arguments[12], np.float32)
+    first, at_once = _taken(arguments, arguments[2]), arguments[2]
+    while first < arguments[1]:
+        for feature in range(first, min(first + at_once, arguments[1])):
+            place, end, r = ends[feature] - counts[feature], ends[feature], 0
+            while place < end:
+                value = _entry(kind, x + r * stride + feature * size)
+                if abs(value) >= alpha:
+                    features[place], values[place] = feature, value
+                    place += 1
+                r += 1
+        first = _taken(arguments, at_once)
+
+
+@inlined
+def _select(values, count, rank):
+    """The value of a rank among whole numbers from 0 up; they are put in another order."""
+    low, high = np.int32(MAGNITUDE), np.int32(0)
+    for i in range(count):
+        low, high = min(low, values[i]), max(high, values[i])
+    bins = np.empty(BINS, np.int32)
+    while low < high:
+        shift = np.int32(0)
+        while (high - low) >> shift >= BINS:
+            shift += np.int32(1)
+        for i in range(BINS):
+            bins[i] = 0
+        for i in range(count):
+            bins[(values[i] - low) >> shift] += np.int32(1)
+        chosen = 0
+        while rank >= bins[chosen]:
+            rank -= bins[chosen]
+            chosen += 1
+        left, first = 0, low + np.int32(chosen << shift)
+        low, high = np.int32(MAGNITUDE), np.int32(0)
+        for i in range(count):
+            value = values[i]
+            if (value - first) >> shift == 0:
+                values[left] = value
+                left += 1
+                low, high = min(low, value), max(high, value)
+        count = left
+    return low
+
+
+@Pass
+def add_residual(arguments):
+    """Add one state of the residual stream to running statistics, see `states.add_residual`; a piece is some rows.
+
+    After the counters: pieces that are done, 0; x, its kind, its bytes an entry, tokens, bytes from row to row,
+    features, rows of a piece; token ids; the two limits of massive activations (float32). Room: the largest magnitude
+    of each token (int32); magnitudes (int32, tokens, features); by piece the largest magnitude, its feature and its
+    position, how many are below the median's bounds, and how many between them (int64, 5). Then the statistics in the
+    order of `states.RESIDUAL`; massive activations by position (int64); and whether there is NaN or inf, and how many
+    massive activations (int64).
+    """
+    x, kind, size, tokens, stride = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
+    features, height, largest = arguments[9], arguments[10], _address(arguments[13], np.int32)
+    room, bits = np.empty(features, np.float32), np.empty(features, np.int32)
+    low, high = _bounds_of_median(x, kind, size, tokens, stride, features)
+    done = 0
+    piece = _taken(arguments, 1)
+    while piece < arguments[1]:
+        start = piece * height
+        between, of_piece = _address(arguments[14] + 4 * start * features, np.int32), _of_piece(arguments, piece)
+        of_piece[0], of_piece[1] = -1, features
+        under, count = 0, 0
+        for r in range(start, min(start + height, tokens)):
+            row = _address(_as_floats(kind, x + r * stride, features, room), np.float32)
+            most, smaller = np.int32(0), np.int32(0)
+            for i in range(features):
+                bits[i] = bits_of(row[i]) & MAGNITUDE
+                most = max(most, bits[i])
+                smaller = np.int32(smaller + np.int32(bits[i] < low))
+            for i in range(features):
+                between[count] = bits[i]
+                count += np.int64(bits[i] >= low) & np.int64(bits[i] <= high)
+            under += smaller
+            largest[r] = most
+            if most >= of_piece[0]:
+                feature = 0
+                while bits[feature] < most:
+                    feature += 1
+                if most > of_piece[0] or feature < of_piece[1]:
+                    of_piece[0], of_piece[1], of_piece[2] = most, feature, r
+        of_piece[3], of_piece[4] = under, count
+        done = _finished(arguments, 1)
+        piece = _taken(arguments, 1)
+    if done == arguments[1]:
+        _finish_residual(arguments)
+
+
+@inlined
+def _of_piece(arguments, piece):
+    return _address(arguments[15] + 8 * 5 * piece, np.int64)
+
+
+@inlined
+def _bounds_of_median(x, kind, size, tokens, stride, features):
+    """Magnitudes between which the median almost surely lies, as a sample has it."""
+    step = max(1, tokens * features // SAMPLED) | 1  # an odd one meets every feature
+    count = -(-tokens * features // step)
+    sample = np.empty(count, np.int32)
+    row, feature = x, 0
+    for i in range(count):
+        sample[i] = bits_of(_entry(kind, row + feature * size)) & MAGNITUDE
+        feature += step
+        while feature >= features:
+            feature -= features
+            row += stride
+    low = _select(sample.copy(), count, np.int64(count * 0.46))
+    return low, _select(sample, count, min(np.int64(count * 0.54), count - 1))
+
+
+@inlined
+def _finish_residual(arguments):
+    """Add what all pieces found to the statistics."""
+    x, kind, size, tokens, stride = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
+    features, height, largest = arguments[9], arguments[10], _address(arguments[13], np.int32)
+    ids, limits = _address(arguments[11], np.int64), _address(arguments[12], np.float32)
+    values, found = _address(arguments[14], np.int32), _address(arguments[21], np.int64)
+    best = _of_piece(arguments, 0)
+    for piece in range(1, arguments[1]):
+        of_piece = _of_piece(arguments, piece)
+        if of_piece[0] > best[0] or (of_piece[0] == best[0] and of_piece[1] < best[1]):
+            best = of_piece
+    feature, position = best[1], best[2]
+    found[0], found[1] = best[0] >= INFINITE, 0
+    if found[0]:
+        return
+    magnitude, middle = float_of(np.int32(best[0])), float_of(_median(arguments))
+    value = _entry(kind, x + position * stride + feature * size)
+    _join_largest(_address(arguments[16], np.float64), magnitude, value, feature, position, ids[position])
+    _address(arguments[17], np.float64)[0] += magnitude
+    _address(arguments[18], np.float64)[0] += np.float64(magnitude) / np.float64(middle)
+    massive, at_position = _address(arguments[19], np.int64), _address(arguments[20], np.int64)
+    limit = limits[1] * middle
+    for r in range(tokens):
+        if float_of(largest[r]) > limits[0] and float_of(largest[r]) >= limit:
+            for i in range(features):
+                entry = abs(_entry(kind, x + r * stride + i * size))
+                if entry > limits[0] and entry >= limit:
+                    massive[i] += 1
+                    at_position[r] += 1
+                    found[1] += 1
+
+
+@inlined
+def _median(arguments):
+    """The median magnitude: among those between its bounds, or if it is not there, as of a state that the sample is no
+    picture of, among all."""
+    x, kind, tokens, stride = arguments[4], arguments[5], arguments[7], arguments[8]
+    features, height, values = arguments[9], arguments[10], _address(arguments[14], np.int32)
+    rank, count = (tokens * features - 1) // 2, 0
+    for piece in range(arguments[1]):
+        of_piece = _of_piece(arguments, piece)
+        rank -= of_piece[3]
+        for i in range(of_piece[4]):
+            values[count] = values[piece * height * features + i]
+            count += 1
+    if rank < 0 or rank >= count:
+        room = np.empty(features, np.float32)
+        rank, count = (tokens * features - 1) // 2, tokens * features
+        for r in range(tokens):
+            load(kind, x + r * stride, features, room)
+            for i in range(features):
+                values[r * features + i] = bits_of(room[i]) & MAGNITUDE
+    return _select(values, count, rank)

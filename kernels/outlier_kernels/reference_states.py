@@ -1,0 +1,142 @@
+"""What a trace keeps of hidden states, in plain torch: the truth that the other paths are tested against."""
+
+import torch
+
+from outlier_kernels.states import NotFinite, Statistics
+
+IN_CACHE = 1 << 16  # entries of float64 at once on a CPU, two to three times as fast as all; a GPU takes all
+
+
+def add(
+    statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, alpha: float, kept: torch.Tensor | None
+) -> torch.Tensor:
+    """See `states.add`."""
+    x = x.float()
+    low, high = x.amin(0), x.amax(0)
+    by_feature = torch.maximum(-low, high)
+    check_finite(by_feature)
+    columns = (by_feature >= alpha).nonzero()[:, 0]
+    candidates = x[:, columns]
+    hit = candidates.abs() >= alpha
+    hits = torch.zeros_like(low, dtype=torch.int64).index_copy_(0, columns, hit.sum(0))
+    if kept is not None and kept.dtype == torch.bool:
+        kept[:, columns.to(kept.device)] |= hit.to(kept.device)
+    elif kept is not None:
+        kept.copy_(torch.maximum(kept.to(x), x.abs()))
+    torch.minimum(statistics["min"], low, out=statistics["min"])
+    torch.maximum(statistics["max"], high, out=statistics["max"])
+    join_largest(statistics, x, by_feature, ids)
+    if len(x) > 1:
+        statistics["rest.max"].copy_(torch.maximum(statistics["rest.max"], x[1:].abs().amax()))
+    statistics["hits"] += hits
+    statistics["sequences_hit"] += hits.clamp(max=1)
+    for name, value in moments(x).items():
+        statistics[name] += value
+    return hits
+
+
+def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `states.values_of_hits`."""
+    columns = hits.nonzero()[:, 0]
+    candidates = x[:, columns].float()
+    hit = candidates.abs() >= alpha
+    return columns.expand_as(hit)[hit], candidates[hit]
+
+
+def add_residual(
+    statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, limits: tuple[float, float]
+) -> torch.Tensor | None:
+    """See `states.add_residual`."""
+    above, ratio = limits
+    x = x.float()
+    magnitude = x.abs()
+    by_feature = magnitude.amax(0)
+    check_finite(by_feature)
+    middle = median(magnitude)
+    join_largest(statistics, x, by_feature, ids)
+    largest = by_feature.amax().double()
+    statistics["sum_of_max"] += largest
+    statistics["sum_of_ratios"] += largest / middle
+    massive = (magnitude > above) & (magnitude >= ratio * middle)
+    statistics["massive"] += massive.sum(0)
+    return massive.sum(1)
+
+
+def moments(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Power sums by feature and kurtosis of one hidden state (tokens, features), in float64.
+
+    Returns:
+        `sum` and `squares` (features,); `squares_rest`, the squares without position 0; `kurtosis_tensor` over all
+        entries and `kurtosis_token`, over the features of a token and summed over tokens, each (2,): of all positions
+        and without position 0.
+    """
+    rows = len(x) if x.is_cuda else max(1, IN_CACHE // x.shape[1])
+    sums, sums_of_squares, by_token = 0, 0, []
+    for part in x.split(rows):
+        part = part.double()
+        squares = part * part
+        sums, sums_of_squares = sums + part.sum(0), sums_of_squares + squares.sum(0)
+        powers = part.sum(1), squares.sum(1), torch.linalg.vecdot(squares, part), torch.linalg.vecdot(squares, squares)
+        by_token.append(torch.stack(powers))
+    return {
+        "sum": sums,
+        "squares": sums_of_squares,
+        "squares_rest": sums_of_squares - x[0].double().square(),
+        **kurtoses(torch.cat(by_token, 1), x.shape[1]),
+    }
+
+
+def kurtoses(by_token: torch.Tensor, features: int) -> dict[str, torch.Tensor]:
+    """`kurtosis_tensor` and `kurtosis_token`, from the power sums of each token (4, tokens)."""
+    of_tokens = kurtosis(by_token / features)
+    of_tensor = [kurtosis(by_token[:, first:].mean(1) / features) for first in (0, 1)]
+    return {
+        "kurtosis_tensor": torch.stack(of_tensor),
+        "kurtosis_token": torch.stack([of_tokens.sum(), of_tokens[1:].sum()]),
+    }
+
+
+def kurtosis(means: torch.Tensor) -> torch.Tensor:
+    """E[(x − μ)⁴] / σ⁴ from the means of x, x², x³ and x⁴ (4, …); 1, the smallest there is, where x is constant."""
+    mean, square, cube, fourth = means
+    variance = square - mean**2
+    central_fourth = fourth - 4 * mean * cube + 6 * mean**2 * square - 3 * mean**4
+    constant = variance <= 1e-14 * square
+    return torch.where(constant, 1.0, central_fourth / torch.where(constant, 1.0, variance) ** 2)
+
+
+def median(magnitudes: torch.Tensor) -> torch.Tensor:
+    """The median of a tensor (the lower one of an even number), faster than by selection among all entries.
+
+    A sample gives two bounds between which the median lies almost surely; what is below them is only counted.
+    """
+    flat = magnitudes.flatten()
+    rank = (len(flat) - 1) // 2
+    sample = flat[:: max(1, len(flat) // 4096) | 1].sort().values  # an odd stride meets every feature
+    low, high = (sample[min(int(len(sample) * part), len(sample) - 1)] for part in (0.45, 0.55))
+    under = flat < low
+    between = flat[under != (flat <= high)]
+    rank_between = rank - int(under.sum())
+    if not 0 <= rank_between < len(between):
+        return flat.median()
+    return between.kthvalue(rank_between + 1).values
+
+
+def check_finite(by_feature: torch.Tensor) -> None:
+    """Raise NotFinite if the largest |x| of a feature (features,) is NaN or inf."""
+    bad = ~torch.isfinite(by_feature)
+    if bad.any():
+        raise NotFinite(int(bad.nonzero()[0]))
+
+
+def join_largest(statistics: Statistics, x: torch.Tensor, by_feature: torch.Tensor, ids: torch.Tensor) -> None:
+    """Put the largest entry of x in the place of the largest so far, unless that comes later in their order.
+
+    by_feature: the largest |x| of each feature (features,). ids: the tokens (tokens,).
+    """
+    feature = by_feature.argmax()
+    position = x[:, feature].abs().argmax()
+    entry = (by_feature[feature], x[position, feature], feature, position, ids[position])
+    entry = torch.stack([value.double() for value in entry])
+    if entry.tolist() > statistics["largest"].tolist():
+        statistics["largest"].copy_(entry)

@@ -1,0 +1,254 @@
+"""What a trace keeps of states: every path against the reference, and the reference against numpy and scipy."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from outlier_kernels import reference_states, states
+from outlier_kernels.cpu import states as cpu_states
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SUMS = ("sum", "squares", "squares_rest", "kurtosis_tensor", "kurtosis_token")
+LIMITS = (100.0, 1000.0)
+# tokens, features: one, few, and several pieces and strips with something left over
+SHAPES = [(1, 1), (1, 700), (300, 1), (7, 33), (2 * cpu_states.ROWS + 1, 40), (130, cpu_states.STRIP + 5)]
+HOSTILE = [0.0, -0.0, 1e-45, -1e-40, 1e-30, 6.0, -6.0, 5.9999995, 7.5, -7.5, 3e38, -3e38, 65504.0]
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def ids_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(x)) * 7 % 101
+
+
+def kept_of(x: torch.Tensor, kept: str) -> torch.Tensor | None:
+    """Zeros, as a trace keeps them."""
+    return {"magnitudes": torch.zeros_like, "hits": lambda x: torch.zeros_like(x, dtype=torch.bool)}.get(
+        kept, lambda _: None
+    )(x.contiguous())
+
+
+def added(path, table: dict, sequences: list[torch.Tensor], add) -> tuple[states.Statistics, list]:
+    """The statistics of some sequences on a path, and what it returned of each."""
+    statistics = states.empty(table, sequences[0].shape[1], sequences[0].device)
+    return statistics, [add(path, statistics, x) for x in sequences]
+
+
+def assert_same_states(path, sequences: list[torch.Tensor], kept: str = "magnitudes", alpha: float = 6.0) -> None:
+    """A path against the reference: bit by bit but for sums, whose rounding may be another one."""
+    kinds = {module: kept_of(sequences[0], kept) for module in (reference_states, path)}
+
+    def add(module, statistics, x):
+        hits = module.add(statistics, x, ids_of(x).to(x.device), alpha, kinds[module])
+        return hits, sorted(zip(*(part.tolist() for part in module.values_of_hits(x, hits, alpha)), strict=True))
+
+    want, wanted = added(reference_states, states.STATISTICS, sequences, add)
+    got, found = added(path, states.STATISTICS, sequences, add)
+    for (hits, values), (wanted_hits, wanted_values) in zip(found, wanted, strict=True):
+        assert torch.equal(hits, wanted_hits)
+        assert values == wanted_values
+    assert kept == "nothing" or torch.equal(*kinds.values())
+    size = sum(x.double().abs().sum(0) for x in sequences)
+    sizes = {"sum": size, "squares_rest": want["squares"]}
+    for name, value in want.items():
+        assert got[name].dtype == value.dtype
+        if name in ("sum", "squares", "squares_rest"):
+            assert ((got[name] - value).abs() <= 1e-13 * sizes.get(name, value)).all(), name
+        elif name in SUMS:  # differences of sums, which cancel where a state is far from 0
+            torch.testing.assert_close(got[name], value, rtol=1e-10, atol=0, equal_nan=True)
+        else:
+            assert torch.equal(got[name], value), name
+
+
+def assert_same_residuals(path, sequences: list[torch.Tensor]) -> None:
+    def add(module, statistics, x):
+        massive = module.add_residual(statistics, x, ids_of(x), LIMITS)
+        return [0] * len(x) if massive is None else massive.tolist()
+
+    want, wanted = added(reference_states, states.RESIDUAL, sequences, add)
+    got, found = added(path, states.RESIDUAL, sequences, add)
+    assert found == wanted
+    for name, value in want.items():
+        assert torch.equal(torch.nan_to_num(got[name], nan=-1), torch.nan_to_num(value, nan=-1)), name
+
+
+@pytest.mark.parametrize("kept", ["magnitudes", "hits", "nothing"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_states_are_those_of_the_reference(shape, dtype, kept):
+    """Of two sequences, with no hits, some, and nothing but hits; and those of the residual stream."""
+    for shift in (0, 1, 50):
+        sequences = [(2 * random(*shape) + shift).to(dtype), (3 * random(*shape) - shift).to(dtype)]
+        assert_same_states(cpu_states, sequences, kept)
+        assert_same_residuals(cpu_states, sequences)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_states_do_not_depend_on_the_threads(threads):
+    """Not even their sums, whose order the pieces have."""
+    x, before = 3 * random(900, 600), torch.get_num_threads()
+
+    def found():
+        statistics = states.empty(states.STATISTICS, 600, x.device)
+        hits = states.add(statistics, x, ids_of(x), 6.0, None)
+        residual = states.empty(states.RESIDUAL, 600, x.device)
+        states.add_residual(residual, x, ids_of(x), LIMITS)
+        return [*statistics.values(), hits, *residual.values()]
+
+    want = found()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(20):
+            assert all(map(torch.equal, found(), want))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strides(dtype):
+    """Of a transposed state, of every other feature, of every other token, and of one token that is all."""
+    wide = (4 * random(40, 60)).to(dtype)
+    for x in (wide.T, wide[:, ::2], wide[::2], wide[:, 7:50], wide[3].expand(9, 60)):
+        assert_same_states(cpu_states, [x])
+        assert_same_residuals(cpu_states, [x])
+
+
+@given(
+    arrays(
+        "float32",
+        st.tuples(st.integers(1, 6), st.integers(1, 40)),
+        elements=st.one_of(st.sampled_from(HOSTILE), st.floats(-1e4, 1e4, width=32)),
+    ),
+    st.sampled_from(["magnitudes", "hits"]),
+)
+@settings(deadline=None, max_examples=300)
+def test_hostile_states(numbers, kept):
+    """Signed zeros, subnormals, ties and what is just alpha."""
+    x = torch.from_numpy(numbers)
+    for dtype in DTYPES:
+        state = x.to(dtype)
+        if state.isfinite().all():
+            assert_extremes_and_hits(state, kept)
+            assert_same_residuals(cpu_states, [state, -state])
+
+
+def assert_extremes_and_hits(x: torch.Tensor, kept: str) -> None:
+    """As `assert_same_states`, without kurtoses, whose terms cancel beyond all bounds here."""
+    got, want = (states.empty(states.STATISTICS, x.shape[1], x.device) for _ in range(2))
+    both = [kept_of(x, kept) for _ in range(2)]
+    hits = cpu_states.add(got, x, ids_of(x), 6.0, both[0])
+    assert torch.equal(hits, reference_states.add(want, x, ids_of(x), 6.0, both[1]))
+    assert torch.equal(*both)
+    for name in set(want) - set(SUMS):
+        assert torch.equal(got[name], want[name]), name
+    assert torch.allclose(got["squares"], want["squares"], rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [(0, 0), (0, 8), (4, 3), (140, 8)])
+def test_the_first_feature_that_is_not_finite(place, bad, dtype):
+    x = random(141, 9).to(dtype)
+    x[place] = bad
+    x[100, 8] = torch.nan
+    for path in (cpu_states, reference_states):
+        with pytest.raises(states.NotFinite) as raised:
+            path.add(states.empty(states.STATISTICS, 9, x.device), x, ids_of(x), 6.0, None)
+        assert raised.value.feature == place[1]
+        with pytest.raises(states.NotFinite) as raised:
+            path.add_residual(states.empty(states.RESIDUAL, 9, x.device), x, ids_of(x), LIMITS)
+        assert raised.value.feature == place[1]
+
+
+def test_ties_of_the_largest_entry():
+    """The first feature's first position in a sequence; the later one in their order among sequences."""
+    x = torch.zeros(200, 30)
+    for position, feature, value in ((199, 4, -9.0), (150, 4, 9.0), (3, 7, 9.0), (0, 9, 9.0)):
+        x[position, feature] = value
+    for path in (cpu_states, reference_states):
+        for table, add in ((states.STATISTICS, "add"), (states.RESIDUAL, "add_residual")):
+            statistics = states.empty(table, 30, x.device)
+            last = (6.0, None) if add == "add" else (LIMITS,)
+            getattr(path, add)(statistics, x, ids_of(x), *last)
+            assert statistics["largest"].tolist() == [9, 9, 4, 150, 150 * 7 % 101]
+            getattr(path, add)(statistics, -x, ids_of(x), *last)
+            assert statistics["largest"].tolist() == [9, 9, 4, 150, 150 * 7 % 101], "-9 comes before 9"
+            getattr(path, add)(statistics, -x.roll(1, 1), ids_of(x), *last)
+            assert statistics["largest"][2] == 4 if x[199, 4] > 0 else 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_medians_of_uneven_states(dtype):
+    """Sorted, with a wide feature, of two values, of one, and where the sample meets what is rare alone."""
+    x = random(300, 128)
+    x[:, 5] *= 1e2
+    period = max(1, 300 * 128 // 2048) | 1
+    seldom = torch.ones(300 * 128)
+    seldom[::period] = 30
+    uneven = [x, x.sort(0).values, torch.where(x > 0.5, 1.0, 0.0), torch.ones(300, 128), seldom.view(300, 128)]
+    assert_same_residuals(cpu_states, [state.to(dtype) for state in uneven])
+
+
+def test_massive_activations_of_just_the_limits():
+    x = torch.full((200, 20), 0.1)
+    x[0, 3], x[7, 3], x[199, 19], x[8, 8] = 100.0, 100.00001, -101.0, 99.0
+    statistics = states.empty(states.RESIDUAL, 20, x.device)
+    at_position = states.add_residual(statistics, x, ids_of(x), LIMITS)
+    assert at_position.nonzero()[:, 0].tolist() == [7, 199]
+    assert statistics["massive"].nonzero()[:, 0].tolist() == [3, 19]
+    assert_same_residuals(cpu_states, [x, 2 * x, 0.9 * x])
+
+
+def test_which_path_reads_a_state(monkeypatch):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert [states.path(cpu, dtype) for dtype in (*DTYPES, torch.float64)] == ["cpu"] * 3 + ["reference"]
+    assert states.path(cuda, torch.float16) == "triton"
+    assert states.path(torch.device("mps"), torch.float16) == "reference"
+    monkeypatch.setenv("OUTLIERS_KERNELS", "reference")
+    assert states.path(cpu, torch.float32) == states.path(cuda, torch.float16) == "reference"
+
+
+def test_kurtosis_far_from_zero_and_of_a_constant():
+    x = torch.randn(4000, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    shifted = x + 100
+    means = torch.stack([(shifted**n).mean() for n in (1, 2, 3, 4)])
+    want = scipy.stats.kurtosis(x, axis=None, fisher=False)
+    assert reference_states.kurtosis(means).item() == pytest.approx(want, rel=1e-6)
+    for path in (cpu_states, reference_states):
+        constant = states.empty(states.STATISTICS, 8, x.device)
+        path.add(constant, torch.full((5, 8), 3.7), torch.arange(5), 6.0, None)
+        assert constant["kurtosis_tensor"].tolist() == [1, 1]
+        assert constant["kurtosis_token"].tolist() == [5, 4]
+
+
+@pytest.mark.parametrize("path", [cpu_states, reference_states])
+def test_moments_of_a_state_that_is_read_in_parts(path):
+    x = random(300, 1700) * torch.linspace(1, 9, 1700)
+    assert x.numel() > 3 * reference_states.IN_CACHE
+    found, want = states.empty(states.STATISTICS, 1700, x.device), x.double()
+    path.add(found, x, ids_of(x), 6.0, None)
+    assert torch.allclose(found["sum"], want.sum(0), rtol=1e-12, atol=1e-9)
+    for name, rows in (("squares", want), ("squares_rest", want[1:])):
+        assert torch.allclose(found[name], rows.square().sum(0), rtol=1e-12)
+    for first in (0, 1):
+        rows = want[first:].numpy()
+        assert found["kurtosis_tensor"][first].item() == pytest.approx(scipy.stats.kurtosis(rows, None, fisher=False))
+        assert found["kurtosis_token"][first].item() == pytest.approx(scipy.stats.kurtosis(rows, 1, fisher=False).sum())
+
+
+@given(st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=200))
+def test_median_of_anything(values):
+    x = torch.tensor(values)
+    assert reference_states.median(x) == np.sort(values)[(len(values) - 1) // 2]
+
+
+def test_median_of_large_and_uneven_states():
+    x = random(300, 128).abs()
+    x[:, 5] *= 1e4
+    for changed in (x, x.sort(0).values, torch.where(x > 0.5, 1.0, 0.0), x.T):
+        assert reference_states.median(changed) == changed.median()
