@@ -16,6 +16,7 @@ machine.
 import argparse
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,10 +24,11 @@ from unittest import mock
 
 import pandas as pd
 import torch
+from outlier_kernels import reference
+from outlier_kernels.cpu import packed
 from outlier_kernels.cpu.compiled import Pass
 from scipy.stats import gmean
 from tabulate import tabulate
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers.experiment.provenance import environment
 from outliers.measurements.linear_layers import BASELINE, milliseconds, rows_of, ways
@@ -44,7 +46,7 @@ SHAPES = (
 )
 LAYER, PEER, PRODUCT = "LLM.int8()", "bitsandbytes", "product"
 WAYS = (BASELINE, "int8 alone", "vector-wise", LAYER, PEER)
-PRODUCTS = ("onednn::qlinear_pointwise", "aten::_int_mm")  # of codes, by any path
+PRODUCTS = ((packed, "_product"), (reference, "int8_matmul"))  # of codes, by any path
 COPIED = 1 << 29  # bytes, more than there are in caches
 # The int8 units of a processor, the fastest first.
 UNITS = {
@@ -69,39 +71,30 @@ class Part(NamedTuple):
             call()
 
 
-class _Recorder(TorchDispatchMode):
-    """Keeps the products of codes that run meanwhile, and the passes over memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts: dict[str, Part] = {}
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        run = partial(function, *arguments, **(keywords or {}))
-        if function.name().partition(".")[0] in PRODUCTS:
-            self.keep(PRODUCT, run, arguments)
-        return run()
-
-    def keep(self, name: str, run: Callable[[], object], arguments: tuple) -> None:
-        before = self.parts.get(name, Part([], 0))
-        moved = sum(argument.nbytes for argument in arguments if isinstance(argument, torch.Tensor))
-        self.parts[name] = Part([*before.calls, run], before.bytes + moved)
-
-
 @torch.inference_mode()
 def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
     """The parts of a layer that runs on a CPU, by name; on a GPU, whose kernels are launched otherwise, none."""
     layer()  # what is compiled at the first call is no part of it
-    recorder, call = _Recorder(), Pass.__call__
+    parts = {}
 
-    def keep(own: Pass, *arguments) -> None:
-        run = partial(call, own, *arguments)
-        recorder.keep(own.function.__name__.replace("_", " "), run, arguments)
-        run()
+    def kept(name: str, function: Callable, arguments: tuple) -> object:
+        run, before = partial(function, *arguments), parts.get(name, Part([], 0))
+        moved = sum(argument.nbytes for argument in arguments if isinstance(argument, torch.Tensor))
+        parts[name] = Part([*before.calls, run], before.bytes + moved)
+        return run()
 
-    with mock.patch.object(Pass, "__call__", keep), recorder:
+    with ExitStack() as stack:
+        call = Pass.__call__
+
+        def of_pass(own: Pass, *arguments) -> None:
+            kept(own.function.__name__.replace("_", " "), partial(call, own), arguments)
+
+        stack.enter_context(mock.patch.object(Pass, "__call__", of_pass))
+        for module, name in PRODUCTS:
+            of_product = partial(lambda own, *arguments: kept(PRODUCT, own, arguments), getattr(module, name))
+            stack.enter_context(mock.patch.object(module, name, of_product))
         layer()
-    return recorder.parts
+    return parts
 
 
 def bandwidth(device: torch.device, seconds: float) -> float:

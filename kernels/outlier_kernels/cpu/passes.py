@@ -681,7 +681,9 @@ def _finish_state(arguments):
     value = _entry(kind, x + position * stride + feature * size)
     _join_largest(_address(arguments[23], np.float64), largest, value, feature, position, ids[position])
     powers = _address(arguments[19], np.float64)
-    _add_kurtosis(powers, strips, tokens, features, _address(arguments[30], np.float64), _address(arguments[31], np.float64))
+    _add_kurtosis(
+        powers, strips, tokens, features, _address(arguments[30], np.float64), _address(arguments[31], np.float64)
+    )
 
 
 @Pass
