@@ -1,12 +1,14 @@
 """What tracing costs beside a plain forward pass, and beside storing every hidden state.
 
-    python benchmarks/trace_cost.py
+    python benchmarks/trace_cost.py                                                   # a GPT-2-small shape
+    python benchmarks/trace_cost.py --model smollm2-135m --text c4_en_1000.jsonl --rounds 15
 
-A GPT-2-small-shaped random model (12 layers, d = 768) reads 8 blocks of 512 tokens, one at a time: the plain forward
-pass, its decoder alone (tracing does not need the head), the trace, the trace without attention sinks, and the forward
-pass that stores what `output_hidden_states=True` returns. All are timed in turn, several rounds; medians are kept.
-Then each of them reads 4, 16 and 64 blocks in a process of its own; kept is how far its resident memory rises at most
-above that of the loaded model.
+A GPT-2-small-shaped random model (12 layers, d = 768), or a model that is loaded by its name and a text, reads 8 blocks
+of 512 tokens, one at a time: the plain forward pass, its decoder alone (tracing does not need the head), the trace, the
+trace without attention sinks, and the forward pass that stores what `output_hidden_states=True` returns. All are timed
+in turn, several rounds; kept are medians, and the smallest times as shares of the decoder's smallest one. Then each of
+them reads 4, 16 and 64 blocks in a process of its own; kept is how far its resident memory rises at most above that of
+the loaded model. The result of a loaded model is kept under its name.
 """
 
 import statistics
@@ -17,9 +19,11 @@ from pathlib import Path
 
 import torch
 from kept import keep, parser
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from outliers import trace
+from outliers.models.load import load_model, load_tokenizer
+from outliers.text.blocks import load_text
 
 MEMORY_BLOCKS = (4, 16, 64)
 
@@ -40,8 +44,10 @@ WAYS = {
 }
 
 
-def prepare(blocks: int, tokens: int) -> tuple[GPT2LMHeadModel, torch.Tensor]:
-    """The model and its token blocks."""
+def prepare(model: str | None, text: str | None, blocks: int, tokens: int) -> tuple[PreTrainedModel, torch.Tensor]:
+    """The model and its token blocks: of a text; else random ones."""
+    if model:
+        return load_model(model), load_text(text, load_tokenizer(model), tokens, blocks)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config()).eval()
     return model, torch.randint(model.config.vocab_size, (blocks, tokens))
@@ -60,9 +66,10 @@ def resident(field: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def rise(way: str, blocks: int, tokens: int) -> float:
+def rise(way: str, model: str | None, text: str | None, blocks: int, tokens: int) -> float:
     """How far resident memory rises, in MB, in a process that does nothing else."""
     command = [sys.executable, __file__, "--rise", way, "--blocks", str(blocks), "--tokens", str(tokens)]
+    command += ["--model", model, "--text", text] if model else []
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -79,7 +86,8 @@ COLUMNS = {
     "": "{what}",
     "seconds": "{seconds:.2f}",
     "of a forward pass": "{of_forward:.2f}",
-    "of its decoder alone": "{of_decoder:.2f}",
+    "of its decoder alone": "{of_decoder:.3f}",
+    "smallest of smallest": "{smallest:.3f}",
     **{f"MB at {blocks} blocks": f"{{MB_{blocks}:.0f}}" for blocks in MEMORY_BLOCKS},
 }
 
@@ -88,29 +96,36 @@ COLUMNS = {
 def main() -> None:
     """Measure and keep the table; or print how far memory rises in this process."""
     options = parser(__doc__)
+    options.add_argument("--model", help="a model's name; by default a random one of GPT-2 small's shape")
+    options.add_argument("--text", help="what it reads")
     options.add_argument("--blocks", type=int, default=8)
     options.add_argument("--tokens", type=int, default=512, help="of a block")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--rise", choices=WAYS, help="print the rise of memory of one of them, and nothing else")
     arguments = options.parse_args()
-    model, ids = prepare(arguments.blocks, arguments.tokens)
+    if bool(arguments.model) != bool(arguments.text):
+        options.error("--model and --text go together")
+    read = arguments.model, arguments.text
+    model, ids = prepare(*read, arguments.blocks, arguments.tokens)
     if arguments.rise:
         print(own_rise(arguments.rise, model, ids))
         return
     for way in WAYS:
         WAYS[way](model, ids[:1])
     rounds = [{way: seconds(way, model, ids) for way in WAYS} for _ in range(arguments.rounds)]
+    least = {way: min(times[way] for times in rounds) for way in WAYS}
     rows = [
         {
             "what": way,
             "seconds": statistics.median(times[way] for times in rounds),
             "of_forward": statistics.median(times[way] / times["plain forward pass"] for times in rounds),
             "of_decoder": statistics.median(times[way] / times["decoder alone"] for times in rounds),
-            **{f"MB_{blocks}": rise(way, blocks, arguments.tokens) for blocks in MEMORY_BLOCKS},
+            "smallest": least[way] / least["decoder alone"],
+            **{f"MB_{blocks}": rise(way, *read, blocks, arguments.tokens) for blocks in MEMORY_BLOCKS},
         }
         for way in WAYS
     ]
-    keep("trace_cost", rows, COLUMNS, arguments.out)
+    keep("_".join(["trace_cost", *filter(None, [arguments.model])]), rows, COLUMNS, arguments.out)
 
 
 if __name__ == "__main__":

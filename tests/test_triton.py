@@ -22,7 +22,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.extra.numpy import arrays  # noqa: E402
-from outlier_kernels import reference  # noqa: E402
+from outlier_kernels import reference, states  # noqa: E402
 from outlier_kernels import triton as kernels  # noqa: E402
 from outlier_kernels.reference import Quantized  # noqa: E402
 from outlier_kernels.triton import outlier_features, product, quantization, tiles  # noqa: E402
@@ -32,6 +32,7 @@ from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from tests.test_kernels import int8  # noqa: E402
+from tests.test_states import assert_same_states  # noqa: E402
 
 # numpy, which interprets the kernels, warns of divisions by zero and casts of NaN whose results are not used.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -265,6 +266,25 @@ def test_what_the_kernels_refuse():
             kernels.linear(*arguments)
     with pytest.raises(ValueError, match="float16, bfloat16 or float32"):
         kernels.quantize(x.double(), True)
+
+
+@pytest.mark.parametrize("kept", ["magnitudes", "hits", "nothing"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 33), (40, 300)], ids=str)
+def test_states_are_those_of_the_reference(shape, dtype, kept):
+    """Of two sequences, and of other strides; the largest magnitudes so far, or which were hits, are kept."""
+    x = (4 * random(*shape)).to(dtype)
+    for sequences in ([x, x.flip(0)], [x.T], [x.repeat(1, 2)[:, ::2]]):
+        assert_same_states(triton_states, [one.to(DEVICE) for one in sequences], kept)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_states_that_are_not_finite(bad):
+    x = random(20, 140)
+    x[19, 133], x[3, 135] = bad, torch.nan
+    with pytest.raises(states.NotFinite) as raised:
+        triton_states.add(states.empty(states.STATISTICS, 140, DEVICE), x.to(DEVICE), torch.arange(20), 6.0, None)
+    assert raised.value.feature == 133
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: the interpreter is too slow for layers of this size")

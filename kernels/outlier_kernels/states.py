@@ -93,8 +93,8 @@ def add_residual(
         statistics: of the same features.
         x: the state of one sequence, (tokens, features).
         ids: its token ids, int64 (tokens,), on any device.
-        limits: as float32 has them; an entry is massive with a magnitude above the first, and of at least the second times the
-            median magnitude, which is an entry's, the lower one of two.
+        limits: as float32 has them; an entry is massive with a magnitude above the first, and of at least the second
+            times the median magnitude, which is an entry's, the lower one of two.
 
     Returns:
         Massive activations at each position, int64 (tokens,); None if there is none.

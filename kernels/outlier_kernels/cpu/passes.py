@@ -693,7 +693,7 @@ def hits(arguments):
     After the counters: x, its kind, its bytes an entry, tokens, bytes from row to row; alpha (float32); hits of each
     feature, and of those up to it (int64); then features (int64) and values (float32).
     """
-    x, kind, size, tokens, stride = arguments[3], arguments[4], arguments[5], arguments[6], arguments[7]
+    x, kind, size, stride = arguments[3], arguments[4], arguments[5], arguments[7]
     alpha = _address(arguments[8], np.float32)[0]
     counts, ends = _address(arguments[9], np.int64), _address(arguments[10], np.int64)
     features, values = _address(arguments[11], np.int64), _address(arguments[12], np.float32)
@@ -814,9 +814,8 @@ def _bounds_of_median(x, kind, size, tokens, stride, features):
 def _finish_residual(arguments):
     """Add what all pieces found to the statistics."""
     x, kind, size, tokens, stride = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
-    features, height, largest = arguments[9], arguments[10], _address(arguments[13], np.int32)
+    features, largest, found = arguments[9], _address(arguments[13], np.int32), _address(arguments[21], np.int64)
     ids, limits = _address(arguments[11], np.int64), _address(arguments[12], np.float32)
-    values, found = _address(arguments[14], np.int32), _address(arguments[21], np.int64)
     best = _of_piece(arguments, 0)
     for piece in range(1, arguments[1]):
         of_piece = _of_piece(arguments, piece)

@@ -1,4 +1,4 @@
-"""What a trace keeps of hidden states, from one read of each: a kernel a state, whose tiles leave their shares behind."""
+"""What a trace keeps of hidden states, from one read of each: a kernel a state, whose tiles leave their shares."""
 
 import torch
 import triton
