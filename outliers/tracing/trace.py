@@ -22,7 +22,8 @@ from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.tracing.result import SKETCHED, STREAM, Trace, pack_keys, views
 from outliers.tracing.sketch import buckets
 
-SKETCHED_AT_ONCE = 1 << 16  # hits
+SKETCHED_AT_ONCE = 1 << 16  # hits, at most,
+STATES_AT_ONCE = 32  # of so many states, whose tensors take memory also if they hold few
 
 
 def trace(
@@ -189,7 +190,9 @@ class _Observer:
             hits = states.add(self._statistics(layer, role, states.STATISTICS, x), x, self.ids, self.alpha, kept)
         self.in_layer[role] = hits.clamp(max=1)
         if role in SKETCHED:
-            self.hits.append((layer, ROLES.index(role), *states.values_of_hits(x, hits, self.alpha)))
+            features, values = states.values_of_hits(x, hits, self.alpha)
+            if len(values):
+                self.hits.append((layer, ROLES.index(role), features, values))
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
         with _named(layer, "residual"):
@@ -200,7 +203,7 @@ class _Observer:
             self._add_by_token("residual.massive_tokens", massive)
         for view in views(self.roles):  # here the layer ends
             self._add(f"{'+'.join(view)}.layers_hit", reduce(torch.maximum, map(self.in_layer.get, view)))
-        if sum(len(values) for *_place, values in self.hits) > SKETCHED_AT_ONCE:
+        if len(self.hits) > STATES_AT_ONCE or sum(len(values) for *_place, values in self.hits) > SKETCHED_AT_ONCE:
             self._sketch_hits()
 
     def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute) -> None:
