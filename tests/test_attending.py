@@ -22,9 +22,15 @@ def attended(model, ids: torch.Tensor, summed: bool) -> tuple[torch.Tensor, list
 
 
 def assert_same(model, ids: torch.Tensor, is_summed: bool = True) -> None:
-    """Outputs bit by bit, and sums but for the order of float32 sums."""
+    """Outputs bit by bit, and sums but for the order of float32 sums.
+
+    In one of three tries: on a busy machine MKL may take fewer threads for a product, which it then sums otherwise.
+    """
     implementation = model.config._attn_implementation
-    (want, whole), (got, seen) = attended(model, ids, False), attended(model, ids, True)
+    for _try in range(3):
+        (want, whole), (got, seen) = attended(model, ids, False), attended(model, ids, True)
+        if torch.equal(got, want):
+            break
     assert torch.equal(got, want)
     for summed, probabilities in zip(seen, whole, strict=True):
         assert (summed.shape[2] == 1) == is_summed
