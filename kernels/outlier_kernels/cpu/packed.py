@@ -19,7 +19,7 @@ LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 
 # codes, off again. Below this, sums up to 2^23 stay exact, and larger ones within the rounding of float32.
 LARGEST_PART = 2**23
 FEW = 8  # up to so many outlier columns, adding one after the other is faster than torch's matrix product
-IN_CACHE = 1 << 19  # entries of a product that are finished before the next ones are computed
+AT_ONCE = 1 << 31  # multiplications whose outputs are finished before the next ones begin
 LEAST_AT_ONCE = 128  # tokens, below which reading the weight takes longer than multiplying with it
 
 
@@ -125,7 +125,8 @@ def _multiply(
     column_scales = weight.scale.flatten().expand(outputs).contiguous()
     bias = None if bias is None else bias.float().contiguous()
     values = hidden_states[:, outliers].float()
-    chunks = -(-tokens // max(LEAST_AT_ONCE, IN_CACHE // max(1, outputs))) or 1
+    at_once = max(LEAST_AT_ONCE, AT_ONCE // max(1, weight.shape[1] * outputs))
+    chunks = -(-tokens // at_once) or 1
     at_once = -(-tokens // chunks) or 1  # chunks alike, for torch multiplies a single row in another order
     columns = None
     for start in range(0, tokens, at_once):
