@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from outlier_kernels import cpu, reference
-from outlier_kernels.cpu import packed, plain
+from outlier_kernels.cpu import codes, packed, plain
 from outlier_kernels.cpu.packed import Packed
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
@@ -82,6 +82,14 @@ def path_of(
         if arithmetic in triton.LINEAR and triton.serves(weight, activations, dtype):
             return "triton"
     return "reference"
+
+
+def quantize_weight(weight: torch.Tensor, quantizer: Quantizer | None, arithmetic: str = "exact") -> Quantized:
+    """A weight (outputs, features) in the codes that an arithmetic multiplies: those of `reference.quantize_weight`."""
+    served = arithmetic == "exact" and weight.is_cpu and codes.serves(weight, quantizer) and not _is_watched(weight)
+    if served and path(weight.device) == "cpu":
+        return codes.quantize_weight(weight, quantizer)
+    return reference.quantize_weight(weight, quantizer, arithmetic)
 
 
 def prepare(weight: Quantized, activations: Quantizer | None = ROWS, arithmetic: str = "exact") -> Quantized | Packed:

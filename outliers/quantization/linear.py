@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from outlier_kernels import dispatch, reference
+from outlier_kernels import dispatch
 from outlier_kernels.reference import Exact, Quantized
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -133,7 +133,7 @@ def stored_weight(projection: nn.Linear | Conv1D) -> torch.Tensor:
 
 def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> Quantized:
     """A weight (outputs, features) in the codes of a scheme."""
-    return reference.quantize_weight(weight, scheme.weights, scheme.arithmetic)
+    return dispatch.quantize_weight(weight, scheme.weights, scheme.arithmetic)
 
 
 def operand_of(weight: torch.Tensor, scheme: Scheme) -> Operand:

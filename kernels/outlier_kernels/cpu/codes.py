@@ -108,3 +108,19 @@ def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tenso
     span = high - low
     dynamic_range = torch.full_like(span, 2 * CODE_MAX).div_(span).masked_fill_(span == 0, 1)
     return torch.stack([dynamic_range, -(dynamic_range * low).round_() - CODE_MAX])
+
+
+def quantize_weight(weight: torch.Tensor, quantizer: Quantizer) -> Quantized:
+    """`reference.quantize` of a weight (outputs, features), to int8."""
+    rows = as_rows(weight.detach())
+    nothing = torch.empty(0, dtype=torch.int64, device="cpu")
+    made = quantize(rows, quantizer, nothing, rows.new_empty(rows.shape, dtype=torch.int8))
+    groups = len(rows) if quantizer.per_row else 1
+    zero_point = None if quantizer.symmetric else made.zero_point[:groups]
+    sums = None if quantizer.symmetric else made.code_sums
+    return Quantized(made.codes, made.scale[:groups].clone(), zero_point, sums)
+
+
+def serves(weight: torch.Tensor, quantizer: Quantizer | None) -> bool:
+    """Whether `quantize_weight` takes a weight."""
+    return quantizer is not None and quantizer.format == "int8" and weight.dtype in KINDS and weight.numel() > 0
