@@ -10,6 +10,11 @@ from outlier_kernels.reference import CODE_MAX, Quantized
 STRIP = 512  # features at once, at most, whose extremes are looked for
 
 
+def is_int8(quantizer: Quantizer | None) -> bool:
+    """Whether the passes make its codes."""
+    return quantizer is not None and quantizer.format == "int8"
+
+
 def as_rows(matrix: torch.Tensor) -> torch.Tensor:
     """A matrix as the passes read it: of one of their dtypes, each row in one piece, its signs those in memory."""
     matrix = matrix.resolve_neg() if matrix.dtype in KINDS else matrix.float()
@@ -123,5 +128,4 @@ def quantize_weight(weight: torch.Tensor, quantizer: Quantizer) -> Quantized:
 
 def serves(weight: torch.Tensor, quantizer: Quantizer | None) -> bool:
     """Whether `quantize_weight` takes a weight; one that is stored transposed torch quantizes faster where it lies."""
-    is_int8 = quantizer is not None and quantizer.format == "int8"
-    return is_int8 and weight.dtype in KINDS and weight.numel() > 0 and weight.stride(1) == 1
+    return is_int8(quantizer) and weight.dtype in KINDS and weight.numel() > 0 and weight.stride(1) == 1

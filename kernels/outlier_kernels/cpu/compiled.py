@@ -19,6 +19,7 @@ _ALONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _IN_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # what passes read and write
 _COMPILING = threading.Lock()
+HITS, NOTHING = 3, -1  # what they may keep of states beside magnitudes, which are of the kind of the states
 SMALLEST_SHARE = 1 << 15  # entries for which another thread is worth waking, as torch has it
 
 

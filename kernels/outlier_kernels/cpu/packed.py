@@ -37,7 +37,7 @@ class Packed(NamedTuple):
 def serves(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
     """Whether a weight can be packed for activations: both int8 and absmax, its scales float32, and codes whose sums
     have room for the products."""
-    if activations is None or activations.format != "int8" or not activations.symmetric:
+    if not codes.is_int8(activations) or not activations.symmetric:
         return False
     if not weight.has_exact_sums or weight.zero_point is not None or weight.scale.dtype != torch.float32:
         return False

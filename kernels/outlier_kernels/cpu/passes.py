@@ -5,18 +5,18 @@ compiled code is in this one file, because numba compiles again what has changed
 """
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from outlier_kernels.cpu.compiled import Pass
+from outlier_kernels.cpu.compiled import HITS, KINDS, NOTHING, Pass
 
-FLOAT32, BFLOAT16, FLOAT16 = range(3)  # kinds of input and output
+FLOAT32, BFLOAT16, FLOAT16 = (KINDS[dtype] for dtype in (torch.float32, torch.bfloat16, torch.float16))
 MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float but for its sign: as a whole number in the order of |x|
 ROUND = np.float32(12_582_912)  # 1.5 · 2^23: added to a small float, its lowest bits hold the nearest whole number
 CODE_MAX = np.float32(127)
 STRIP = 4096  # outputs at once
-HITS, NOTHING = 3, -1  # what else may be kept of states beside their magnitudes, which are of the kind of the states
 INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
 BINS = 1 << 10  # of a histogram that a core's first cache holds
 SAMPLED = 2048  # entries of which bounds for a median are learnt
@@ -98,6 +98,11 @@ def rint(_context, value):
 
 
 @inlined
+def _float_of_bfloat16(half):
+    return float_of(np.int32(np.uint32(half) << np.uint32(16)))
+
+
+@inlined
 def load(kind, address, count, row):
     """Read entries of any kind as float32."""
     if kind == FLOAT32:
@@ -107,7 +112,7 @@ def load(kind, address, count, row):
     elif kind == BFLOAT16:
         halves = _address(address, np.uint16)
         for i in range(count):
-            row[i] = float_of(np.int32(np.uint32(halves[i]) << np.uint32(16)))
+            row[i] = _float_of_bfloat16(halves[i])
     else:
         halves = _address(address, np.uint16)
         for i in range(count):
@@ -119,7 +124,7 @@ def _entry(kind, address):
     if kind == FLOAT32:
         return _address(address, np.float32)[0]
     half = _address(address, np.uint16)[0]
-    return float_of(np.int32(np.uint32(half) << np.uint32(16))) if kind == BFLOAT16 else _float_of_half(half)
+    return _float_of_bfloat16(half) if kind == BFLOAT16 else _float_of_half(half)
 
 
 @inlined
@@ -134,7 +139,7 @@ def store(kind, address, count, row):
         for i in range(count):
             bits = np.uint32(bits_of(row[i]))
             rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-            is_nan = (bits & np.uint32(MAGNITUDE)) > np.uint32(0x7F800000)
+            is_nan = (bits & np.uint32(MAGNITUDE)) > np.uint32(INFINITE)
             halves[i] = np.uint16(0x7FC0) if is_nan else np.uint16(rounded)
     else:
         halves = _address(address, np.uint16)
@@ -178,7 +183,7 @@ def feature_extremes(arguments):
                 value = _ordered(bits_of(row[i]))
                 least[i], most[i] = min(least[i], value), max(most[i], value)
         for i in range(count):
-            is_nan = least[i] < _ordered(np.int32(-8388608)) or most[i] > np.int32(0x7F800000)
+            is_nan = least[i] < _ordered(np.int32(-8388608)) or most[i] > INFINITE
             low[start + i] = np.nan if is_nan else float_of(_ordered(least[i]))
             high[start + i] = np.nan if is_nan else float_of(_ordered(most[i]))
         piece = _taken(arguments, 1)

@@ -20,13 +20,9 @@ LARGEST_ZERO_POINT = 2**20  # and zero points, beyond which float32 is too coars
 
 def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype) -> bool:
     """Whether both operands are int8 and their scales float32, for outputs that the passes can write."""
-    if not _is_int8(activations) or dtype not in KINDS:
+    if not codes.is_int8(activations) or dtype not in KINDS:
         return False
     return weight.has_exact_sums and weight.scale.dtype == torch.float32
-
-
-def _is_int8(quantizer: Quantizer | None) -> bool:
-    return quantizer is not None and quantizer.format == "int8"
 
 
 def linear(
@@ -43,7 +39,9 @@ def linear(
     given = hidden_states, weight, bias, activations, threshold, exact
     if not x.numel() or len(outliers) == x.shape[1]:
         return reference.linear(*given)
-    if len(outliers) and exact is not None and not _is_int8(exact.quantizer):  # whose codes may follow from anything
+    if (
+        len(outliers) and exact is not None and not codes.is_int8(exact.quantizer)
+    ):  # whose codes may follow from anything
         return reference.linear(*given)
     quantized = codes.quantize(x, activations, outliers, x.new_empty(x.shape, dtype=torch.int8))
     added = None

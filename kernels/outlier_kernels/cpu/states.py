@@ -6,13 +6,11 @@ import torch
 
 from outlier_kernels import reference_states
 from outlier_kernels.cpu.codes import as_rows
-from outlier_kernels.cpu.compiled import KINDS, passes
+from outlier_kernels.cpu.compiled import HITS, KINDS, NOTHING, passes
 from outlier_kernels.states import RESIDUAL, STATISTICS, NotFinite, Statistics
 
 ROWS = 128  # of a piece
 STRIP = 1024  # features of a piece, at most, whose sums stay in a core's first cache
-KEPT_KINDS = {torch.bool: 3}  # beside the kinds of magnitudes
-NOTHING = -1
 
 
 def add(
@@ -26,7 +24,7 @@ def add(
     kind, size, stride = KINDS[x.dtype], x.element_size(), x.stride(0) * x.element_size()
     blocks, strips = -(-tokens // ROWS), -(-features // STRIP)
     width = -(-features // strips)
-    kept_kind = NOTHING if kept is None else KEPT_KINDS.get(kept.dtype, kind)
+    kept_kind = NOTHING if kept is None else HITS if kept.dtype == torch.bool else kind
     found, hits = torch.empty(1, dtype=torch.int64), torch.empty(features, dtype=torch.int64)
     room = (
         torch.empty(2, blocks, features),
