@@ -184,6 +184,10 @@ def test_ties_of_the_largest_entry():
             assert statistics["largest"].tolist() == [9, 9, 4, 150, 150 * 7 % 101], "-9 comes before 9"
             getattr(path, add)(statistics, -x.roll(1, 1), ids_of(x), *last)
             assert statistics["largest"][2] == 4 if x[199, 4] > 0 else 5
+            later = torch.zeros_like(x)
+            later[2, 20] = 9
+            getattr(path, add)(statistics, later, ids_of(x), *last)
+            assert statistics["largest"].tolist() == [9, 9, 20, 2, 14], "feature 20 comes after all others"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -194,8 +198,10 @@ def test_medians_of_uneven_states(dtype):
     period = max(1, 300 * 128 // 2048) | 1
     seldom = torch.ones(300 * 128)
     seldom[::period] = 30
-    uneven = [x, x.sort(0).values, torch.where(x > 0.5, 1.0, 0.0), torch.ones(300, 128), seldom.view(300, 128)]
-    assert_same_residuals(cpu_states, [state.to(dtype) for state in uneven])
+    uneven = [x, x.sort(0).values, torch.where(x > 0.5, 1.0, 0.0), torch.ones(300, 128)]
+    uneven += [state.view(300, 128) for state in (seldom, 1 / seldom)]
+    for state in uneven:  # one by one, for a median of 0 makes the sum of ratios infinite
+        assert_same_residuals(cpu_states, [state.to(dtype)])
 
 
 def test_massive_activations_of_just_the_limits():
@@ -206,6 +212,11 @@ def test_massive_activations_of_just_the_limits():
     assert at_position.nonzero()[:, 0].tolist() == [7, 199]
     assert statistics["massive"].nonzero()[:, 0].tolist() == [3, 19]
     assert_same_residuals(cpu_states, [x, 2 * x, 0.9 * x])
+    x = torch.full((200, 20), 0.125)
+    x[5, 2], x[6, 3] = 125, 124.99999  # of at least 1000 medians, and of less
+    for path in (cpu_states, reference_states):
+        statistics = states.empty(states.RESIDUAL, 20, x.device)
+        assert path.add_residual(statistics, x, ids_of(x), LIMITS).nonzero()[:, 0].tolist() == [5]
 
 
 def test_which_path_reads_a_state(monkeypatch):
