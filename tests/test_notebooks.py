@@ -74,9 +74,16 @@ CLAIMS = {
 
 
 def kinds(notebook) -> list[list[str]]:
-    """What each code cell puts out: text, tables, pictures."""
+    """What each code cell puts out: text, tables, pictures; not a bar of progress, which comes where it takes long."""
     return [
-        sorted({kind for output in cell.outputs for kind in output.get("data", {"stream": None})})
+        sorted(
+            {
+                kind
+                for output in cell.outputs
+                if output.get("name") != "stderr"
+                for kind in output.get("data", {"stream": None})
+            }
+        )
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
