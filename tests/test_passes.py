@@ -93,10 +93,10 @@ def test_outlier_features(data, rows, features, threshold):
 def assert_same_codes(found: Quantized, expected: Quantized) -> None:
     """The same scales, and where they are numbers, the same codes, zero points and sums of codes.
 
-    found: codes of uint8 are 128 larger. expected: with the sums of its codes or without.
+    found: codes of uint8 are 128 larger. Either may be without the sums of its codes.
     """
     assert_same(found.scale, expected.scale)
-    sums = expected.codes.sum(1, keepdim=True, dtype=torch.float32)
+    sums = None if found.code_sums is None else expected.codes.sum(1, keepdim=True, dtype=torch.float32)
     offset = 128 * (found.codes.dtype == torch.uint8)
     found = found._replace(codes=found.codes.to(torch.int16) - offset)
     hidden = ~found.scale.isfinite()
@@ -139,6 +139,28 @@ def test_quantize_bitsandbytes(data, rows, features, threshold, dtype):
     expected, outliers = reference.quantize_bitsandbytes(x, threshold)
     places, room = outliers.nonzero()[:, 0], torch.empty(x.shape, dtype=dtype)
     assert_same_codes(codes.quantize_bitsandbytes(codes.as_rows(x), threshold, places, room), expected)
+
+
+@given(st.data(), SIDES, SIDES, quantizers("column"))
+@settings(deadline=None, max_examples=150)
+def test_quantize_weight(data, outputs, features, quantizer):
+    weight = data.draw(matrices(outputs, features))
+    assume(codes.serves(weight, quantizer))
+    found, expected = codes.quantize_weight(weight, quantizer), reference.quantize(weight, quantizer)
+    assert [part is None for part in found] == [part is None for part in expected]
+    assert_same_codes(found, expected)
+    if (outputs > 1) & (features > 1):
+        assert found.codes.stride() == weight.contiguous().stride() or weight.stride(0) == 1, "codes as the weight lies"
+
+
+@pytest.mark.parametrize(
+    "quantizer", [Quantizer("int8", one, kind) for one in ("tensor", "column") for kind in (True, False)], ids=str
+)
+def test_quantize_wide_weights_that_are_stored_transposed(quantizer, several_threads):
+    weight = torch.randn(300, 2049).T
+    found, expected = codes.quantize_weight(weight, quantizer), reference.quantize(weight, quantizer)
+    assert_same_codes(found, expected)
+    assert found.codes.T.is_contiguous()
 
 
 @given(st.data(), SIDES, SIDES, SIDES, quantizers("row"), quantizers("column"), THRESHOLDS)

@@ -67,16 +67,26 @@ def quantize_int8(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     dims = 1 if quantizer.per_row else (0, 1)
     low, high = matrix.amin(dims, keepdim=True), matrix.amax(dims, keepdim=True)
     if quantizer.symmetric:
-        scale = torch.maximum(high, -low) / CODE_MAX
-        scale = scale.masked_fill(scale == 0, 1)
+        scale = absmax_scale(low, high)
         codes = (matrix / scale).round_().clamp_(-CODE_MAX, CODE_MAX)
         return Quantized(codes.to(torch.int8), scale)
-    span = high - low
-    dynamic_range = torch.full_like(span, 2 * CODE_MAX).div_(span).masked_fill_(span == 0, 1)
-    zero_point = -(dynamic_range * low).round_() - CODE_MAX
+    dynamic_range, zero_point = dynamic_range_and_zero_point(low, high)
     codes = (matrix * dynamic_range).round_().add_(zero_point).clamp_(-CODE_MAX, CODE_MAX)
     # The sums are exact in float32: LARGEST_K · 127 < 2^24.
     return Quantized(codes.to(torch.int8), 1 / dynamic_range, zero_point, codes.sum(1, keepdim=True))
+
+
+def absmax_scale(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """The scales of groups with these least and largest entries (equation 3)."""
+    scale = torch.maximum(high, -low) / CODE_MAX
+    return scale.masked_fill(scale == 0, 1)
+
+
+def dynamic_range_and_zero_point(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalized dynamic ranges and zero points of groups with these least and largest entries (equations 1, 2)."""
+    span = high - low
+    dynamic_range = torch.full_like(span, 2 * CODE_MAX).div_(span).masked_fill_(span == 0, 1)
+    return dynamic_range, -(dynamic_range * low).round_() - CODE_MAX
 
 
 def int8_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -109,15 +109,15 @@ def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tenso
     if quantizer.symmetric:
         return torch.maximum(high, -low).index_fill_(0, outliers, 0).amax() / CODE_MAX
     inliers = torch.ones_like(low, dtype=torch.bool).index_fill_(0, outliers, False)
-    low, high = low[inliers].amin(), high[inliers].amax()
-    span = high - low
-    dynamic_range = torch.full_like(span, 2 * CODE_MAX).div_(span).masked_fill_(span == 0, 1)
-    return torch.stack([dynamic_range, -(dynamic_range * low).round_() - CODE_MAX])
+    return torch.stack(reference.dynamic_range_and_zero_point(low[inliers].amin(), high[inliers].amax()))
 
 
 def quantize_weight(weight: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """`reference.quantize` of a weight (outputs, features), to int8."""
-    rows = as_rows(weight.detach())
+    weight = weight.detach().resolve_neg()
+    if weight.stride(1) != 1 and weight.stride(0) == 1:
+        return _quantize_where_it_lies(weight, quantizer)
+    rows = as_rows(weight)
     nothing = torch.empty(0, dtype=torch.int64, device="cpu")
     made = quantize(rows, quantizer, nothing, rows.new_empty(rows.shape, dtype=torch.int8))
     groups = len(rows) if quantizer.per_row else 1
@@ -126,6 +126,31 @@ def quantize_weight(weight: torch.Tensor, quantizer: Quantizer) -> Quantized:
     return Quantized(made.codes, made.scale[:groups].clone(), zero_point, sums)
 
 
+def _quantize_where_it_lies(weight: torch.Tensor, quantizer: Quantizer) -> Quantized:
+    """The same of a weight that is stored transposed, (features, outputs), as its codes are then."""
+    stored = weight.T
+    outputs = stored.shape[1]
+    low, high = extremes(stored)
+    if not quantizer.per_row:
+        low, high = low.amin().view(1), high.amax().view(1)
+    if quantizer.symmetric:
+        scale = reference.absmax_scale(low, high)
+        factors, zero_point = scale.expand(outputs).contiguous(), None
+    else:
+        dynamic_range, zero_point = reference.dynamic_range_and_zero_point(low, high)
+        factors, scale = dynamic_range.expand(outputs).contiguous(), 1 / dynamic_range
+    zero_points = None if zero_point is None else zero_point.expand(outputs).contiguous()
+    codes, sums = stored.new_empty(stored.shape, dtype=torch.int8), torch.empty(outputs, 1)
+    given = stored, KINDS[stored.dtype], stored.element_size(), len(stored), _stride(stored), outputs
+    strip = min(STRIP, outputs)
+    passes().codes_of_columns(
+        -(-outputs // strip), len(stored) * strip, *given, strip, factors, zero_points, codes, sums
+    )
+    if zero_point is None:
+        return Quantized(codes.T, scale.view(-1, 1))
+    return Quantized(codes.T, scale.view(-1, 1), zero_point.view(-1, 1), sums)
+
+
 def serves(weight: torch.Tensor, quantizer: Quantizer | None) -> bool:
-    """Whether `quantize_weight` takes a weight; one that is stored transposed torch quantizes faster where it lies."""
-    return is_int8(quantizer) and weight.dtype in KINDS and weight.numel() > 0 and weight.stride(1) == 1
+    """Whether `quantize_weight` takes a weight, in the layout that it has."""
+    return is_int8(quantizer) and weight.dtype in KINDS and weight.numel() > 0 and 1 in weight.stride()

@@ -353,6 +353,49 @@ def zeropoint_codes(arguments):
         first = _taken(arguments, at_once)
 
 
+@Pass
+def codes_of_columns(arguments):
+    """Codes of a matrix of which each column has a scale; a piece is a strip of columns.
+
+    After the counters: x, its kind, its bytes an entry, rows, bytes from row to row, columns, columns of a strip;
+    scales of absmax, or normalized dynamic ranges and zero points (float32); then codes and their sums by column
+    (float32).
+    """
+    x, kind, size, rows, stride, columns, width = (
+        arguments[3],
+        arguments[4],
+        arguments[5],
+        arguments[6],
+        arguments[7],
+        arguments[8],
+        arguments[9],
+    )
+    factors, zero_points = _address(arguments[10], np.float32), _address(arguments[11], np.float32)
+    sums = _address(arguments[13], np.float32)
+    row, total = np.empty(width, np.float32), np.empty(width, np.int32)
+    piece = _taken(arguments, 1)
+    while piece < arguments[1]:
+        start = piece * width
+        count = min(width, columns - start)
+        total[:] = 0
+        for r in range(rows):
+            load(kind, x + r * stride + start * size, count, row)
+            if arguments[11]:
+                for i in range(count):
+                    row[i] = rint(row[i] * factors[start + i]) + zero_points[start + i]
+            else:
+                for i in range(count):
+                    row[i] = rint(row[i] / factors[start + i])
+            codes = _address(arguments[12] + r * columns + start, np.int8)
+            for i in range(count):
+                code = np.int8(min(max(row[i], -CODE_MAX), CODE_MAX))
+                codes[i] = code
+                total[i] = np.int32(total[i] + code)
+        for i in range(count):
+            sums[start + i] = np.float32(total[i])
+        piece = _taken(arguments, 1)
+
+
 @inlined
 def _zeropoint(row, count):
     """Normalized dynamic range and zero point of a row (equations 1 and 2)."""
