@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from outlier_kernels import cpu, dispatch, reference
 from outlier_kernels.cpu import codes, packed, plain
+from outlier_kernels.cpu.compiled import passes
 from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
@@ -242,6 +243,22 @@ def test_wide_layers(several_threads, shape, layout, symmetric, per_row):
     weight = reference.quantize_bitsandbytes(exact)[0]
     given = LAYOUTS[layout](x), weight, None, 6.0
     assert_same(plain.linear_bitsandbytes(*given), reference.linear_bitsandbytes(*given))
+
+
+@pytest.mark.skipif(not cpu.has_int8_units(), reason="needs AVX-512 VNNI")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outliers", range(6))
+def test_wide_packed_layers(several_threads, dtype, outliers):
+    """More outputs than a strip of them, and outlier features with loops of their own and without."""
+    x, exact = torch.randn(9, 40).to(dtype), torch.randn(passes().STRIP + 300, 40)
+    x[4, 5 : 5 + outliers] = 20.0
+    weight = reference.quantize(exact, Quantizer("int8", "column"))
+    for bias in (None, torch.randn(len(exact))):
+        found, expected = (
+            path.linear(x, operand, bias, threshold=6.0).float()
+            for path, operand in ((packed, packed.pack(weight)), (reference, weight))
+        )
+        torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-4)
 
 
 OUTLIER = 2  # a feature; of each row, whether it is to be quantized again without it (None: either will do)

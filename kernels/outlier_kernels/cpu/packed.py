@@ -123,7 +123,7 @@ def _multiply(
     tokens, outputs = len(hidden_states), weight.shape[0]
     result = hidden_states.new_empty(tokens, outputs)
     column_scales = weight.scale.flatten().expand(outputs).contiguous()
-    bias = None if bias is None else bias.float().contiguous()
+    bias = scale.new_zeros(outputs) if bias is None else bias.float().contiguous()
     values = hidden_states[:, outliers].float()
     at_once = max(LEAST_AT_ONCE, AT_ONCE // max(1, weight.shape[1] * outputs))
     chunks = -(-tokens // at_once) or 1
@@ -142,7 +142,7 @@ def _multiply(
 def _finish(
     product: torch.Tensor,
     scale: torch.Tensor,
-    bias: torch.Tensor | None,
+    bias: torch.Tensor,
     values: torch.Tensor,
     columns: torch.Tensor,
     result: torch.Tensor,

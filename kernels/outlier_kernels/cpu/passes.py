@@ -4,6 +4,8 @@ A pass reads its input once. What it computes, and in which order it rounds, is 
 compiled code is in this one file, because numba compiles again what has changed when its file has.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from llvmlite import ir
@@ -17,6 +19,7 @@ MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float but for its sign: as a w
 ROUND = np.float32(12_582_912)  # 1.5 · 2^23: added to a small float, its lowest bits hold the nearest whole number
 CODE_MAX = np.float32(127)
 STRIP = 4096  # outputs at once
+FUSED = 3  # outlier columns that are added in the loop that writes the outputs
 INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
 BINS = 1 << 10  # of a histogram that a core's first cache holds
 SAMPLED = 2048  # entries of which bounds for a median are learnt
@@ -128,23 +131,38 @@ def _entry(kind, address):
 
 
 @inlined
+def _put_float32(floats, i, value):
+    floats[i] = value
+
+
+@inlined
+def _put_bfloat16(halves, i, value):
+    bits = np.uint32(bits_of(value))
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    is_nan = (bits & np.uint32(MAGNITUDE)) > np.uint32(INFINITE)
+    halves[i] = np.uint16(0x7FC0) if is_nan else np.uint16(rounded)
+
+
+@inlined
+def _put_float16(halves, i, value):
+    halves[i] = _half_of(value)
+
+
+@inlined
 def store(kind, address, count, row):
     """Write float32 entries as any kind, rounded to nearest, ties to even."""
     if kind == FLOAT32:
         floats = _address(address, np.float32)
         for i in range(count):
-            floats[i] = row[i]
+            _put_float32(floats, i, row[i])
     elif kind == BFLOAT16:
         halves = _address(address, np.uint16)
         for i in range(count):
-            bits = np.uint32(bits_of(row[i]))
-            rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-            is_nan = (bits & np.uint32(MAGNITUDE)) > np.uint32(INFINITE)
-            halves[i] = np.uint16(0x7FC0) if is_nan else np.uint16(rounded)
+            _put_bfloat16(halves, i, row[i])
     else:
         halves = _address(address, np.uint16)
         for i in range(count):
-            halves[i] = _half_of(row[i])
+            _put_float16(halves, i, row[i])
 
 
 @inlined
@@ -409,16 +427,46 @@ def _zeropoint(row, count):
     return dynamic_range, -rint(dynamic_range * low) - CODE_MAX
 
 
+def _finishing(put: Callable) -> Callable:
+    """How rows are finished and written by `put`."""
+
+    @inlined
+    def finish(result, scaled, scale, bias, values, columns, count, stride, width):
+        """Scale a row, add the bias and up to `FUSED` products of values and columns, and write it, all in one go."""
+        one, two = _address(columns, np.float32), _address(columns + 4 * stride, np.float32)
+        three = _address(columns + 8 * stride, np.float32)
+        if count == 0:
+            for i in range(width):
+                put(result, i, fma(scaled[i], scale, bias[i]))
+        elif count == 1:
+            a = values[0]
+            for i in range(width):
+                put(result, i, fma(a, one[i], fma(scaled[i], scale, bias[i])))
+        elif count == 2:
+            a, b = values[0], values[1]
+            for i in range(width):
+                put(result, i, fma(b, two[i], fma(a, one[i], fma(scaled[i], scale, bias[i]))))
+        else:
+            a, b, c = values[0], values[1], values[2]
+            for i in range(width):
+                put(result, i, fma(c, three[i], fma(b, two[i], fma(a, one[i], fma(scaled[i], scale, bias[i])))))
+
+    return finish
+
+
+_finish_float32, _finish_bfloat16, _finish_float16 = map(_finishing, (_put_float32, _put_bfloat16, _put_float16))
+
+
 @Pass
 def finish_packed(arguments):
     """From products that have the weight's scales to outputs; a piece is a row.
 
-    After the counters: products (float32), how many in a row; scales of rows (float32); bias (float32) or none; values
-    (rows, count) and columns (count, outputs), float32, whose products are added one after the other, and their count;
-    then outputs, and their kind. Each addition is one operation with its multiplication, as in torch's addcmul.
+    After the counters: products (float32), how many in a row; scales of rows and bias (float32); values (rows, count)
+    and columns (count, outputs), float32, whose products are added one after the other, and their count; then outputs,
+    and their kind. Each addition is one operation with its multiplication, as in torch's addcmul.
     """
-    product, outputs, scales = arguments[3], arguments[4], _address(arguments[5], np.float32)
-    bias, values, count, result, kind = arguments[6], arguments[7], arguments[9], arguments[10], arguments[11]
+    product, outputs, scales, bias = arguments[3], arguments[4], _address(arguments[5], np.float32), arguments[6]
+    values, count, result, kind = arguments[7], arguments[9], arguments[10], arguments[11]
     size = 4 if kind == FLOAT32 else 2
     row = np.empty(STRIP, np.float32)
     first, at_once = _taken(arguments, arguments[2]), arguments[2]
@@ -426,33 +474,31 @@ def finish_packed(arguments):
         for start in range(0, outputs, STRIP):
             for r in range(first, min(first + at_once, arguments[1])):
                 width, place = min(STRIP, outputs - start), r * outputs + start
-                scaled = _address(product + 4 * place, np.float32)
-                if bias:
-                    added = _address(bias + 4 * start, np.float32)
-                    for i in range(width):
-                        row[i] = fma(scaled[i], scales[r], added[i])
+                scaled, added = _address(product + 4 * place, np.float32), _address(bias + 4 * start, np.float32)
+                columns, written = arguments[8] + 4 * start, result + size * place
+                left = count - FUSED
+                given = scaled, scales[r], added, _address(values + 4 * r * count, np.float32), columns
+                if left > 0 or product == result:  # which a fused loop would read and write in an order of its own
+                    _finish_float32(row, *given, min(count, FUSED), outputs, width)
+                    further = values + 4 * (r * count + FUSED), columns + 4 * FUSED * outputs
+                    _add_columns(row, width, *further, left, 4 * outputs)
+                    store(kind, written, width, row)
+                elif kind == FLOAT32:
+                    _finish_float32(_address(written, np.float32), *given, count, outputs, width)
+                elif kind == BFLOAT16:
+                    _finish_bfloat16(_address(written, np.uint16), *given, count, outputs, width)
                 else:
-                    for i in range(width):
-                        row[i] = fma(scaled[i], scales[r], np.float32(0))
-                added = values + 4 * r * count
-                _add_columns(row, width, added, arguments[8] + 4 * start, count, 4 * outputs)
-                store(kind, result + size * place, width, row)
+                    _finish_float16(_address(written, np.uint16), *given, count, outputs, width)
         first = _taken(arguments, at_once)
 
 
 @inlined
 def _add_columns(row, width, values, columns, count, stride):
-    """Add products of values and columns, each after the one before it, but two in one go over the row."""
-    for k in range(0, count - 1, 2):
-        one, other = _address(values, np.float32)[k], _address(values, np.float32)[k + 1]
-        first = _address(columns + k * stride, np.float32)
-        second = _address(columns + (k + 1) * stride, np.float32)
+    """Add products of values and columns, each after the one before it."""
+    for k in range(count):
+        value, column = _address(values, np.float32)[k], _address(columns + k * stride, np.float32)
         for i in range(width):
-            row[i] = fma(other, second[i], fma(one, first[i], row[i]))
-    if count % 2:
-        one, last = _address(values, np.float32)[count - 1], _address(columns + (count - 1) * stride, np.float32)
-        for i in range(width):
-            row[i] = fma(one, last[i], row[i])
+            row[i] = fma(value, column[i], row[i])
 
 
 @Pass
