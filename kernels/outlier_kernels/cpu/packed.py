@@ -19,7 +19,7 @@ LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 
 # codes, off again. Below this, sums up to 2^23 stay exact, and larger ones within the rounding of float32.
 LARGEST_PART = 2**23
 FEW = 8  # up to so many outlier columns, adding one after the other is faster than torch's matrix product
-AT_ONCE = 1 << 31  # multiplications whose outputs are finished before the next ones begin
+AT_ONCE = 1 << 30  # multiplications whose outputs are finished before the next ones begin
 LEAST_AT_ONCE = 128  # tokens, below which reading the weight takes longer than multiplying with it
 
 
