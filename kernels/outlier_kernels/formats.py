@@ -1,6 +1,8 @@
 """What a quantized product is made of, as data: number formats, groups that share a scale, kinds of arithmetic."""
 
+import math
 import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,16 +10,42 @@ from typing import NamedTuple
 OPERANDS = ("activations", "weights")
 
 
+class Element(NamedTuple):
+    """A floating-point number of a few bits, with subnormal numbers; what is too large becomes its largest.
+
+    mantissa_bits: those that are stored. least_exponent: of its normal numbers. largest: its largest finite value.
+    """
+
+    mantissa_bits: int
+    least_exponent: int
+    largest: float
+
+    @property
+    def largest_exponent(self) -> int:
+        """The exponent of its largest value."""
+        return math.frexp(self.largest)[1] - 1
+
+
 class Format(NamedTuple):
     """A number format.
 
     quantizer: the function that states it, from a matrix (rows, features) and a `Quantizer` to
-    `outlier_kernels.reference.Quantized`, or where it is, "module:name". symmetric: what it takes, absmax (True) or
-    zeropoint (False).
+    `outlier_kernels.reference.Quantized`, or where it is, "module:name"; what shares a scale is a row or everything,
+    for `outlier_kernels.reference.quantize` makes rows of smaller groups. symmetric: what it takes, absmax (True) or
+    zeropoint (False). bits: of a value. integers: whether its codes are int8, whose products are summed exactly.
+    scale_bits: of a scale, where it does not depend on what shares it. group: how many features share a scale, where
+    the format itself fixes it. tensor_bits: of a scale that the whole matrix has on top. element: what floating-point
+    codes are rounded to.
     """
 
     quantizer: str | Callable
     symmetric: tuple[bool, ...] = (True, False)
+    bits: int = 8
+    integers: bool = False
+    scale_bits: int | None = None
+    group: int | None = None
+    tensor_bits: int = 0
+    element: Element | None = None
 
 
 class Arithmetic(NamedTuple):
@@ -32,9 +60,46 @@ class Arithmetic(NamedTuple):
     exact_outliers: bool = True
 
 
-FORMATS = {"int8": Format("outlier_kernels.reference:quantize_int8")}
-# Groups that share a scale, and the operands that have them: everything, a token, an output.
-GRANULARITIES = {"tensor": OPERANDS, "row": ("activations",), "column": ("weights",)}
+E4M3, E5M2 = Element(3, -6, 448.0), Element(2, -14, 57344.0)
+E2M3, E3M2, E2M1 = Element(3, 0, 7.5), Element(2, -2, 28.0), Element(1, 0, 6.0)
+
+_INTEGERS = Format("outlier_kernels.reference:quantize_integers", integers=True)
+_SCALED = Format("outlier_kernels.reference_formats:quantize_scaled", (True,))
+_MX = Format("outlier_kernels.reference_formats:quantize_microscaling", (True,), scale_bits=8, group=32)
+_BLOCK = Format("outlier_kernels.reference_formats:quantize_mantissas", (True,), integers=True, scale_bits=8)
+
+FORMATS = {
+    "int8": _INTEGERS,
+    "int6": _INTEGERS._replace(bits=6),
+    "int4": _INTEGERS._replace(bits=4),
+    "fp8-e4m3": _SCALED._replace(element=E4M3),
+    "fp8-e5m2": _SCALED._replace(element=E5M2),
+    # OCP Microscaling Formats 1.0; in the name of a kind is that of its elements.
+    "mxfp8-e4m3": _MX._replace(element=E4M3),
+    "mxfp8-e5m2": _MX._replace(element=E5M2),
+    "mxfp6-e2m3": _MX._replace(bits=6, element=E2M3),
+    "mxfp6-e3m2": _MX._replace(bits=6, element=E3M2),
+    "mxfp4": _MX._replace(bits=4, element=E2M1),
+    "mxint8": _BLOCK._replace(group=32),
+    "nvfp4": Format(
+        "outlier_kernels.reference_formats:quantize_nvfp4",
+        (True,),
+        bits=4,
+        scale_bits=8,
+        group=16,
+        tensor_bits=32,
+        element=E2M1,
+    ),
+    # Plain block floating point: a shared exponent, and mantissas in two's complement.
+    "bfp8": _BLOCK,
+    "bfp6": _BLOCK._replace(bits=6),
+    "bfp4": _BLOCK._replace(bits=4),
+}
+# Groups that share a scale, and the operands that have them: everything, a token, an output, so many consecutive
+# features of a row, whose number may be any, and those of the formats that fix it.
+GROUPS, BLOCK = "group-64", "block"
+GRANULARITIES = {"tensor": OPERANDS, "row": ("activations",), "column": ("weights",), GROUPS: OPERANDS, BLOCK: OPERANDS}
+SCALE_BITS, GROUP_SCALE_BITS = 32, 16  # of a scale of a tensor, row or column, and of one of a group
 ARITHMETICS = {
     "exact": Arithmetic(),
     "bitsandbytes": Arithmetic("int8 row absmax", "int8 column absmax", exact_outliers=False),
@@ -45,8 +110,8 @@ ARITHMETICS = {
 class Quantizer:
     """How one operand of a product is quantized.
 
-    format: a name in `FORMATS`. granularity: a name in `GRANULARITIES`. symmetric: absmax if true, else zeropoint.
-    Written, it is those three: "int8 row absmax".
+    format: a name in `FORMATS`. granularity: a name in `GRANULARITIES`, or "group-" and a number of features.
+    symmetric: absmax if true, else zeropoint. Written, it is those three: "int8 row absmax".
     """
 
     format: str
@@ -68,6 +133,32 @@ class Quantizer:
     def per_row(self) -> bool:
         """Whether each row of the matrix as it is stored has a scale: a token, or an output."""
         return self.granularity != "tensor"
+
+    @property
+    def group(self) -> int | None:
+        """How many consecutive features of a row share a scale; None where all of them do."""
+        if self.granularity == BLOCK:
+            return FORMATS[self.format].group
+        written = re.fullmatch(r"group-([1-9]\d{0,8})", str(self.granularity))
+        return int(written[1]) if written else None
+
+    def bits(self, features: int, rows: float = math.inf) -> float:
+        """Bits that a value takes on average in a matrix (rows, features), scales and zero points included.
+
+        Scales of groups count 16 bits, those of a tensor, row or column 32, unless the format has its own; a zero point
+        counts as much as a value. rows: of as many that what all share counts nothing, by default.
+        """
+        format = FORMATS[self.format]
+        share = self.group or (features if self.per_row else features * rows)
+        scale = format.scale_bits or (GROUP_SCALE_BITS if self.group else SCALE_BITS)
+        zero_point = 0 if self.symmetric else format.bits
+        return format.bits + (scale + zero_point) / share + format.tensor_bits / (features * rows)
+
+
+def granularities(format: str, operand: str) -> list[str]:
+    """The granularities that an operand in a format may have."""
+    fixed = FORMATS[format].group is not None
+    return [name for name, operands in GRANULARITIES.items() if operand in operands and (name == BLOCK) == fixed]
 
 
 def find(thing: object) -> object:

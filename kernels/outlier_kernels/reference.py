@@ -1,10 +1,12 @@
 """The truth: every kernel in a few lines of plain torch.
 
-Rounding is to nearest, ties to even; codes are clipped to [-127, 127] (LLM.int8(), section 2.1). Weights are stored
-as `torch.nn.Linear` stores them, (outputs, features), so a group of either operand is a row or the whole tensor.
+Rounding is to nearest, ties to even; codes of 8 bits are clipped to [-127, 127] (LLM.int8(), section 2.1). Weights are
+stored as `torch.nn.Linear` stores them, (outputs, features), so a group of either operand is a row, a part of one, or
+the whole tensor. Formats whose codes are no integers are in `outlier_kernels.reference_formats`.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import NamedTuple
 
@@ -20,9 +22,10 @@ LARGEST_K = 131072  # features in one int32 sum: 131072 · 127² < 2^31, and the
 class Quantized(NamedTuple):
     """A matrix in a number format: `matrix ≈ (codes - zero_point) * scale`.
 
-    codes: (rows, features), int8 or another dtype. scale: float (rows, 1), (1, 1), or, as formats of smaller groups
-    have it, (rows, features). zero_point: float whole numbers in the shape of `scale`, not clipped to 8 bits, and
-    code_sums: float whole numbers (rows, 1), the sum of each row's codes; both None where it is symmetric.
+    codes: (rows, features), int8 or another dtype. scale: float (rows, 1), (1, 1), or, where so many consecutive
+    features of a row have their own, (rows, groups). zero_point: float whole numbers in the shape of `scale`, not
+    clipped to 8 bits, and code_sums: float whole numbers (rows, groups), the sum of each group's codes; both None where
+    it is symmetric.
     """
 
     codes: torch.Tensor
@@ -33,12 +36,23 @@ class Quantized(NamedTuple):
     def dequantize(self) -> torch.Tensor:
         """The matrix that the codes stand for: float (rows, features)."""
         values = self.codes.to(self.scale.dtype)
-        return (values if self.zero_point is None else values - self.zero_point) * self.scale
+        values = values if self.zero_point is None else values - self._spread(self.zero_point)
+        return values * self._spread(self.scale)
 
     @property
     def has_exact_sums(self) -> bool:
-        """Whether products with it are sums of int8 codes, to which the scales are applied afterwards."""
-        return self.codes.dtype == torch.int8 and self.scale.shape[1] == 1
+        """Whether products with it are sums of int8 codes over all features, to which the scales are applied."""
+        return self.codes.dtype == torch.int8 and self.group is None
+
+    @property
+    def group(self) -> int | None:
+        """How many consecutive features of a row share a scale; None where all of them do."""
+        groups = self.scale.shape[1]
+        return None if groups == 1 else self.codes.shape[1] // max(groups, 1)
+
+    def _spread(self, of_groups: torch.Tensor) -> torch.Tensor:
+        """What groups have, for each feature of theirs."""
+        return of_groups if self.group in (None, 0, 1) else of_groups.repeat_interleave(self.group, 1)
 
 
 class Exact(NamedTuple):
@@ -49,44 +63,59 @@ class Exact(NamedTuple):
 
 
 def quantize(matrix: torch.Tensor, quantizer: Quantizer | None) -> Quantized:
-    """Quantize a floating-point matrix (rows, features); by none, its codes are its values in float32 at least."""
+    """Quantize a floating-point matrix (rows, features); by none, its codes are its values in float32 at least.
+
+    Raises:
+        ValueError: the groups that share a scale do not divide the features.
+    """
     if quantizer is None:
         matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
         return Quantized(matrix, matrix.new_ones(1, 1))
-    return find(FORMATS[quantizer.format].quantizer)(matrix, quantizer)
+    make, group = find(FORMATS[quantizer.format].quantizer), quantizer.group
+    if group is None:
+        return make(matrix, quantizer)
+    rows, features = matrix.shape
+    if features % group:
+        raise ValueError(f"groups of {group} features do not divide {features}")
+    made = make(matrix.reshape(-1, group), quantizer)  # in which each group is a row
+    groups = features // group
+    return Quantized(*(None if part is None else part.reshape(rows, groups * part.shape[1]) for part in made))
 
 
-def quantize_int8(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
-    """Quantize a floating-point matrix (rows, features) to int8, absmax or zeropoint (equations 1-3).
+def quantize_integers(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
+    """Quantize a floating-point matrix (rows, features) to integers, absmax or zeropoint (equations 1-3).
 
-    Scales are float32 (float64 for float64 input). An all-zero absmax group has scale 1, a constant zeropoint group
+    Codes of B bits are in [-(2^(B-1) - 1), 2^(B-1) - 1], so that 8 bits are the paper's int8. Scales are float32 (float64 for float64 input). An all-zero absmax group has scale 1, a constant zeropoint group
     has normalized dynamic range 1. NaN and inf are not refused: they make the group's scale NaN or inf, so that every
     product with it is NaN or inf too and nothing is hidden.
     """
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
+    code_max = 2 ** (FORMATS[quantizer.format].bits - 1) - 1
     dims = 1 if quantizer.per_row else (0, 1)
     low, high = matrix.amin(dims, keepdim=True), matrix.amax(dims, keepdim=True)
     if quantizer.symmetric:
-        scale = absmax_scale(low, high)
-        codes = (matrix / scale).round_().clamp_(-CODE_MAX, CODE_MAX)
+        scale = absmax_scale(low, high, code_max)
+        codes = (matrix / scale).round_().clamp_(-code_max, code_max)
         return Quantized(codes.to(torch.int8), scale)
-    dynamic_range, zero_point = dynamic_range_and_zero_point(low, high)
-    codes = (matrix * dynamic_range).round_().add_(zero_point).clamp_(-CODE_MAX, CODE_MAX)
+    dynamic_range, zero_point = dynamic_range_and_zero_point(low, high, code_max)
+    codes = (matrix * dynamic_range).round_().add_(zero_point).clamp_(-code_max, code_max)
     # The sums are exact in float32: LARGEST_K · 127 < 2^24.
     return Quantized(codes.to(torch.int8), 1 / dynamic_range, zero_point, codes.sum(1, keepdim=True))
 
 
-def absmax_scale(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+def absmax_scale(low: torch.Tensor, high: torch.Tensor, code_max: int = CODE_MAX) -> torch.Tensor:
     """The scales of groups with these least and largest entries (equation 3)."""
-    scale = torch.maximum(high, -low) / CODE_MAX
+    scale = torch.maximum(high, -low) / code_max
     return scale.masked_fill(scale == 0, 1)
 
 
-def dynamic_range_and_zero_point(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def dynamic_range_and_zero_point(
+    low: torch.Tensor, high: torch.Tensor, code_max: int = CODE_MAX
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalized dynamic ranges and zero points of groups with these least and largest entries (equations 1, 2)."""
     span = high - low
-    dynamic_range = torch.full_like(span, 2 * CODE_MAX).div_(span).masked_fill_(span == 0, 1)
-    return dynamic_range, -(dynamic_range * low).round_() - CODE_MAX
+    dynamic_range = torch.full_like(span, 2 * code_max).div_(span).masked_fill_(span == 0, 1)
+    return dynamic_range, -(dynamic_range * low).round_() - code_max
 
 
 def int8_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -131,14 +160,30 @@ def matmul(a: Quantized, b: Quantized) -> torch.Tensor:
     """Dequantized product of two quantized matrices, (m, k) with (n, k) to float (m, n) (equations 5-7).
 
     Zeropoint terms are added to the int32 sums, so the one large product stays int8 × int8 and nothing is rounded
-    before the scales are applied. Where an operand has no exact sums, the dequantized operands are multiplied.
+    before the scales are applied. Where scales are of groups of features, this is done group by group. Where the codes
+    of an operand are no int8, or every feature has a scale, the dequantized operands are multiplied.
     """
     if not (a.has_exact_sums and b.has_exact_sums):
-        return a.dequantize() @ b.dequantize().T
+        group = math.gcd(a.group or 0, b.group or 0)  # that lies in one group of either
+        if a.codes.dtype != torch.int8 or b.codes.dtype != torch.int8 or group < 2:
+            return a.dequantize() @ b.dequantize().T
+        return reduce(torch.Tensor.add_, map(matmul, _parts(a, group), _parts(b, group)))
     sums = int8_matmul(a.codes, b.codes)
     if a.zero_point is not None or b.zero_point is not None:
         sums = _add_zero_point_terms(sums, with_zero_point(a), with_zero_point(b))
     return (sums * a.scale).mul_(b.scale.view(1, -1))
+
+
+def _parts(matrix: Quantized, features: int) -> Iterator[Quantized]:
+    """A quantized matrix in parts of so many features, each of which lies in one group."""
+    width = matrix.group or matrix.codes.shape[1]
+    for start in range(0, matrix.codes.shape[1], features):
+        codes, of_group = matrix.codes[:, start : start + features], slice(start // width, start // width + 1)
+        if matrix.zero_point is None:
+            yield Quantized(codes, matrix.scale[:, of_group])
+        else:
+            sums = codes.sum(1, keepdim=True, dtype=matrix.scale.dtype)
+            yield Quantized(codes, matrix.scale[:, of_group], matrix.zero_point[:, of_group], sums)
 
 
 def with_zero_point(matrix: Quantized) -> Quantized:
@@ -188,7 +233,9 @@ def linear(
     Features with an input of at least `threshold` in some token are multiplied in higher precision, the others
     quantized, with scales taken over them alone. Where nothing but its codes is left of the weight, outlier features
     meet weights rebuilt from them, and the weights' scales are over all features, for they were fixed before the
-    outliers were known.
+    outliers were known. Where groups of features share a scale, outlier features are set to zero in both operands
+    instead of cut out, so that the others stay in their groups: a zero changes no absmax scale, and zeropoint ranges
+    then include it.
 
     Args:
         hidden_states: float (tokens, features).
@@ -210,11 +257,23 @@ def linear(
     else:
         product = outlier_product(x, outliers, weight, exact)
         if not outliers.all():
-            rest = quantize(exact.weight[:, ~outliers], exact.quantizer) if exact else _columns(weight, ~outliers)
-            product += multiply(x[:, ~outliers], rest, None, activations)
+            rest = _without(x, weight, outliers, activations, exact)
+            product += multiply(*rest, None, activations)
     if bias is not None:
         product += bias
     return product.to(dtype)
+
+
+def _without(
+    x: torch.Tensor, weight: Quantized, outliers: torch.Tensor, activations: Quantizer | None, exact: Exact | None
+) -> tuple[torch.Tensor, Quantized]:
+    """Hidden states and weight without the outlier features, see `linear`."""
+    quantizers = activations, exact and exact.quantizer
+    if weight.group is None and not any(one and one.group for one in quantizers):
+        rest = quantize(exact.weight[:, ~outliers], exact.quantizer) if exact else _columns(weight, ~outliers)
+        return x[:, ~outliers], rest
+    rest = quantize(exact.weight.masked_fill(outliers, 0), exact.quantizer) if exact else weight
+    return x.masked_fill(outliers, 0), rest
 
 
 def _product(x: torch.Tensor, weight: Quantized, _bias: None, activations: Quantizer | None) -> torch.Tensor:
@@ -270,9 +329,11 @@ def linear_bitsandbytes(
 def _columns(matrix: Quantized, features: torch.Tensor) -> Quantized:
     """Some features of a quantized matrix, with its scales."""
     codes = matrix.codes[:, features]
+    if matrix.group is not None:  # each with the scale of its group
+        spread = (part if part is None else matrix._spread(part)[:, features] for part in matrix[1:3])
+        return Quantized(codes, *spread)
     sums = None if matrix.zero_point is None else codes.sum(1, keepdim=True, dtype=matrix.scale.dtype)
-    scale = matrix.scale if matrix.scale.shape[1] == 1 else matrix.scale[:, features]
-    return matrix._replace(codes=codes, scale=scale, code_sums=sums)
+    return matrix._replace(codes=codes, code_sums=sums)
 
 
 def quantize_weight(weight: torch.Tensor, quantizer: Quantizer | None, arithmetic: str) -> Quantized:

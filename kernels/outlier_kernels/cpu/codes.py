@@ -11,8 +11,8 @@ STRIP = 512  # features at once, at most, whose extremes are looked for
 
 
 def is_int8(quantizer: Quantizer | None) -> bool:
-    """Whether the passes make its codes."""
-    return quantizer is not None and quantizer.format == "int8"
+    """Whether the passes make its codes: those of rows, or of everything."""
+    return quantizer is not None and quantizer.format == "int8" and quantizer.group is None
 
 
 def as_rows(matrix: torch.Tensor) -> torch.Tensor:

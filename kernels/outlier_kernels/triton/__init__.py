@@ -65,6 +65,7 @@ def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype)
     return (
         activations is not None
         and activations.format == "int8"
+        and activations.group is None
         and weight.has_exact_sums
         and (weight.zero_point is None) == activations.symmetric
         and dtype in DTYPES

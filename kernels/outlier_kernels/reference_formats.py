@@ -1,0 +1,79 @@
+"""The truth of number formats beyond plain integers: floating-point elements, shared exponents, scales of scales.
+
+Rounding is to nearest, ties to even, by arithmetic with powers of two, which is exact: torch's own casts know not all of
+these elements, and some round a float64 twice. Codes of floating-point formats are the elements' values, in the dtype of
+the scales. NaN and inf make a group's scale NaN or inf, as in `outlier_kernels.reference.quantize_integers`, and a
+group of zeros has scale 1.
+"""
+
+import torch
+
+from outlier_kernels.formats import E4M3, FORMATS, Element, Quantizer
+from outlier_kernels.reference import Quantized
+
+LEAST_SHARED = 2.0**-127  # the smallest scale that has no bits but those of an exponent (e8m0)
+LEAST_E4M3 = 2.0**-9  # the smallest positive one, which is subnormal
+EXPONENT_BITS = {torch.float32: (torch.int32, 0xFF << 23), torch.float64: (torch.int64, 0x7FF << 52)}
+
+
+def quantize_scaled(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
+    """Floating-point elements whose largest one is the largest value of the group: fp8."""
+    element = FORMATS[quantizer.format].element
+    matrix, largest = _with_largest(matrix, quantizer)
+    return _elements(matrix, largest / element.largest, element)
+
+
+def quantize_microscaling(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
+    """Floating-point elements under a power of two that brings the exponent of the group's largest value to the
+    elements' largest one (OCP Microscaling Formats 1.0, section 6.3)."""
+    element = FORMATS[quantizer.format].element
+    matrix, largest = _with_largest(matrix, quantizer)
+    return _elements(matrix, _shared(largest, element.largest_exponent), element)
+
+
+def quantize_nvfp4(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
+    """Floating-point elements under a scale in e4m3, at least its smallest, times one of the whole matrix."""
+    element = FORMATS[quantizer.format].element
+    matrix, largest = _with_largest(matrix, quantizer)
+    of_matrix = largest.amax() / (element.largest * E4M3.largest)
+    of_group = rounded(largest / element.largest / of_matrix, E4M3).clamp_(min=LEAST_E4M3)
+    return _elements(matrix, (of_group * of_matrix).masked_fill(largest == 0, 1), element)
+
+
+def quantize_mantissas(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
+    """Integers in two's complement under the shared exponent of the group's largest value: block floating point of B
+    bits, whose scale is 2^(exponent + 2 - B), and with it mxint8."""
+    bits = FORMATS[quantizer.format].bits
+    matrix, largest = _with_largest(matrix, quantizer)
+    scale = (_shared(largest, 0) * 2.0 ** (2 - bits)).masked_fill(largest == 0, 1)
+    codes = (matrix / scale).round_().clamp_(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return Quantized(codes.to(torch.int8), scale)
+
+
+def rounded(values: torch.Tensor, element: Element) -> torch.Tensor:
+    """Values, float32 or float64, as elements: to the nearest, ties to even; beyond the largest, the largest."""
+    step = power_of_two(values).clamp_(min=2.0**element.least_exponent).mul_(2.0**-element.mantissa_bits)
+    return (values / step).round_().mul_(step).clamp_(-element.largest, element.largest)
+
+
+def power_of_two(values: torch.Tensor) -> torch.Tensor:
+    """The largest power of two up to each magnitude; 0 of zeros and subnormal numbers, inf of NaN and inf."""
+    integers, mask = EXPONENT_BITS[values.dtype]
+    return (values.view(integers) & mask).view(values.dtype)
+
+
+def _with_largest(matrix: torch.Tensor, quantizer: Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
+    """The matrix in float32 at least, and the largest magnitude of each row or of everything: (rows, 1) or (1, 1)."""
+    matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
+    return matrix, matrix.abs().amax(1 if quantizer.per_row else (0, 1), keepdim=True)
+
+
+def _shared(largest: torch.Tensor, exponent: int) -> torch.Tensor:
+    """2^(exponent of the largest - exponent), as e8m0 has it; of nothing but zeros 1."""
+    shared = power_of_two(largest).mul_(2.0**-exponent).clamp_(min=LEAST_SHARED)
+    return shared.masked_fill_(largest == 0, 1)
+
+
+def _elements(matrix: torch.Tensor, scale: torch.Tensor, element: Element) -> Quantized:
+    scale = scale.masked_fill(scale == 0, 1)
+    return Quantized(rounded(matrix / scale, element), scale)
