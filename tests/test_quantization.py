@@ -150,7 +150,7 @@ def test_every_scheme_that_can_be_made_is_computed_and_is_another():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"weights": Quantizer("int4", "column")}, "format of the weights of scheme 'ours' is 'int4'; expected 'int8'"),
+        ({"weights": Quantizer("int5", "column")}, "format of the weights of scheme 'ours' is 'int5'; expected 'int8'"),
         ({"weights": Quantizer(8.0, "column")}, "format of the weights of scheme 'ours' is 8.0;"),
         ({"activations": Quantizer("8", "row")}, "format of the activations of scheme 'ours' is '8';"),
         (

@@ -39,7 +39,7 @@ from tests.conftest import make_model
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MIXED = Scheme("mixed", Quantizer("int8", "row", False), COLUMN)  # zeropoint activations, absmax weights
-WEIGHTS_ALONE = Scheme("w8", None, COLUMN)
+WEIGHTS_ALONE = Scheme("weights-alone", None, COLUMN)
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ def linear(
     Raises:
         ValueError: the hidden states are no floating-point matrix, or their features are not those of the weight.
     """
-    features = _shape(weight)[1]
+    features = shape_of(weight)[1]
     if hidden_states.ndim != 2 or not hidden_states.is_floating_point() or hidden_states.shape[1] != features:
         found = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
         raise ValueError(f"linear takes floating-point (tokens, {features}), got {found}")
@@ -154,7 +154,8 @@ def linear(
     return linear_plain(hidden_states, *weight, bias, *scheme, *of_exact)
 
 
-def _shape(weight: Quantized | Packed) -> tuple[int, int]:
+def shape_of(weight: Quantized | Packed) -> tuple[int, int]:
+    """Outputs and features of a weight, prepared or not."""
     return weight.shape if isinstance(weight, Packed) else weight.codes.shape
 
 
@@ -179,7 +180,7 @@ def _multiply(
     exact: Exact | None = None,
 ) -> torch.Tensor:
     if not len(hidden_states):  # which have no extremes
-        return hidden_states.new_empty(0, _shape(weight)[0])
+        return hidden_states.new_empty(0, shape_of(weight)[0])
     runs = path_of(weight, activations, arithmetic, hidden_states.dtype)
     if runs == "cpu":
         kernels = packed if isinstance(weight, Packed) else plain

@@ -85,9 +85,10 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer | None) -> Quantized:
 def quantize_integers(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """Quantize a floating-point matrix (rows, features) to integers, absmax or zeropoint (equations 1-3).
 
-    Codes of B bits are in [-(2^(B-1) - 1), 2^(B-1) - 1], so that 8 bits are the paper's int8. Scales are float32 (float64 for float64 input). An all-zero absmax group has scale 1, a constant zeropoint group
-    has normalized dynamic range 1. NaN and inf are not refused: they make the group's scale NaN or inf, so that every
-    product with it is NaN or inf too and nothing is hidden.
+    Codes of B bits are in [-(2^(B-1) - 1), 2^(B-1) - 1], 8 bits the paper's. Scales are float32 (float64 for float64
+    input). An all-zero absmax group has scale 1, a constant zeropoint group has normalized dynamic range 1. NaN and inf
+    are not refused: they make the group's scale NaN or inf, so that every product with it is NaN or inf too and nothing
+    is hidden.
     """
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
     code_max = 2 ** (FORMATS[quantizer.format].bits - 1) - 1

@@ -1,9 +1,9 @@
 """The truth of number formats beyond plain integers: floating-point elements, shared exponents, scales of scales.
 
-Rounding is to nearest, ties to even, by arithmetic with powers of two, which is exact: torch's own casts know not all of
-these elements, and some round a float64 twice. Codes of floating-point formats are the elements' values, in the dtype of
-the scales. NaN and inf make a group's scale NaN or inf, as in `outlier_kernels.reference.quantize_integers`, and a
-group of zeros has scale 1.
+Rounding is to nearest, ties to even, by arithmetic with powers of two, which is exact: torch's own casts do not know
+all of these elements, and some round a float64 twice. Codes of floating-point formats are the elements' values, in the
+dtype of the scales. NaN and inf make a group's scale NaN or inf, as in `outlier_kernels.reference.quantize_integers`,
+and a group of zeros has scale 1.
 """
 
 import torch

@@ -15,7 +15,7 @@ TEXTS = (
     *("architecture", "dtype", "device", "device_name", "text", "tokens_hash", "protocol", "scheme", "kernels"),
     *("outlier_weights", "subject", "method", "role", "way", "task", "documents_hash", "hardware", "owner"),
     *("same_weights_as", "version", "code", "commit", "python", "torch", "transformers", "triton", "bitsandbytes"),
-    "lm_eval",
+    *("lm_eval", "arithmetic"),
 )
 COUNTS = (
     *("parameters", "block", "blocks", "draws", "batch", "prompt", "tokens", "repeats", "bits", "gpus"),
@@ -32,7 +32,7 @@ NUMBERS = (
     "unquantized_experts",
     "wall_seconds",
 )
-POSITIVE = ("alpha", "gigabytes")
+POSITIVE = ("alpha", "gigabytes", "weight_bits", "activation_bits")
 # The commit of no clone, a limit that is none, the error of one example, the version of a task that has none.
 MAY_BE_NULL = ("commit", "limit", "standard_error", "task_version")
 

@@ -31,7 +31,7 @@ IDENTIFIES_NOTHING = {  # reason: fields
     ),
     "it follows from the model and from what was asked, and may be known only afterwards": (
         *("parameters", "weights_bytes", "outputs", "context_used", "unquantized_experts", "ignored_tensors"),
-        "same_weights_as",
+        *("same_weights_as", "arithmetic", "weight_bits", "activation_bits"),
     ),
     "`code` says more": ("version", "commit"),
     "users name their experiments, and the other fields say what was measured (but see FIXED)": ("experiment",),

@@ -25,7 +25,7 @@ from outliers.models.skeleton import skeleton
 from outliers.models.source import local_files
 from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
-from outliers.quantization.convert import quantize, skipped
+from outliers.quantization.convert import check_groups, quantize, skipped
 from outliers.quantization.schemes import Scheme
 from outliers.specification.kinds import BOS, Machine, Settings
 from outliers.terminal.progress import Progress
@@ -198,11 +198,15 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
     return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
 
 
-def check_skip(config: PretrainedConfig, schemes: Iterable[Scheme | None], skip: Collection[str]) -> None:
-    """Raise UserError if `skip` matches nothing of a model, or all that a scheme quantizes; None: another library's."""
-    model = skeleton(config, torch.bfloat16) if skip else None
-    for scheme in filter(None, schemes if skip else ()):
-        skipped(model, skip, scheme)
+def check_schemes(config: PretrainedConfig, schemes: Iterable[Scheme | None], skip: Collection[str]) -> None:
+    """Raise UserError if a scheme does not fit a model, or `skip` matches nothing of it, or all that a scheme
+    quantizes; None: another library's."""
+    own = [scheme for scheme in schemes if scheme]
+    if not skip and not any(scheme.group for scheme in own):
+        return
+    model = skeleton(config, torch.bfloat16)
+    for scheme in own:
+        check_groups(model, scheme, skipped(model, skip, scheme))
 
 
 def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:

@@ -12,12 +12,13 @@ import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.measurements.bench import Bench, Job, check_skip, describe, left_fields, say_what_is_left
+from outliers.measurements.bench import Bench, Job, check_schemes, describe, left_fields, say_what_is_left
 from outliers.measurements.measurement import Measurement, Question
 from outliers.measurements.sweep import schemes_of
 from outliers.models.anatomy import check_block, context_length, projections
 from outliers.models.decoder import inference
 from outliers.models.load import load_config, load_model
+from outliers.quantization.convert import check_kept
 from outliers.quantization.fields import row_fields
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
@@ -93,9 +94,12 @@ class LatencyRows(Measurement[Latency]):
         self.settings = Settings(**shared, block=spec.prompt, blocks=max(spec.batches))
         for name in spec.models:
             check_generation(load_config(name, spec.revision), spec.prompt, spec.tokens)
-        jobs, schemes = [Job.of(name, spec.revision, self.settings) for name in spec.models], _schemes(spec)
+        schemes = _schemes(spec)
+        for scheme in filter(None, schemes):
+            check_kept(scheme)
+        jobs = [Job.of(name, spec.revision, self.settings) for name in spec.models]
         for job in jobs:
-            check_skip(job.config, schemes, spec.skip)
+            check_schemes(job.config, schemes, spec.skip)
             say_what_is_left(job.name, job.config, schemes)
         return [UnderScheme(job, scheme) for job in jobs for scheme in schemes]
 

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.measurements.bench import Bench, Counted, Job, check_skip, left_fields, named, say_what_is_left
+from outliers.measurements.bench import Bench, Counted, Job, check_schemes, left_fields, named, say_what_is_left
 from outliers.measurements.measurement import Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of, variant_losses
 from outliers.models.anatomy import projections
@@ -37,7 +37,7 @@ class Sweep(Measurement[Experiment]):
         self.schemes = schemes_of(self.spec)
         jobs = super().subjects()
         for job in jobs:
-            check_skip(job.config, self.schemes, self.spec.skip)
+            check_schemes(job.config, self.schemes, self.spec.skip)
             say_what_is_left(job.name, job.config, self.schemes)
         return jobs
 
@@ -110,7 +110,7 @@ def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
     """
     alike = defaultdict(list)
     for scheme in schemes:
-        kinds = (part and (part.format, part.symmetric) for part in (scheme.activations, scheme.weights))
+        kinds = (part and (part.format, part.symmetric, part.group) for part in (scheme.activations, scheme.weights))
         alike[*kinds, scheme.outlier_threshold, scheme.arithmetic, scheme.transform].append(scheme)
     return [[Part(perplexity, partial(with_codes, some[0]), len(some) * draws) for some in alike.values()]]
 

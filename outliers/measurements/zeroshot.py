@@ -4,7 +4,7 @@ import importlib.metadata
 import statistics
 from typing import TYPE_CHECKING
 
-from outliers.measurements.bench import Bench, Job, check_machine, check_skip, say_what_is_left
+from outliers.measurements.bench import Bench, Job, check_machine, check_schemes, say_what_is_left
 from outliers.measurements.harness import STANDARD_ERRORS, documents_hash, evaluate, load_tasks, logits, texts_of
 from outliers.measurements.measurement import Measurement, Question, Workload
 from outliers.measurements.sweep import scheme_fields, schemes_of, sweep_parts
@@ -33,7 +33,7 @@ class ZeroShotRows(Measurement[ZeroShot]):
         self.schemes = schemes_of(spec)
         jobs = [Job(name, spec.revision, load_config(name, spec.revision)) for name in spec.models]
         for job in jobs:
-            check_skip(job.config, self.schemes, spec.skip)
+            check_schemes(job.config, self.schemes, spec.skip)
             say_what_is_left(job.name, job.config, self.schemes)
             load_tokenizer(job.model, job.revision)
         self.tasks = {}

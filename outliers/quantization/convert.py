@@ -2,18 +2,21 @@
 
 import copy
 import fnmatch
+import math
 from collections.abc import Collection
 from itertools import accumulate
 from typing import Literal
 
+from outlier_kernels.formats import FORMATS
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy import Projection, check_plain, projections
 from outliers.models.hooks import check_hooks, hand_over_hooks
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.linear import QuantizedLinear, stored_weight
 from outliers.quantization.schemes import Scheme, get_scheme
 
 KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
@@ -43,14 +46,16 @@ def quantize(
         UserError: no scheme has this name, the architecture is unknown, or something is wrapped around the model; a
             projection is more than a floating-point weight and a bias, such as one with an adapter, or has hooks on
             gradients or its state; only codes are left of the weights; a pattern is the path of no module, or all
-            projections are skipped; codes of weights that the scheme does not quantize are to be kept.
+            projections are skipped; groups of features that share a scale do not divide those of a projection; codes of
+            weights that the scheme does not quantize, or that are no int8, are to be kept.
     """
     scheme = get_scheme(scheme)
     if keep not in KINDS:
         raise unknown_name("way to keep weights", keep, KINDS)
-    if keep == "int8" and scheme.quantizes and scheme.weights is None:
-        raise UserError(f"scheme '{scheme.name}' quantizes no weights, whose codes could be kept; use keep='exact'")
+    if keep == "int8":
+        check_kept(scheme)
     left = skipped(model, skip, scheme)
+    check_groups(model, scheme, left)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
     # and in the place of each projection the one under the new scheme.
     memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
@@ -62,6 +67,39 @@ def quantize(
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
         vars(copied).pop(name, None)
     return copied
+
+
+def check_kept(scheme: Scheme) -> None:
+    """Raise UserError if a scheme quantizes, but has no int8 codes of weights that could be kept."""
+    if not scheme.quantizes:
+        return
+    if scheme.weights is None:
+        raise UserError(f"scheme '{scheme.name}' quantizes no weights, whose codes could be kept; use keep='exact'")
+    if not FORMATS[scheme.weights.format].integers:
+        kept = " or ".join(name for name, format in FORMATS.items() if format.integers)
+        raise UserError(
+            f"scheme '{scheme.name}' has weights in {scheme.weights.format}, whose codes are no int8; expected {kept}, "
+            "or use keep='exact'"
+        )
+
+
+def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] = ()) -> None:
+    """Raise UserError if a scheme's groups of features do not divide those of a projection that is not left exact."""
+    if scheme.group is None:
+        return
+    features = {
+        projection.path: stored_weight(projection.module).shape[1]
+        for projection in projections(model)
+        if projection.path not in left and type(projection.module) in (nn.Linear, Conv1D, QuantizedLinear)
+    }
+    common = math.gcd(*features.values())
+    for path, width in features.items():
+        if width % scheme.group:
+            fitting = max(size for size in range(1, scheme.group + 1) if common % size == 0)
+            raise UserError(
+                f"groups of {scheme.group} features, as scheme '{scheme.name}' has them, do not divide the {width} of "
+                f"'{path}'; expected groups such as {fitting}, which divide all, or skip what they do not divide"
+            )
 
 
 def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme) -> set[str]:

@@ -65,6 +65,11 @@ class Int8Linear(nn.Module):
         plain = self._plain()
         return Quantized(*(plain[name] for name in Quantized._fields))
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and features."""
+        return dispatch.shape_of(self.prepared or self._quantized())
+
     def path(self, dtype: torch.dtype) -> str:
         """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
         scheme, weight = self.scheme, self.prepared or self._quantized()

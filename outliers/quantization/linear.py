@@ -64,6 +64,11 @@ class QuantizedLinear(nn.Module):
         return stored_weight(self.projection)
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and features."""
+        return self.weight.shape
+
+    @property
     def operand(self) -> Operand:
         """The weight as the scheme multiplies it.
 
@@ -154,5 +159,6 @@ def transformed(hidden_states: torch.Tensor, scheme: Scheme, fitted: torch.Tenso
 def path_under(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> str:
     """Which path of the kernels multiplies plain codes, whatever they are, with hidden states of a dtype."""
     dtype = torch.promote_types(dtype, torch.float32)  # as a layer with exact weights multiplies
-    weight = quantize_weight(torch.zeros(1, 1, device=device, dtype=dtype), scheme)
+    features = 2 * (scheme.group or 1)  # so that groups are not the whole row
+    weight = quantize_weight(torch.zeros(1, features, device=device, dtype=dtype), scheme)
     return dispatch.path_of(weight, scheme.activations, scheme.arithmetic, dtype)

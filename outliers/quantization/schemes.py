@@ -1,10 +1,12 @@
-"""Schemes as data: the paper's Table 1, one more, and those of a user's own."""
+"""Schemes as data: the paper's Table 1, those of other number formats, and those of a user's own."""
 
 import json
+import math
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 
-from outlier_kernels.formats import ARITHMETICS, FORMATS, GRANULARITIES, OPERANDS, Quantizer
+from outlier_kernels.formats import ARITHMETICS, BLOCK, FORMATS, GROUPS, OPERANDS, Quantizer, granularities
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
@@ -61,7 +63,9 @@ class Scheme:
         if not isinstance(quantizer, Quantizer):
             raise UserError(f"{operand} of scheme '{self.name}' is {shown(quantizer)}; expected a Quantizer or None")
         self._check(f"format of the {operand}", quantizer.format, FORMATS)
-        having = [name for name, operands in GRANULARITIES.items() if operand in operands]
+        having = granularities(quantizer.format, operand)
+        if quantizer.group and GROUPS in having:  # of as many features as one likes
+            having.append(quantizer.granularity)
         self._check(f"granularity of the {operand}", quantizer.granularity, having)
         self._check(f"symmetric of the {operand}", quantizer.symmetric, FORMATS[quantizer.format].symmetric)
 
@@ -74,6 +78,18 @@ class Scheme:
     def quantizes(self) -> bool:
         """Whether it quantizes anything."""
         return self.activations is not None or self.weights is not None
+
+    @property
+    def has_exact_sums(self) -> bool:
+        """Whether its products are sums of integer codes, to which scales are applied; else dequantized operands are
+        multiplied."""
+        return all(one is not None and FORMATS[one.format].integers for one in (self.activations, self.weights))
+
+    @property
+    def group(self) -> int | None:
+        """The least number of features that every group of either operand divides; None without groups."""
+        groups = [one.group for one in (self.activations, self.weights) if one and one.group]
+        return math.lcm(*groups) if groups else None
 
     @property
     def weight_operand(self) -> tuple:
@@ -128,7 +144,43 @@ _OWN = [
     ),
     Scheme("llm.int8-bnb", _ROW, _COLUMN, ALPHA, "LLM.int8() as in bitsandbytes", "bitsandbytes"),
 ]
-SCHEMES = {scheme.name: scheme for scheme in _OWN}  # a user may add to it
+
+
+def _alike(format: str, granularity: str, label: str) -> Scheme:
+    """Both operands in one format, of whose name it is, with one granularity."""
+    both = Quantizer(format, granularity)
+    return Scheme(format, both, both, None, label)
+
+
+def _by_row(name: str, activations: str | None, weights: str, label: str) -> Scheme:
+    """Symmetric formats with scales by row, of activations, and by column, of weights."""
+    return Scheme(name, activations and Quantizer(activations, "row"), Quantizer(weights, "column"), None, label)
+
+
+_OF_FORMATS = [
+    _by_row("w8a8", "int8", "int8", "W8A8"),
+    _by_row("w6a6", "int6", "int6", "W6A6"),
+    _by_row("w4a8", "int8", "int4", "W4A8"),
+    _by_row("w4a4", "int4", "int4", "W4A4"),
+    _by_row("w8", None, "int8", "W8, weights alone"),
+    _by_row("w6", None, "int6", "W6, weights alone"),
+    _by_row("w4", None, "int4", "W4, weights alone"),
+    _alike("fp8-e4m3", "tensor", "FP8 E4M3"),
+    _alike("fp8-e5m2", "tensor", "FP8 E5M2"),
+    _by_row("fp8-e4m3-row", "fp8-e4m3", "fp8-e4m3", "FP8 E4M3 vector-wise"),
+    _by_row("fp8-e5m2-row", "fp8-e5m2", "fp8-e5m2", "FP8 E5M2 vector-wise"),
+    _alike("mxfp8-e4m3", BLOCK, "MXFP8 E4M3"),
+    _alike("mxfp8-e5m2", BLOCK, "MXFP8 E5M2"),
+    _alike("mxfp6-e2m3", BLOCK, "MXFP6 E2M3"),
+    _alike("mxfp6-e3m2", BLOCK, "MXFP6 E3M2"),
+    _alike("mxfp4", BLOCK, "MXFP4"),
+    _alike("mxint8", BLOCK, "MXINT8"),
+    _alike("nvfp4", BLOCK, "NVFP4"),
+    _alike("bfp8", "group-32", "BFP8"),
+    _alike("bfp6", "group-32", "BFP6"),
+    _alike("bfp4", "group-32", "BFP4"),
+]
+SCHEMES = {scheme.name: scheme for scheme in _OWN + _OF_FORMATS}  # a user may add to it
 BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
 TABLE1 = [  # the paper's rows
     "fp32",
@@ -160,12 +212,30 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
 
 
 def _named(name: str) -> Scheme:
-    if isinstance(name, str) and name in SCHEMES:
-        return SCHEMES[name]
+    if isinstance(name, str) and (found := SCHEMES.get(name) or in_groups(name)):
+        return found
     known = SCHEMES | plugin_schemes(Scheme, SCHEMES)
     if not isinstance(name, str) or name not in known:
         raise unknown_name("scheme", str(name), known)
     return known[name]
+
+
+def in_groups(name: str) -> Scheme | None:
+    """A scheme of other formats with so many features in a group, by its name, such as "w4a8-g64"; None of any other.
+
+    Groups take the place of columns of weights, and of the groups of either operand that has some.
+    """
+    written = re.fullmatch(r"(?P<base>.+)-g(?P<group>[1-9]\d{0,5})", name)
+    base = written and {scheme.name: scheme for scheme in _OF_FORMATS}.get(written["base"])
+    if not base or GROUPS not in granularities(base.weights.format, "weights") or not base.weights.per_row:
+        return None
+    granularity = f"group-{written['group']}"
+    operands = {
+        operand: replace(quantizer, granularity=granularity) if operand == "weights" or quantizer.group else quantizer
+        for operand in OPERANDS
+        if (quantizer := getattr(base, operand))
+    }
+    return replace(base, name=name, label=f"{base.label}, groups of {written['group']}", **operands)
 
 
 def is_own(scheme: Scheme) -> bool:
@@ -173,19 +243,21 @@ def is_own(scheme: Scheme) -> bool:
     return any(
         (scheme.name, scheme.parts) == (own.name, own.parts)
         and (scheme.outlier_threshold is None) == (own.outlier_threshold is None)
-        for own in _OWN
+        for own in (*_OWN, *_OF_FORMATS, in_groups(scheme.name))
+        if own
     )
 
 
 def said_of(scheme: Scheme, skip: Collection[str] = ()) -> dict:
     """What rows say of a scheme beside its name; nothing where it quantizes nothing.
 
-    alpha: its threshold. scheme_parts: of a scheme that is not this project's own, what it is made of. skip: as for
-    `outliers.quantize`.
+    alpha: its threshold. scheme_parts: of a scheme that is not this project's own, what it is made of. arithmetic:
+    "simulated" where dequantized operands are multiplied. skip: as for `outliers.quantize`.
     """
     if not scheme.quantizes:
         return {}
     found = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_own(scheme) else scheme.parts}
+    found["arithmetic"] = None if scheme.has_exact_sums else "simulated"
     found["skip"] = sorted(set(skip)) or None
     return {field: value for field, value in found.items() if value is not None}
 

@@ -84,7 +84,7 @@ STYLES = {
     "llm.int8-zeropoint": (BLUE, "P", ":"),
     "llm.int8-bnb": (GREEN, "*", ":"),
 }
-OTHERS = [(COLORS[6 - number % 6], "<>pdh"[number % 5], "-.") for number in range(30)]
+OTHERS = [(COLORS[6 - number % 6], "<>pdh"[number % 5], line) for line in ("-.", ":") for number in range(30)]
 
 
 def in_order(schemes: Iterable[str]) -> list[str]:

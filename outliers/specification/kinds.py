@@ -224,7 +224,9 @@ class Experiment(Settings):
 
     name: Name = "sweep"
     models: Names = Field(description=MODEL)
-    schemes: Schemes = Field(TABLE1, description="fp32, which quantizes nothing, and 8-bit schemes, also llm.int8-bnb.")
+    schemes: Schemes = Field(
+        TABLE1, description="fp32, which quantizes nothing, and any of docs/schemes.md, such as w4a8-g64 or mxfp4."
+    )
     skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
     draws: Repeats = Field(

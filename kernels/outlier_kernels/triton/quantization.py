@@ -20,7 +20,7 @@ def check_dtype(matrix: torch.Tensor) -> None:
 def quantize(
     matrix: torch.Tensor, symmetric: bool, per_row: bool = True, outliers: torch.Tensor | None = None
 ) -> Quantized:
-    """`reference.quantize_integers` to int8, bit for bit, except that a NaN has some code and not none (its scale is NaN or inf).
+    """`reference.quantize_integers` to int8, bit for bit, but a NaN has some code, not none (its scale is NaN or inf).
 
     The codes are the first columns of a matrix that is padded with zeros to a multiple of 16 features, which the
     product needs for wide loads.

@@ -9,7 +9,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from tabulate import tabulate
 
 from outliers.models.names import distinct_names
-from outliers.quantization.schemes import BASELINE, SCHEMES
+from outliers.quantization.schemes import BASELINE, SCHEMES, in_groups
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Section, Table
 from outliers.report.style import GREY, bare, in_order, parameters_axis, scheme_styles
@@ -132,10 +132,11 @@ def _names(models: Iterable[str]) -> list[str]:
 
 
 def _label(scheme: str, dtype: str) -> str:
-    """The paper's, of a scheme that it has no row of the scheme's name."""
+    """The paper's, or ours; of a scheme of somebody else its name."""
     if scheme == BASELINE and dtype != "float32":
         return f"{dtype}, not quantized"
-    return SCHEMES[scheme].label if scheme in SCHEMES else scheme
+    found = SCHEMES.get(scheme) or in_groups(scheme)
+    return found.label if found else scheme
 
 
 def _cells(values: pd.Series, deviations: pd.Series, form: str = ".2f") -> list[str]:
