@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy import Projection, check_plain, projections
 from outliers.models.hooks import check_hooks, hand_over_hooks
+from outliers.quantization.calibration import Calibration
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, stored_weight
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -27,6 +28,7 @@ def quantize(
     scheme: str | Scheme,
     keep: Literal["exact", "int8"] = "exact",
     skip: Collection[str] = (),
+    calibration: Calibration | None = None,
 ) -> PreTrainedModel:
     """Return `model` with every linear projection of its decoder layers under a scheme.
 
@@ -41,26 +43,30 @@ def quantize(
             "int8" keeps nothing but the codes, a byte a weight; outlier features meet weights rebuilt from them.
         skip: patterns, as in names of files, of paths of modules whose projections stay exact, such as "*.down_proj" or
             "model.layers.0"; the head, which always does, may be among them.
+        calibration: how large the inputs of this model are, which some remedies have to know; see `calibrate`.
 
     Raises:
         UserError: no scheme has this name, the architecture is unknown, or something is wrapped around the model; a
             projection is more than a floating-point weight and a bias, such as one with an adapter, or has hooks on
             gradients or its state; only codes are left of the weights; a pattern is the path of no module, or all
             projections are skipped; groups of features that share a scale do not divide those of a projection; codes of
-            weights that the scheme does not quantize, or that are no int8, are to be kept.
+            weights that the scheme does not quantize, or that are no int8, are to be kept, or the exact weights are not
+            that it multiplies some tokens with; the scheme needs a calibration, and there is none, or one of another
+            model.
     """
     scheme = get_scheme(scheme)
     if keep not in KINDS:
         raise unknown_name("way to keep weights", keep, KINDS)
     if keep == "int8":
         check_kept(scheme)
+    check_calibrated(scheme, calibration)
     left = skipped(model, skip, scheme)
     check_groups(model, scheme, left)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
     # and in the place of each projection the one under the new scheme.
     memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
     memo |= {
-        id(found.module): _under(scheme, found, memo, None if found.path in left else KINDS[keep])
+        id(found.module): _under(scheme, found, memo, None if found.path in left else KINDS[keep], calibration)
         for found in projections(model)
     }
     copied = copy.deepcopy(model, memo)
@@ -81,6 +87,8 @@ def check_kept(scheme: Scheme) -> None:
             f"scheme '{scheme.name}' has weights in {scheme.weights.format}, whose codes are no int8; expected {kept}, "
             "or use keep='exact'"
         )
+    if scheme.token_threshold is not None:
+        raise UserError(f"scheme '{scheme.name}' multiplies some tokens with exact weights; use keep='exact'")
 
 
 def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] = ()) -> None:
@@ -100,6 +108,15 @@ def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] =
                 f"groups of {scheme.group} features, as scheme '{scheme.name}' has them, do not divide the {width} of "
                 f"'{path}'; expected groups such as {fitting}, which divide all, or skip what they do not divide"
             )
+
+
+def check_calibrated(scheme: Scheme, calibration: object | None) -> None:
+    """Raise UserError if a scheme needs a calibration and there is none."""
+    if calibration is None and scheme.needs_calibration:
+        raise UserError(
+            f"scheme '{scheme.name}' has to know how large the inputs are; expected a calibration: "
+            "quantize(model, scheme, calibration=outliers.calibrate(model, blocks)), or measure it in a sweep"
+        )
 
 
 def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme) -> set[str]:
@@ -123,7 +140,9 @@ def _matches(path: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(part, pattern) for part in accumulate(path.split("."), "{}.{}".format))
 
 
-def _under(scheme: Scheme, projection: Projection, memo: dict, kind: type | None) -> nn.Module:
+def _under(
+    scheme: Scheme, projection: Projection, memo: dict, kind: type | None, calibration: Calibration | None
+) -> nn.Module:
     """A projection, quantized or not, under a scheme in a kind of layer; None for one that stays exact."""
     module = projection.module
     if isinstance(module, Int8Linear):
@@ -133,7 +152,10 @@ def _under(scheme: Scheme, projection: Projection, memo: dict, kind: type | None
         check_plain(projection)
     check_hooks(projection.path, module)
     exact = _bare(module.projection if quantized else module, memo)
-    new = kind(exact, scheme) if kind and scheme.quantizes else exact
+    new = exact
+    if kind and scheme.quantizes:
+        calibrated = scheme.at(projection.role).needs_calibration
+        new = kind(exact, scheme, projection.role, calibration.of(projection) if calibrated else None)
     if quantized and kind is QuantizedLinear and new is not exact:
         new.share_codes(module)
     hand_over_hooks(module, new)

@@ -1,6 +1,7 @@
 """A linear projection that keeps nothing but its int8 weights."""
 
 import threading
+from itertools import zip_longest
 
 import torch
 from outlier_kernels import dispatch
@@ -10,11 +11,13 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.gradient import refuse_gradient
-from outliers.quantization.linear import operand_of, transformed
+from outliers.quantization.linear import operand_of, prepared
 from outliers.quantization.schemes import Scheme
+from outliers.quantization.transforms import MOST, Magnitudes
 
-# The buffers: codes, scale, zero_point, code_sums, and what the scheme's transform made of the weight.
-FIELDS = (*Quantized._fields, "fitted")
+# The buffers: codes, scale, zero_point, code_sums, and what each of the scheme's transforms made of the weight.
+FITTED = tuple(f"fitted{'' if number == 1 else f'_{number}'}" for number in range(1, MOST + 1))
+FIELDS = (*Quantized._fields, *FITTED)
 _LAYOUT = threading.RLock()  # held while a layer changes between its layouts; one for all, for locks cannot be copied
 
 
@@ -26,12 +29,20 @@ class Int8Linear(nn.Module):
     plain ones (there they are the buffer `blocks`, which no state has); `state_dict`, `load_state_dict` and `.to()`
     bring the plain ones back. Several threads may call it at once.
 
+    role, magnitudes: as in `QuantizedLinear`.
+
     It has no gradient: a backward pass raises UserError.
     """
 
-    def __init__(self, projection: nn.Linear | Conv1D, scheme: Scheme):
+    def __init__(
+        self,
+        projection: nn.Linear | Conv1D,
+        scheme: Scheme,
+        role: str | None = None,
+        magnitudes: Magnitudes | None = None,
+    ):
         super().__init__()
-        self.scheme = scheme
+        self.scheme, self.here, self.magnitudes = scheme, scheme.at(role), magnitudes
         self.prepared: Quantized | Packed | None = None
         self.bias = projection.bias
         for name in FIELDS:
@@ -43,8 +54,8 @@ class Int8Linear(nn.Module):
     def set_weight(self, weight: torch.Tensor) -> None:
         """Quantize a weight, in the orientation of the projection, and keep its codes."""
         with torch.inference_mode(False), torch.no_grad():
-            operand = operand_of(weight.T if self.transposed else weight, self.scheme)
-            self._keep(operand.codes._asdict() | {"fitted": operand.fitted})
+            operand = operand_of(weight.T if self.transposed else weight, self.here, self.magnitudes)
+            self._keep(operand.codes._asdict() | dict(zip_longest(FITTED, operand.fitted)))
 
     def _keep(self, values: dict[str, torch.Tensor | None]) -> None:
         with _LAYOUT:
@@ -72,7 +83,7 @@ class Int8Linear(nn.Module):
 
     def path(self, dtype: torch.dtype) -> str:
         """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
-        scheme, weight = self.scheme, self.prepared or self._quantized()
+        scheme, weight = self.here, self.prepared or self._quantized()
         return dispatch.path_of(weight, scheme.activations, scheme.arithmetic, dtype)
 
     @torch.compiler.assume_constant_result
@@ -81,7 +92,7 @@ class Int8Linear(nn.Module):
         with _LAYOUT:
             if self.prepared is not None:
                 return
-            plain, scheme = self._quantized(), self.scheme
+            plain, scheme = self._quantized(), self.here
             with torch.inference_mode(False), torch.no_grad():
                 self.prepared = dispatch.prepare(plain, scheme.activations, scheme.arithmetic)
             if self.prepared is not plain:
@@ -127,11 +138,11 @@ class Int8Linear(nn.Module):
     def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
             self._prepare()  # now, while the graph is made, so that it has the layout that this leaves
-        while (prepared := self.prepared) is None:  # once, unless another thread brings the plain codes back
+        while (weight := self.prepared) is None:  # once, unless another thread brings the plain codes back
             self._prepare()
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        rows = transformed(rows, self.scheme, self.fitted)
-        product = dispatch.linear(rows, prepared, self.bias, **self.scheme.kernel_arguments)
+        fitted = tuple(getattr(self, name) for name in FITTED if self._buffers[name] is not None)
+        rows = prepared(hidden_states.reshape(-1, hidden_states.shape[-1]), self.here, fitted)
+        product = dispatch.linear(rows, weight, self.bias, **self.here.kernel_arguments)
         return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

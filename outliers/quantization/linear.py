@@ -9,20 +9,22 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.gradient import refuse_gradient
+from outliers.quantization.remedies.clipping import clip
+from outliers.quantization.remedies.tokens import multiply_by_token
 from outliers.quantization.schemes import Scheme
-from outliers.quantization.transforms import find_transform
+from outliers.quantization.transforms import Magnitudes
 
 
 class Operand(NamedTuple):
     """A weight as a scheme multiplies it.
 
-    codes: those of all of it. Under a transform, exact: the weight (outputs, features) that they stand for; fitted:
-    what the transform made of the plain one.
+    codes: those of all of it. Under transforms, exact: the weight (outputs, features) that they stand for; fitted: what
+    each transform made of the one before.
     """
 
     codes: Quantized
     exact: torch.Tensor | None = None
-    fitted: torch.Tensor | None = None
+    fitted: tuple[torch.Tensor, ...] = ()
 
 
 class Made(NamedTuple):
@@ -49,13 +51,22 @@ class QuantizedLinear(nn.Module):
     (not through `.data`, where torch counts no edits; call `.to()` then). Outlier features are multiplied with the
     exact weights, as the paper's equation 8 has it, and both operands' scales are taken without them.
 
+    role: that of its input, at which the scheme may have other remedies than at others. magnitudes: of its input, where
+    a remedy has to know them.
+
     It has no gradient: a backward pass raises UserError.
     """
 
-    def __init__(self, projection: nn.Linear | Conv1D, scheme: Scheme):
+    def __init__(
+        self,
+        projection: nn.Linear | Conv1D,
+        scheme: Scheme,
+        role: str | None = None,
+        magnitudes: Magnitudes | None = None,
+    ):
         super().__init__()
         self.projection = projection
-        self.scheme = scheme
+        self.scheme, self.here, self.magnitudes = scheme, scheme.at(role), magnitudes
         self.made: Made | None = None  # in one step, so that threads see all of it or nothing
 
     @property
@@ -79,7 +90,7 @@ class QuantizedLinear(nn.Module):
             version = _version(weight)
             # Made as ordinary tensors also in inference mode: they are kept, and autograd refuses inference tensors.
             with torch.inference_mode(False), torch.no_grad():
-                made = Made(operand_of(self.weight, self.scheme), weight.detach(), version)
+                made = Made(operand_of(self.weight, self.here, self.magnitudes), weight.detach(), version)
             self.made = made
         return made.operand
 
@@ -90,11 +101,11 @@ class QuantizedLinear(nn.Module):
 
     def path(self, dtype: torch.dtype) -> str:
         """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
-        return path_under(self.scheme, self.weight.device, dtype)
+        return path_under(self.here, self.weight.device, dtype)
 
     def share_codes(self, other: "QuantizedLinear") -> None:
         """Take the codes of another layer over the same weight, if it has any and they would come out alike."""
-        if self.scheme.weight_operand == other.scheme.weight_operand:
+        if self.here.weight_operand == other.here.weight_operand and self.magnitudes is other.magnitudes:
             self.made = other.made
 
     def _apply(self, fn, recurse=True):
@@ -105,18 +116,21 @@ class QuantizedLinear(nn.Module):
         return {**super().__getstate__(), "made": None}
 
     def _product(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        scheme, weight = self.scheme, self.weight
+        scheme, weight = self.here, self.weight
         if scheme.transform is not None:
             weight = self.operand.exact
-            rows = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
-            hidden_states = transformed(rows, scheme, self.operand.fitted)
+        hidden_states = prepared(hidden_states, scheme, self.operand.fitted)
         keeps = scheme.outlier_threshold is not None and scheme.exact_outliers
         exact = Exact(weight, scheme.weights) if keeps else None
         bias, arguments = self.projection.bias, scheme.kernel_arguments
         return dispatch.linear(hidden_states, self.quantized_weight, bias, **arguments, exact=exact)
 
     def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        product = self._product(hidden_states.reshape(-1, hidden_states.shape[-1]))
+        rows, threshold = hidden_states.reshape(-1, hidden_states.shape[-1]), self.here.token_threshold
+        if threshold is None:
+            product = self._product(rows)
+        else:
+            product = multiply_by_token(rows, threshold, self.projection, self._product)
         return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -141,19 +155,39 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> Quantized:
     return dispatch.quantize_weight(weight, scheme.weights, scheme.arithmetic)
 
 
-def operand_of(weight: torch.Tensor, scheme: Scheme) -> Operand:
-    """A weight (outputs, features) as a scheme multiplies it: transformed first, then quantized."""
+def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None = None) -> Operand:
+    """A weight (outputs, features) as a scheme multiplies it: transformed first, then quantized.
+
+    magnitudes: of the inputs that it will meet, where a transform of the scheme has to know them.
+    """
     if scheme.transform is None:
         return Operand(quantize_weight(weight, scheme))
-    transform = find_transform(scheme.transform)
-    fitted = transform.fit(weight)
-    exact = transform.weight(weight, fitted)
-    return Operand(quantize_weight(exact, scheme), exact, fitted)
+    exact, fitted = in_float32(weight), []
+    for one in scheme.transforms:
+        fitted.append(one.fit(exact, magnitudes))
+        exact = one.transform.weight(exact, fitted[-1])
+        if magnitudes is not None and one.transform.by_feature:
+            inputs, weights = (values[None].to(exact.device) for values in magnitudes)
+            inputs = one.transform.hidden_states(inputs, fitted[-1])
+            magnitudes = Magnitudes(inputs[0].abs(), one.transform.weight(weights, fitted[-1])[0].abs())
+    return Operand(quantize_weight(exact, scheme), exact, tuple(fitted))
 
 
-def transformed(hidden_states: torch.Tensor, scheme: Scheme, fitted: torch.Tensor | None) -> torch.Tensor:
-    """Hidden states (tokens, features) under the transform of a scheme, `fitted` to the weight."""
-    return hidden_states if fitted is None else find_transform(scheme.transform).hidden_states(hidden_states, fitted)
+def prepared(hidden_states: torch.Tensor, scheme: Scheme, fitted: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Hidden states (tokens, features) as a scheme quantizes them: under its transforms, `fitted` to the weight, and
+    then clipped."""
+    if fitted:
+        hidden_states = in_float32(hidden_states)
+    for one, of_one in zip(scheme.transforms if fitted else (), fitted, strict=True):
+        hidden_states = one.transform.hidden_states(hidden_states, of_one)
+    if scheme.clip is None:
+        return hidden_states
+    return clip(hidden_states, scheme.clip, scheme.activations.per_row, scheme.outlier_threshold)
+
+
+def in_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in float32, or in what has more digits already."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def path_under(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> str:

@@ -5,13 +5,39 @@ import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Real
+from typing import NamedTuple
 
 from outlier_kernels.formats import ARITHMETICS, BLOCK, FORMATS, GROUPS, OPERANDS, Quantizer, granularities
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.quantization.plugins import plugin_schemes
-from outliers.quantization.transforms import TRANSFORMS
+from outliers.quantization.transforms import (
+    TRANSFORMS,
+    Applied,
+    Remedy,
+    Transform,
+    checked_roles,
+    find_transform,
+    transforms_of,
+)
+
+
+class Setting(NamedTuple):
+    """A remedy that is no transform: the fields of a scheme that have its number and its roles, what labels say of it,
+    and a number that it may have."""
+
+    field: str
+    roles: str
+    label: str
+    example: float
+
+
+SETTINGS = {
+    "tokens": Setting("token_threshold", "token_roles", "tokens from {:g} on exact", 20),
+    "clip": Setting("clip", "clip_roles", "clipped at {:g}", 0.999),
+}
 
 
 @dataclass(frozen=True)
@@ -21,8 +47,11 @@ class Scheme:
     activations, weights: how each operand is quantized; None for one that is not. outlier_threshold: features with an
     input of at least this magnitude are multiplied in 16 bits (section 3.2); None does without the decomposition.
     label: what tables call it; by default its name. arithmetic: "exact", or "bitsandbytes" to compute LLM.int8() as
-    bitsandbytes does, which differs from the paper's equation. transform: a name in `TRANSFORMS`, of a
-    function-preserving change of the features before anything is quantized.
+    bitsandbytes does, which differs from the paper's equation. transform: function-preserving changes of the features
+    before anything is quantized, by names in `TRANSFORMS` as `outliers.quantization.transforms.transforms_of` reads
+    them, or one's own. token_threshold: tokens with an input of at least this magnitude are multiplied exactly, the
+    scales of the others are without them. clip: the quantile of their magnitudes at which the inputs are clamped that
+    are quantized. token_roles, clip_roles: of the inputs of the projections where that is done; none for all.
 
     Raises:
         UserError: a part is unknown, or two do not go together: the number would be that of another scheme.
@@ -34,7 +63,11 @@ class Scheme:
     outlier_threshold: float | None = None
     label: str = ""
     arithmetic: str = "exact"
-    transform: str | None = None
+    transform: str | Transform | None = None
+    token_threshold: float | None = None
+    token_roles: tuple[str, ...] = ()
+    clip: float | None = None
+    clip_roles: tuple[str, ...] = ()
 
     def __post_init__(self):
         if self.label == "":
@@ -45,16 +78,20 @@ class Scheme:
         for operand in OPERANDS:
             self._check_operand(operand, getattr(self, operand))
         self._check("arithmetic", self.arithmetic, ARITHMETICS)
-        self._check("transform", self.transform, [None, *TRANSFORMS])
-        if self.outlier_threshold is not None:
-            threshold = check_threshold(f"outlier_threshold of scheme '{self.name}'", self.outlier_threshold)
-            object.__setattr__(self, "outlier_threshold", threshold)
+        for field in ("outlier_threshold", "token_threshold"):
+            if getattr(self, field) is not None:
+                threshold = check_threshold(f"{field} of scheme '{self.name}'", getattr(self, field))
+                object.__setattr__(self, field, threshold)
+        for setting in SETTINGS.values():
+            object.__setattr__(self, setting.roles, checked_roles(getattr(self, setting.roles)))
+        self._check_clip()
+        transforms_of(self.transform)
         for operand in OPERANDS:
             if expected := getattr(ARITHMETICS[self.arithmetic], operand):
                 where = f" with arithmetic '{self.arithmetic}'"
                 self._check(operand, str(getattr(self, operand)), [expected], where)
         if not self.quantizes:
-            for part in ("outlier_threshold", "transform"):
+            for part in ("outlier_threshold", "transform", "token_threshold"):
                 self._check(part, getattr(self, part), [None], " where no operand is quantized")
 
     def _check_operand(self, operand: str, quantizer: Quantizer | None) -> None:
@@ -68,6 +105,16 @@ class Scheme:
             having.append(quantizer.granularity)
         self._check(f"granularity of the {operand}", quantizer.granularity, having)
         self._check(f"symmetric of the {operand}", quantizer.symmetric, FORMATS[quantizer.format].symmetric)
+
+    def _check_clip(self) -> None:
+        clip = self.clip
+        if clip is None:
+            return
+        if isinstance(clip, bool) or not isinstance(clip, Real) or not 0 < clip <= 1:
+            raise UserError(f"clip of scheme '{self.name}' is {shown(clip)}; expected a quantile above 0, at most 1")
+        if self.activations is None:
+            raise UserError(f"clip of scheme '{self.name}' is {clip:g} where no input is quantized; expected None")
+        object.__setattr__(self, "clip", float(clip))
 
     def _check(self, part: str, value: object, expected: Iterable, where: str = "") -> None:
         if not any(type(value) is type(one) and value == one for one in expected):
@@ -92,6 +139,28 @@ class Scheme:
         return math.lcm(*groups) if groups else None
 
     @property
+    def transforms(self) -> tuple[Applied, ...]:
+        """Its transforms, in the order in which they change the features."""
+        return transforms_of(self.transform)
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it has to know how large the inputs are, see `outliers.calibrate`."""
+        return any(one.transform.calibrated for one in self.transforms)
+
+    def at(self, role: str | None) -> "Scheme":
+        """The scheme as projections have it whose input has a role, without the remedies of others; None for all."""
+        fields = {}
+        if isinstance(self.transform, str) and "@" in self.transform:
+            kept = [one for one in self.transform.split("+") if role in (Remedy.read(one).roles or (role,))]
+            fields["transform"] = "+".join(one.partition("@")[0] for one in kept) or None
+        for setting in SETTINGS.values():
+            roles = getattr(self, setting.roles)
+            if roles:
+                fields |= {setting.roles: ()} | ({} if role in roles else {setting.field: None})
+        return replace(self, **fields) if fields and role is not None else self
+
+    @property
     def weight_operand(self) -> tuple:
         """What the codes of a weight follow from: schemes in which it is equal share them."""
         return self.weights, self.arithmetic, self.transform
@@ -114,7 +183,19 @@ class Scheme:
     def parts(self) -> str:
         """All but its names and its threshold, in one line."""
         operands = f"{self.activations or 'exact'} × {self.weights or 'exact'}"
-        return ", ".join([operands, self.arithmetic, *([self.transform] if self.transform else [])])
+        of_tables = [str(Remedy(one.name, one.number, one.roles)) for one in self.transforms]
+        return ", ".join([operands, self.arithmetic, *of_tables, *map(str, self._settings())])
+
+    @property
+    def as_fields(self) -> dict:
+        """Its fields, a transform of one's own by its name."""
+        own = isinstance(self.transform, Transform)
+        return asdict(self) | {"transform": self.transform.name if own else self.transform}
+
+    def _settings(self) -> list[Remedy]:
+        """Its remedies that are no transforms."""
+        found = [(name, getattr(self, one.field), getattr(self, one.roles)) for name, one in SETTINGS.items()]
+        return [Remedy(*remedy) for remedy in found if remedy[1] is not None]
 
 
 def _int8(granularity: str) -> tuple[Quantizer, Quantizer]:
@@ -198,12 +279,17 @@ TABLE1 = [  # the paper's rows
 def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
     """Look a scheme up by name, in the table and then among those of installed plugins; a scheme stands for itself.
 
-    Where it decomposes, `alpha`, if it is given, takes the place of its own threshold.
+    A name may be followed by remedies, see `remedied`. Where the scheme decomposes, `alpha`, if it is given, takes the
+    place of its own threshold.
 
     Raises:
-        UserError: no scheme has this name, a plugin is broken, or `alpha` is not a positive number.
+        UserError: no scheme or remedy has this name, a plugin is broken, `alpha` is not a positive number, or as
+            `remedied`.
     """
-    if not isinstance(scheme, Scheme):
+    if isinstance(scheme, str) and scheme not in SCHEMES and "+" in scheme:
+        base, _, written = scheme.partition("+")
+        scheme = remedied(_named(base), written)
+    elif not isinstance(scheme, Scheme):
         scheme = _named(scheme)
     threshold = None if alpha is None else check_threshold("alpha", alpha)
     if threshold is None or scheme.outlier_threshold is None:
@@ -238,6 +324,52 @@ def in_groups(name: str) -> Scheme | None:
     return replace(base, name=name, label=f"{base.label}, groups of {written['group']}", **operands)
 
 
+def remedied(scheme: Scheme, written: str) -> Scheme:
+    """A scheme with remedies; its name and label say so.
+
+    written: `REMEDY[=NUMBER][@ROLE/ROLE]`, several joined by +, in the order in which transforms change the features:
+    "hadamard", "smoothing=0.75+tokens=20", "hadamard@ffn_out". Remedies are the names in `TRANSFORMS` and `SETTINGS`.
+
+    Raises:
+        UserError: a remedy or role is unknown, a number is missing or not one that the remedy takes, or a remedy does
+            not go with the scheme or with another one.
+    """
+    remedies, given = [Remedy.read(part) for part in written.split("+")], {}
+    if unknown := [one.name for one in remedies if one.name not in (*TRANSFORMS, *SETTINGS)]:
+        raise unknown_name("remedy", unknown[0], [*TRANSFORMS, *SETTINGS])
+    for one in remedies:
+        if one.name in SETTINGS:
+            setting = SETTINGS[one.name]
+            if one.number is None:
+                raise UserError(f"remedy '{one}' has no number; expected one, as in {one.name}={setting.example:g}")
+            if setting.field in given or getattr(scheme, setting.field) is not None:
+                raise UserError(f"scheme '{scheme.name}+{written}' has '{one.name}' twice; expected it once")
+            given |= {setting.field: one.number, setting.roles: one.roles}
+    if transforms := [str(one) for one in remedies if one.name in TRANSFORMS]:
+        if isinstance(scheme.transform, Transform):
+            raise UserError(f"scheme '{scheme.name}' has a transform of one's own, which none can follow")
+        given["transform"] = "+".join([*([scheme.transform] if scheme.transform else []), *transforms])
+    label = ", ".join([scheme.label, *map(_label, remedies)])
+    return replace(scheme, name=f"{scheme.name}+{written}", label=label, **given)
+
+
+def _label(remedy: Remedy) -> str:
+    """What labels say of a remedy."""
+    where = f" in {', '.join(remedy.roles)}" if remedy.roles else ""
+    if remedy.name in SETTINGS:
+        return SETTINGS[remedy.name].label.format(remedy.number) + where
+    number = "" if remedy.number is None else f" {remedy.number:g}"
+    return (find_transform(remedy.name).label or remedy.name) + number + where
+
+
+def label_of(name: str) -> str:
+    """What tables call a scheme of a name; the name where nobody here knows it."""
+    try:
+        return get_scheme(name).label
+    except UserError:  # rows may come from where other schemes are
+        return name
+
+
 def is_own(scheme: Scheme) -> bool:
     """Whether it is one of this project's, at whatever threshold, so that its name says what it is."""
     return any(
@@ -270,7 +402,15 @@ def by_weights(schemes: Iterable[Scheme]) -> list[Scheme]:
 
 
 def write_scheme(scheme: Scheme) -> str:
-    """A scheme as JSON, for `read_scheme`."""
+    """A scheme as JSON, for `read_scheme`.
+
+    Raises:
+        UserError: its transform is in no table.
+    """
+    if isinstance(scheme.transform, Transform):
+        raise UserError(
+            f"scheme '{scheme.name}' has a transform of one's own, which no file can hold; expected a row of TRANSFORMS"
+        )
     return json.dumps(asdict(scheme))
 
 

@@ -29,6 +29,7 @@ from outliers.models.load import (
 from outliers.models.skeleton import skeleton
 from outliers.models.source import Source, find_model
 from outliers.models.weight_files import is_there, regular_file
+from outliers.quantization.calibration import Calibration, neutral
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
@@ -81,7 +82,10 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     config = config_of(source, str(folder))
     check_weights(config.to_dict(), str(folder), [path])
     with refusals(str(folder)):
-        model = quantize(skeleton(config, config.dtype, buffers=True), scheme, keep="int8", skip=skip)
+        exact = skeleton(config, config.dtype, buffers=True)
+        model = quantize(
+            exact, scheme, keep="int8", skip=skip, calibration=neutral(exact)
+        )  # whose buffers are replaced
         _check(tensors, model, str(folder))
         places = _places(model, str(folder), device)
         absent = set(model.state_dict()) - set(tensors)
@@ -112,6 +116,7 @@ def load_int8(
     device: str | torch.device = "cpu",
     revision: str | None = None,
     skip: Collection[str] = (),
+    calibration: Calibration | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model from safetensors or GGUF and quantize each weight as it is read.
 
@@ -123,10 +128,11 @@ def load_int8(
         dtype: of what is not quantized, and of the hidden states: "float32", "float16" or "bfloat16".
         device: where to put it; "auto" as for `load_model`.
         revision: branch, tag or commit on the hub; or a checkpoint's folder in a local folder.
-        skip: as for `quantize`.
+        skip, calibration: as for `quantize`.
 
     Raises:
-        UserError: as `load_model`; the scheme is unknown or quantizes no weights; as `quantize` of skip.
+        UserError: as `load_model`; the scheme is unknown or quantizes no weights; as `quantize` of skip and
+            calibration.
     """
     scheme = get_scheme(scheme)
     if not scheme.quantizes:
@@ -138,7 +144,7 @@ def load_int8(
     with refusals(name):
         exact = skeleton(config, DTYPES[dtype], buffers=True)
     checkpoint = open_checkpoint(find_model(name, revision), name, revision, exact)
-    model = quantize(exact, scheme, keep="int8", skip=skip)
+    model = quantize(exact, scheme, keep="int8", skip=skip, calibration=calibration)
     places = _places(model, name, device)
     for own, stored in checkpoint.tensors.items():
         tensor = stored.read().to(_place(own, places))

@@ -1,33 +1,186 @@
 """Function-preserving changes of the features: (X T)(T⁻¹ W) = X W, made before anything is quantized.
 
-A transform is one file, and its row here.
+A transform is one file in `outliers/quantization/remedies`, and its row here.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from outlier_kernels.formats import find
 
+from outliers.errors import UserError, shown, unknown_name
+
 if TYPE_CHECKING:
     import torch
+
+MOST = 3  # transforms that follow each other in a layer
+
+
+class Number(NamedTuple):
+    """The number that a transform takes, such as a strength.
+
+    default: the one that it has where none is said. expected: which ones it may be, in words. fits: whether one is
+    among them.
+    """
+
+    default: float
+    expected: str
+    fits: Callable[[float], bool]
+
+
+class Magnitudes(NamedTuple):
+    """What a calibration has found of projections that share an input, float32 (features,).
+
+    inputs: the largest |x| of each feature. weights: the largest |w| that it is multiplied with in any of them.
+    """
+
+    inputs: "torch.Tensor"
+    weights: "torch.Tensor"
 
 
 class Transform(NamedTuple):
     """How a layer's features change, and what undoes it in its weight.
 
-    fit: of a weight (outputs, features) the tensor that says which change it is, such as a factor for each feature; a
-    layer keeps it. hidden_states: of X (tokens, features) and that tensor X T. weight: of a weight (outputs, features)
-    and that tensor the weight times T⁻ᵀ.
+    fit: of a weight (outputs, features), then of `Magnitudes` where the transform is calibrated, then of its number
+    where it takes one, the tensor that says which change it is, such as a factor for each feature; a layer keeps it.
+    hidden_states: of X (tokens, features) and that tensor X T. weight: of a weight (outputs, features) and that tensor
+    the weight times T⁻ᵀ. calibrated: whether it has to know the magnitudes of the inputs. number: the number that it
+    takes. by_feature: whether each feature becomes one feature, so that the largest magnitudes become what the values
+    become; after others nothing calibrated can follow. label: what tables call a scheme with it. name: of one's own,
+    which is in no table.
     """
 
-    fit: "Callable[[torch.Tensor], torch.Tensor]"
-    hidden_states: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
-    weight: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
+    fit: Callable
+    hidden_states: Callable
+    weight: Callable
+    calibrated: bool = False
+    number: Number | None = None
+    by_feature: bool = False
+    label: str = ""
+    name: str = ""
 
 
-TRANSFORMS: dict[str, str | Transform] = {}  # by name: itself, or where it is, "module:name"
+# By name: itself, or where it is, "module:name".
+TRANSFORMS: dict[str, str | Transform] = {
+    "smoothing": "outliers.quantization.remedies.smoothing:SMOOTHING",
+    "hadamard": "outliers.quantization.remedies.rotation:HADAMARD",
+    "reorder": "outliers.quantization.remedies.reordering:REORDER",
+}
+
+
+class Remedy(NamedTuple):
+    """A remedy as a name says it, `NAME[=NUMBER][@ROLE/ROLE]`.
+
+    number: None where none is said. roles: of the inputs of the projections where it applies; none for all.
+    """
+
+    name: str
+    number: float | None = None
+    roles: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, written: str) -> "Remedy":
+        """What was written.
+
+        Raises:
+            UserError: its number is none, or a role is unknown.
+        """
+        rest, at, roles = written.partition("@")
+        name, equals, number = rest.partition("=")
+        try:
+            value = float(number) if equals else None
+        except ValueError:
+            value = math.nan
+        if value is not None and not math.isfinite(value):
+            raise UserError(f"remedy '{written}' has {shown(number)} as its number; expected one, as in tokens=20")
+        return cls(name, value, checked_roles(roles.split("/")) if at else ())
+
+    def __str__(self) -> str:
+        number = "" if self.number is None else f"={self.number:.12g}"
+        roles = f"@{'/'.join(self.roles)}" if self.roles else ""
+        return self.name + number + roles
+
+
+class Applied(NamedTuple):
+    """A transform as a scheme has it, with its number; roles as in `Remedy`."""
+
+    name: str
+    transform: Transform
+    number: float | None
+    roles: tuple[str, ...]
+
+    def fit(self, weight: "torch.Tensor", magnitudes: Magnitudes | None) -> "torch.Tensor":
+        """What its function `fit` makes of a weight, see `Transform`."""
+        given = [magnitudes] if self.transform.calibrated else []
+        return self.transform.fit(weight, *given, *([] if self.number is None else [self.number]))
+
+    def applies_at(self, roles: tuple[str, ...]) -> bool:
+        """Whether it applies at one of some roles; none stands for all."""
+        return not (self.roles and roles) or not set(self.roles).isdisjoint(roles)
+
+
+def checked_roles(roles: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """The roles in the order of their table; raise UserError if one is unknown."""
+    from outliers.models.anatomy import ROLES  # late, for it brings torch
+
+    for role in roles:
+        if role not in ROLES:
+            raise unknown_name("role", str(role), ROLES)
+    return tuple(role for role in ROLES if role in roles)
 
 
 def find_transform(name: str) -> Transform:
-    """The transform of a row of the table."""
+    """The transform of a row of the table.
+
+    Raises:
+        UserError: there is no such row.
+    """
+    if name not in TRANSFORMS:
+        raise unknown_name("transform", name, TRANSFORMS)
     return find(TRANSFORMS[name])
+
+
+def transforms_of(written: str | Transform | None) -> tuple[Applied, ...]:
+    """The transforms that a scheme has, in the order in which they change the features.
+
+    written: `NAME[=NUMBER][@ROLE/ROLE]`, several joined by +; or a transform of one's own.
+
+    Raises:
+        UserError: a transform or role is unknown, a number is not one that the transform takes, or a transform cannot
+            follow another one.
+    """
+    if written is None:
+        return ()
+    if isinstance(written, Transform):
+        if not isinstance(written.name, str) or not written.name:
+            raise UserError("a transform of one's own has no name; expected Transform(…, name='mine'), which rows say")
+        return (Applied(written.name, written, written.number and written.number.default, ()),)
+    if not isinstance(written, str):
+        raise UserError(f"a transform is {shown(written)}; expected a name, as in 'hadamard', or a Transform")
+    found = tuple(_applied(Remedy.read(part)) for part in written.split("+"))
+    if len(found) > MOST:
+        raise UserError(f"{len(found)} transforms in '{written}'; expected at most {MOST}")
+    for place, one in enumerate(found):
+        before = [other for other in found[:place] if other.applies_at(one.roles)]
+        if one.name in (other.name for other in before):
+            raise UserError(f"'{one.name}' is twice in '{written}'; expected each transform once at a role")
+        mixing = [other.name for other in before if not other.transform.by_feature]
+        if one.transform.calibrated and mixing:
+            raise UserError(
+                f"'{one.name}' comes after '{mixing[0]}', whose outputs no calibration has seen; expected it before"
+            )
+    return found
+
+
+def _applied(remedy: Remedy) -> Applied:
+    """The transform of a remedy with the number that was said, or its own."""
+    transform = find_transform(remedy.name)
+    number, takes = remedy.number, transform.number
+    if takes is None and number is not None:
+        raise UserError(f"'{remedy.name}' takes no number, got {number:g}; write '{remedy._replace(number=None)}'")
+    if takes is not None and number is None:
+        number = takes.default
+    if takes is not None and not takes.fits(number):
+        raise UserError(f"the number of '{remedy}' is {number:g}; expected {takes.expected}")
+    return Applied(remedy.name, transform, number, remedy.roles)

@@ -1,0 +1,139 @@
+"""How large the inputs of projections get on a text, for remedies that have to know it."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.errors import BrokenModel, UserError
+from outliers.models.anatomy import Projection, projections
+from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.hooks import input_hooks
+from outliers.models.stream import AS_IT_IS, Watched
+from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.linear import stored_weight
+from outliers.quantization.transforms import Magnitudes
+from outliers.text.blocks import tokens_hash
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What `calibrate` has found.
+
+    blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
+    that they have in common, and of the weights that these meet.
+    """
+
+    blocks: torch.Tensor
+    magnitudes: dict[tuple[int, str], Magnitudes]
+
+    @property
+    def tokens_hash(self) -> str:
+        """Of the blocks, as rows say it."""
+        return tokens_hash(self.blocks)
+
+    def of(self, projection: Projection) -> Magnitudes:
+        """Those of the input of a projection.
+
+        Raises:
+            UserError: there are none, or of another width.
+        """
+        place, width = (projection.layer, projection.role), stored_weight(projection.module).shape[1]
+        found = self.magnitudes.get(place)
+        if found is None or len(found.inputs) != width:
+            raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this very model")
+        return found
+
+    def merge(self, other: "Calibration") -> "Calibration":
+        """That of the blocks of both.
+
+        Raises:
+            UserError: they are of different models, or of blocks of different lengths.
+        """
+        alike = {place: len(found.inputs) for place, found in self.magnitudes.items()}
+        if alike != {place: len(found.inputs) for place, found in other.magnitudes.items()}:
+            raise UserError("cannot merge calibrations of different models; calibrate one model with both")
+        if self.blocks.shape[1] != other.blocks.shape[1]:
+            lengths = f"{self.blocks.shape[1]} and {other.blocks.shape[1]}"
+            raise UserError(f"cannot merge calibrations of blocks of {lengths} tokens; expected one length")
+        both = {place: _larger(found, other.magnitudes[place]) for place, found in self.magnitudes.items()}
+        return Calibration(torch.cat([self.blocks, other.blocks]), both)
+
+
+@inference
+def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibration:
+    """Run blocks through a model and keep the largest |x| of every feature that its projections read.
+
+    Blocks that are measured afterwards would make the result better than it is: take others. Two calibrations of parts
+    of a text can be merged.
+
+    Args:
+        model: a causal language model with exact weights, resident or streamed; it is left as it was.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,).
+
+    Raises:
+        UserError: there is no block, one is longer than the model's context, of another length than the first, or holds
+            ids outside its vocabulary; an input holds NaN or inf; only codes are left of the model's weights.
+    """
+    blocks = list(blocks)
+    if not blocks:
+        raise UserError("no blocks to calibrate on; expected at least one")
+    if len({len(block) for block in blocks}) > 1:
+        raise UserError("blocks of several lengths to calibrate on; expected one length")
+    observer = _Observer()
+    with under(model, Watched(AS_IT_IS, observer.hooks)) as (watched, left):
+        for _ in run_decoder(watched, blocks, variant=left):
+            pass
+    return Calibration(torch.stack(blocks).cpu(), observer.found)
+
+
+def neutral(model: PreTrainedModel) -> Calibration:
+    """As if all magnitudes of a model, whose values are not known, were 1; of no text."""
+    ones = {}
+    for projection in projections(model):
+        one = torch.ones(stored_weight(projection.module).shape[1])
+        ones[projection.layer, projection.role] = Magnitudes(one, one)
+    return Calibration(torch.empty(0, 0, dtype=torch.int64), ones)
+
+
+class _Observer:
+    """Keeps the magnitudes of what hooks see."""
+
+    def __init__(self):
+        self.found: dict[tuple[int, str], Magnitudes] = {}
+        self.weights: dict[tuple[int, str], torch.Tensor] = {}
+
+    @contextmanager
+    def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+        """Those by which it sees the inputs of all layers of a model, or of one, whose weights are there."""
+        read = [one for one in projections(model) if layer in (None, one.layer)]
+        for one in read:
+            self._see_weight(one)
+        with input_hooks(read, self._see):
+            yield
+
+    def _see_weight(self, projection: Projection) -> None:
+        if isinstance(projection.module, Int8Linear):
+            raise UserError("only int8 codes are left of this model's weights; calibrate the model that it was made of")
+        place, weight = (projection.layer, projection.role), stored_weight(projection.module)
+        largest = weight.detach().abs().amax(0).float().cpu()
+        before = self.weights.get(place)
+        self.weights[place] = largest if before is None else torch.maximum(before, largest)
+
+    def _see(self, layer: int, role: str, x: torch.Tensor) -> None:
+        place = layer, role
+        largest = x.abs().amax(0).float().cpu()
+        if not largest.isfinite().all():
+            feature = int((~largest.isfinite()).nonzero()[0])
+            raise BrokenModel(
+                f"NaN or inf in the hidden states of layer {layer}, role {role}, feature {feature}; expected finite "
+                "numbers: try another dtype (float32, bfloat16) or check the weights"
+            )
+        seen = Magnitudes(largest, self.weights[place])
+        self.found[place] = _larger(self.found[place], seen) if place in self.found else seen
+
+
+def _larger(one: Magnitudes, other: Magnitudes) -> Magnitudes:
+    return Magnitudes(*map(torch.maximum, one, other))

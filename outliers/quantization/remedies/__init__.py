@@ -1,0 +1,1 @@
+"""What can be done so that quantization costs less; a file each."""

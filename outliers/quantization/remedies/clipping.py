@@ -1,0 +1,29 @@
+"""Inputs clamped at a quantile of their magnitudes, so that few of them do not take the range of all."""
+
+import math
+
+import torch
+from outlier_kernels.reference import outlier_columns
+
+
+def clip(hidden_states: torch.Tensor, quantile: float, per_row: bool, threshold: float | None = None) -> torch.Tensor:
+    """Hidden states (tokens, features) with all magnitudes clamped at a quantile of them, in float32 at least.
+
+    Of n magnitudes the quantile q is the ⌈q·n⌉-th from below. NaN and inf stay what they are, and hide nothing.
+
+    Args:
+        hidden_states: float.
+        quantile: above 0, at most 1, which clamps nothing.
+        per_row: whether each token has its own, or all together one, as the quantizer has scales.
+        threshold: features with an input of at least this magnitude are left out and as they are, for they are not
+            quantized.
+    """
+    hidden_states = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
+    kept = None if threshold is None else ~outlier_columns(hidden_states, threshold)
+    magnitudes = (hidden_states if kept is None else hidden_states[:, kept]).abs()
+    if not magnitudes.numel():
+        return hidden_states
+    groups = magnitudes if per_row else magnitudes.view(1, -1)
+    limit = groups.kthvalue(math.ceil(quantile * groups.shape[1]), 1, keepdim=True).values
+    changes = hidden_states.isfinite() if kept is None else hidden_states.isfinite() & kept
+    return torch.where(changes, hidden_states.clamp(-limit, limit), hidden_states)
