@@ -18,6 +18,8 @@ from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.artefacts.ablation import ablation_bars, ablation_section, ablation_summary, ablation_table
 from outliers.report.artefacts.emergence import exponential_fit, figure3, figure4, fits_of
 from outliers.report.artefacts.figure1 import accuracy_by_size, accuracy_table
+from outliers.report.artefacts.remedies import points as remedy_points
+from outliers.report.artefacts.remedies import remedies_figure, remedies_section
 from outliers.report.artefacts.table1 import (
     cost_table,
     perplexity_table,
@@ -274,6 +276,50 @@ def test_files(rows, tmp_path):
     assert (tmp_path / "table1.csv").read_text().splitlines()[1] == "fp32,100,10"
     assert r"\toprule" in (tmp_path / "table1.tex").read_text()
     assert (tmp_path / "perplexity.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def saved(rows):
+    """One model in formats with remedies: of each scheme its perplexity, and what else its row says."""
+    measured = {
+        "fp32": (10, {}),
+        "absmax": (20, {}),
+        "absmax+hadamard": (12, {"standard_deviation": 0.5}),
+        "w4a4": (110, {"weight_bits": 4.05, "activation_bits": 4.06}),
+        "w8a8": (10.2, {"weight_bits": 8.06, "activation_bits": 8.06}),
+        "llm.int8": (10.1, {"alpha": 6.0}),
+        "nvfp4+reorder": (1e6, {"weight_bits": 4.5, "activation_bits": 4.5}),
+    }
+    row = rows[0] | {"draws": 3}
+    return [row | {"scheme": scheme, "value": value} | others for scheme, (value, others) in measured.items()]
+
+
+def test_remedies_are_columns_of_their_formats(saved):
+    (table,) = remedies_section(saved).tables
+    assert table.headers == ["format", "weights", "inputs", "none", "hadamard", "features=6", "reorder"]
+    assert table.cells == [
+        ["absmax", "8.00", "8.00", "20.00", "12.00±0.50*", "-", "-"],
+        ["w4a4", "4.05", "4.06", "110.00*", "-", "-", "-"],
+        ["w8a8", "8.06", "8.06", "10.20", "-", "10.10*", "-"],
+        ["nvfp4", "4.50", "4.50", "-", "-", "-", "1.0e+06*"],
+    ]
+    assert [round(found.increase) for found in remedy_points(saved)] == [100, 20, 1000, 2, 1, 9999900]
+    assert remedy_points(saved[1:]) == [], "nothing without what it is compared with"
+
+
+def test_remedies_figure_goes_from_few_bits_to_many(saved):
+    figure = remedies_figure(remedy_points(saved))
+    panels = {axes.get_title(): [label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes}
+    assert list(panels.values())[:3] == [["absmax, 8.0"], ["w4a4, 4.1", "w8a8, 8.1"], ["nvfp4, 4.5"]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["none", "hadamard", "features=6", "reorder"]
+    shown = points(figure.axes[1])
+    assert [round(y) for _, y in shown["none"]] == [1000, 2]
+
+
+def test_remedies_of_several_models_have_files_of_their_own(saved):
+    section = remedies_section([*saved, *(row | {"model": "pocket/opt-2m"} for row in saved)])
+    assert [table.name for table in section.tables] == ["remedies_gpt2-1m", "remedies_opt-2m"]
+    assert [drawing.name for drawing in section.drawings] == ["remedies_gpt2-1m", "remedies_opt-2m"]
 
 
 @pytest.fixture

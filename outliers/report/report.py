@@ -1,6 +1,7 @@
-"""Tables and figures of the paper, gathered from `artefacts`: measured, drawn, and put on one page."""
+"""Tables and figures of the paper and of experiments beyond it: measured, drawn, and put on one page."""
 
 import importlib
+import math
 import pkgutil
 import re
 import shlex
@@ -20,7 +21,7 @@ from outliers.specification.kinds import Named
 
 
 def _gathered() -> dict[str, Artefact]:
-    """The artefacts of all files, by name: in the order of the paper's numbers, tables before figures.
+    """The artefacts of all files, by name: in the order of the paper's numbers, tables before figures, then others.
 
     A file with several is where its first one is.
     """
@@ -31,8 +32,8 @@ def _gathered() -> dict[str, Artefact]:
     return {name: artefact for group in groups for name, artefact in group.items()}
 
 
-def _place(label: str) -> tuple[int, bool]:
-    return int(re.search(r"\d+", label)[0]), label.startswith("Figure")
+def _place(label: str) -> tuple[float, bool]:
+    return int(found[0]) if (found := re.search(r"\d+", label)) else math.inf, label.startswith("Figure")
 
 
 ARTEFACTS = _gathered()
@@ -159,6 +160,9 @@ def _section(spec: Named, rows: list[dict], reasons: list[str]) -> Section:
 
 
 def _title(name: str, specs: list[Named]) -> str:
+    label = ARTEFACTS[specs[0].shows].label
+    if _place(label)[0] == math.inf:
+        return label
     if len(specs) == 1:
-        return f"{ARTEFACTS[specs[0].shows].label} of LLM.int8(): {name}"
+        return f"{label} of LLM.int8(): {name}"
     return f"The tables and figures of LLM.int8(): {name}"

@@ -1,4 +1,5 @@
 """One file a table or figure: its section, its figures, its keys and published values.
 
-`ARTEFACTS` of a file are those of the paper, by name. Nothing here imports torch, which drawing again does without.
+`ARTEFACTS` of a file are what an experiment may show, by name: tables and figures of the paper, and `remedies`. Nothing
+here imports torch, which drawing again does without.
 """

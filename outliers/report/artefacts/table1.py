@@ -203,11 +203,11 @@ def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict]) -> None:
     names = [*_names(ours), *(name.replace("fairseq-dense-", "paper, ") for name in FAIRSEQ)]
     axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
     axes.set_xlim(-0.5, len(names) - 0.5)
-    _cost_axis(axes, [row["value"] for row in (*rows, *published)])
+    cost_axis(axes, [row["value"] for row in (*rows, *published)])
     axes.set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
 
 
-def _cost_axis(axes: Axes, values: list[float]) -> None:
+def cost_axis(axes: Axes, values: list[float]) -> None:
     """A scale on which a tenth of a per cent and a hundred can both be read."""
     axes.set_yscale("symlog", linthresh=LINEAR, linscale=0.7)
     ticks = [sign * tick for tick in TICKS for sign in (-1, 1) if tick <= 10 * max(sign * value for value in values)]
