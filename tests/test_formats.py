@@ -448,7 +448,7 @@ def test_groups_that_do_not_divide_a_model(tmp_path, monkeypatch, caplog):
     for keep in ("exact", "int8"):
         with pytest.raises(UserError, match=message):
             quantize(model, "w4-g20", keep)
-    with pytest.raises(UserError, match="do not divide the 32 of 'transformer.h.1"):
+    with pytest.raises(UserError, match="do not divide the 32 of 'transformer"):
         quantize(model, "w4-g128", skip=["transformer.h.0"])
     quantize(model, "w4-g128", skip=["*.attn", "*.c_fc"])
     for load in ("bench.load_model", "latency.load_model", "latency.load_int8"):
