@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import typer
+from outlier_kernels.formats import FORMATS, GROUP_SCALE_BITS, SCALE_BITS
 from outlier_kernels.reference import CODE_MAX
 
 from outliers import criterion
@@ -229,6 +230,14 @@ CLAIMS = {
     "docs/schemes.md": [
         ("({} unless you say otherwise)", lambda: (criterion.ALPHA,)),
         ("is no number ({:.0f} nats)", lambda: (LARGEST_LOSS,)),
+        (
+            "{} features in microscaling formats and {} in nvfp4",
+            lambda: (FORMATS["mxfp4"].group, FORMATS["nvfp4"].group),
+        ),
+        (
+            "Scales of groups count {} bits and those of a tensor, row or column {} bits",
+            lambda: (GROUP_SCALE_BITS, SCALE_BITS),
+        ),
         (
             "SmolLM2 reads {} blocks of real text, and a random model of the shape of GPT-2 small one block, of {} "
             "tokens",
