@@ -414,6 +414,8 @@ def test_what_rows_say_of_formats():
     assert found["activation_bits"] == round((3 * 32 * 9 + 128 * 8.25) / (3 * 32 + 128), 4)
     assert found["kernels"] == "reference"
     assert "activation_bits" not in row_fields(get_scheme("w4-g32"), model)
+    assert "weight_bits" in row_fields(get_scheme("w8a8"), model)
+    assert set(row_fields(get_scheme("absmax-vector"), model)) == {"kernels"}, "rows of the paper's are as they were"
     skipped = row_fields(get_scheme("w4a8"), quantize(model, "w4a8", skip=["*.mlp.c_proj"]), ["*.mlp.c_proj"])
     assert (skipped["weight_bits"], skipped["activation_bits"]) == (5.0, 9.0)
     small = quantize(model, "w4a8", keep="int8")

@@ -10,14 +10,14 @@ from outliers.models.anatomy import projections
 from outliers.quantization.convert import skipped
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, path_under, stored_weight
-from outliers.quantization.schemes import Scheme, said_of
+from outliers.quantization.schemes import Scheme, said_of, says_bits
 
 
 def row_fields(scheme: Scheme, model: PreTrainedModel | None = None, skip: Collection[str] = ()) -> dict:
     """What identifies a scheme beside its name, and which kernels run it; nothing where it quantizes nothing.
 
     They are those of `said_of`; outlier_weights: whether outlier features meet exact weights or those rebuilt from
-    codes; and what `bits_of` says.
+    codes; and, of other schemes than the paper's, what `bits_of` says.
 
     Args:
         scheme: as it runs.
@@ -32,7 +32,7 @@ def row_fields(scheme: Scheme, model: PreTrainedModel | None = None, skip: Colle
     fields = said_of(scheme, skip)
     if model is not None:
         fields["kernels"] = kernels_of(scheme, model)
-        fields |= bits_of(scheme, model, skip)
+        fields |= bits_of(scheme, model, skip) if says_bits(scheme) else {}
     if scheme.outlier_threshold is not None:
         fields["outlier_weights"] = "exact" if scheme.exact_outliers and not small else "dequantized"
     return fields

@@ -372,10 +372,21 @@ def label_of(name: str) -> str:
 
 def is_own(scheme: Scheme) -> bool:
     """Whether it is one of this project's, at whatever threshold, so that its name says what it is."""
+    return _is_one_of(scheme, [*_OWN, *_OF_FORMATS, in_groups(scheme.name)])
+
+
+def says_bits(scheme: Scheme) -> bool:
+    """Whether rows say how many bits its values take: of all that quantize but the paper's and that of bitsandbytes,
+    which are 8 bits and scales of so much that they count next to nothing."""
+    return scheme.quantizes and not _is_one_of(scheme, _OWN)
+
+
+def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
+    """By name and parts, at whatever threshold."""
     return any(
         (scheme.name, scheme.parts) == (own.name, own.parts)
         and (scheme.outlier_threshold is None) == (own.outlier_threshold is None)
-        for own in (*_OWN, *_OF_FORMATS, in_groups(scheme.name))
+        for own in schemes
         if own
     )
 
