@@ -321,7 +321,7 @@ def test_command(monkeypatch, capsys, tmp_path):
             ["--prompt", "512"],
             "prompts of 512 tokens and 32 generated ones exceed the model's context of 256; use less",
         ),
-        (["--scheme", "fp32,int8"], "unknown scheme 'int8'; did you mean llm.int8 or llm.int8-bnb?"),
+        (["--scheme", "fp32,int8"], "unknown scheme 'int8'; did you mean mxint8 or llm.int8 or llm.int8-bnb?"),
     ],
 )
 def test_mistakes_on_the_command_line(monkeypatch, capsys, tmp_path, arguments, message):
