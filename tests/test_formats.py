@@ -182,6 +182,17 @@ def test_groups_that_have_no_scale(quantizer):
     assert dispatch.linear(x[:0], reference.quantize(x, quantizer), None, quantizer).shape == (0, 4)
 
 
+def test_scales_end_where_their_own_formats_end():
+    """A shared exponent at 2^-127, and a scale in e4m3 at its smallest positive number."""
+    found = reference.quantize(torch.full((1, 32), 2.0**-130), Quantizer("mxfp8-e4m3", "block"))
+    assert (found.scale.item(), found.codes[0, 0].item()) == (2.0**-127, 0.125)
+    x = torch.full((1, 32), 6.0 * 448.0)
+    x[:, 16:] = 0.9 * 6 * 2.0**-10  # for which the scale is nearer to 0
+    found = reference.quantize(x, Quantizer("nvfp4", "block"))
+    assert found.scale.tolist() == [[448.0, 2.0**-9]]
+    assert (found.codes[0, 0], found.codes[0, 16]) == (6.0, 3.0)
+
+
 def int64_product(a: Quantized, b: Quantized) -> torch.Tensor:
     """Sums of integers of every two groups that meet, scaled in float64."""
     features = a.codes.shape[1]
