@@ -15,7 +15,7 @@ TEXTS = (
     *("architecture", "dtype", "device", "device_name", "text", "tokens_hash", "protocol", "scheme", "kernels"),
     *("outlier_weights", "subject", "method", "role", "way", "task", "documents_hash", "hardware", "owner"),
     *("same_weights_as", "version", "code", "commit", "python", "torch", "transformers", "triton", "bitsandbytes"),
-    *("lm_eval", "arithmetic"),
+    *("lm_eval", "arithmetic", "calibration_hash"),
 )
 COUNTS = (
     *("parameters", "block", "blocks", "draws", "batch", "prompt", "tokens", "repeats", "bits", "gpus"),

@@ -254,6 +254,10 @@ NOT_IN_ROWS = {
     **dict.fromkeys(("stream", "memory", "engine"), "it says how a model is run"),
     "data": "the hash of the documents stands for it",
     **dict.fromkeys(("features", "controls"), "rows have the features that were ablated, which a trace or draws chose"),
+    **dict.fromkeys(
+        ("calibration", "calibration_blocks"), "the hash of the tokens stands for it, in rows of what is calibrated"
+    ),
+    "transform": "the names of the schemes say it",
     "candidates": "rows say of each model whether it was one",
 }
 

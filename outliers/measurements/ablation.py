@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
 from outliers.measurements.attention import top1_softmax
-from outliers.measurements.bench import Bench, Counted, Job, check_schemes
+from outliers.measurements.bench import Bench, Counted, Job, check_schemes, check_uncalibrated
 from outliers.measurements.measurement import FEATURE, LAYERS, First, Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import perplexities
 from outliers.measurements.sweep import scheme_fields
@@ -62,6 +62,7 @@ class AblationRows(Measurement[Ablation]):
     def subjects(self) -> list[Job]:
         job = Job.of(self.spec.model, self.spec.revision, self.spec)
         self.scheme = get_scheme(self.spec.scheme, alpha_of_schemes(self.spec))
+        check_uncalibrated([self.scheme])
         check_schemes(job.config, [self.scheme], self.spec.skip)
         planned(self.spec, job.config.hidden_size)  # mistakes show before the text is traced
         return [job]

@@ -25,9 +25,10 @@ from outliers.models.skeleton import skeleton
 from outliers.models.source import local_files
 from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
-from outliers.quantization.convert import check_groups, quantize, skipped
-from outliers.quantization.schemes import Scheme
-from outliers.specification.kinds import BOS, Machine, Settings
+from outliers.quantization.calibration import Calibration, calibrate
+from outliers.quantization.convert import check_calibrated, check_groups, quantize, skipped
+from outliers.quantization.schemes import BASELINE, Scheme
+from outliers.specification.kinds import BOS, Calibrated, Machine, Settings
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, load_text, text_name, tokens_hash
 
@@ -35,12 +36,16 @@ logger = logging.getLogger(__name__)
 
 
 class Job(NamedTuple):
-    """A model of an experiment with its configuration and, where it reads a text, token blocks, int64 (blocks, T)."""
+    """A model of an experiment with its configuration and, where it reads a text, token blocks, int64 (blocks, T).
+
+    calibration: blocks that are not measured, where a scheme has to know how large the inputs are.
+    """
 
     model: str
     revision: str | None
     config: PretrainedConfig
     blocks: torch.Tensor | None = None
+    calibration: torch.Tensor | None = None
 
     @property
     def name(self) -> str:
@@ -65,6 +70,29 @@ class Job(NamedTuple):
         check_block(config, settings.block, int(blocks.max()))
         return cls(name, revision, config, blocks)
 
+    def calibrated(self, settings: Calibrated) -> "Job":
+        """The same with blocks to calibrate on.
+
+        Raises:
+            UserError: as `load_text`; or one of them is measured.
+        """
+        tokenizer, of_own = load_tokenizer(self.model, self.revision), settings.calibration is not None
+        text, first = (settings.calibration, 0) if of_own else (settings.text, settings.blocks)
+        try:
+            count = first + settings.calibration_blocks
+            blocks = load_text(text, tokenizer, settings.block, count, settings.bos)[first:]
+        except UserError as error:
+            raise UserError(f"no {settings.calibration_blocks} blocks to calibrate on: {error}") from None
+        check_block(self.config, settings.block, int(blocks.max()))
+        measured = {block.numpy().tobytes(): number for number, block in enumerate(self.blocks, 1)}
+        for number, block in enumerate(blocks, 1):
+            if same := measured.get(block.numpy().tobytes()):
+                raise UserError(
+                    f"block {number} to calibrate on is block {same} of what is measured, which would look better than "
+                    "it is; choose another text with --calibration"
+                )
+        return self._replace(calibration=blocks)
+
 
 def check_machine(machine: Machine) -> None:
     """Raise UserError where the device of an experiment, or a forced kernel path, is not there."""
@@ -87,6 +115,7 @@ class Bench:
     def __init__(self, bar: Progress):
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
+        self._calibration: Calibration | None = None
 
     def load(self, job: Job, settings: Settings, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """The model of a job, in the form that it was left in, and the fields that all its rows have in common.
@@ -111,20 +140,30 @@ class Bench:
         self._like = like
         key = job.model, job.revision, form
         if key != self._key:
-            self._key = self._loaded = None  # never two at once
+            self._key = self._loaded = self._calibration = None  # never two at once
             self._loaded = load()
             self._key = key
         if not is_streamed(self._loaded[0]):
             self.check_weights()
         return self._loaded
 
-    def quantized(self, scheme: Scheme, skip: Collection[str] = ()) -> PreTrainedModel:
+    def quantized(
+        self, scheme: Scheme, skip: Collection[str] = (), calibration: Calibration | None = None
+    ) -> PreTrainedModel:
         """The last model, which is resident, under a scheme; one quantization serves all that share its codes.
 
-        skip: as for `quantize`.
+        skip, calibration: as for `quantize`.
         """
-        self._loaded = quantize(self._loaded[0], scheme, skip=skip), self._loaded[1]
+        self._loaded = quantize(self._loaded[0], scheme, skip=skip, calibration=calibration), self._loaded[1]
         return self._loaded[0]
+
+    def calibration(self, job: Job, schemes: Iterable[Scheme]) -> Calibration | None:
+        """That of the last model on the blocks of a job, found once; None where no scheme needs it."""
+        if not any(scheme.needs_calibration for scheme in schemes):
+            return None
+        if self._calibration is None or not torch.equal(self._calibration.blocks, job.calibration):
+            self._calibration = calibrate(quantize(self._loaded[0], BASELINE), job.calibration)
+        return self._calibration
 
     def weights(self) -> dict:
         """Which weights the last model has, as a field of its rows; what of a streamed one was not read yet is read."""
@@ -207,6 +246,12 @@ def check_schemes(config: PretrainedConfig, schemes: Iterable[Scheme | None], sk
     model = skeleton(config, torch.bfloat16)
     for scheme in own:
         check_groups(model, scheme, skipped(model, skip, scheme))
+
+
+def check_uncalibrated(schemes: Iterable[Scheme | None]) -> None:
+    """Raise UserError if a scheme needs a calibration, where none is made; None: another library's."""
+    for scheme in filter(None, schemes):
+        check_calibrated(scheme, None)
 
 
 def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:

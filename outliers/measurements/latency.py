@@ -12,7 +12,15 @@ import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.measurements.bench import Bench, Job, check_schemes, describe, left_fields, say_what_is_left
+from outliers.measurements.bench import (
+    Bench,
+    Job,
+    check_schemes,
+    check_uncalibrated,
+    describe,
+    left_fields,
+    say_what_is_left,
+)
 from outliers.measurements.measurement import Measurement, Question
 from outliers.measurements.sweep import schemes_of
 from outliers.models.anatomy import check_block, context_length, projections
@@ -92,9 +100,10 @@ class LatencyRows(Measurement[Latency]):
         spec = self.spec
         shared = spec.model_dump(include={"name", "text", "bos", "alpha", "device", "dtype"})
         self.settings = Settings(**shared, block=spec.prompt, blocks=max(spec.batches))
+        schemes = _schemes(spec)
+        check_uncalibrated(schemes)
         for name in spec.models:
             check_generation(load_config(name, spec.revision), spec.prompt, spec.tokens)
-        schemes = _schemes(spec)
         for scheme in filter(None, schemes):
             check_kept(scheme)
         jobs = [Job.of(name, spec.revision, self.settings) for name in spec.models]

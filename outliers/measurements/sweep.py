@@ -16,9 +16,11 @@ from outliers.measurements.measurement import Measurement, Part, Passes, Questio
 from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of, variant_losses
 from outliers.models.anatomy import projections
 from outliers.models.stream import is_streamed
+from outliers.quantization.calibration import neutral
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme
 from outliers.specification.kinds import Experiment, Latency, ZeroShot, alpha_of_schemes
+from outliers.text.blocks import tokens_hash
 from outliers.variants.variant import Quantized
 
 SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
@@ -36,6 +38,8 @@ class Sweep(Measurement[Experiment]):
         check_draws(self.spec.draws, self.spec.dtype)
         self.schemes = schemes_of(self.spec)
         jobs = super().subjects()
+        if any(scheme.needs_calibration for scheme in self.schemes):
+            jobs = [job.calibrated(self.spec) for job in jobs]
         for job in jobs:
             check_schemes(job.config, self.schemes, self.spec.skip)
             say_what_is_left(job.name, job.config, self.schemes)
@@ -52,7 +56,8 @@ class Sweep(Measurement[Experiment]):
 
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
-        return fields, {scheme.name: scheme_fields(scheme, model, self.spec.skip) for scheme in self.schemes}
+        facts = {scheme.name: scheme_fields(scheme, model, self.spec.skip, job.calibration) for scheme in self.schemes}
+        return fields, facts
 
     def questions(self, _job: Job, facts: dict, _trace: None) -> list[Question]:
         draws = {"metric": "perplexity", "draws": self.spec.draws}
@@ -72,13 +77,15 @@ class Sweep(Measurement[Experiment]):
         """Of each scheme, draw by draw, the losses of a part of the text."""
         model, _ = bench.load(job, self.spec, fields)
         schemes = [question.about for question in questions]
+        with named(job.name):
+            calibration = bench.calibration(job, schemes)
         if not is_streamed(model):
-            model = bench.quantized(*schemes, self.spec.skip)
+            model = bench.quantized(*schemes, self.spec.skip, calibration)
         found = []
         for draw in range(self.spec.draws):
             with named(job.name, *(scheme.name for scheme in schemes)), drawn(model, draw):
                 if is_streamed(model):
-                    variants = [Quantized(scheme, tuple(self.spec.skip)) for scheme in schemes]
+                    variants = [Quantized(scheme, tuple(self.spec.skip), calibration) for scheme in schemes]
                     found.append(variant_losses(model, job.blocks[part], variants))
                     bench.bar.update(len(schemes) * len(job.blocks[part]))
                 else:
@@ -97,10 +104,14 @@ def schemes_of(spec: Experiment | Latency | ZeroShot) -> list[Scheme]:
     return by_weights(get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes)
 
 
-def scheme_fields(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = ()) -> dict:
-    """The settings of a scheme, its name among them, which kernels run it, and what of a model it leaves."""
+def scheme_fields(
+    scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = (), calibration: torch.Tensor | None = None
+) -> dict:
+    """The settings of a scheme, its name among them, which kernels run it, what of a model it leaves, and the hash of
+    the blocks that it is calibrated on, if it is."""
     left = left_fields(model, model.num_parameters()) if scheme.quantizes else {}
-    return Quantized(scheme, tuple(skip)).fields(model) | left
+    text = {"calibration_hash": tokens_hash(calibration)} if scheme.needs_calibration else {}
+    return Quantized(scheme, tuple(skip)).fields(model) | left | text
 
 
 def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
@@ -111,13 +122,14 @@ def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
     alike = defaultdict(list)
     for scheme in schemes:
         kinds = (part and (part.format, part.symmetric, part.group) for part in (scheme.activations, scheme.weights))
-        alike[*kinds, scheme.outlier_threshold, scheme.arithmetic, scheme.transform].append(scheme)
+        remedies = scheme.transform, scheme.token_threshold, scheme.token_roles, scheme.clip, scheme.clip_roles
+        alike[*kinds, scheme.outlier_threshold, scheme.arithmetic, *remedies].append(scheme)
     return [[Part(perplexity, partial(with_codes, some[0]), len(some) * draws) for some in alike.values()]]
 
 
 def with_codes(scheme: Scheme, model: PreTrainedModel) -> PreTrainedModel:
-    """The model under a scheme, its weights quantized now instead of on first use."""
-    model = quantize(model, scheme)
+    """The model under a scheme, its weights quantized now instead of on first use; calibrated on nothing."""
+    model = quantize(model, scheme, calibration=neutral(model))
     for projection in projections(model):
         getattr(projection.module, "quantized_weight", None)
     return model

@@ -4,7 +4,7 @@ import importlib.metadata
 import statistics
 from typing import TYPE_CHECKING
 
-from outliers.measurements.bench import Bench, Job, check_machine, check_schemes, say_what_is_left
+from outliers.measurements.bench import Bench, Job, check_machine, check_schemes, check_uncalibrated, say_what_is_left
 from outliers.measurements.harness import STANDARD_ERRORS, documents_hash, evaluate, load_tasks, logits, texts_of
 from outliers.measurements.measurement import Measurement, Question, Workload
 from outliers.measurements.sweep import scheme_fields, schemes_of, sweep_parts
@@ -31,6 +31,7 @@ class ZeroShotRows(Measurement[ZeroShot]):
         spec = self.spec
         check_machine(spec)
         self.schemes = schemes_of(spec)
+        check_uncalibrated(self.schemes)
         jobs = [Job(name, spec.revision, load_config(name, spec.revision)) for name in spec.models]
         for job in jobs:
             check_schemes(job.config, self.schemes, spec.skip)

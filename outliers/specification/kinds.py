@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,13 +18,14 @@ from pydantic import (
     SerializationInfo,
     ValidationError,
     WrapValidator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
-from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, get_scheme, said_of
+from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, get_scheme, remedied, said_of
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
 
@@ -99,9 +99,32 @@ def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
     return schemes
 
 
+def _with_transform(spec):
+    """The same specification whose schemes have the remedies that its field `transform` says, but for those that
+    quantize nothing; their names say it then."""
+    if spec.transform is None:
+        return spec
+    try:
+        schemes = [_remedied(scheme, spec.transform) for scheme in spec.schemes]
+    except UserError as error:
+        raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
+    if schemes == spec.schemes:
+        message = f"transform '{spec.transform}' with schemes that quantize nothing; expected one that does"
+        raise PydanticCustomError(UNKNOWN, "{message}", {"message": message})
+    spec.schemes, spec.transform = list(dict.fromkeys(schemes)), None
+    return spec
+
+
+def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
+    if scheme == PEER or not get_scheme(scheme).quantizes:
+        return scheme
+    found = remedied(get_scheme(scheme), written)
+    return found.name if isinstance(scheme, str) else found
+
+
 def _one_scheme(*others: str):
     """A scheme, by name or as it is; also `others`, which are not ours."""
-    written = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else asdict(scheme))
+    written = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else scheme.as_fields)
     check = PlainValidator(partial(_scheme, others=others), json_schema_input_type=str)
     return Annotated[str | Scheme, check, written]
 
@@ -147,6 +170,7 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 # What fields of several kinds are; descriptions of fields are the help of their options.
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file."
+TRANSFORM = "Remedies that all schemes get, such as hadamard or smoothing=0.75+tokens=20; by default none."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
 OUTLIER = "From which magnitude on a value is an outlier."
 SKIP = "Projections that stay exact, by patterns such as *.down_proj; by default none."
@@ -216,7 +240,16 @@ class Settings(Spread):
     )
 
 
-class Experiment(Settings):
+class Calibrated(Settings):
+    """A measurement of schemes of which some have to know how large the inputs are."""
+
+    calibration: Text | None = Field(
+        None, description="Text to calibrate remedies on; by default the blocks after those that are measured."
+    )
+    calibration_blocks: Count = Field(4, description="How many blocks of it.")
+
+
+class Experiment(Calibrated):
     """A sweep: every model under every scheme on one text.
 
     Rounding scatters the results, which `draws` shows. A scheme has its own threshold unless `alpha` is given.
@@ -227,11 +260,14 @@ class Experiment(Settings):
     schemes: Schemes = Field(
         TABLE1, description="fp32, which quantizes nothing, and any of docs/schemes.md, such as w4a8-g64 or mxfp4."
     )
+    transform: Line | None = Field(None, description=TRANSFORM)
     skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
     draws: Repeats = Field(
         1, description="Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
     )
+
+    _apply_transform = model_validator(mode="after")(_with_transform)
 
 
 class OneModel(Settings):
@@ -345,6 +381,7 @@ class Latency(Machine):
         ["fp32", "llm.int8"],
         description="As of a sweep, fp32 without quantization, or bitsandbytes for the layers of that library.",
     )
+    transform: Line | None = Field(None, description=TRANSFORM)
     skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
     text: Text = Field("sample", description=TEXT)
@@ -355,6 +392,8 @@ class Latency(Machine):
     tokens: Count = Field(32, description="Timed decode steps of a generation, after the first token.")
     repeats: _whole(10**4, ge=2) = Field(3, description="Timed generations.")
 
+    _apply_transform = model_validator(mode="after")(_with_transform)
+
 
 class ZeroShot(Spread):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
@@ -362,6 +401,7 @@ class ZeroShot(Spread):
     name: Name = "zeroshot"
     models: Names = Field(description=MODEL)
     schemes: Schemes = Field(["fp32", "absmax-vector", "llm.int8"], description="fp32 is not quantized.")
+    transform: Line | None = Field(None, description=TRANSFORM)
     skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
     tasks: Names = Field(
@@ -375,6 +415,8 @@ class ZeroShot(Spread):
     )
     limit: Count | None = Field(None, description="Examples of each task, from its start; by default all.")
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
+
+    _apply_transform = model_validator(mode="after")(_with_transform)
 
 
 def alpha_of_schemes(spec: Experiment | Ablation | Latency | ZeroShot) -> float | None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.models.anatomy import readers
 from outliers.models.stream import AS_IT_IS, Variant
+from outliers.quantization.calibration import Calibration
 from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.schemes import Scheme
@@ -23,10 +24,11 @@ from outliers.variants.plant import plant
 
 @dataclass(frozen=True)
 class Quantized:
-    """Projections under a scheme; skip: patterns of those that stay exact, see `outliers.quantize`."""
+    """Projections under a scheme; skip, calibration: as for `outliers.quantize`."""
 
     scheme: Scheme
     skip: tuple[str, ...] = ()
+    calibration: Calibration | None = None
     needs_trace = False
 
     @property
@@ -35,13 +37,16 @@ class Quantized:
         return self.scheme.name
 
     def fields(self, model: PreTrainedModel | None = None) -> dict:
-        """The scheme's name and what else identifies it, see `row_fields`."""
-        return {"scheme": self.name} | row_fields(self.scheme, model, self.skip)
+        """The scheme's name, what else identifies it, see `row_fields`, and of what text its calibration is."""
+        fields = {"scheme": self.name} | row_fields(self.scheme, model, self.skip)
+        if self.calibration is not None and self.scheme.needs_calibration:
+            fields["calibration_hash"] = self.calibration.tokens_hash
+        return fields
 
     @contextmanager
     def on(self, model: PreTrainedModel, _layer: int | None = None) -> Iterator[PreTrainedModel]:
         """A model that shares what is not quantized."""
-        yield quantize(model, self.scheme, skip=self.skip)
+        yield quantize(model, self.scheme, skip=self.skip, calibration=self.calibration)
 
 
 @dataclass(frozen=True)

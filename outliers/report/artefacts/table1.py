@@ -9,7 +9,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from tabulate import tabulate
 
 from outliers.models.names import distinct_names
-from outliers.quantization.schemes import BASELINE, SCHEMES, in_groups
+from outliers.quantization.schemes import BASELINE, label_of
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Section, Table
 from outliers.report.style import GREY, bare, in_order, parameters_axis, scheme_styles
@@ -135,8 +135,7 @@ def _label(scheme: str, dtype: str) -> str:
     """The paper's, or ours; of a scheme of somebody else its name."""
     if scheme == BASELINE and dtype != "float32":
         return f"{dtype}, not quantized"
-    found = SCHEMES.get(scheme) or in_groups(scheme)
-    return found.label if found else scheme
+    return label_of(scheme)
 
 
 def _cells(values: pd.Series, deviations: pd.Series, form: str = ".2f") -> list[str]:
