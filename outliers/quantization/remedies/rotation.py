@@ -72,6 +72,6 @@ HADAMARD = Transform(
     drawn,
     rotate,
     rotate,
-    number=Number(0, "a seed: a whole number from 0 on", lambda seed: seed in range(2**53)),
+    number=Number(0.0, "a seed: a whole number from 0 on", lambda seed: seed == seed // 1 and 0 <= seed < 2**53),
     label="rotated",
 )
