@@ -11,7 +11,6 @@ import scipy.linalg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outlier_kernels import reference
 from outlier_kernels.formats import FORMATS, Format, Quantizer
 from outlier_kernels.reference import Quantized as Codes
 from torch import nn
@@ -110,7 +109,8 @@ def test_a_rotation_spreads_what_is_large(width):
     turned = rotate(x, drawn(x, 0))
     assert turned.dtype == torch.float32
     assert turned.norm() == pytest.approx(1000, rel=1e-5)
-    assert turned.abs().max() < 1000 * 6 / math.sqrt(width) * math.sqrt(width & -width if width == 129 else 3)
+    largest = 1000 / math.sqrt(width & -width)  # where the orthogonal factor spreads nothing
+    assert turned.abs().max() <= largest * 1.001
     assert not torch.equal(turned, rotate(x, drawn(x, 1))), "another seed, another rotation"
     assert rotate(x.bfloat16(), drawn(x.bfloat16(), 0)).dtype == torch.float32
 
@@ -193,7 +193,7 @@ def test_a_transform_keeps_the_perplexity_of_a_model(as_they_are, transform):
 
 
 def test_what_is_nan_stays_seen():
-    """A row with NaN is NaN in every output, of every remedy; and with one scale for all so is every row."""
+    """A row with NaN is NaN in every output, whatever the remedy, and no other row is."""
     torch.manual_seed(0)
     projection, x = nn.Linear(24, 8), torch.randn(4, 24)
     x[1, 3] = torch.nan
@@ -202,13 +202,7 @@ def test_what_is_nan_stays_seen():
         out = QuantizedLinear(projection, scheme, None, Magnitudes(torch.ones(24), torch.ones(24)))(x)
         assert out[1].isnan().all(), name
         assert out[[0, 2, 3]].isfinite().all(), name
-        assert (
-            QuantizedLinear(projection, replace(scheme, activations=Quantizer("int8", "tensor")), None, None)(x)
-            .isnan()
-            .any()
-            if not scheme.needs_calibration
-            else True
-        )
+    assert QuantizedLinear(projection, get_scheme("absmax+tokens=2+clip=0.9"))(x).isnan().sum() >= 8
 
 
 # Tokens and clipping
@@ -244,7 +238,6 @@ def test_clipping_at_a_quantile(tokens, features, quantile, per_row, seed):
 
 def test_what_is_clipped():
     x = torch.tensor([[1.0, -2.0, 3.0, 100.0], [0.1, 0.2, -50.0, 0.4]])
-    assert clip(x, 1.0, False) is not None
     assert torch.equal(clip(x, 1.0, True), x)
     assert torch.equal(clip(x, 0.75, True), torch.tensor([[1.0, -2.0, 3.0, 3.0], [0.1, 0.2, -0.4, 0.4]]))
     assert torch.equal(clip(x, 0.75, False), torch.tensor([[1.0, -2.0, 3.0, 3.0], [0.1, 0.2, -3.0, 0.4]]))
@@ -648,4 +641,3 @@ def test_what_saves_a_trained_model():
     one = next(one for one in projections(model) if (one.layer, one.role) == (11, "ffn_out"))
     assert found.of(one).inputs.max() > 1000, "the massive value that breaks absmax"
     assert neutral(model).of(one).inputs.max() == 1
-    assert reference.quantize(one.module.weight, None).codes is not None

@@ -302,8 +302,10 @@ OTHERWISE = {
     "seed": 77,
     "scheme": "absmax",
     "skip": ["lm_head"],
+    "transform": "hadamard",
 }
 ELSEWHERE = {"name", "shows", "stream", "memory", "engine", "data", "features", "controls", "candidates"}
+ELSEWHERE |= {"calibration", "calibration_blocks"}
 ABLATED = {"model": "pocket/gpt2-1.7m", "text": "build/pocket/held_out.jsonl", "block": 256, "blocks": 64}
 ASKED = {
     "table1": SPECS["table1"].model_copy(update={"schemes": ["llm.int8"]}),
