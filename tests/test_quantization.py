@@ -165,7 +165,7 @@ def test_every_scheme_that_can_be_made_is_computed_and_is_another():
         ),
         ({"weights": Quantizer("int8", "group128")}, "is 'group128'; expected 'tensor' or 'column'"),
         ({"weights": Quantizer("int8", ["column"])}, "granularity of the weights of scheme 'ours' is "),
-        ({"transform": "hadamard"}, "transform of scheme 'ours' is 'hadamard'; expected None"),
+        ({"transform": "hadmard"}, "unknown transform 'hadmard'; did you mean hadamard"),
         ({"outlier_threshold": 0.0}, "outlier_threshold of scheme 'ours' is 0.0; expected a positive number"),
         ({"outlier_threshold": float("nan")}, "is nan; expected a positive number"),
         ({"outlier_threshold": float("inf")}, "is inf; expected a positive number"),
