@@ -36,6 +36,7 @@ _HOME = {
     "Trace": "outliers.tracing.result",
     "table4_row": "outliers.tracing.table4",
     "ablate": "outliers.measurements.ablation",
+    "damage": "outliers.measurements.damage.measurement",
     "plant": "outliers.variants.plant",
     "Experiment": "outliers.specification.kinds",
     "sweep": "outliers.experiment.runner",

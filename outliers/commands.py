@@ -20,6 +20,7 @@ from outliers.terminal.options import options, signed
 SECTIONS = {
     "trace": "outliers.report.artefacts.trace:trace_section",
     "ablate": "outliers.report.artefacts.ablation:ablation_section",
+    "damage": "outliers.report.artefacts.damage:damage_section",
     "emergence": "outliers.report.artefacts.table4:emergence_section",
     "sweep": "outliers.report.artefacts.table1:sweep_section",
     "zeroshot": "outliers.report.artefacts.figure1:zeroshot_section",

@@ -15,7 +15,7 @@ TEXTS = (
     *("architecture", "dtype", "device", "device_name", "text", "tokens_hash", "protocol", "scheme", "kernels"),
     *("outlier_weights", "subject", "method", "role", "way", "task", "documents_hash", "hardware", "owner"),
     *("same_weights_as", "version", "code", "commit", "python", "torch", "transformers", "triton", "bitsandbytes"),
-    *("lm_eval", "arithmetic", "calibration_hash"),
+    *("lm_eval", "arithmetic", "calibration_hash", "projection"),
 )
 COUNTS = (
     *("parameters", "block", "blocks", "draws", "batch", "prompt", "tokens", "repeats", "bits", "gpus"),
@@ -89,7 +89,7 @@ _texts, _numbers = _list_of(_is_text), _list_of(_is_number)
 OTHER = ("a text, a number, true, false or null, or a list of texts or of numbers", _is_other)
 
 # Values of these metrics are drawn on logarithmic axes, or divided by.
-POSITIVE_METRICS = ("perplexity", "latency.", "linear_layer.")
+POSITIVE_METRICS = ("perplexity", "damage.perplexity", "latency.", "linear_layer.")
 
 # What tables and figures need of a row, by the beginning of its metric.
 OF_MODELS = ("model", "parameters", "architecture", "dtype")

@@ -40,12 +40,13 @@ IDENTIFIES_NOTHING = {  # reason: fields
 }
 FREE = frozenset(chain.from_iterable(IDENTIFIES_NOTHING.values()))
 TIMES = ("latency.", "linear_layer.")  # metrics whose rows WHERE identifies, for it decides their values
-OF_ONE_MODEL = ("trace", "ablate")  # experiments of which a folder holds those of one model
+OF_ONE_MODEL = ("trace", "ablate", "damage")  # experiments of which a folder holds those of one model
 FIXED = (*OF_ONE_MODEL, "emergence")  # names of experiments that no user chose, which identify
 
 # Which of the rows of one cell a row is, which the cell leaves open.
 WHICH = (
-    *("metric", "subject", "method", "features", "draw", "feature", "layer", "role", "position", "token", "way"),
+    *("metric", "subject", "method", "features", "draw", "feature", "layer", "role", "projection", "position", "token"),
+    "way",
     *("bits", "hardware", "owner", "gpus", "gigabytes", "headroom"),
 )
 
@@ -253,6 +254,7 @@ NOT_IN_ROWS = {
     "shows": "it says how rows are drawn",
     **dict.fromkeys(("stream", "memory", "engine"), "it says how a model is run"),
     "data": "the hash of the documents stands for it",
+    "by": "metrics say it",
     **dict.fromkeys(("features", "controls"), "rows have the features that were ablated, which a trace or draws chose"),
     **dict.fromkeys(
         ("calibration", "calibration_blocks"), "the hash of the tokens stands for it, in rows of what is calibrated"

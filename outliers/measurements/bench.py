@@ -263,12 +263,12 @@ def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme |
 
 
 class Counted:
-    """Blocks that move a bar as they are read, each time that they are read."""
+    """Blocks that move a bar as they are read, each time that they are read; steps: how far each moves it."""
 
-    def __init__(self, blocks: torch.Tensor, bar: Progress):
-        self.blocks, self.bar = blocks, bar
+    def __init__(self, blocks: torch.Tensor, bar: Progress, steps: int = 1):
+        self.blocks, self.bar, self.steps = blocks, bar, steps
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for block in self.blocks:
             yield block
-            self.bar.update()
+            self.bar.update(self.steps)

@@ -59,7 +59,7 @@ def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]
     Raises:
         UserError: as `perplexity`.
     """
-    return [_finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
+    return [finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
 
 
 @inference
@@ -72,7 +72,7 @@ def variant_losses(
         return [_losses_under(model, blocks, variant) for variant in variants]
     found = [[] for _ in variants]
     for variant, ids, states in model.stream.run(model, blocks, variants, lambda *_turn: None):
-        found[variant].append(_finite_loss(model, ids, states))
+        found[variant].append(finite_loss(model, ids, states))
     return found
 
 
@@ -101,28 +101,42 @@ def perplexity_of(losses: list[Loss]) -> float:
     return math.exp(mean)
 
 
-def _finite_loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> Loss:
+def finite_loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> Loss:
+    """The loss of a block, ids (T,), of which these are the last hidden states (T, features).
+
+    Raises:
+        UserError: hidden states or logits are NaN or inf.
+    """
     loss = _loss(model, ids, states)
     if not torch.isfinite(loss):
         raise BrokenModel(_where_not_finite(model, ids))
     return Loss(loss.item(), len(ids) - 1)
 
 
-def _loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """Summed negative log-likelihood of ids (T,) after the first, float64; states: last hidden states (T, features).
+def logits_by_parts(model: PreTrainedModel, states: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """The logits of hidden states (T, features), in float32 or better, for a part of the vocabulary at a time.
 
-    The head is applied to a part of the vocabulary at a time: all logits of a block, (T, vocabulary), are by far the
-    largest tensor of an evaluation, and making them costs more than using them.
+    All logits of a block, (T, vocabulary), are by far the largest tensor of an evaluation, and making them costs more
+    than using them.
+
+    Yields:
+        The id of the first token of the part, and logits (T, tokens of the part), which may be overwritten.
     """
     head, finish = model.get_output_embeddings(), anatomy_of(model.config).logits
-    hidden_states, targets = states[:-1].to(head.weight.device), ids[1:, None].to(head.weight.device)
-    log_normalizer = torch.full_like(targets, -torch.inf, dtype=torch.float64)
-    target_logits = torch.empty_like(log_normalizer)
     for start in range(0, len(head.weight), HEAD_OUTPUTS):
         part = slice(start, start + HEAD_OUTPUTS)
         bias = None if head.bias is None else head.bias[part]
-        logits = functional.linear(hidden_states, head.weight[part], bias)
-        logits = finish(logits.to(torch.promote_types(logits.dtype, torch.float32)), model.config)
+        logits = functional.linear(states, head.weight[part], bias)
+        yield start, finish(logits.to(torch.promote_types(logits.dtype, torch.float32)), model.config)
+
+
+def _loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Summed negative log-likelihood of ids (T,) after the first, float64; states: last hidden states (T, features)."""
+    place = model.get_output_embeddings().weight.device
+    hidden_states, targets = states[:-1].to(place), ids[1:, None].to(place)
+    log_normalizer = torch.full_like(targets, -torch.inf, dtype=torch.float64)
+    target_logits = torch.empty_like(log_normalizer)
+    for start, logits in logits_by_parts(model, hidden_states):
         inside = (targets >= start) & (targets < start + logits.shape[1])
         candidates = logits.gather(1, (targets - start).clamp(0, logits.shape[1] - 1))
         target_logits = torch.where(inside, candidates, target_logits)

@@ -19,7 +19,7 @@ from outliers.models.stream import is_streamed
 from outliers.quantization.calibration import neutral
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme
-from outliers.specification.kinds import Experiment, Latency, ZeroShot, alpha_of_schemes
+from outliers.specification.kinds import Damage, Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.text.blocks import tokens_hash
 from outliers.variants.variant import Quantized
 
@@ -94,12 +94,10 @@ class Sweep(Measurement[Experiment]):
 
     def rows(self, question: Question, answers: list, _trace: None) -> list[dict]:
         draws = zip(*answers, strict=True)
-        values = [perplexity_of(list(chain.from_iterable(of_parts))) for of_parts in draws]
-        scatter = {"standard_deviation": statistics.stdev(values)} if len(values) > 1 else {}
-        return [{"value": statistics.fmean(values), "unit": "1", **scatter}]
+        return [scattered([perplexity_of(list(chain.from_iterable(of_parts))) for of_parts in draws]) | {"unit": "1"}]
 
 
-def schemes_of(spec: Experiment | Latency | ZeroShot) -> list[Scheme]:
+def schemes_of(spec: Experiment | Damage | Latency | ZeroShot) -> list[Scheme]:
     """The schemes of a specification; those that share weight codes are side by side."""
     return by_weights(get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes)
 
@@ -133,6 +131,12 @@ def with_codes(scheme: Scheme, model: PreTrainedModel) -> PreTrainedModel:
     for projection in projections(model):
         getattr(projection.module, "quantized_weight", None)
     return model
+
+
+def scattered(values: list[float]) -> dict:
+    """The mean of a value over draws as a field of its row, and their sample standard deviation if there are some."""
+    scatter = {"standard_deviation": statistics.stdev(values)} if len(values) > 1 else {}
+    return {"value": statistics.fmean(values), **scatter}
 
 
 def check_draws(draws: int, dtype: str) -> None:

@@ -2,15 +2,15 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from outliers.models.anatomy import check_block
-from outliers.models.stream import AS_IT_IS, Variant, is_streamed
+from outliers.models.anatomy import check_block, decoder_layers
+from outliers.models.stream import AS_IT_IS, Variant, into_layers, is_streamed, out_of_layers, state_in
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
@@ -93,3 +93,37 @@ def run_decoder(
         ids = block.to(model.device)
         begin(number, ids)
         yield number, ids, model.base_model(ids[None], use_cache=False).last_hidden_state[0]
+
+
+def run_exchanged(
+    model: PreTrainedModel, other: PreTrainedModel, block: torch.Tensor, layers: Collection[int]
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Pass a block through a resident model in which one decoder layer at a time is that of another model.
+
+    What goes into that layer is what the layers before it make of the block, which is computed once for all; so half of
+    the layers are computed on average.
+
+    Args:
+        model: a causal language model.
+        other: one of the same shape, such as the same one under a scheme.
+        block: token ids, int64 (T,).
+        layers: the numbers of those that are exchanged.
+
+    Yields:
+        The number of the layer, the ids (T,) on the model's device, and the last hidden states (T, features), after the
+        final norm.
+
+    Raises:
+        UserError: as `run_decoder`.
+    """
+    check_block(model.config, len(block), int(block.max()))
+    ids = block.to(model.device)
+    first, calls = into_layers(model, ids)
+    own, state = list(decoder_layers(model)), first[None]
+    for number, exchanged in enumerate(decoder_layers(other)):
+        if number in layers:
+            output = calls[number].on(exchanged, state)
+            for call, layer in zip(calls[number + 1 :], own[number + 1 :], strict=True):
+                output = call.on(layer, state_in(output))
+            yield number, ids, out_of_layers(model, ids, state_in(output)[0], isinstance(output, tuple))
+        state = state_in(calls[number].on(own[number], state))

@@ -269,12 +269,12 @@ class Stream:
             raise UserError("blocks of several lengths; a streamed model takes blocks of one length")
         for block in ids:
             check_block(model.config, len(block), int(block.max()))
-        first, calls = self._first(model, ids[0])
+        first, calls = into_layers(model, ids[0])
         self.taken.clear()
         states = self.storage((len(variants), len(ids), *first.shape), self.dtype, self.device)
         states[:, 0] = first
         for number, block in enumerate(ids[1:], 1):
-            states[:, number], _ = self._first(model, block)
+            states[:, number], _ = into_layers(model, block)
         layers = range(len(calls))
         for number in over(layers, "layer", f"{self.name}, layers"):
             with self.layer(model, number):
@@ -285,11 +285,11 @@ class Stream:
                             begin(of_variant, of_block, ids[of_block])
                             state = states[of_variant, of_block]
                             output = calls[number].on(layer, state[None].to(self.device))
-                            state.copy_((output[0] if isinstance(output, tuple) else output)[0])
+                            state.copy_(state_in(output)[0])
                             give_memory_back()
         for of_variant, of_block in itertools.product(range(len(variants)), range(len(ids))):
             state = states[of_variant, of_block].to(self.device)
-            yield of_variant, ids[of_block], self._last(model, ids[of_block], state, isinstance(output, tuple))
+            yield of_variant, ids[of_block], out_of_layers(model, ids[of_block], state, isinstance(output, tuple))
 
     def storage(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Zeros, for hidden states and what else is kept of all blocks while they pass: on the GPU, which computes
@@ -310,19 +310,26 @@ class Stream:
                 return torch.zeros(shape, dtype=dtype, device=place)
         return torch.frombuffer(_mapped_file(size), dtype=dtype, count=count).view(shape)
 
-    def _first(self, model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
-        """What goes into the first layer (T, features), and what each layer is called with beside it."""
-        gates = [_Gate(layer) for layer in decoder_layers(model)]
-        with _in_the_place_of_layers(model, gates):
-            model.base_model(ids[None], use_cache=False)
-        return gates[0].seen[0], [gate.call for gate in gates]
 
-    def _last(self, model: PreTrainedModel, ids: torch.Tensor, state: torch.Tensor, in_tuple: bool) -> torch.Tensor:
-        """What comes out of the decoder where its last layer puts out a state (T, features)."""
-        gates = [_Gate(layer) for layer in decoder_layers(model)]
-        gates[-1].output = (state[None],) if in_tuple else state[None]
-        with _in_the_place_of_layers(model, gates):
-            return model.base_model(ids[None], use_cache=False).last_hidden_state[0]
+def into_layers(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
+    """What goes into the first layer for ids (T,), (T, features), and what each layer is called with beside it."""
+    gates = [_Gate(layer) for layer in decoder_layers(model)]
+    with _in_the_place_of_layers(model, gates):
+        model.base_model(ids[None], use_cache=False)
+    return gates[0].seen[0], [gate.call for gate in gates]
+
+
+def state_in(output: torch.Tensor | tuple) -> torch.Tensor:
+    """The hidden states in what a layer puts out: some architectures return tuples, the others a tensor."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def out_of_layers(model: PreTrainedModel, ids: torch.Tensor, state: torch.Tensor, in_tuple: bool) -> torch.Tensor:
+    """What comes out of the decoder where its last layer puts out a state (T, features), in a tuple or not."""
+    gates = [_Gate(layer) for layer in decoder_layers(model)]
+    gates[-1].output = (state[None],) if in_tuple else state[None]
+    with _in_the_place_of_layers(model, gates):
+        return model.base_model(ids[None], use_cache=False).last_hidden_state[0]
 
 
 def _mapped_file(size: int) -> mmap.mmap:

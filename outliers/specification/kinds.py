@@ -301,6 +301,25 @@ class Ablation(OneModel):
     seed: int = Field(0, description="Of the draws and of shuffling.")
 
 
+DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently
+
+
+class Damage(OneModel):
+    """Where schemes damage one model, by the arguments of `outliers.damage`."""
+
+    name: Name = "damage"
+    schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
+    skip: Skip = Field([], description=SKIP)
+    by: Names = Field(
+        list(DAMAGE_BY),
+        description="What to measure: error of each projection, perplexity by role and by layer, and the model's, "
+        "which these bring along.",
+    )
+    draws: Repeats = Field(
+        1, description="Measure perplexities so many times with embeddings changed by 1e-6, for mean ± scatter."
+    )
+
+
 class Emergence(Settings):
     """Outlier features along a family of models, or along revisions of one."""
 
@@ -419,18 +438,19 @@ class ZeroShot(Spread):
     _apply_transform = model_validator(mode="after")(_with_transform)
 
 
-def alpha_of_schemes(spec: Experiment | Ablation | Latency | ZeroShot) -> float | None:
+def alpha_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) -> float | None:
     """What takes the place of every scheme's own threshold: alpha, where somebody asked for one."""
     return spec.alpha if "alpha" in spec.model_fields_set else None
 
 
-def said_of_schemes(spec: Experiment | Ablation | Latency | ZeroShot) -> dict[str, dict]:
+def said_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) -> dict[str, dict]:
     """What the rows of an experiment say of each of its schemes, by its name, and of the threshold of outliers."""
     if isinstance(spec, Ablation):
         scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
         return {scheme.name: {"alpha": spec.alpha, **said_under(said_of(scheme, spec.skip))}}
     ours = [get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes if scheme != PEER]
-    return {PEER: {"alpha": spec.alpha}} | {scheme.name: said_of(scheme, spec.skip) for scheme in ours}
+    beside = {BASELINE: {}} if isinstance(spec, Damage) else {PEER: {"alpha": spec.alpha}}
+    return beside | {scheme.name: said_of(scheme, spec.skip) for scheme in ours}
 
 
 def said_under(of_scheme: dict) -> dict:

@@ -1,0 +1,471 @@
+"""The damage of schemes: against hooks and products written by hand, torch's own divergence, and whole models."""
+
+import json
+import math
+import pickle
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import outliers
+from outliers.errors import UserError
+from outliers.experiment.runner import run
+from outliers.measurements import perplexity as losses
+from outliers.measurements.damage import measurement
+from outliers.measurements.damage.distances import distances
+from outliers.measurements.damage.errors import block_errors
+from outliers.measurements.damage.exchanges import exchange_losses, exchanges
+from outliers.measurements.damage.measurement import damage, damages_of, plan
+from outliers.measurements.perplexity import perplexity, variant_losses
+from outliers.measurements.sweep import drawn
+from outliers.models.anatomy import ROLES, projections
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.stream import stream_model
+from outliers.quantization.convert import quantize
+from outliers.quantization.schemes import SCHEMES, TABLE1
+from outliers.report.artefacts.damage import damage_section, heat_map, place_bars, sentence
+from outliers.report.write import write
+from outliers.specification.kinds import Damage
+from outliers.text.blocks import load_text
+from outliers.variants.plant import plant
+from outliers.variants.variant import Quantized
+from tests.conftest import C4, every_kind, make_model, needs_shared, needs_smollm2
+from tests.test_commands import call
+from tests.test_experiment import lasting, read_rows
+from tests.test_tracing import hooks
+
+ABSMAX = Quantized(SCHEMES["absmax"])
+MODEL = "pocket/gpt2-0.5m"
+SMALL = {"model": MODEL, "block": 32, "blocks": 3}
+
+
+def rounded(values: torch.Tensor, per_row: bool) -> torch.Tensor:
+    """Absmax in 8 bits and back, in float64; one scale for all, or for each row."""
+    scale = (values.abs().amax(1, keepdim=True) if per_row else values.abs().max()) / 127
+    return scale * (values / scale).round()
+
+
+def inputs_of(model, block) -> dict[str, torch.Tensor]:
+    """What each projection reads of a block, by its path: float64 (T, features)."""
+    found, handles = {}, []
+    for one in projections(model):
+        keep = lambda _module, inputs, path=one.path: found.update({path: inputs[0].flatten(0, -2).double()})  # noqa: E731
+        handles.append(one.module.register_forward_pre_hook(keep))
+    with torch.no_grad():
+        model(block[None])
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+@pytest.mark.parametrize(("scheme", "per_row"), [("absmax", False), ("absmax-vector", True)])
+@pytest.mark.parametrize("case", ["gpt2", "opt", "llama", "falcon"])
+def test_errors_by_hand(case, scheme, per_row, blocks):
+    model = make_model(case)
+    energies, squares, inputs = {}, {}, [inputs_of(model, block) for block in blocks]
+    for of_block in inputs:
+        for one in projections(model):
+            weight = one.module.weight.detach().double()
+            weight = weight.T if type(one.module).__name__ == "Conv1D" else weight
+            bias, x = 0 if one.module.bias is None else one.module.bias.detach().double(), of_block[one.path]
+            exact = x @ weight.T + bias
+            error = rounded(x, per_row) @ rounded(weight, per_row).T + bias - exact
+            energies[one.path] = energies.get(one.path, 0) + exact.square().sum().item()
+            squares[one.path] = squares.get(one.path, 0) + error.square().sum().item()
+    found = damage(model, blocks, scheme, by=["error"])
+    assert hooks(model) == 0
+    assert found.errors["projection"].tolist() == [one.path for one in projections(model)]
+    assert found.model == {}
+    for row in found.errors.to_dict("records"):
+        path = row["projection"]
+        assert row["error"] == pytest.approx(squares[path] / energies[path], rel=1e-4), path
+        assert row["db"] == pytest.approx(10 * math.log10(row["error"]))
+        block, largest = max(enumerate(x[path].abs().max().item() for x in inputs), key=lambda one: one[1])
+        assert row["largest"] == pytest.approx(largest, rel=1e-6)
+        assert inputs[block][path][row["position"], row["feature"]].abs().item() == row["largest"]
+        assert row["token"] == blocks[block, row["position"]]
+
+
+def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, monkeypatch):
+    model = make_model("llama")
+    passes, forward = [], type(model.base_model).forward
+    monkeypatch.setattr(
+        type(model.base_model), "forward", lambda *args, **more: passes.append(1) or forward(*args, **more)
+    )
+    schemes = [SCHEMES[name] for name in TABLE1[1:]]
+    together = block_errors(model, blocks, [Quantized(scheme) for scheme in schemes])
+    assert len(passes) == len(blocks)
+    for number, scheme in enumerate(schemes):
+        for of_all, alone in zip(together, block_errors(model, blocks, [Quantized(scheme)]), strict=True):
+            assert {path: squares[number] for path, squares in of_all.squares.items()} == {
+                path: squares[0] for path, squares in alone.squares.items()
+            }
+            assert of_all.energies == alone.energies
+
+
+@every_kind
+def test_layers_from_their_stored_input_are_those_of_whole_models(case, blocks):
+    """To the last bit, whatever a decoder gives its layers beside the hidden states."""
+    model = make_model(case)
+    for scheme in ("absmax", "llm.int8"):
+        variant = Quantized(SCHEMES[scheme])
+        asked = exchanges(model, variant, "layer")
+        assert [one[:3] for one in asked] == [
+            (kind, "layer", layer) for kind in ("only", "without") for layer in range(model.config.num_hidden_layers)
+        ]
+        whole = variant_losses(model, blocks, [one.under(variant) for one in asked])
+        assert exchange_losses(model, blocks, variant, asked) == whole
+        assert len({loss[0].total for loss in whole}) == 2, "of two layers one alone is all but the other"
+
+
+@pytest.mark.parametrize("name", ["gpt2-0.5m", "gptj-1.7m", "opt-1.7m"])
+def test_layers_of_pocket_models(name):
+    model = load_model(f"pocket/{name}")
+    blocks = load_text("sample", load_tokenizer(f"pocket/{name}"), 64, 2)
+    asked = exchanges(model, ABSMAX, "layer")
+    whole = variant_losses(model, blocks, [one.under(ABSMAX) for one in asked])
+    assert exchange_losses(model, blocks, ABSMAX, asked) == whole
+    assert len({loss[0].total for loss in whole}) == 2 * model.config.num_hidden_layers
+    again = [asked[1], asked[-1]]
+    assert exchange_losses(model, blocks, ABSMAX, again) == [whole[1], whole[-1]], "some of them alone"
+
+
+@pytest.mark.parametrize("case", ["gpt2", "opt", "llama"])
+def test_perplexities_are_those_of_quantize_with_skip(case, blocks):
+    model, skip = make_model(case), ["*.1.self_attn.v_proj"] if case != "gpt2" else ["transformer.h.1.attn.c_attn"]
+    left = {one.path for one in projections(model) if one.path.endswith(skip[0].removeprefix("*"))}
+    assert len(left) == 1
+    found = damage(model, blocks, "absmax", skip=skip)
+
+    def with_exact(is_exact) -> float:
+        exact = [one.path for one in projections(model) if is_exact(one)]
+        return perplexity(quantize(model, "absmax", skip=[*skip, *exact]), blocks)
+
+    assert found.roles["role"].tolist() == list(ROLES)
+    assert found.layers["layer"].tolist() == [0, 1]
+    for table, field in ((found.roles, "role"), (found.layers, "layer")):
+        for row in table.to_dict("records"):
+            only = with_exact(lambda one, row=row, field=field: getattr(one, field) != row[field])
+            without = with_exact(lambda one, row=row, field=field: getattr(one, field) == row[field])
+            assert (row["perplexity_only"], row["perplexity_without"]) == (only, without)
+            assert row["damage_only"] == only / found.model["unquantized"] - 1
+    assert found.model["unquantized"] == perplexity(model, blocks)
+    assert found.model["perplexity"] == perplexity(quantize(model, "absmax", skip=skip), blocks)
+    assert not left & set(found.errors["projection"])
+    assert hooks(model) == 0
+
+
+def test_what_is_skipped_whole_is_no_place(blocks):
+    model = make_model("gpt2")
+    found = damage(model, blocks, "absmax", by=["role", "layer"], skip=["*.mlp", "transformer.h.0"])
+    assert found.roles["role"].tolist() == ["attn_in", "attn_out"]
+    assert found.layers.columns.tolist() == ["layer", "perplexity_only", "damage_only"], "all but it is nothing"
+    assert found.layers["perplexity_only"].tolist() == [found.model["perplexity"]]
+    assert found.errors.empty
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gemma2", "granite"])
+@pytest.mark.parametrize("head_outputs", [7, 4096])
+def test_divergence_and_agreement_are_those_of_all_logits(case, head_outputs, blocks, monkeypatch):
+    monkeypatch.setattr(losses, "HEAD_OUTPUTS", head_outputs)
+    model = make_model(case)
+    quantized = quantize(model, "absmax")
+    with torch.no_grad():
+        logits = [torch.cat([one(block[None]).logits for block in blocks]).double() for one in (model, quantized)]
+        p, q = (one[:, :-1].log_softmax(-1) for one in logits)
+    found = damage(model, blocks, "absmax", by=["model"]).model
+    kl = functional.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean().item()
+    assert found["kl"] == pytest.approx(kl, rel=1e-3)
+    assert found["top1_agreement"] == pytest.approx((p.argmax(-1) == q.argmax(-1)).double().mean().item())
+    assert 0 < found["top1_agreement"] <= 1
+    assert found["perplexity"] == perplexity(quantized, blocks)
+    exact = distances(model, blocks, Quantized(SCHEMES["fp32"]))
+    assert [(one.kl, one.agreeing) for one in exact] == [(pytest.approx(0, abs=1e-9), 23)] * 3
+
+
+@settings(max_examples=20, deadline=None)
+@given(part=st.integers(1, 120), scale=st.floats(0.01, 100), seed=st.integers(0, 99))
+def test_divergence_does_not_depend_on_how_the_head_is_cut(part, scale, seed):
+    """Also where almost all probability is on one token."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "HEAD_OUTPUTS", part)
+        model, blocks = make_model("gpt2"), torch.randint(100, (1, 8), generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            model.lm_head.weight.mul_(scale)
+            logits = [one(blocks).logits[:, :-1].double() for one in (model, quantize(model, "absmax"))]
+        p, q = (one.log_softmax(-1) for one in logits)
+        (found,) = distances(model, blocks, ABSMAX)
+        kl = functional.kl_div(q, p, log_target=True, reduction="sum").item()
+        assert found.kl == pytest.approx(kl, rel=1e-3, abs=1e-5 * max(1, scale))
+        assert found.kl > -1e-5 * max(1, scale)
+        assert found.agreeing == (p.argmax(-1) == q.argmax(-1)).sum().item()
+
+
+def test_planted_outliers_are_where_the_damage_is(blocks):
+    """Features that are scaled up in the norms' outputs break the projections that read them, and no others."""
+    model = plant(make_model("llama"), [3], 500.0)
+    found = damage(model, blocks, "absmax")
+    errors = found.errors.groupby("role")["error"].median()
+    assert errors["attn_in"] > 30 * errors["attn_out"]
+    assert errors["ffn_in"] > 30 * errors["ffn_out"]
+    inputs = found.errors[found.errors["role"].isin(["attn_in", "ffn_in"])]
+    assert set(inputs["feature"]) == {3}
+    roles = found.roles.set_index("role")["damage_only"]
+    assert roles[["attn_in", "ffn_in"]].abs().min() > roles[["attn_out", "ffn_out"]].abs().max()
+
+
+def test_a_streamed_model_has_the_same_damage(blocks, tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    resident, streamed = (damage(make(str(tmp_path)), blocks, "llm.int8") for make in (load_model, stream_model))
+    for table in ("errors", "roles", "layers"):
+        one, other = getattr(resident, table), getattr(streamed, table)
+        assert one.select_dtypes(exclude="number").equals(other.select_dtypes(exclude="number"))
+        numbers = one.select_dtypes("number").columns
+        assert other[numbers].to_numpy() == pytest.approx(one[numbers].to_numpy(), rel=1e-6)
+    assert streamed.model == pytest.approx(resident.model, rel=1e-6)
+
+
+def test_a_model_that_is_quantized_already_is_measured_as_if_it_was_not(blocks):
+    model = make_model("gpt2")
+    one, other = (damage(of, blocks, "absmax-vector") for of in (model, quantize(model, "absmax")))
+    assert one.errors.equals(other.errors)
+    assert one.roles.equals(other.roles)
+    assert one.model == other.model
+
+
+def test_draws_give_mean_and_scatter(blocks):
+    model = make_model("gpt2")
+    found = damage(model, blocks, "absmax", draws=3)
+    values = []
+    for draw in range(3):
+        quantized = quantize(model, "absmax", skip=["transformer.h.1"])
+        with drawn(quantized, draw):
+            values.append(perplexity(quantized, blocks))
+    first = found.layers.set_index("layer").loc[0]
+    assert first["perplexity_only"] == statistics.fmean(values)
+    assert first["perplexity_only_deviation"] == statistics.stdev(values)
+    assert {"perplexity_deviation", "kl_deviation", "top1_agreement_deviation"} <= set(found.model)
+    assert hooks(model) == 0
+
+
+# Runs
+
+
+def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path, monkeypatch):
+    spec = Damage(**SMALL, schemes=["llm.int8", "absmax"])
+    rows = run(spec, tmp_path)
+    assert read_rows(tmp_path) == rows
+    model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
+    blocks = load_text("sample", tokenizer, 32, 3)
+    found = damages_of(rows)
+    for scheme in spec.schemes:
+        want = damage(model, blocks, scheme)
+        assert found[scheme].errors.equals(want.errors)
+        assert found[scheme].roles.equals(want.roles)
+        assert found[scheme].layers.equals(want.layers)
+        assert found[scheme].model == want.model
+    layers = model.config.num_hidden_layers
+    counts = {}
+    for row in rows:
+        counts[row["metric"]] = counts.get(row["metric"], 0) + 1
+    assert counts == {
+        "damage.largest_input": 4 * layers,
+        "damage.error": 2 * 4 * layers,
+        "perplexity": 3,
+        "damage.kl": 2,
+        "damage.top1_agreement": 2,
+        "damage.perplexity_only": 2 * (4 + layers),
+        "damage.perplexity_without": 2 * (4 + layers),
+    }
+    monkeypatch.setattr(measurement, "measure", None)  # nothing is measured again
+    assert run(spec, tmp_path) == rows
+    assert damages_of(run(Damage(**SMALL, by=["error"]), tmp_path))["absmax"].errors.equals(found["absmax"].errors)
+    monkeypatch.undo()
+    kept = [row for row in rows if row["metric"] != "damage.error" or row["scheme"] != "absmax" or row["layer"]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    asked, usual = [], measurement.measure
+    monkeypatch.setattr(
+        measurement,
+        "measure",
+        lambda model, blocks, some, draws: asked.append(some) or usual(model, blocks, some, draws),
+    )
+    assert lasting(run(spec, tmp_path)) == lasting(rows)
+    assert [[one.name for one in some] for some in asked] == [["absmax error"]], "of which some rows were lost"
+
+
+def test_a_streamed_run_has_the_rows_of_a_resident_one(tmp_path):
+    resident, streamed = (
+        run(Damage(**SMALL, schemes=["absmax"], draws=2, stream=stream), tmp_path / str(stream))
+        for stream in (False, True)
+    )
+    keys = [
+        [[row.get(field) for field in ("metric", "scheme", "role", "layer", "projection")] for row in rows]
+        for rows in (resident, streamed)
+    ]
+    assert keys[0] == keys[1]
+    assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in resident], rel=1e-6)
+
+
+def test_what_is_asked_travels(blocks):
+    asked = plan(make_model("gpt2"), [SCHEMES["absmax"]], ["error", "layer"], ["*.1.mlp"])
+    assert pickle.loads(pickle.dumps(asked)) == asked
+    parts = measurement.damage_parts(asked)
+    assert len(pickle.loads(pickle.dumps(parts))) == 4
+    assert [part.times for parts in parts for part in parts] == [1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scheme", "absmx"], "unknown scheme 'absmx'; did you mean absmax"),
+        (["--scheme", "fp32"], "scheme 'fp32' quantizes nothing, so it damages nothing; expected 8-bit schemes"),
+        (["--by", "rolle"], "unknown part of the damage 'rolle'; did you mean role"),
+        (["--by", ","], "field 'by'"),
+        (["--skip", "transformer"], "leaves nothing for scheme 'absmax' to quantize"),
+        (["--skip", "*.nothing"], "unknown module to skip '*.nothing'"),
+        (["--draws", "2", "--dtype", "bfloat16"], "2 draws in bfloat16, which has too few digits"),
+        (["--draws", "0"], "field 'draws'"),
+        (["pocket/gpt2-0.1m"], "damage takes one model, got 2"),
+    ],
+)
+def test_mistakes(arguments, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, MODEL, *arguments, command="damage")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not any(tmp_path.iterdir())
+
+
+def test_mistakes_in_python(blocks):
+    model = make_model("gpt2")
+    for message, arguments in {
+        "scheme 'fp32' quantizes nothing": {"scheme": "fp32"},
+        "unknown part of the damage 'all'": {"by": ["all"]},
+        "blocks of 70 tokens are longer": {"blocks": torch.zeros(1, 70, dtype=torch.int64)},
+        "no blocks to evaluate": {"blocks": torch.zeros(0, 8, dtype=torch.int64), "by": ["layer"]},
+        "leaves nothing for scheme 'absmax'": {"skip": ["transformer"]},
+    }.items():
+        with pytest.raises(UserError, match=message):
+            damage(model, **{"blocks": blocks, "scheme": "absmax", **arguments})
+    with pytest.raises(UserError, match="only int8 codes are left"):
+        damage(quantize(model, "absmax", keep="int8"), blocks, "absmax")
+    with pytest.raises(UserError, match="2 draws in bfloat16"):
+        damage(make_model("gpt2").bfloat16(), blocks, "absmax", draws=2)
+
+
+def test_a_model_with_nan_is_named(blocks):
+    model = make_model("gpt2")
+    with torch.no_grad():
+        model.transformer.h[1].ln_2.weight[7] = torch.nan
+    with pytest.raises(UserError, match=r"the output of 'transformer.h.1.mlp.c_fc' has the energy nan"):
+        damage(model, blocks, "absmax", by=["error"])
+    with pytest.raises(UserError, match="NaN or inf"):
+        damage(model, blocks, "absmax", by=["layer"])
+    assert hooks(model) == 0
+
+
+# What it shows
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Rows of a small run."""
+    return run(Damage(**SMALL, schemes=["absmax", "llm.int8"], draws=2), tmp_path_factory.mktemp("damage"))
+
+
+def test_files(found, tmp_path):
+    section = damage_section(found, "token {}".format)
+    printed = write(section, tmp_path, "")
+    names = {path.name for path in tmp_path.iterdir()}
+    tables = ("damage_model", "damage_roles", "damage_layers", "damage_worst")
+    assert {f"{name}.{ending}" for name in tables for ending in ("md", "tex", "csv")} <= names
+    assert {"damage_errors.png", "damage_places.svg", "errors.csv", "report.html", "rows.parquet"} <= names
+    assert "Under absmax the perplexity goes from" in printed
+    assert "token " in printed
+    worst = (tmp_path / "damage_worst.md").read_text().splitlines()
+    assert len(worst) == 2 + 2 * 10
+    layers = (tmp_path / "damage_layers.md").read_text()
+    assert "±" in layers
+
+
+def test_figures_show_the_values(found):
+    damages = damages_of(found)
+    *panels, _ = heat_map(damages).axes
+    for axes, one in zip(panels, damages.values(), strict=True):
+        (image,) = axes.images
+        for row in one.errors.to_dict("records"):
+            of_role = one.errors[(one.errors["role"] == row["role"]) & (one.errors["layer"] == row["layer"])]
+            assert image.get_array()[ROLES.index(row["role"]), row["layer"]] == of_role["db"].max()
+    limits = {axes.images[0].get_clim() for axes in panels}
+    assert len(limits) == 1, "one scale for all"
+    bars = place_bars(damages).axes
+    assert len(bars) == 4
+    one = damages["absmax"]
+    heights = [bar.get_height() for bar in bars[0].containers[-1]]
+    saved = [math.log(one.model["perplexity"] / value) for value in one.roles["perplexity_without"]]
+    assert heights == pytest.approx(saved)
+
+
+@pytest.mark.parametrize("by", [["error"], ["role"], ["layer"], ["model"]])
+def test_parts_of_the_damage_are_shown_alone(found, by):
+    metrics = {
+        "error": ("damage.error", "damage.largest_input"),
+        "model": ("perplexity", "damage.kl", "damage.top1_agreement"),
+    }
+    metrics |= dict.fromkeys(
+        ("role", "layer"), (*metrics["model"], "damage.perplexity_only", "damage.perplexity_without")
+    )
+    other = {"role": "layer", "layer": "role"}.get(by[0])
+    rows = [row for row in found if row["metric"] in metrics[by[0]] and not (row.get("draws") and other in row)]
+    section = damage_section(rows, str)
+    assert section.notes
+    assert section.tables
+    assert bool(section.drawings) == (by != ["model"])
+
+
+def test_the_sentence():
+    def row(metric, value, **fields):
+        return {"metric": metric, "scheme": "absmax", "value": value, **fields}
+
+    rows = [
+        row("perplexity", 40.0, scheme="fp32"),
+        row("perplexity", 80.0),
+        *(row("damage.perplexity_only", value, role=role) for role, value in (("ffn_in", 44.0), ("ffn_out", 70.0))),
+        *(row("damage.perplexity_without", value, role=role) for role, value in (("ffn_in", 70.0), ("ffn_out", 45.0))),
+        *(row("damage.perplexity_only", value, layer=layer) for layer, value in enumerate((40.1, 50.0, 41.0))),
+    ]
+    (one,) = damages_of([{**one, "scheme": one.get("scheme")} for one in rows]).values()
+    assert sentence(one) == (
+        "Under absmax the perplexity goes from 40.00 to 80.00 (+100.0 %). Most of it is in ffn_out, which alone costs "
+        "+75.0 % (81 % of the rise of log-perplexity); with ffn_out exact, +12.5 % is left. The layers that cost most "
+        "alone: 1 (+25.0 %)."
+    )
+    rows[1]["standard_deviation"] = 30.0
+    (one,) = damages_of(rows).values()
+    assert sentence(one).endswith("(+100.0 %), which is within the scatter of rounding.")
+
+
+@needs_smollm2
+@needs_shared
+def test_where_absmax_breaks_a_real_model():
+    """Values of an independent computation: only attn_in +2.3 %, attn_out +0.2 %, ffn_in +10.6 %, ffn_out +74.9 %."""
+    name = "smollm2-135m"
+    model, blocks = load_model(name), load_text(str(C4), load_tokenizer(name), 512, 4)
+    found = outliers.damage(model, blocks, "absmax", by=["role"])
+    assert found.model["unquantized"] == pytest.approx(41.235, abs=0.001)
+    only = 100 * found.roles.set_index("role")["damage_only"]
+    assert only.to_dict() == pytest.approx({"attn_in": 2.3, "attn_out": 0.2, "ffn_in": 10.6, "ffn_out": 74.9}, abs=3)
+    assert found.roles.set_index("role")["damage_without"]["ffn_out"] < 0.2
+    errors = outliers.damage(model, blocks, "absmax", by=["error"]).errors
+    first = errors.sort_values("largest").groupby("role").last()
+    assert first["largest"].to_dict() == pytest.approx(
+        {"attn_in": 11.8, "attn_out": 10.8, "ffn_in": 31.4, "ffn_out": 2960}, rel=0.01
+    )
+    place = first.loc["ffn_out", ["layer", "feature", "position"]]
+    assert place.tolist() == [11, 1229, 0]
