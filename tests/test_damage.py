@@ -66,7 +66,7 @@ def inputs_of(model, block) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("case", ["gpt2", "opt", "llama", "falcon"])
 def test_errors_by_hand(case, scheme, per_row, blocks):
     model = make_model(case)
-    energies, squares, inputs = {}, {}, [inputs_of(model, block) for block in blocks]
+    energies, squares, ratios, inputs = {}, {}, {}, [inputs_of(model, block) for block in blocks]
     for of_block in inputs:
         for one in projections(model):
             weight = one.module.weight.detach().double()
@@ -76,6 +76,7 @@ def test_errors_by_hand(case, scheme, per_row, blocks):
             error = rounded(x, per_row) @ rounded(weight, per_row).T + bias - exact
             energies[one.path] = energies.get(one.path, 0) + exact.square().sum().item()
             squares[one.path] = squares.get(one.path, 0) + error.square().sum().item()
+            ratios.setdefault(one.path, []).append(error.square().sum(1) / exact.square().sum(1))
     found = damage(model, blocks, scheme, by=["error"])
     assert hooks(model) == 0
     assert found.errors["projection"].tolist() == [one.path for one in projections(model)]
@@ -83,7 +84,9 @@ def test_errors_by_hand(case, scheme, per_row, blocks):
     for row in found.errors.to_dict("records"):
         path = row["projection"]
         assert row["error"] == pytest.approx(squares[path] / energies[path], rel=1e-4), path
+        assert row["by_token"] == pytest.approx(torch.cat(ratios[path]).mean().item(), rel=1e-4), path
         assert row["db"] == pytest.approx(10 * math.log10(row["error"]))
+        assert row["by_token_db"] == pytest.approx(10 * math.log10(row["by_token"]))
         block, largest = max(enumerate(x[path].abs().max().item() for x in inputs), key=lambda one: one[1])
         assert row["largest"] == pytest.approx(largest, rel=1e-6)
         assert inputs[block][path][row["position"], row["feature"]].abs().item() == row["largest"]
@@ -101,10 +104,9 @@ def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, 
     assert len(passes) == len(blocks)
     for number, scheme in enumerate(schemes):
         for of_all, alone in zip(together, block_errors(model, blocks, [Quantized(scheme)]), strict=True):
-            assert {path: squares[number] for path, squares in of_all.squares.items()} == {
-                path: squares[0] for path, squares in alone.squares.items()
-            }
-            assert of_all.energies == alone.energies
+            of_scheme = {path: [errors[number]] for path, errors in of_all.errors.items()}
+            assert of_scheme == alone.errors
+            assert of_all.largest == alone.largest
 
 
 @every_kind
@@ -275,6 +277,7 @@ def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path, monkeypa
     assert counts == {
         "damage.largest_input": 4 * layers,
         "damage.error": 2 * 4 * layers,
+        "damage.error_by_token": 2 * 4 * layers,
         "perplexity": 3,
         "damage.kl": 2,
         "damage.top1_agreement": 2,
@@ -397,11 +400,12 @@ def test_files(found, tmp_path):
 def test_figures_show_the_values(found):
     damages = damages_of(found)
     *panels, _ = heat_map(damages).axes
-    for axes, one in zip(panels, damages.values(), strict=True):
+    columns = [(one, column) for one in damages.values() for column in ("db", "by_token_db")]
+    for axes, (one, column) in zip(panels, columns, strict=True):
         (image,) = axes.images
         for row in one.errors.to_dict("records"):
             of_role = one.errors[(one.errors["role"] == row["role"]) & (one.errors["layer"] == row["layer"])]
-            assert image.get_array()[ROLES.index(row["role"]), row["layer"]] == of_role["db"].max()
+            assert image.get_array()[ROLES.index(row["role"]), row["layer"]] == of_role[column].max()
     limits = {axes.images[0].get_clim() for axes in panels}
     assert len(limits) == 1, "one scale for all"
     bars = place_bars(damages).axes
@@ -415,7 +419,7 @@ def test_figures_show_the_values(found):
 @pytest.mark.parametrize("by", [["error"], ["role"], ["layer"], ["model"]])
 def test_parts_of_the_damage_are_shown_alone(found, by):
     metrics = {
-        "error": ("damage.error", "damage.largest_input"),
+        "error": ("damage.error", "damage.error_by_token", "damage.largest_input"),
         "model": ("perplexity", "damage.kl", "damage.top1_agreement"),
     }
     metrics |= dict.fromkeys(

@@ -28,15 +28,27 @@ class Largest(NamedTuple):
     token: int
 
 
+class Error(NamedTuple):
+    """Of the output of a projection, Y and Y_q under a scheme.
+
+    square: ‖Y_q − Y‖². energy: ‖Y‖². ratios: the same of each token, one divided by the other, and summed over the
+    tokens whose output is not zero. tokens: how many these are.
+    """
+
+    square: float
+    energy: float
+    ratios: float
+    tokens: int
+
+
 class BlockErrors(NamedTuple):
     """What a block shows.
 
-    energies: of each projection, by its path, ‖Y‖². squares: of each ‖Y_q − Y‖² under every scheme, in their order.
-    largest: of each hidden state that projections read, by layer and role.
+    errors: of each projection, by its path, under every scheme, in their order. largest: of each hidden state that
+    projections read, by layer and role.
     """
 
-    energies: dict[str, float]
-    squares: dict[str, list[float]]
+    errors: dict[str, list[Error]]
     largest: dict[tuple[int, str], Largest]
 
 
@@ -74,7 +86,7 @@ class _Observer:
 
     def begin(self, number: int, ids: torch.Tensor) -> None:
         """What the hooks see next is of this block, ids (T,)."""
-        self.ids, self.block = ids, self.found.setdefault(number, BlockErrors({}, {}, {}))
+        self.ids, self.block = ids, self.found.setdefault(number, BlockErrors({}, {}))
 
     def see_input(self, layer: int, role: str, x: torch.Tensor) -> None:
         """Of a hidden state (T, features)."""
@@ -85,20 +97,28 @@ class _Observer:
 
     def see_output(self, path: str, layers: list[QuantizedLinear], x: torch.Tensor, output: torch.Tensor) -> None:
         """Of a projection with its input x (..., features) and output (..., outputs), and what it is under schemes."""
-        output, squares = _in_32_bits(output), []
+        exact, errors = _by_token(output), []
+        energies = _energies(exact)
         for layer, before in zip(layers, [layers[0], *layers], strict=False):
             layer.share_codes(before)
-            squares.append(_energy(_in_32_bits(layer(x)) - output))
-        self.block.energies[path], self.block.squares[path] = _energy(output), squares
+            errors.append(_error(_energies(_by_token(layer(x)) - exact), energies))
+        self.block.errors[path] = errors
 
 
-def _in_32_bits(x: torch.Tensor) -> torch.Tensor:
-    """In float32, or better: differences in 16 bits would be rounded."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _by_token(x: torch.Tensor) -> torch.Tensor:
+    """As (tokens, outputs), in float32 or better: differences in 16 bits would be rounded."""
+    return x.flatten(0, -2).to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _energy(x: torch.Tensor) -> float:
-    return torch.linalg.vector_norm(x, dtype=torch.float64).item() ** 2
+def _energies(x: torch.Tensor) -> torch.Tensor:
+    """Of each token, float64 (tokens,)."""
+    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
+
+
+def _error(squares: torch.Tensor, energies: torch.Tensor) -> Error:
+    there = energies > 0
+    ratios = (squares[there] / energies[there]).sum()
+    return Error(squares.sum().item(), energies.sum().item(), ratios.item(), int(there.sum()))
 
 
 @contextmanager

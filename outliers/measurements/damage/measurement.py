@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from outliers.errors import BrokenModel, UserError, unknown_name
 from outliers.measurements.bench import Bench, Counted, Job, check_skip, named, say_what_is_left
 from outliers.measurements.damage.distances import Distance, distances
-from outliers.measurements.damage.errors import EXACT, BlockErrors, block_errors
+from outliers.measurements.damage.errors import EXACT, BlockErrors, Error, block_errors
 from outliers.measurements.damage.exchanges import Exchange, exchange_losses, exchanges
 from outliers.measurements.measurement import Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import Loss, perplexity, perplexity_of, variant_losses
@@ -115,7 +115,7 @@ def _errors(model: PreTrainedModel, blocks: Iterable[torch.Tensor], asked: Seque
         if one.variant is None:
             return block.largest
         number = variants.index(one.variant)
-        return {path: (block.energies[path], squares[number]) for path, squares in block.squares.items()}
+        return {path: errors[number] for path, errors in block.errors.items()}
 
     return [[of(one, block) for block in found] for one in asked]
 
@@ -142,18 +142,20 @@ def _input_rows(one: Asked, draws: list[list]) -> list[Row]:
     ]
 
 
-def _error_rows(one: Asked, draws: list[list]) -> list[Row]:
+def _error_rows(one: Asked, draws: list[list[dict[str, Error]]]) -> list[Row]:
+    """Of each projection its error over all tokens, and the mean of those of the tokens."""
     rows = []
     for layer, role, path in one.places:
-        energy, square = (math.fsum(block[path][part] for block in draws[0]) for part in (0, 1))
-        value = square / energy if energy else math.inf if square else 0.0
-        if not math.isfinite(value):
+        square, energy, ratios, tokens = map(math.fsum, zip(*(block[path] for block in draws[0]), strict=True))
+        values = square / energy if energy else 0.0, ratios / tokens if tokens else 0.0
+        if not (math.isfinite(square) and math.isfinite(energy)):
             raise BrokenModel(
-                f"the output of '{path}' has the energy {energy:g}, and its error {square:g}; expected finite numbers, "
-                "and an output that is not zero where it has an error: check the weights"
+                f"the output of '{path}' has the energy {energy:g}, and its error {square:g}; expected finite numbers: "
+                "try another dtype (float32, bfloat16) or check the weights"
             )
-        rows.append({"metric": one.metrics[0], "layer": layer, "role": role, "projection": path, "value": value})
-    return [row | {"unit": "1"} for row in rows]
+        place = {"layer": layer, "role": role, "projection": path, "unit": "1"}
+        rows += [{"metric": metric, "value": value, **place} for metric, value in zip(one.metrics, values, strict=True)]
+    return rows
 
 
 def _perplexity_rows(one: Asked, draws: list[list[Loss]]) -> list[Row]:
@@ -192,7 +194,7 @@ class View(NamedTuple):
 
 VIEWS = {
     "input": View(("damage.largest_input",), _errors, _input_rows, drawn=False),
-    "error": View(("damage.error",), _errors, _error_rows, drawn=False),
+    "error": View(("damage.error", "damage.error_by_token"), _errors, _error_rows, drawn=False),
     "baseline": View(("perplexity",), _baselines, _perplexity_rows),
     "model": View(("perplexity", "damage.kl", "damage.top1_agreement"), _distances, _distance_rows, reads=2),
     "exchange": View(("damage.perplexity_{kind}",), _exchanges, _perplexity_rows),
@@ -200,9 +202,10 @@ VIEWS = {
 
 
 class DamageRows(Measurement[Damage]):
-    """The rows `damage.error` and `damage.largest_input` of each projection and its input, `damage.perplexity_only`
-    and `damage.perplexity_without` of each role and layer, and `perplexity`, `damage.kl` and `damage.top1_agreement` of
-    the model, for every scheme; and its perplexity without any."""
+    """Rows of every scheme: of each projection `damage.error` and `damage.error_by_token`; of each role and layer
+    `damage.perplexity_only` and `damage.perplexity_without`; of the model `perplexity`, `damage.kl` and
+    `damage.top1_agreement`. And of no scheme `damage.largest_input` of each hidden state that projections read, and the
+    perplexity without any."""
 
     splits = True
     experiment = "damage"
@@ -288,14 +291,15 @@ class DamageRows(Measurement[Damage]):
 
 
 def _distinct(one: Asked) -> set[tuple]:
-    """What its rows say of places; nothing where there is one for each metric."""
+    """What tells its rows apart; nothing where there is one for each metric."""
     fields = ("layer", "role", "projection")
-    return {_place(dict(zip(fields, place, strict=True)), one) for place in one.places}
+    places = [dict(zip(fields, place, strict=True)) for place in one.places]
+    return {_place(place | {"metric": metric}, one) for place in places for metric in one.metrics}
 
 
 def _place(row: dict, one: Asked) -> tuple:
-    fields = {"input": ("layer", "role"), "error": ("layer", "role", "projection")}.get(one.view, ("metric",))
-    return tuple(row.get(field) for field in fields)
+    fields = {"input": ("layer", "role"), "error": ("layer", "role", "projection")}.get(one.view, ())
+    return tuple(row.get(field) for field in ("metric", *fields))
 
 
 def damage_parts(asked: Sequence[Asked], draws: int = 1, streamed: bool = False) -> Passes:
@@ -321,12 +325,19 @@ def damage_parts(asked: Sequence[Asked], draws: int = 1, streamed: bool = False)
     return passes
 
 
+ERRORS = [
+    *("layer", "role", "projection", "error", "db", "by_token", "by_token_db"),
+    *("largest", "feature", "position", "token"),
+]
+
+
 @dataclass(frozen=True)
 class Damages:
     """What a scheme damages in a model; what was not measured is empty.
 
-    errors: a row a projection: `layer`, `role`, `projection` (its path), `error` (‖Y_q − Y‖² / ‖Y‖²), `db` (of that);
-    and of its input `largest` (|x|), `feature`, `position`, `token` (id).
+    errors: a row a projection: `layer`, `role`, `projection` (its path), `error` (‖Y_q − Y‖² / ‖Y‖²) and `by_token`
+    (the mean of the same of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest` (|x|),
+    `feature`, `position`, `token` (id).
     roles, layers: a row a role or layer: `perplexity_only` with only it quantized, `perplexity_without` with all but
     it, and each relative to the unquantized model, `damage_only` and `damage_without`. Under several draws there is a
     column `…_deviation` for each perplexity.
@@ -423,16 +434,20 @@ def _named(name: str, row: dict) -> dict[str, float]:
 
 
 def _error_table(rows: list[dict], inputs: list[dict]) -> pd.DataFrame:
-    columns = ["layer", "role", "projection", "error", "db", "largest", "feature", "position", "token"]
     largest = {(row["layer"], row["role"]): row for row in inputs}
-    found = []
-    for row in (row for row in rows if row["metric"] == VIEWS["error"].metrics[0]):
+    found: dict[str, dict] = {}
+    for row in rows:
+        if row["metric"] in VIEWS["error"].metrics:
+            place = {name: row[name] for name in ("layer", "role", "projection")}
+            name = row["metric"].removeprefix("damage.").removeprefix("error_")
+            decibels = 10 * math.log10(row["value"]) if row["value"] else -math.inf
+            of_projection = found.setdefault(row["projection"], place)
+            of_projection |= {name: row["value"], "db" if name == "error" else f"{name}_db": decibels}
+    for row in found.values():
         of_input = largest.get((row["layer"], row["role"]), {})
-        place = {name: of_input.get(name) for name in ("feature", "position", "token")}
-        decibels = 10 * math.log10(row["value"]) if row["value"] else -math.inf
-        of_row = {name: row[name] for name in columns[:3]} | {"error": row["value"], "db": decibels}
-        found.append(of_row | {"largest": of_input.get("value")} | place)
-    return pd.DataFrame(found, columns=columns)
+        row |= {"largest": of_input.get("value")}
+        row |= {name: of_input.get(name) for name in ("feature", "position", "token")}
+    return pd.DataFrame(list(found.values()), columns=ERRORS)
 
 
 def _exchange_table(rows: list[dict], field: str, baseline: float | None) -> pd.DataFrame:

@@ -27,7 +27,7 @@ WORST = 10  # projections of a scheme that are listed
 SHARE, MOST = 0.1, 3  # a layer that causes this much of a scheme's damage alone is named, up to so many
 MODEL = ["scheme", "perplexity", "increase (%)", "KL (nats)", "top-1 agreement (%)"]
 PLACES = ["only it: perplexity", "increase (%)", "all but it: perplexity", "increase (%)"]
-ERRORS = ["scheme", "projection", "error (%)", "error (dB)", "max |input|", "feature", "position", "token"]
+ERRORS = ["scheme", "projection", "by token (dB)", "of all (dB)", "max |input|", "feature", "position", "token"]
 # What is drawn of a role or layer: what the legend says, colour, hatch (which tells them apart in grey).
 BARS = {
     "only": ("what it costs alone", BLUE, ""),
@@ -62,7 +62,8 @@ def damage_section(rows: list[dict], names: Names) -> Section:
 
 HEAT_CAPTION = (
     "Error of the output of projections under each scheme, ‖Y_q − Y‖² / ‖Y‖² in dB, from the inputs of the unquantized "
-    "model; of each role and layer the projection with the largest."
+    "model; of each role and layer the projection with the largest. Left: over all tokens. Right: the mean of the same "
+    "of single tokens, which a token of massive values does not hide."
 )
 BARS_CAPTION = (
     "Log-perplexity that a role or a layer costs where only it is quantized, and that is saved where only it stays "
@@ -120,10 +121,11 @@ def _of_layers(one: "Damages") -> str:
 def _of_errors(one: "Damages") -> str:
     if one.errors.empty:
         return ""
-    worst = one.errors.loc[one.errors["error"].idxmax()]
+    worst = one.errors.loc[one.errors["by_token"].idxmax()]
     return (
-        f"The largest error{'' if one.model else f' under {one.scheme}'} is that of {worst['projection']}, "
-        f"{_decibels(worst['db'])} dB; its largest input is {worst['largest']:,.1f}, in feature {worst['feature']}."
+        f"The output that is worst for the mean token{'' if one.model else f' under {one.scheme}'} is that of "
+        f"{worst['projection']}, with an error of {_decibels(worst['by_token_db'])} dB; its largest input is "
+        f"{worst['largest']:,.1f}, in feature {worst['feature']}."
     )
 
 
@@ -205,13 +207,13 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
     """The projections with the largest errors under each scheme, and the largest value that each reads."""
     if errors.empty:
         return []
-    worst = errors.sort_values("error", ascending=False, kind="stable").groupby("scheme", sort=False).head(WORST)
+    worst = errors.sort_values("by_token", ascending=False, kind="stable").groupby("scheme", sort=False).head(WORST)
     worst = pd.concat([worst[worst["scheme"] == scheme] for scheme in errors["scheme"].unique()])
     cells = [
         [
             row["scheme"],
             row["projection"],
-            f"{100 * row['error']:.3g}",
+            _decibels(row["by_token_db"]),
             _decibels(row["db"]),
             f"{row['largest']:,.1f}",
             str(row["feature"]),
@@ -221,49 +223,53 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
         for row in worst.to_dict("records")
     ]
     caption = (
-        f"The {WORST} projections of each scheme whose outputs have the largest errors, from the inputs of the "
-        "unquantized model; and the largest value of that input, which sets the scale where a whole tensor has one, "
-        "with its place in the text."
+        f"The {WORST} projections of each scheme whose outputs have the largest errors for the mean token, from the "
+        "inputs of the unquantized model; the error over all tokens, which those of massive values may hide; and the "
+        "largest value of that input, which sets the scale where a whole tensor has one, with its place in the text."
     )
-    return [Table("damage_worst", caption, ERRORS, cells, worst.drop(columns="db").assign(db=worst["db"]), names=2)]
+    return [Table("damage_worst", caption, ERRORS, cells, worst, names=2)]
 
 
 # Figures
 
 
+ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # of a heat map: column of the errors, its title
+
+
 def heat_map(found: Found) -> Figure:
-    """Layer × role: the largest error of the role's projections, in dB; a panel a scheme, on one scale."""
-    maps = {scheme: _merged(one.errors) for scheme, one in found.items()}
-    values = np.concatenate([one.to_numpy(dtype=float).ravel() for one in maps.values()])
+    """Layer × role: the largest error of the role's projections, in dB; a row a scheme, all on one scale."""
+    maps = {scheme: [_merged(one.errors, column) for column in ACROSS] for scheme, one in found.items()}
+    values = np.concatenate([one.to_numpy(dtype=float).ravel() for of_scheme in maps.values() for one in of_scheme])
     finite = values[np.isfinite(values)]
     norm = Normalize(*(finite.min(), finite.max()) if len(finite) else (0, 1))
     figure = Figure(figsize=(7.2, 0.7 + 0.85 * len(maps)), layout="constrained")
-    panels = figure.subplots(len(maps), 1, squeeze=False, sharex=True)[:, 0]
+    panels = figure.subplots(len(maps), len(ACROSS), squeeze=False, sharex=True, sharey=True)
     colors = colormaps[HEAT].with_extremes(bad="0.8")
-    for axes, (scheme, errors) in zip(panels, maps.items(), strict=True):
-        shown = np.ma.masked_invalid(errors.to_numpy(dtype=float))
-        image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=colors, norm=norm)
-        axes.set_yticks(range(len(errors)), errors.index, fontsize=7)
-        axes.tick_params(labelsize=7)
-        axes.set_title(scheme, loc="left", fontsize=9)
-        place = np.unravel_index(shown.argmax(), shown.shape)
-        said = f"at most {_decibels(shown[place])} dB: layer {errors.columns[place[1]]}, {errors.index[place[0]]}"
-        axes.set_title(said, loc="right", fontsize=8)
-        axes.set_xticks(*_some(errors.columns))
-    panels[-1].set_xlabel("layer", fontsize=8)
-    figure.colorbar(image, ax=list(panels), label="error of the output (dB)", aspect=10 * len(panels))
+    for row, (scheme, of_scheme) in zip(panels, maps.items(), strict=True):
+        for axes, errors, across in zip(row, of_scheme, ACROSS.values(), strict=True):
+            shown = np.ma.masked_invalid(errors.to_numpy(dtype=float))
+            image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=colors, norm=norm)
+            axes.tick_params(labelsize=7)
+            axes.set_title(f"{scheme}, {across}", loc="left", fontsize=8)
+            axes.set_xticks(*_some(errors.columns, 8))
+            axes.set_yticks(range(len(errors)), errors.index)
+    for axes in panels[-1]:
+        axes.set_xlabel("layer", fontsize=8)
+    bar = figure.colorbar(image, ax=panels, aspect=12 * len(panels))
+    bar.ax.tick_params(labelsize=7)
+    bar.set_label("error of the output (dB)", fontsize=8)
     return figure
 
 
-def _merged(errors: pd.DataFrame) -> pd.DataFrame:
+def _merged(errors: pd.DataFrame, column: str) -> pd.DataFrame:
     """Roles down, layers across: the largest error in dB; NaN where nothing is quantized."""
-    table = errors.pivot_table(index="role", columns="layer", values="db", aggfunc="max")
-    return table.loc[list(dict.fromkeys(errors["role"])), range(int(errors["layer"].max()) + 1)]
+    table = errors.pivot_table(index="role", columns="layer", values=column, aggfunc="max")
+    return table.reindex(index=list(dict.fromkeys(errors["role"])), columns=range(int(errors["layer"].max()) + 1))
 
 
-def _some(layers: pd.Index) -> tuple[list[int], list[int]]:
+def _some(layers: pd.Index, most: int) -> tuple[list[int], list[int]]:
     """Places and numbers of as many layers as have room."""
-    step = next(step for step in (1, 2, 5, 10, 20, 50, 1000) if len(layers) <= 16 * step)
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 1000) if len(layers) <= most * step)
     numbers = [place for place in range(len(layers)) if layers[place] % step == 0]
     return numbers, [int(layers[place]) for place in numbers]
 
@@ -299,9 +305,10 @@ def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, field: str) -> None:
         style = {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3, "label": label}
         axes.bar(places, values, WIDTH, yerr=relative if relative.notna().any() else None, ecolor="black", **style)
     axes.axhline(0, color="black", linewidth=0.6)
-    axes.set_xticks(*(_some(pd.Index(table[field])) if number else (range(len(table)), table[field])))
+    axes.set_xticks(*(_some(pd.Index(table[field]), 16) if number else (range(len(table)), table[field])))
     axes.tick_params(labelsize=7)
     if not number:
         axes.tick_params(axis="x", rotation=30)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    axes.set_xlim(-0.7, len(table) - 0.3)
     bare(axes)
