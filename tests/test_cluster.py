@@ -20,7 +20,7 @@ from outliers.experiment.cluster import Cluster
 from outliers.experiment.rows import RowFile, read_rows
 from outliers.experiment.runner import run, sweep
 from outliers.measurements.bench import Job
-from outliers.specification.kinds import Ablation, Emergence, Experiment, OneModel, Settings
+from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
 from outliers.tracing.result import Trace
 from tests.conftest import trace_model
 from tests.test_commands import call
@@ -164,6 +164,14 @@ def test_an_ablation_has_the_same_rows(tmp_path):
     fields = {"model": MODELS[0], "block": 64, "blocks": 2, "features": [3, 7], "methods": ["zero", "mean"]}
     want = run(Ablation(**fields), tmp_path / "here")
     assert lasting(run(Ablation(**fields, engine="ray"), tmp_path / "there")) == lasting(want)
+
+
+@pytest.mark.parametrize("by", [["error"], ["role", "layer"]])
+def test_damage_has_the_same_rows(tmp_path, by):
+    """Of a text that is cut, and of one that is not, for there are many cells."""
+    fields = {"model": MODELS[0], "block": 64, "blocks": 5, "schemes": ["absmax"], "by": by}
+    want = run(Damage(**fields), tmp_path / "here")
+    assert lasting(run(Damage(**fields, engine="ray"), tmp_path / "there")) == lasting(want)
 
 
 def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_path):

@@ -84,7 +84,7 @@ def test_mistakes(monkeypatch, capsys, tmp_path, arguments, message):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["sweep", "trace", "ablate", "emergence", "latency"])
+@pytest.mark.parametrize("command", ["sweep", "trace", "ablate", "damage", "emergence", "latency"])
 def test_a_tokenizer_without_a_first_token(monkeypatch, capsys, tmp_path, command):
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
     tokenizer = load_tokenizer(str(folder))
@@ -150,6 +150,13 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
             "ablation.md",
         ),
         ("ablate", [*TRACE, "--features", "3,17"], "ablate/gpt2-0.1m", "outliers 3, 17", "ablation.md"),
+        (
+            "damage",
+            [*TRACE, "--scheme", "absmax"],
+            "damage/gpt2-0.1m",
+            "Under absmax the perplexity",
+            "damage_errors.png",
+        ),
         ("emergence", EMERGENCE, "emergence", "layers", "figure3.png"),
         ("report", ["table.yaml"], "table", "Table 1: perplexity under 8-bit schemes", "table1_published.md"),
     ],

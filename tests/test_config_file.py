@@ -322,7 +322,8 @@ def test_debug_shows_what_a_library_said(folder, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["get", "trace", "ablate", "emergence", "sweep", "zeroshot", "memory", "latency", "report.__main__"]
+    "command",
+    ["get", "trace", "ablate", "damage", "emergence", "sweep", "zeroshot", "memory", "latency", "report.__main__"],
 )
 def test_every_command_has_debug(monkeypatch, capsys, command):
     assert "--debug" in call(monkeypatch, capsys, "--help", command=command)[1]

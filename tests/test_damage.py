@@ -77,7 +77,7 @@ def test_errors_by_hand(case, scheme, per_row, blocks):
             energies[one.path] = energies.get(one.path, 0) + exact.square().sum().item()
             squares[one.path] = squares.get(one.path, 0) + error.square().sum().item()
             ratios.setdefault(one.path, []).append(error.square().sum(1) / exact.square().sum(1))
-    found = damage(model, blocks, scheme, by=["error"])
+    found = damage(model, blocks, scheme, by="error")
     assert hooks(model) == 0
     assert found.errors["projection"].tolist() == [one.path for one in projections(model)]
     assert found.model == {}
@@ -297,7 +297,8 @@ def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path, monkeypa
         lambda model, blocks, some, draws: asked.append(some) or usual(model, blocks, some, draws),
     )
     assert lasting(run(spec, tmp_path)) == lasting(rows)
-    assert [[one.name for one in some] for some in asked] == [["absmax error"]], "of which some rows were lost"
+    want = ("error", "absmax")
+    assert [[(one.view, one.variant.name) for one in some] for some in asked] == [[want]], "of which rows were lost"
 
 
 def test_a_streamed_run_has_the_rows_of_a_resident_one(tmp_path):
@@ -325,7 +326,7 @@ def test_what_is_asked_travels(blocks):
     ("arguments", "message"),
     [
         (["--scheme", "absmx"], "unknown scheme 'absmx'; did you mean absmax"),
-        (["--scheme", "fp32"], "scheme 'fp32' quantizes nothing, so it damages nothing; expected 8-bit schemes"),
+        (["--scheme", "fp32"], "scheme 'fp32' quantizes nothing, so it damages nothing; expected one such as absmax"),
         (["--by", "rolle"], "unknown part of the damage 'rolle'; did you mean role"),
         (["--by", ","], "field 'by'"),
         (["--skip", "transformer"], "leaves nothing for scheme 'absmax' to quantize"),
@@ -349,7 +350,8 @@ def test_mistakes_in_python(blocks):
     model = make_model("gpt2")
     for message, arguments in {
         "scheme 'fp32' quantizes nothing": {"scheme": "fp32"},
-        "unknown part of the damage 'all'": {"by": ["all"]},
+        "no part of the damage is asked for; expected some of error, role, layer, model": {"by": []},
+        "unknown part of the damage 'all'": {"by": "all"},
         "blocks of 70 tokens are longer": {"blocks": torch.zeros(1, 70, dtype=torch.int64)},
         "no blocks to evaluate": {"blocks": torch.zeros(0, 8, dtype=torch.int64), "by": ["layer"]},
         "leaves nothing for scheme 'absmax'": {"skip": ["transformer"]},

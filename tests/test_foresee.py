@@ -21,6 +21,8 @@ from outliers.estimate.probe import Cost, Costs, Moment, Part, find_costs, model
 from outliers.experiment.runner import request_of, run
 from outliers.measurements.ablation import ablation_parts, plan
 from outliers.measurements.bench import Job
+from outliers.measurements.damage.measurement import damage_parts
+from outliers.measurements.damage.measurement import plan as plan_damage
 from outliers.measurements.footprint import Storages
 from outliers.measurements.latency import latency
 from outliers.measurements.measurement import Passes, Workload
@@ -31,7 +33,7 @@ from outliers.models.anatomy import decoder_layers
 from outliers.models.configs import find_config
 from outliers.models.load import load_config
 from outliers.quantization.schemes import TABLE1, get_scheme
-from outliers.specification.kinds import Ablation, Settings
+from outliers.specification.kinds import DAMAGE_BY, Ablation, Settings
 from outliers.terminal.amounts import duration, size
 from tests.conftest import CONFIGS, make_model
 from tests.test_commands import call
@@ -118,6 +120,7 @@ def test_every_architecture_is_probed_and_leaves_the_random_numbers_alone(case, 
     sizes = model_sizes(model.config, "float32")
     passes = [*trace_parts(Settings(name="test")), *sweep_parts(schemes(*TABLE1, "llm.int8-bnb"))]
     passes += ablation_parts(Ablation(model=case, methods=["zero", "mean", "shuffle"]), model.config.hidden_size)
+    passes += damage_parts(plan_damage(model, schemes("absmax", "llm.int8"), DAMAGE_BY, ()))
     passes += [[Part(partial(latency, tokens=4, repeats=1))]]
     found = find_costs(model.config, "float32", CPU, 24, passes)
     assert torch.equal(torch.get_rng_state(), state)
@@ -443,6 +446,15 @@ def test_parts_stand_for_all_that_is_measured():
     assert sum(part.times for part in passes[-1]) == len(plan([1, 2], 64, ["zero", "mean"]))
     assert len(passes) == 3  # a trace for the means, attention, perplexity
     assert len(ablation_parts(Ablation(model="x"), 64)) == 3  # a trace that finds features, attention, perplexity
+
+
+def test_parts_stand_for_the_whole_damage():
+    """Of a resident model a layer costs half an evaluation."""
+    asked = plan_damage(make_model("llama"), schemes("absmax"), DAMAGE_BY, ())
+    for streamed, layers in ((False, 2), (True, 4)):
+        errors, baseline, model, roles, of_layers = damage_parts(asked, 3, streamed)
+        times = [sum(part.times for part in parts) for parts in (errors, baseline, model, roles, of_layers)]
+        assert times == [1, 3, 6, 3 * 8, 3 * layers]
 
 
 def test_runs_of_less_than_a_second_are_not_foreseen(monkeypatch, probed, told):

@@ -21,6 +21,7 @@ from outliers.quantization.schemes import Scheme
 from outliers.report.report import experiments
 from outliers.specification.kinds import (
     Ablation,
+    Damage,
     Emergence,
     Experiment,
     Hardware,
@@ -125,6 +126,11 @@ def ablated(out: Path, **fields) -> list[dict]:
     return run(Ablation(model=MODEL, features=[3], **{"block": 16, "blocks": 1} | fields), out)
 
 
+def damaged(out: Path, **fields) -> list[dict]:
+    asked = {"schemes": ["llm.int8"], "by": ["error", "role"], "block": 16, "blocks": 1}
+    return run(Damage(model=MODEL, **asked | fields), out)
+
+
 def swept(out: Path, **fields) -> list[dict]:
     return sweep(Experiment(models=[MODEL], schemes=["fp32", "llm.int8"], **{"block": 16, "blocks": 1} | fields), out)
 
@@ -153,6 +159,7 @@ def footprints(out: Path, **fields) -> list[dict]:
 
 RUNS = {
     "ablation": ablated,
+    "damage": damaged,
     "sweep": swept,
     "trace": traced,
     "emergence": followed,
@@ -175,6 +182,7 @@ def measured(tmp_path_factory) -> Path:
     ("run", "fields"),
     [
         *(("ablation", fields) for fields in ({"seed": 1}, {"where": ["ffn_in"]})),
+        *(("damage", fields) for fields in ({"device": "auto"}, {"dtype": "bfloat16"}, {"block": 17})),
         *(("sweep", fields) for fields in ({"device": "auto"}, {"dtype": "bfloat16"}, {"bos": True}, {"draws": 2})),
         *(("trace", fields) for fields in ({"device": "auto"}, {"alpha": 5}, {"block": 17})),
         *(("emergence", fields) for fields in ({"device": "auto"}, {"alpha": 5})),

@@ -23,7 +23,7 @@ from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1, get_scheme
-from outliers.specification.kinds import Ablation, Emergence, Experiment, OneModel
+from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace
@@ -297,6 +297,7 @@ RUNS = {
         out,
     ),
     "trace": lambda out, **more: trace_model(OneModel(**ONE, **more), out)[1],
+    "damage": lambda out, **more: run(Damage(**ONE, schemes=["absmax"], by=["role"], **more), out),
     "ablation": lambda out, **more: run(Ablation(**ONE, features=[1, 2], methods=["mean"], **more), out),
     "emergence": lambda out, **more: run(
         Emergence(models=["pocket/gpt2-0.1m"], block=32, blocks=2, stream=True, **more), out
@@ -320,7 +321,7 @@ def test_weights_are_read_ahead_only_where_finished_rows_ask_for_their_hash(case
     assert not any(asked), "it was gathered while blocks passed"
     asked.clear()
     RUNS[case](tmp_path, alpha=5.5 if case in ("trace", "emergence") else 6.0)
-    assert any(asked) is (case == "sweep"), "of rows that differ in something else nothing is asked"
+    assert any(asked) is (case in ("sweep", "damage")), "of rows that differ in something else nothing is asked"
     asked.clear()
     assert RUNS[case](tmp_path) == rows
     assert any(asked) is (case != "ablation"), "of rows that agree in everything else it is, if no trace comes first"
@@ -335,6 +336,7 @@ def test_other_weights_are_measured_again(case, tmp_path):
     runs = {
         "sweep": lambda: sweep(Experiment(models=[str(folder)], schemes=["absmax"], **fields), tmp_path / "out"),
         "trace": lambda: trace_model(OneModel(model=str(folder), **fields), tmp_path / "out")[1],
+        "damage": lambda: run(Damage(model=str(folder), by=["model"], **fields), tmp_path / "out"),
         "ablation": lambda: run(Ablation(model=str(folder), features=[1], **fields), tmp_path / "out"),
         "emergence": lambda: run(Emergence(models=[str(folder)], **fields), tmp_path / "out"),
     }

@@ -28,7 +28,7 @@ from outliers.files import LOCK, locked, write_whole
 from outliers.measurements.perplexity import losses
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
-from outliers.specification.kinds import Ablation, Emergence, Experiment, Latency, OneModel
+from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel
 from outliers.tracing.result import Trace
 from tests.conftest import trace_model
 from tests.test_commands import call
@@ -548,6 +548,7 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
     [
         (lambda name: Emergence(models=[name], alpha=3, **TEXT), "measurements.tracing", "trace"),
         (lambda name: Ablation(model=name, features=[3], methods=["zero"], **TEXT), "measurements.ablation", "measure"),
+        (lambda name: Damage(model=name, **TEXT), "measurements.damage.measurement", "measure"),
         (lambda name: Latency(models=[name], **TIMED), "measurements.latency", "latency"),
     ],
 )

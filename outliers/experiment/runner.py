@@ -216,7 +216,7 @@ class _Run:
         share = (part.stop - part.start) / getattr(self.spec, "blocks", 1)
         steps = round(self.measurement.steps(questions) * share)
         arguments = self.measurement, questions, part, one.fields
-        what = ", ".join(question.what for question in questions)
+        what = ", ".join(dict.fromkeys(question.what for question in questions))
         return Cell(f"{what}{where}", _answer, one.subject, arguments, steps, number)
 
     def _write(self, one: _Subject, questions: list[Question], parts: list[tuple]) -> None:

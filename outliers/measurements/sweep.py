@@ -127,7 +127,11 @@ def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
 
 def with_codes(scheme: Scheme, model: PreTrainedModel) -> PreTrainedModel:
     """The model under a scheme, its weights quantized now instead of on first use; calibrated on nothing."""
-    model = quantize(model, scheme, calibration=neutral(model))
+    return coded(quantize(model, scheme, calibration=neutral(model)))
+
+
+def coded(model: PreTrainedModel) -> PreTrainedModel:
+    """A model under a scheme, its weights quantized now, so that what is made of it shares the codes."""
     for projection in projections(model):
         getattr(projection.module, "quantized_weight", None)
     return model

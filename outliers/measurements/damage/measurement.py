@@ -18,8 +18,7 @@ from outliers.measurements.damage.errors import EXACT, BlockErrors, Error, block
 from outliers.measurements.damage.exchanges import Exchange, exchange_losses, exchanges
 from outliers.measurements.measurement import Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import Loss, perplexity, perplexity_of, variant_losses
-from outliers.measurements.sweep import check_draws, scattered, scheme_fields, schemes_of, sweep_parts
-from outliers.measurements.sweep import drawn as under_draw
+from outliers.measurements.sweep import check_draws, coded, drawn, scattered, scheme_fields, schemes_of, sweep_parts
 from outliers.models.anatomy import projections
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import is_streamed
@@ -45,9 +44,9 @@ class Asked(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
-        of_exchange = [str(part) for part in self.exchange[:3]] if self.exchange else []
-        return " ".join([*([self.variant.name] if self.variant else []), self.view, *of_exchange])
+        """What to call it in messages, the same for what is alike: there are many layers."""
+        what = f"{self.exchange.kind} one {self.exchange.field}" if self.exchange else VIEWS[self.view].name
+        return f"{self.variant.name}, {what}" if self.variant and VIEWS[self.view].drawn else what
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -65,14 +64,18 @@ def plan(model: PreTrainedModel, schemes: Sequence[Scheme], by: Iterable[str], s
         schemes, by, skip: as for `damage`.
 
     Raises:
-        UserError: a part of the damage is unknown, or a scheme quantizes nothing.
+        UserError: a part of the damage is unknown, or none is asked for, or a scheme quantizes nothing.
     """
-    by, variants = set(by), [Quantized(scheme, tuple(skip)) for scheme in schemes]
-    if unknown := sorted(by - set(DAMAGE_BY)):
+    by, variants = {by} if isinstance(by, str) else set(by), [Quantized(scheme, tuple(skip)) for scheme in schemes]
+    if not by:
+        raise UserError(f"no part of the damage is asked for; expected some of {', '.join(DAMAGE_BY)}")
+    if unknown := sorted(by.difference(DAMAGE_BY)):
         raise unknown_name("part of the damage", unknown[0], DAMAGE_BY)
     for scheme in schemes:
         if not scheme.quantizes:
-            raise UserError(f"scheme '{scheme.name}' quantizes nothing, so it damages nothing; expected 8-bit schemes")
+            raise UserError(
+                f"scheme '{scheme.name}' quantizes nothing, so it damages nothing; expected one such as absmax"
+            )
     asked = []
     if "error" in by:
         left = skipped(model, skip, schemes[0])
@@ -95,16 +98,9 @@ def measure(
     """What is asked at once of a model, resident or streamed: of each, draw by draw, what each block shows."""
     view, found = VIEWS[asked[0].view], []
     for draw in range(draws if view.drawn else 1):
-        with under_draw(model, draw):
+        with drawn(model, draw):
             found.append(view.measure(model, blocks, asked))
     return [list(of_one) for of_one in zip(*found, strict=True)]
-
-
-def coded(model: PreTrainedModel) -> PreTrainedModel:
-    """A model whose weights are quantized now instead of on first use, so that what is made of it shares the codes."""
-    for projection in projections(model):
-        getattr(projection.module, "quantized_weight", None)
-    return model
 
 
 def _errors(model: PreTrainedModel, blocks: Iterable[torch.Tensor], asked: Sequence[Asked]) -> list[list]:
@@ -180,11 +176,12 @@ def _of_text(blocks: list[Distance]) -> tuple[float, float, float]:
 class View(NamedTuple):
     """One way to look at the damage.
 
-    metrics: of its rows. measure: of a model, blocks and what is asked at once, for each that is asked what each block
+    name: in messages. metrics: of its rows. measure: of a model, blocks and what is asked at once, for each that is asked what each block
     shows. rows: of what is asked and that, draw by draw, the rows. reads: how many times a block passes. drawn: whether
     it is measured under draws.
     """
 
+    name: str
     metrics: tuple[str, ...]
     measure: Callable[[PreTrainedModel, Iterable[torch.Tensor], Sequence[Asked]], list[list]]
     rows: Callable[[Asked, list[list]], list[Row]]
@@ -193,11 +190,13 @@ class View(NamedTuple):
 
 
 VIEWS = {
-    "input": View(("damage.largest_input",), _errors, _input_rows, drawn=False),
-    "error": View(("damage.error", "damage.error_by_token"), _errors, _error_rows, drawn=False),
-    "baseline": View(("perplexity",), _baselines, _perplexity_rows),
-    "model": View(("perplexity", "damage.kl", "damage.top1_agreement"), _distances, _distance_rows, reads=2),
-    "exchange": View(("damage.perplexity_{kind}",), _exchanges, _perplexity_rows),
+    "input": View("errors", ("damage.largest_input",), _errors, _input_rows, drawn=False),
+    "error": View("errors", ("damage.error", "damage.error_by_token"), _errors, _error_rows, drawn=False),
+    "baseline": View("not quantized", ("perplexity",), _baselines, _perplexity_rows),
+    "model": View(
+        "the model", ("perplexity", "damage.kl", "damage.top1_agreement"), _distances, _distance_rows, reads=2
+    ),
+    "exchange": View("", ("damage.perplexity_{kind}",), _exchanges, _perplexity_rows),
 }
 
 
@@ -331,7 +330,7 @@ ERRORS = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Damages:
     """What a scheme damages in a model; what was not measured is empty.
 

@@ -34,6 +34,7 @@ BARS = {
     "without": ("what is saved where it stays exact", ORANGE, "//"),
 }
 WIDTH = 0.4  # of a bar
+FAINTEST = 0.01  # share of the errors that have the darkest colour
 
 
 def damage_section(rows: list[dict], names: Names) -> Section:
@@ -47,7 +48,7 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     found = damages_of(rows)
     errors = pd.concat([one.errors.assign(scheme=scheme) for scheme, one in found.items()], ignore_index=True)
     errors["token_text"] = [None if pd.isna(token) else names(int(token)) for token in errors["token"]]
-    notes = [sentence(one) for one in found.values()]
+    notes = [*(sentence(one) for one in found.values()), *_scatter_note(rows)]
     tables = [*_models(found), *_places("role", found), *_places("layer", found), *_worst(errors)]
     drawings = []
     if len(errors):
@@ -71,13 +72,29 @@ BARS_CAPTION = (
 )
 
 
+ONCE = (
+    "Each perplexity was measured once, so that nothing here says how far rounding alone scatters it; --draws 4 "
+    "measures it."
+)
+DRAWN = (
+    "Mean ± standard deviation over {} draws of embeddings changed by 1e-6, which rounding alone causes: a difference "
+    "below two standard deviations is none."
+)
+
+
 # Words
+
+
+def _scatter_note(rows: list[dict]) -> list[str]:
+    """Whether differences can be told from scatter; nothing where there are errors alone, which hardly scatter."""
+    draws = {row["draws"] for row in rows if "draws" in row}
+    return [DRAWN.format(max(draws)) if max(draws) > 1 else ONCE] if draws else []
 
 
 def sentence(one: "Damages") -> str:
     """Where a scheme breaks the model, made of the numbers."""
     said = [_of_model(one)]
-    if "damage" in one.model and not _is_within_scatter(one):
+    if "damage" in one.model and not _is_scatter(one, one.model):
         said += [_of_roles(one), _of_layers(one)]
     said.append(_of_errors(one))
     return " ".join(filter(None, said))
@@ -88,12 +105,12 @@ def _of_model(one: "Damages") -> str:
         return ""
     before, after = one.model["unquantized"], one.model["perplexity"]
     said = f"Under {one.scheme} the perplexity goes from {before:.2f} to {after:.2f} ({_percent(one.model['damage'])})"
-    return f"{said}, which is within the scatter of rounding." if _is_within_scatter(one) else f"{said}."
+    return f"{said}, which is within the scatter of rounding." if _is_scatter(one, one.model) else f"{said}."
 
 
-def _is_within_scatter(one: "Damages") -> bool:
-    difference = abs(one.model["perplexity"] - one.model["unquantized"])
-    return difference < 2 * one.model.get("perplexity_deviation", 0)
+def _is_scatter(one: "Damages", values: Mapping, name: str = "perplexity") -> bool:
+    """Whether a perplexity is within two standard deviations of the unquantized model's, as far as that is known."""
+    return abs(values[name] - one.model["unquantized"]) < 2 * values.get(f"{name}_deviation", 0)
 
 
 def _of_roles(one: "Damages") -> str:
@@ -109,10 +126,11 @@ def _of_roles(one: "Damages") -> str:
 def _of_layers(one: "Damages") -> str:
     if one.layers.empty:
         return ""
-    layers = one.layers.sort_values("perplexity_only", ascending=False).head(MOST)
-    broken = [layer for layer in layers.to_dict("records") if _part(one, layer["damage_only"]) >= SHARE]
+    layers = one.layers.sort_values("perplexity_only", ascending=False).head(MOST).to_dict("records")
+    broken = [layer for layer in layers if _part(one, layer["damage_only"]) >= SHARE]
+    broken = [layer for layer in broken if not _is_scatter(one, layer, "perplexity_only")]
     if not broken:
-        first = layers.iloc[0]
+        first = layers[0]
         return f"No layer stands out: the worst, {first['layer']:.0f}, costs {_percent(first['damage_only'])} alone."
     costs = ", ".join(f"{layer['layer']} ({_percent(layer['damage_only'])})" for layer in broken)
     return f"The layers that cost most alone: {costs}."
@@ -144,7 +162,7 @@ def _percent(damage: float) -> str:
 
 
 def _decibels(db: float) -> str:
-    return "−∞" if math.isinf(db) else f"{db:.1f}".replace("-", "−")
+    return "−∞" if math.isinf(db) else f"{round(db, 1) + 0.0:.1f}".replace("-", "−")  # of −0 the sign goes
 
 
 # Tables
@@ -241,7 +259,7 @@ def heat_map(found: Found) -> Figure:
     maps = {scheme: [_merged(one.errors, column) for column in ACROSS] for scheme, one in found.items()}
     values = np.concatenate([one.to_numpy(dtype=float).ravel() for of_scheme in maps.values() for one in of_scheme])
     finite = values[np.isfinite(values)]
-    norm = Normalize(*(finite.min(), finite.max()) if len(finite) else (0, 1))
+    norm = Normalize(*(np.quantile(finite, FAINTEST), finite.max()) if len(finite) else (0, 1))
     figure = Figure(figsize=(7.2, 0.7 + 0.85 * len(maps)), layout="constrained")
     panels = figure.subplots(len(maps), len(ACROSS), squeeze=False, sharex=True, sharey=True)
     colors = colormaps[HEAT].with_extremes(bad="0.8")
@@ -255,7 +273,7 @@ def heat_map(found: Found) -> Figure:
             axes.set_yticks(range(len(errors)), errors.index)
     for axes in panels[-1]:
         axes.set_xlabel("layer", fontsize=8)
-    bar = figure.colorbar(image, ax=panels, aspect=12 * len(panels))
+    bar = figure.colorbar(image, ax=panels, aspect=12 * len(panels), extend="min", extendfrac=0.1 / len(panels))
     bar.ax.tick_params(labelsize=7)
     bar.set_label("error of the output (dB)", fontsize=8)
     return figure
