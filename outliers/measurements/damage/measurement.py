@@ -176,9 +176,9 @@ def _of_text(blocks: list[Distance]) -> tuple[float, float, float]:
 class View(NamedTuple):
     """One way to look at the damage.
 
-    name: in messages. metrics: of its rows. measure: of a model, blocks and what is asked at once, for each that is asked what each block
-    shows. rows: of what is asked and that, draw by draw, the rows. reads: how many times a block passes. drawn: whether
-    it is measured under draws.
+    name: in messages. metrics: of its rows. measure: of a model, blocks and what is asked at once, for each that is
+    asked what each block shows. rows: of what is asked and that, draw by draw, the rows. reads: how many times a block
+    passes. drawn: whether it is measured under draws.
     """
 
     name: str
