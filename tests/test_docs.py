@@ -25,12 +25,14 @@ from outliers.estimate.needs import Need, Room
 from outliers.experiment.provenance import code_hash
 from outliers.experiment.rows import read_rows
 from outliers.measurements.ablation import CONTROLS, RESAMPLES
+from outliers.measurements.damage.measurement import damages_of
 from outliers.measurements.perplexity import LARGEST_LOSS
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.train import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.report.artefacts.ablation import ablation_section
+from outliers.report.artefacts.damage import damage_section
 from outliers.report.artefacts.table1 import sweep_section
 from outliers.report.artefacts.table3 import memory_section
 from outliers.report.artefacts.table4 import table4_section
@@ -107,6 +109,31 @@ def of_smollm2() -> dict[str, float]:
         "without": of_zero.loc["outliers", "top1_softmax"],
         **largest,
     }
+
+
+DAMAGED = "damage/smollm2-135m"
+
+
+def of_damage(scheme: str) -> dict[str, float]:
+    """What its damage on C4 says of a scheme: of the model, of roles alone, and of the projection that is worst."""
+    found = damages_of(kept_rows(DAMAGED))[scheme]
+    alone = 100 * found.roles.set_index("role")["damage_only"]
+    left = 100 * found.roles.set_index("role")["damage_without"]
+    worst = found.errors.sort_values("by_token").iloc[-1].to_dict()
+    percent = {"damage": 100 * found.model["damage"], "left": left[alone.idxmax()]}
+    return {**found.model, **alone, **worst, **percent}
+
+
+def scatter_of(scheme: str) -> float:
+    """By how many per cent the perplexity of SmolLM2 scatters in its sweep."""
+    row = next(row for row in kept_rows("smollm2-135m/sweep") if row["scheme"] == scheme)
+    return 100 * row["standard_deviation"] / row["value"]
+
+
+def damaged_tokens() -> dict[int, str]:
+    """What the tokens of the table of its worst projections look like."""
+    worst = table(f"results/kept/{DAMAGED}/damage_worst.csv")
+    return dict(zip(worst["token"], worst["token_text"], strict=True))
 
 
 def slower_tokens() -> list[float]:
@@ -226,6 +253,31 @@ CLAIMS = {
         ("that determines numbers, first {} digits", lambda: (len(code_hash()),)),
         ("up to {} names, and how many there are", lambda: (MANY,)),
         ("of its token ids, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["tokens_hash"]),)),
+    ],
+    "docs/damage.md": [
+        ("on C4, {} blocks of {} tokens, where", lambda: size(DAMAGED)),
+        ("perplexity of {unquantized:.2f}", lambda: of_damage("absmax")),
+        (
+            "takes the perplexity to {perplexity:.2f} ({damage:+.0f} %). Most of that is in `ffn_out`: quantized "
+            "alone it costs {ffn_out:+.0f} %, and with it exact {left:+.0f} % is left",
+            lambda: of_damage("absmax"),
+        ),
+        ("is in `attn_in`, which alone costs {attn_in:+.1f} %", lambda: of_damage("absmax")),
+        (
+            "in layer {layer} the second feed-forward projection reads a value of {largest:,.0f}",
+            lambda: of_damage("absmax"),
+        ),
+        ("the error of this projection is {:.1f} dB", lambda: [abs(round(of_damage("absmax")["by_token_db"], 1))]),
+        ("Over all tokens the error is −{:.1f} dB", lambda: [-of_damage("absmax")["db"]]),
+        (
+            "takes the perplexity to {perplexity:.2f} ({damage:+.1f} %), and that is in `attn_in` "
+            "({attn_in:+.1f} % alone)",
+            lambda: of_damage("llm.int8"),
+        ),
+        (
+            "absmax scatters by {:.1f} % and LLM.int8() by {:.1f} %",
+            lambda: [scatter_of(scheme) for scheme in ("absmax", "llm.int8")],
+        ),
     ],
     "docs/schemes.md": [
         ("({} unless you say otherwise)", lambda: (criterion.ALPHA,)),
@@ -434,6 +486,7 @@ DRAWN = {
     "pocket/table1": sweep_section,
     "smollm2-135m/sweep": sweep_section,
     "smollm2-135m/ablation": ablation_section,
+    DAMAGED: lambda rows: damage_section(rows, damaged_tokens().get),
     "pocket/table3": memory_section,
     "pocket/table5": speed_section,
     "pocket/table6": latency_section,

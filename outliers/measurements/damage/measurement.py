@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError, unknown_name
-from outliers.measurements.bench import Bench, Counted, Job, check_skip, named, say_what_is_left
+from outliers.measurements.bench import Bench, Counted, Job, check_schemes, check_uncalibrated, named, say_what_is_left
 from outliers.measurements.damage.distances import Distance, distances
 from outliers.measurements.damage.errors import EXACT, BlockErrors, Error, block_errors
 from outliers.measurements.damage.exchanges import Exchange, exchange_losses, exchanges
@@ -213,7 +213,8 @@ class DamageRows(Measurement[Damage]):
         check_draws(self.spec.draws, self.spec.dtype)
         self.schemes = schemes_of(self.spec)
         job = Job.of(self.spec.model, self.spec.revision, self.spec)
-        check_skip(job.config, self.schemes, self.spec.skip)
+        check_uncalibrated(self.schemes)
+        check_schemes(job.config, self.schemes, self.spec.skip)
         self.asked = plan(skeleton(job.config, torch.bfloat16), self.schemes, self.spec.by, self.spec.skip)
         say_what_is_left(job.name, job.config, self.schemes)
         return [job]
