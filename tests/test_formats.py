@@ -1,7 +1,9 @@
 """Number formats: value by value against ml_dtypes and torchao, their products against float64, and schemes of them."""
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,8 +100,8 @@ def test_a_float64_is_rounded_once():
 @given(matrix=matrices)
 def test_each_value_becomes_the_nearest_that_there_is(quantizer, matrix):
     """By the scale of its group: an integer, or a value of the type of ml_dtypes; the outermost one beyond."""
-    x = torch.from_numpy(matrix)
-    x[x.abs() < 1e-30] = 0  # of so narrow a range the dynamic range is inf, and no product finite
+    # Of a range that is narrow, or far from 0, float32 has too few digits for a zero point.
+    x = torch.from_numpy(matrix).to(torch.float32 if quantizer.symmetric else torch.float64)
     found, format = reference.quantize(x, quantizer), FORMATS[quantizer.format]
     assert found.codes.shape == x.shape
     values = found.dequantize().double()
@@ -299,65 +301,49 @@ def test_fast_paths_serve_no_groups(monkeypatch, path):
     assert dispatch.quantize_weight(torch.ones(3, 32), by_group).scale.shape == (3, 2)
 
 
-torchao_types = {
-    "mxfp8-e4m3": torch.float8_e4m3fn,
-    "mxfp8-e5m2": torch.float8_e5m2,
-    "mxfp6-e2m3": "fp6_e2m3",
-    "mxfp6-e3m2": "fp6_e3m2",
-    "mxfp4": torch.float4_e2m1fn_x2,
-}
+# What torchao makes of small matrices, as `python scripts/torchao_values.py` writes it; the file names the versions.
+TORCHAO = json.loads((Path(__file__).parent / "torchao_values.json").read_text(encoding="utf-8"))
 
 
-def torchao_part(name: str):
-    return pytest.importorskip(name, reason="torchao is not installed", exc_type=ImportError)
-
-
-@pytest.mark.parametrize("name", torchao_types)
+@pytest.mark.parametrize("name", [name for name in TORCHAO["microscaling"] if name != "x"])
 def test_microscaling_is_that_of_torchao(name):
-    """Bit for bit, but for groups below 2^-118, where torchao's scales end at 2^-126, and it has no mxint8."""
-    tensors = torchao_part("torchao.prototype.mx_formats.mx_tensor")
-    x = random_matrix(6, 64, 256)
-    x[3, :40] = 0.0
-    x[5] *= 1e-30
-    want = tensors.MXTensor.to_mx(x, torchao_types[name], 32).dequantize(torch.float32)
-    assert torch.equal(reference.quantize(x, Quantizer(name, "block")).dequantize(), want)
+    """Bit for bit, but for the scale of zeros, here 1. It has no mxint8, and its scales end at 2^-126, not 2^-127."""
+    x, want = torch.tensor(TORCHAO["microscaling"]["x"]), TORCHAO["microscaling"][name]
+    found = reference.quantize(x, Quantizer(name, "block"))
+    assert torch.equal(found.dequantize(), torch.tensor(want["values"]))
+    zeros = (x.view(6, 2, 32) == 0).all(2)
+    assert zeros.sum() == 1
+    assert torch.equal(found.scale[~zeros], torch.tensor(want["scale"])[~zeros])
 
 
 def test_nvfp4_is_that_of_torchao():
-    """Bit for bit, but where a scale is below e4m3's normal numbers, which torchao does not use."""
-    tensors = torchao_part("torchao.prototype.mx_formats.nvfp4_tensor")
-    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(7))
-    x[:, :16] *= 40
-    scale = tensors.per_tensor_amax_to_scale(x.abs().max())
-    want = tensors.NVFP4Tensor.to_nvfp4(x, per_tensor_scale=scale).dequantize(torch.float32)
+    """But for ties, because it multiplies by reciprocals, and for scales subnormal in e4m3, which it has not."""
+    x, scale, values = (torch.tensor(TORCHAO["nvfp4"][part]) for part in ("x", "scale", "values"))
     found = reference.quantize(x, Quantizer("nvfp4", "block"))
-    different = found.dequantize() != want
-    assert different.float().mean() < 1e-3, "it multiplies by a reciprocal, which may move ties"
-    assert torch.allclose(found.dequantize(), want, atol=0.51 * found.scale.max().item())
+    normal = scale / scale.max() * 448 > 2.0**-6
+    assert normal.float().mean() > 0.8
+    torch.testing.assert_close(found.scale[normal], scale[normal], rtol=1e-6, atol=0)
+    got, want = (one.view(6, 4, 16)[normal] for one in (found.dequantize(), values))
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
 
 
 def test_int8_layers_of_torchao_multiply_alike():
     """Its product of its codes is ours. Its codes are not: it divides the largest value by 127.5, and we by 127."""
-    quantization = torchao_part("torchao.quantization")
-    torch.manual_seed(0)
-    layer, x = nn.Linear(64, 48), torch.randn(10, 64)
-    weight, bias = layer.weight.detach(), layer.bias.detach()
-    quantization.quantize_(layer, quantization.Int8DynamicActivationInt8WeightConfig())
+    parts = ("x", "weight", "bias", "codes", "scale", "output")
+    x, weight, bias, codes, scale, output = (torch.tensor(TORCHAO["int8_layer"][part]) for part in parts)
 
     def their_codes(matrix: torch.Tensor) -> Quantized:
         scale = matrix.abs().amax(1, keepdim=True) / 127.5
         return Quantized((matrix * (1 / scale)).round().clamp(-128, 127).to(torch.int8), scale)
 
     made = their_codes(weight)
-    assert torch.equal(layer.weight.qdata, made.codes)
-    assert torch.equal(layer.weight.scale, made.scale)
-    with torch.no_grad():
-        got = layer(x)
-    torch.testing.assert_close(got, reference.matmul(their_codes(x), made) + bias, rtol=1e-5, atol=1e-6)
+    assert torch.equal(made.codes, codes)
+    assert torch.equal(made.scale, scale)
+    torch.testing.assert_close(reference.matmul(their_codes(x), made) + bias, output, rtol=1e-5, atol=1e-5)
     ours = reference.linear(x, reference.quantize(weight, Quantizer("int8", "column")), bias)
     exact = x @ weight.T + bias
-    assert (ours - got).norm() < 0.015 * exact.norm()
-    assert 0.7 < (ours - exact).norm() / (got - exact).norm() < 1.4
+    assert (ours - output).norm() < 0.03 * exact.norm()
+    assert 0.5 < (ours - exact).norm() / (output - exact).norm() < 2
 
 
 # Schemes

@@ -1,0 +1,77 @@
+"""Write what torchao makes of small matrices to tests/torchao_values.json, with which a test compares number formats.
+
+    python scripts/torchao_values.py
+
+torchao is no requirement, because transformers imports it wherever it is installed, and then every command warns. Run
+this in an environment of its own that has torch and torchao; it needs nothing of this project.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+import torchao
+from torchao.prototype.mx_formats.mx_tensor import MXTensor
+from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+PATH = Path(__file__).parent.parent / "tests" / "torchao_values.json"
+MICROSCALING = {  # by the names of this project
+    "mxfp8-e4m3": torch.float8_e4m3fn,
+    "mxfp8-e5m2": torch.float8_e5m2,
+    "mxfp6-e2m3": "fp6_e2m3",
+    "mxfp6-e3m2": "fp6_e3m2",
+    "mxfp4": torch.float4_e2m1fn_x2,
+}
+
+
+def matrix(rows: int, features: int, seed: int) -> torch.Tensor:
+    """Values of many magnitudes, float32 (rows, features)."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randn(rows, features, generator=generator).mul_(2).exp_()
+    return torch.randn(rows, features, generator=generator).mul_(sizes)
+
+
+def microscaling() -> dict:
+    """Scales and dequantized values of each format; among the inputs ties, zeros, and what is very small."""
+    x = matrix(6, 64, 0)
+    x[1, :40] = 0
+    x[2] *= 1e-30
+    x[3] = torch.arange(64) / 8
+    found = {"x": x.tolist()}
+    for name, element in MICROSCALING.items():
+        made = MXTensor.to_mx(x, element, 32)
+        found[name] = {"scale": made.scale.float().tolist(), "values": made.dequantize(torch.float32).tolist()}
+    return found
+
+
+def nvfp4() -> dict:
+    """Dequantized values, and the scales of groups and of everything."""
+    x = matrix(6, 64, 1).clamp(-50, 50)
+    whole = per_tensor_amax_to_scale(x.abs().max())
+    made = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=whole)
+    scale = made.scale.float().view(6, 4) * whole
+    return {"x": x.tolist(), "scale": scale.tolist(), "values": made.dequantize(torch.float32).tolist()}
+
+
+def int8_layer() -> dict:
+    """A linear layer with dynamic quantization of its inputs."""
+    layer, x = torch.nn.Linear(32, 12), matrix(7, 32, 2)
+    layer.weight.data, layer.bias.data = matrix(12, 32, 3), matrix(1, 12, 4)[0]
+    found = {"x": x.tolist(), "weight": layer.weight.tolist(), "bias": layer.bias.tolist()}
+    quantize_(layer, Int8DynamicActivationInt8WeightConfig())
+    with torch.no_grad():
+        output = layer(x)
+    made = layer.weight
+    return found | {"codes": made.qdata.tolist(), "scale": made.scale.tolist(), "output": output.tolist()}
+
+
+def main() -> None:
+    """Write all, with the versions that made it."""
+    found = {"torchao": torchao.__version__, "torch": torch.__version__}
+    found |= {"microscaling": microscaling(), "nvfp4": nvfp4(), "int8_layer": int8_layer()}
+    PATH.write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
