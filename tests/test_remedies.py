@@ -151,6 +151,18 @@ def test_features_in_the_order_of_their_magnitudes():
     assert operand.exact.tolist() == [[1, 2, 3, 0], [5, 6, 7, 4]]
 
 
+def test_what_follows_a_transform_knows_the_magnitudes_under_it():
+    torch.manual_seed(0)
+    weight, inputs = torch.randn(3, 5), torch.tensor([1.0, 8.0, 0.5, 3.0, 2.0])
+    found = Magnitudes(inputs, weight.abs().amax(0))
+    order = torch.tensor([1, 3, 4, 0, 2])
+    operand = operand_of(weight, Scheme("s", ROW, COLUMN, transform="reorder+smoothing"), found)
+    assert torch.allclose(operand.fitted[1], factors(weight, found, 0.5)[order])
+    operand = operand_of(weight, Scheme("s", ROW, COLUMN, transform="smoothing=0.8+reorder"), found)
+    smoothed = inputs / factors(weight, found, 0.8)
+    assert operand.fitted[1].tolist() == smoothed.argsort(descending=True).tolist()
+
+
 def test_an_order_changes_no_scale_of_a_row(blocks):
     """Nor the integer sums; only where features share scales in groups it changes anything."""
     model = make_model("gpt2")
