@@ -120,7 +120,7 @@ def run_exchanged(
     ids = block.to(model.device)
     first, calls = into_layers(model, ids)
     own, state = list(decoder_layers(model)), first[None]
-    for number, exchanged in enumerate(decoder_layers(other)):
+    for number, exchanged in enumerate(decoder_layers(other)[: max(layers, default=-1) + 1]):
         if number in layers:
             output = calls[number].on(exchanged, state)
             for call, layer in zip(calls[number + 1 :], own[number + 1 :], strict=True):

@@ -24,7 +24,7 @@ Names = Callable[[int], str]  # of a token, by its id
 Found = Mapping[str, "Damages"]  # by scheme
 
 WORST = 10  # projections of a scheme that are listed
-SHARE, MOST = 0.1, 3  # a layer that causes this much of a scheme's damage alone is named, up to so many
+SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damage is named, up to so many
 MODEL = ["scheme", "perplexity", "increase (%)", "KL (nats)", "top-1 agreement (%)"]
 PLACES = ["only it: perplexity", "increase (%)", "all but it: perplexity", "increase (%)"]
 ERRORS = ["scheme", "projection", "by token (dB)", "of all (dB)", "max |input|", "feature", "position", "token"]
@@ -127,7 +127,12 @@ def _of_layers(one: "Damages") -> str:
     if one.layers.empty:
         return ""
     layers = one.layers.sort_values("perplexity_only", ascending=False).head(MOST).to_dict("records")
-    broken = [layer for layer in layers if _part(one, layer["damage_only"]) >= SHARE]
+    gain = max(
+        0.0, -one.layers["damage_only"].min()
+    )  # what a layer seems to gain is scatter, and so is as large a cost
+    broken = [
+        layer for layer in layers if _part(one, layer["damage_only"]) >= SHARE and layer["damage_only"] > 2 * gain
+    ]
     broken = [layer for layer in broken if not _is_scatter(one, layer, "perplexity_only")]
     if not broken:
         first = layers[0]
@@ -302,9 +307,9 @@ def place_bars(found: Found) -> Figure:
         for axes, field in zip(row, fields, strict=True):
             _bars(axes, one, getattr(one, f"{field}s"), field)
         row[0].set_title(scheme, loc="left", fontsize=9)
-        row[0].set_ylabel("nats a token", fontsize=8)
     for axes, field in zip(panels[-1], fields, strict=True):
         axes.set_xlabel(field, fontsize=8)
+    figure.supylabel("log-perplexity (nats a token)", fontsize=8)
     handles = panels[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     return figure
