@@ -20,7 +20,7 @@ from outliers.measurements.damage.distances import distances
 from outliers.measurements.damage.errors import block_errors
 from outliers.measurements.damage.exchanges import exchange_losses, exchanges
 from outliers.measurements.damage.measurement import damage, damages_of, plan
-from outliers.measurements.perplexity import perplexity, variant_losses
+from outliers.measurements.perplexity import perplexity, perplexity_of, variant_losses
 from outliers.measurements.sweep import drawn
 from outliers.models.anatomy import ROLES, projections
 from outliers.models.load import load_model, load_tokenizer
@@ -463,11 +463,15 @@ def test_where_absmax_breaks_a_real_model():
     """Values of an independent computation: only attn_in +2.3 %, attn_out +0.2 %, ffn_in +10.6 %, ffn_out +74.9 %."""
     name = "smollm2-135m"
     model, blocks = load_model(name), load_text(str(C4), load_tokenizer(name), 512, 4)
-    found = outliers.damage(model, blocks, "absmax", by=["role"])
-    assert found.model["unquantized"] == pytest.approx(41.235, abs=0.001)
-    only = 100 * found.roles.set_index("role")["damage_only"]
-    assert only.to_dict() == pytest.approx({"attn_in": 2.3, "attn_out": 0.2, "ffn_in": 10.6, "ffn_out": 74.9}, abs=3)
-    assert found.roles.set_index("role")["damage_without"]["ffn_out"] < 0.2
+    unquantized = perplexity(model, blocks)
+    assert unquantized == pytest.approx(41.235, abs=0.001)
+    asked = [one for one in exchanges(model, ABSMAX, "role") if one.kind == "only" or one.place == "ffn_out"]
+    found = map(perplexity_of, exchange_losses(model, blocks, ABSMAX, asked))
+    places = [(one.kind, one.place) for one in asked]
+    costs = {place: 100 * (value / unquantized - 1) for place, value in zip(places, found, strict=True)}
+    assert costs.pop(("without", "ffn_out")) < 20
+    want = {"attn_in": 2.3, "attn_out": 0.2, "ffn_in": 10.6, "ffn_out": 74.9}
+    assert costs == pytest.approx({("only", role): cost for role, cost in want.items()}, abs=3)
     errors = outliers.damage(model, blocks, "absmax", by=["error"]).errors
     first = errors.sort_values("largest").groupby("role").last()
     assert first["largest"].to_dict() == pytest.approx(

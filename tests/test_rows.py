@@ -58,6 +58,7 @@ ROWS = {
     "emergence": a_row("training", metric="perplexity"),
     "trace": a_row("smollm2-135m/trace", metric="largest.value"),
     "ablate": a_row("ablation/gpt2-1.7m", subject="control"),
+    "damage": a_row("damage/smollm2-135m", metric="damage.error"),
     "linear_layers": a_row("pocket/table5", dimension=1024) | {"seconds": 3.0},
     "latency": a_row("pocket/table6", scheme="llm.int8"),
 }
@@ -67,7 +68,9 @@ RESULTS |= {"wall_seconds", "peak_memory_bytes"}
 FOLLOWING = {"parameters", "weights_bytes", "outputs", "context_used"}
 MACHINE = {"device_name", "threads", "python", "torch", "triton", "bitsandbytes"}
 FREE = dict.fromkeys(ROWS, RESULTS | FOLLOWING | {"version", "commit", "experiment"} | MACHINE)
-FREE |= {kind: FREE[kind] - {"experiment"} for kind in ("emergence", "trace", "ablate")}  # nobody else names them
+FREE |= {
+    kind: FREE[kind] - {"experiment"} for kind in ("emergence", "trace", "ablate", "damage")
+}  # nobody else names them
 FREE |= {kind: FREE[kind] - MACHINE for kind in ("latency", "linear_layers")}  # the machine decides
 KINDS_AND_FIELDS = [(kind, field) for kind, row in ROWS.items() for field in [*row, "skip", "scheme_parts"]]
 
@@ -106,7 +109,7 @@ def test_a_cell_finds_no_rows_that_say_more_than_it_does(tmp_path, kind, field):
     row = ROWS[kind] | {"skip": ["lm_head"], "scheme_parts": "int8"}
     cell = {name: value for name, value in row.items() if name != field}
     which = {"metric", "subject", "method", "features", "draw", "feature", "layer", "role", "position", "token", "way"}
-    which |= {"bits", "hardware", "owner", "gpus", "gigabytes", "headroom"}
+    which |= {"projection", "bits", "hardware", "owner", "gpus", "gigabytes", "headroom"}
     with RowFile(tmp_path) as row_file:
         row_file.add(row)
         assert row_file.find_all(cell) == ([row] if field in which | FREE[kind] else [])
