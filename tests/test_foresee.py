@@ -144,11 +144,12 @@ def test_a_model_of_one_layer_is_probed():
 
 def test_time_in_layers_is_of_all_passes_through_them(monkeypatch):
     """By a clock that moves by one with each layer."""
-    begun = []
+    begun, hooks = [], []
 
-    def count(model):
-        for layer in decoder_layers(model):
-            layer.register_forward_pre_hook(lambda *_: begun.append(1))
+    def count(model):  # anew in each run
+        while hooks:
+            hooks.pop().remove()
+        hooks.extend(layer.register_forward_pre_hook(lambda *_: begun.append(1)) for layer in decoder_layers(model))
         return model
 
     monkeypatch.setattr(probe, "_clock", lambda device: lambda: Moment(len(begun), len(begun)))

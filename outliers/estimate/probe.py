@@ -23,7 +23,7 @@ PLACES = {"layer_idx", "layer_id"}  # what modules call the place of their layer
 STD = 0.02  # of random weights
 OUTLIER = 20.0  # the weight of one feature in each norm: schemes that decompose then have something to do
 ENOUGH = 0.05  # seconds of runs after which a part is not repeated any more
-FEW = 3  # runs in any case,
+FEW = 2  # runs in any case,
 LONG = 1.0  # but for those of so many seconds: what only the first run does is little beside it
 
 
@@ -215,15 +215,15 @@ def _through_the_decoder(model: PreTrainedModel, ids: torch.Tensor) -> None:
 
 
 def _cost(part: Part, model: PreTrainedModel, ids: torch.Tensor, plain: _Seen) -> Cost:
-    """Bytes of one run, and the least seconds of as many runs as take no time to speak of.
+    """Bytes of one run, and the least seconds of as many others as take no time to speak of.
 
     plain: what a run through nothing but the decoder showed; some decoders hold the output of the layer before.
     """
-    seen = [_run(part, model, ids, Storages())]
+    bytes_seen, layers = _run(part, model, ids, Storages()), len(decoder_layers(model))
+    seen = [_run(part, model, ids)]  # whose storages nobody counts, which takes longer than many small operators
     while sum(run.whole for run in seen) < (ENOUGH if len(seen) >= FEW else LONG):
         seen.append(_run(part, model, ids))
     once, layer, whole = (min(values) for values in list(zip(*seen, strict=True))[:3])
-    bytes_seen, layers = seen[0], len(decoder_layers(model))
     first, further = (
         max(0, kept - usual, bytes_seen.between)
         for kept, usual in ((bytes_seen.first, plain.first), (bytes_seen.further, plain.further))
