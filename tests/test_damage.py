@@ -25,12 +25,13 @@ from outliers.measurements.sweep import drawn
 from outliers.models.anatomy import ROLES, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
+from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.artefacts.damage import damage_section, heat_map, place_bars, sentence
 from outliers.report.write import write
 from outliers.specification.kinds import Damage
-from outliers.text.blocks import load_text
+from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.plant import plant
 from outliers.variants.variant import Quantized
 from tests.conftest import C4, every_kind, make_model, needs_shared, needs_smollm2
@@ -312,6 +313,22 @@ def test_a_streamed_run_has_the_rows_of_a_resident_one(tmp_path):
     ]
     assert keys[0] == keys[1]
     assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in resident], rel=1e-6)
+
+
+def test_a_calibrated_scheme_is_calibrated_on_the_blocks_that_follow(tmp_path):
+    name, by = "absmax+smoothing", ["error", "role"]
+    blocks, model = load_text("sample", load_tokenizer(MODEL), 32, 5), load_model(MODEL)
+    found = damage(model, blocks[:3], name, by, calibration=calibrate(model, blocks[3:]))
+    for stream in (False, True):
+        rows = run(Damage(**SMALL, schemes=[name], by=by, calibration_blocks=2, stream=stream), tmp_path / str(stream))
+        under = [row for row in rows if row.get("scheme") == name]
+        assert {row["calibration_hash"] for row in under} == {tokens_hash(blocks[3:])}
+        for table in ("errors", "roles"):
+            expected = getattr(found, table).select_dtypes("number")
+            got = getattr(damages_of(rows)[name], table).select_dtypes("number")
+            assert got.to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-5)
+    with pytest.raises(UserError, match="has to know how large the inputs are"):
+        damage(model, blocks[:3], name, by)
 
 
 def test_what_is_asked_travels(blocks):

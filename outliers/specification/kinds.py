@@ -304,7 +304,7 @@ class Ablation(OneModel):
 DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently
 
 
-class Damage(OneModel):
+class Damage(OneModel, Calibrated):
     """Where schemes damage one model, by the arguments of `outliers.damage`."""
 
     name: Name = "damage"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError, unknown_name
-from outliers.measurements.bench import Bench, Counted, Job, check_schemes, check_uncalibrated, named, say_what_is_left
+from outliers.measurements.bench import Bench, Counted, Job, check_schemes, named, say_what_is_left
 from outliers.measurements.damage.distances import Distance, distances
 from outliers.measurements.damage.errors import EXACT, BlockErrors, Error, block_errors
 from outliers.measurements.damage.exchanges import Exchange, exchange_losses, exchanges
@@ -22,6 +22,7 @@ from outliers.measurements.sweep import check_draws, coded, drawn, scattered, sc
 from outliers.models.anatomy import projections
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import is_streamed
+from outliers.quantization.calibration import Calibration, neutral
 from outliers.quantization.convert import quantize, skipped
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage
@@ -47,6 +48,10 @@ class Asked(NamedTuple):
         """What to call it in messages, the same for what is alike: there are many layers."""
         what = f"{self.exchange.kind} one {self.exchange.field}" if self.exchange else VIEWS[self.view].name
         return f"{self.variant.name}, {what}" if self.variant and VIEWS[self.view].drawn else what
+
+    def knowing(self, calibration: Calibration | None) -> "Asked":
+        """The same with what its scheme may have to know of the inputs."""
+        return self._replace(variant=self.variant and replace(self.variant, calibration=calibration))
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -213,7 +218,8 @@ class DamageRows(Measurement[Damage]):
         check_draws(self.spec.draws, self.spec.dtype)
         self.schemes = schemes_of(self.spec)
         job = Job.of(self.spec.model, self.spec.revision, self.spec)
-        check_uncalibrated(self.schemes)
+        if any(scheme.needs_calibration for scheme in self.schemes):
+            job = job.calibrated(self.spec)
         check_schemes(job.config, self.schemes, self.spec.skip)
         self.asked = plan(skeleton(job.config, torch.bfloat16), self.schemes, self.spec.by, self.spec.skip)
         say_what_is_left(job.name, job.config, self.schemes)
@@ -233,7 +239,8 @@ class DamageRows(Measurement[Damage]):
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
         schemes = [get_scheme(BASELINE), *self.schemes]
-        return fields, {scheme.name: scheme_fields(scheme, model, self.spec.skip) for scheme in schemes}
+        facts = {scheme.name: scheme_fields(scheme, model, self.spec.skip, job.calibration) for scheme in schemes}
+        return fields, facts
 
     def questions(self, _job: Job, facts: dict, _trace: None) -> list[Question]:
         return [self._question(one, facts) for one in self.asked]
@@ -278,10 +285,13 @@ class DamageRows(Measurement[Damage]):
         model, _ = bench.load(job, self.spec, fields)
         asked, blocks = [question.about for question in questions], job.blocks[part]
         schemes = {one.variant.scheme.name: one.variant.scheme for one in asked if one.variant}
+        with named(job.name):
+            calibration = bench.calibration(job, schemes.values())
+        asked = [one.knowing(calibration) for one in asked]
         if not is_streamed(model):
             blocks = Counted(blocks, bench.bar, len(asked))
             if VIEWS[asked[0].view].drawn and schemes:
-                model = coded(bench.quantized(*schemes.values(), self.spec.skip))
+                model = coded(bench.quantized(*schemes.values(), self.spec.skip, calibration))
         with named(job.name, *schemes):
             return measure(model, blocks, asked, self.spec.draws)
 
@@ -307,8 +317,7 @@ def damage_parts(asked: Sequence[Asked], draws: int = 1, streamed: bool = False)
     passes = []
     errors = [one.variant.scheme for one in asked if one.view == "error"]
     if errors:
-        variants = [Quantized(scheme) for scheme in errors]
-        passes.append([Part(partial(block_errors, variants=variants))])
+        passes.append([Part(partial(_errors_uncalibrated, schemes=errors))])
     if any(one.view == "baseline" for one in asked):
         passes.append([Part(perplexity, times=draws)])
     for one in asked:
@@ -323,6 +332,12 @@ def damage_parts(asked: Sequence[Asked], draws: int = 1, streamed: bool = False)
         halves = 2 if field == "layer" and not streamed else 1
         passes += sweep_parts([scheme], draws * -(-count // halves))
     return passes
+
+
+def _errors_uncalibrated(model: PreTrainedModel, blocks: torch.Tensor, schemes: Sequence[Scheme]) -> list[BlockErrors]:
+    """As `block_errors`, calibrated on nothing."""
+    calibration = neutral(model)
+    return block_errors(model, blocks, [Quantized(scheme, (), calibration) for scheme in schemes])
 
 
 ERRORS = [
@@ -359,6 +374,7 @@ def damage(
     by: Iterable[str] = DAMAGE_BY,
     skip: Sequence[str] = (),
     draws: int = 1,
+    calibration: Calibration | None = None,
 ) -> Damages:
     """Find where a scheme damages a model: by projection, by role and layer, and over all of it.
 
@@ -373,6 +389,7 @@ def damage(
             "model", which roles and layers bring along.
         skip: patterns of projections that stay exact, as for `outliers.quantize`.
         draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6.
+        calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
 
     Raises:
         UserError: the scheme is unknown or quantizes nothing, a part of the damage is unknown, several draws are asked
@@ -380,9 +397,9 @@ def damage(
     """
     scheme = get_scheme(scheme)
     check_draws(draws, str(model.dtype).removeprefix("torch."))
-    asked = plan(model, [scheme], by, skip)
+    asked = [one.knowing(calibration) for one in plan(model, [scheme], by, skip)]
     if not is_streamed(model):
-        model = coded(quantize(model, scheme, skip=skip))
+        model = coded(quantize(model, scheme, skip=skip, calibration=calibration))
     rows = []
     for some in _at_once(asked):
         for one, answer in zip(some, measure(model, blocks, some, draws), strict=True):
