@@ -124,6 +124,13 @@ def of_damage(scheme: str) -> dict[str, float]:
     return {**found.model, **alone, **worst, **percent}
 
 
+def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
+    """What a number format costs SmolLM2 under each remedy, in per cent, or its perplexity."""
+    found = table("results/kept/remedies/remedies_smollm2-135m.csv")
+    found = found[found["format"] == format].assign(increase=lambda rows: 100 * (rows["ratio"] - 1))
+    return found.set_index("remedy")[column].to_dict()
+
+
 def scatter_of(scheme: str) -> float:
     """By how many per cent the perplexity of SmolLM2 scatters in its sweep."""
     row = next(row for row in kept_rows("smollm2-135m/sweep") if row["scheme"] == scheme)
@@ -218,6 +225,10 @@ CLAIMS = {
         ("read documents of up to {} million characters", lambda: (LONGEST >> 20,)),
     ],
     "README.md": [
+        (
+            "take what absmax costs from {none:+.1f} % to {smoothing+hadamard:+.1f} %",
+            lambda: remedies_of("absmax"),
+        ),
         ("Python ≥ {}", lambda: (oldest_python(),)),
         ("PyTorch {}.0 into it", lambda: (pinned("torch"),)),
         ("SmolLM2-135M on C4, {} blocks of {} tokens", lambda: size("smollm2-135m/sweep")),
@@ -278,6 +289,38 @@ CLAIMS = {
             "absmax scatters by {:.1f} % and LLM.int8() by {:.1f} %",
             lambda: [scatter_of(scheme) for scheme in ("absmax", "llm.int8")],
         ),
+    ],
+    "docs/remedies.md": [
+        ("the embedded text, {} blocks of {} tokens", lambda: size("remedies")),
+        ("tokens, {} draws; without quantization", lambda: [draws("remedies")]),
+        ("its perplexity is {:.2f}", lambda: [kept_rows("remedies")[0]["value"]]),
+        ("absmax costs {none:.1f} % of perplexity", lambda: remedies_of("absmax")),
+        (
+            "leaves {tokens=20:+.1f} %, rotation, which spreads a value over all features, {hadamard:+.1f} %, and "
+            "smoothing alone {smoothing:+.1f} %. Smoothing and then rotating leaves {smoothing+hadamard:+.1f} %",
+            lambda: remedies_of("absmax"),
+        ),
+        ("in 16 bits, and leaves {features=6:+.1f} %", lambda: remedies_of("w8a8")),
+        ("FP8 with one scale a tensor costs {none:+.1f} %", lambda: remedies_of("fp8-e4m3")),
+        ("takes 8 bits from {none:+.1f} % to {hadamard:+.1f} %", lambda: remedies_of("w8a8")),
+        (
+            "6 bits from {none:+.1f} % to {hadamard:+.1f} %, with smoothing before it to {smoothing+hadamard:+.1f} %",
+            lambda: remedies_of("w6a6"),
+        ),
+        (
+            "w4a4 goes from {none:,.0f} to {hadamard:.0f} rotated, and to {smoothing+hadamard:.0f} with both",
+            lambda: remedies_of("w4a4", "perplexity"),
+        ),
+        ("(mxint8, {none:+.1f} %)", lambda: remedies_of("mxint8")),
+        (
+            "costs {none:+.1f} %, and smoothing with rotation takes that to {smoothing+hadamard:+.1f} %",
+            lambda: remedies_of("mxfp8-e4m3"),
+        ),
+        ("takes that to {smoothing+hadamard:+.1f} %, as it does in mxfp6", lambda: remedies_of("mxfp6-e2m3")),
+        ("in mxfp4 ({none:.0f} to {smoothing+hadamard:.0f})", lambda: remedies_of("mxfp4", "perplexity")),
+        ("in w4a8-g64 ({none:.1f} to {smoothing+hadamard:.1f})", lambda: remedies_of("w4a8-g64", "perplexity")),
+        ("harms w4a8-g64 ({hadamard:.1f})", lambda: remedies_of("w4a8-g64", "perplexity")),
+        ("nvfp4 ({none:.1f} to {hadamard:.1f})", lambda: remedies_of("nvfp4", "perplexity")),
     ],
     "docs/schemes.md": [
         ("({} unless you say otherwise)", lambda: (criterion.ALPHA,)),
