@@ -292,7 +292,7 @@ CLAIMS = {
     ],
     "docs/remedies.md": [
         ("the embedded text, {} blocks of {} tokens", lambda: size("remedies")),
-        ("tokens, {} draws; without quantization", lambda: [draws("remedies")]),
+        ("{} draws; without quantization", lambda: [draws("remedies")]),
         ("its perplexity is {:.2f}", lambda: [kept_rows("remedies")[0]["value"]]),
         ("absmax costs {none:.1f} % of perplexity", lambda: remedies_of("absmax")),
         (
