@@ -296,12 +296,12 @@ def saved(rows):
 
 def test_remedies_are_columns_of_their_formats(saved):
     (table,) = remedies_section(saved).tables
-    assert table.headers == ["format", "weights", "inputs", "none", "hadamard", "features=6", "reorder"]
+    assert table.headers == ["format", "bits", "none", "hadamard", "features=6", "reorder"]
     assert table.cells == [
-        ["absmax", "8.00", "8.00", "20.00", "12.00±0.50*", "-", "-"],
-        ["w4a4", "4.05", "4.06", "110.00*", "-", "-", "-"],
-        ["w8a8", "8.06", "8.06", "10.20", "-", "10.10*", "-"],
-        ["nvfp4", "4.50", "4.50", "-", "-", "-", "1.0e+06*"],
+        ["absmax", "8.00, 8.00", "20.00", "12.00±0.50*", "-", "-"],
+        ["w4a4", "4.05, 4.06", "110.00*", "-", "-", "-"],
+        ["w8a8", "8.06, 8.06", "10.20", "-", "10.10*", "-"],
+        ["nvfp4", "4.50, 4.50", "-", "-", "-", "1.0e+06*"],
     ]
     assert [round(found.increase) for found in remedy_points(saved)] == [100, 20, 1000, 2, 1, 9999900]
     assert remedy_points(saved[1:]) == [], "nothing without what it is compared with"

@@ -150,17 +150,20 @@ def remedies_table(model: str, found: list[Point]) -> Table:
         bits = next(iter(of_format.values()))
         best = min(point.perplexity for point in of_format.values())
         columns = [_cell(of_format.get(remedy), best) for remedy in remedies]
-        cells.append([format, f"{bits.weight_bits:.2f}", f"{bits.activation_bits:.2f}", *columns])
-    caption = f"Perplexity of {model} by number format and remedy; the least of each format is marked."
-    return Table(f"remedies_{model}", caption, ["format", "weights", "inputs", *remedies], cells, pd.DataFrame(found))
+        cells.append([format, f"{bits.weight_bits:.2f}, {bits.activation_bits:.2f}", *columns])
+    caption = (
+        f"Perplexity of {model} by number format, with the bits of its weights and inputs, and by remedy; the least of "
+        "each format is marked."
+    )
+    return Table(f"remedies_{model}", caption, ["format", "bits", *remedies], cells, pd.DataFrame(found))
 
 
 def _cell(point: Point | None, best: float) -> str:
     if point is None:
         return "-"
-    text = f"{point.perplexity:.2f}" if point.perplexity < 1e5 else f"{point.perplexity:.1e}"
-    scatter = "" if point.deviation is None else f"±{point.deviation:.2f}"
-    return f"{text}{scatter}{'*' if point.perplexity == best else ''}"
+    form = ".2f" if point.perplexity < 1e3 else ".0f" if point.perplexity < 1e5 else ".1e"
+    scatter = "" if point.deviation is None else f"±{point.deviation:{form}}"
+    return f"{point.perplexity:{form}}{scatter}{'*' if point.perplexity == best else ''}"
 
 
 def remedies_figure(found: list[Point]) -> Figure:
