@@ -16,6 +16,7 @@ import torch
 if not torch.cuda.is_available():  # Triton, which transformers may import, decides then whether to interpret
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from outlier_kernels.cpu import has_int8_units
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.experiment.place import place_of
@@ -31,6 +32,10 @@ C4 = SHARED / "text" / "c4_en_1000.jsonl"
 needs_shared = pytest.mark.skipif(not C4.exists(), reason="needs the shared models and texts beside the clone")
 needs_smollm2 = pytest.mark.skipif(
     packaged_file("smollm2-135m") is None, reason="needs SmolLM2: python -m outliers.get smollm2-135m"
+)
+
+needs_int8_units = pytest.mark.skipif(
+    not has_int8_units(), reason="needs int8 units (AVX-512 VNNI); without them other code runs"
 )
 
 LLAMA = {

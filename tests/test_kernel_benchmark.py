@@ -5,9 +5,9 @@ import sys
 import pandas as pd
 import pytest
 import torch
-from outlier_kernels.cpu import has_int8_units
 
 from outliers.measurements.linear_layers import ways
+from tests.conftest import needs_int8_units
 from tests.test_docs import ROOT
 
 sys.path.insert(0, str(ROOT / "kernels" / "benchmarks"))
@@ -16,7 +16,6 @@ import linear_layer
 
 CPU = torch.device("cpu")
 PASSES = ["feature extremes", "absmax codes", "finish packed"]
-needs_int8_units = pytest.mark.skipif(not has_int8_units(), reason="needs AVX-512 VNNI")
 
 
 @pytest.mark.parametrize(

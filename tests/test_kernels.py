@@ -12,6 +12,8 @@ from outlier_kernels import cpu, dispatch, reference
 from outlier_kernels.cpu import packed
 from outlier_kernels.formats import Quantizer
 
+from tests.conftest import needs_int8_units
+
 matrices = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.floats(-1e6, 1e6))
 
 
@@ -146,8 +148,6 @@ def test_outlier_columns_include_the_threshold():
     assert reference.outlier_columns(x, 6.0).tolist() == [False, True, True, False, False]
 
 
-needs_vnni = pytest.mark.skipif(not cpu.has_int8_units(), reason="needs a CPU with int8 units (AVX-512 VNNI)")
-
 # One rounding of the output type, relative to the largest output.
 ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 HOSTILE = {
@@ -168,7 +168,7 @@ def small_layer(m: int, k: int, n: int):
     return (torch.randn(size, generator=generator) for size in ((m, k), (n, k), (n,)))
 
 
-@needs_vnni
+@needs_int8_units
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (17, 64, 33), (2, 1030, 16), (130, 513, 100)])
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("hostile", HOSTILE)
@@ -188,7 +188,7 @@ def test_cpu_path_equals_the_reference(shape, dtype, hostile, threshold):
     assert (got.double() - want.double()).abs().max() <= ROUNDING[dtype] * want.double().abs().max()
 
 
-@needs_vnni
+@needs_int8_units
 @pytest.mark.parametrize("tokens", [3, 64])
 @pytest.mark.parametrize("k", [1, 77, 4096, 66_000])
 def test_cpu_sums_are_exact(k, tokens):
@@ -227,7 +227,7 @@ def test_what_the_int8_units_cannot_multiply():
     assert not packed.serves(reference.Quantized(wide, torch.ones(1, 1)))
 
 
-@needs_vnni
+@needs_int8_units
 def test_packing_and_back():
     for shape in ((1, 1), (33, 700), (100, 64)):
         codes = torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(0)).to(torch.int8)
@@ -237,7 +237,7 @@ def test_packing_and_back():
         assert torch.equal(packed.unpack(packed.pack(transposed)).codes, codes), "a weight may be stored transposed"
 
 
-@needs_vnni
+@needs_int8_units
 def test_nan_and_inf_stay_in_their_rows():
     x, weight, bias = small_layer(4, 40, 9)
     quantized = reference.quantize(weight, int8(True, True))
@@ -314,7 +314,7 @@ def test_the_operator_is_what_it_says(dtype, symmetric):
         )
 
 
-@needs_vnni
+@needs_int8_units
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("arithmetic", ["exact", "bitsandbytes"])
 def test_the_operator_of_packed_weights_is_what_it_says(dtype, arithmetic):

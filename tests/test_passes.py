@@ -6,11 +6,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from outlier_kernels import cpu, dispatch, reference
+from outlier_kernels import dispatch, reference
 from outlier_kernels.cpu import codes, packed, plain
 from outlier_kernels.cpu.compiled import passes
 from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference import Exact, Quantized
+
+from tests.conftest import needs_int8_units
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TINY = 2.0**-149  # the smallest subnormal of float32
@@ -190,7 +192,7 @@ def ordinary(rows: int, features: int):
     return matrices(rows, features).map(lambda matrix: matrix.nan_to_num(1.0, 1.0, 1.0).clamp(-1e4, 1e4))
 
 
-@pytest.mark.skipif(not cpu.has_int8_units(), reason="needs AVX-512 VNNI")
+@needs_int8_units
 @given(st.data(), SIDES, SIDES, SIDES, st.sampled_from(["tensor", "row"]), THRESHOLDS, st.booleans())
 @settings(deadline=None, max_examples=150)
 def test_packed_weights(data, tokens, features, outputs, granularity, threshold, as_bitsandbytes):
@@ -245,7 +247,7 @@ def test_wide_layers(several_threads, shape, layout, symmetric, per_row):
     assert_same(plain.linear_bitsandbytes(*given), reference.linear_bitsandbytes(*given))
 
 
-@pytest.mark.skipif(not cpu.has_int8_units(), reason="needs AVX-512 VNNI")
+@needs_int8_units
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outliers", range(6))
 def test_wide_packed_layers(several_threads, dtype, outliers):
