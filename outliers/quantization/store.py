@@ -83,9 +83,8 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     check_weights(config.to_dict(), str(folder), [path])
     with refusals(str(folder)):
         exact = skeleton(config, config.dtype, buffers=True)
-        model = quantize(
-            exact, scheme, keep="int8", skip=skip, calibration=neutral(exact)
-        )  # whose buffers are replaced
+        anything = neutral(exact)  # for what it leads to is replaced by what was saved
+        model = quantize(exact, scheme, keep="int8", skip=skip, calibration=anything)
         _check(tensors, model, str(folder))
         places = _places(model, str(folder), device)
         absent = set(model.state_dict()) - set(tensors)

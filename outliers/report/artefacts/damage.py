@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from outliers.models.names import short_name
-from outliers.report.section import Drawing, Section, Table
+from outliers.report.section import Drawing, Section, Table, scatter_note
 from outliers.report.style import BLUE, HEAT, ORANGE, bare
 
 if TYPE_CHECKING:
@@ -72,23 +72,13 @@ BARS_CAPTION = (
 )
 
 
-ONCE = (
-    "Each perplexity was measured once, so that nothing here says how far rounding alone scatters it; --draws 4 "
-    "measures it."
-)
-DRAWN = (
-    "Mean ± standard deviation over {} draws of embeddings changed by 1e-6, which rounding alone causes: a difference "
-    "below two standard deviations is none."
-)
-
-
 # Words
 
 
 def _scatter_note(rows: list[dict]) -> list[str]:
     """Whether differences can be told from scatter; nothing where there are errors alone, which hardly scatter."""
     draws = {row["draws"] for row in rows if "draws" in row}
-    return [DRAWN.format(max(draws)) if max(draws) > 1 else ONCE] if draws else []
+    return [scatter_note(max(draws))] if draws else []
 
 
 def sentence(one: "Damages") -> str:
@@ -127,9 +117,7 @@ def _of_layers(one: "Damages") -> str:
     if one.layers.empty:
         return ""
     layers = one.layers.sort_values("perplexity_only", ascending=False).head(MOST).to_dict("records")
-    gain = max(
-        0.0, -one.layers["damage_only"].min()
-    )  # what a layer seems to gain is scatter, and so is as large a cost
+    gain = max(0.0, -one.layers["damage_only"].min())  # which is scatter, and so is as large a cost
     broken = [
         layer for layer in layers if _part(one, layer["damage_only"]) >= SHARE and layer["damage_only"] > 2 * gain
     ]

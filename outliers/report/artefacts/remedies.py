@@ -12,7 +12,7 @@ from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 from outliers.report.artefacts.table1 import LINEAR, cost_axis
 from outliers.report.paper import Artefact
-from outliers.report.section import Drawing, Section, Table
+from outliers.report.section import Drawing, Section, Table, scatter_note
 from outliers.report.style import COLORS, GREY, MARKERS, bare
 from outliers.specification.kinds import Experiment
 
@@ -20,10 +20,6 @@ CAPTION = (
     "What number formats add to the perplexity of {}, with remedies and without; behind a format stand the bits of a "
     "value, scales included, on average of inputs and weights. Bars: one standard deviation by rounding. Published, of "
     "other texts: LLaMA-2-7B (QuaRot), 13 billion parameters (absmax), OPT-175B (SmoothQuant, LLM.int8())."
-)
-NOTE = (
-    "Mean and standard deviation of {} draws of embeddings changed by 1e-6, which rounding alone causes: a difference "
-    "below two standard deviations is none."
 )
 NONE = "none"
 FEATURES = "features={:g}"  # the paper's decomposition, as a remedy
@@ -84,15 +80,10 @@ class Point(NamedTuple):
 
 def remedies_section(rows: list[dict]) -> Section:
     """What a sweep of formats with remedies shows."""
-    note = NOTE.format(rows[0].get("draws", 1))
-    found = points(rows)
+    note, found = scatter_note(rows[0].get("draws", 1)), points(rows)
     tables = [remedies_table(model, of_model) for model, of_model in _by_model(found)]
     drawings = [
-        Drawing(
-            _named("remedies", model, found),
-            CAPTION.format(model),
-            remedies_figure(of_model),
-        )
+        Drawing(_named("remedies", model, found), CAPTION.format(model), remedies_figure(of_model))
         for model, of_model in _by_model(found)
     ]
     printed = "\n\n".join([*(table.printed for table in tables), note])

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE, label_of
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
-from outliers.report.section import Drawing, Section, Table
+from outliers.report.section import Drawing, Section, Table, scatter_note
 from outliers.report.style import GREY, bare, in_order, parameters_axis, scheme_styles
 from outliers.specification.kinds import Experiment
 
@@ -34,14 +34,6 @@ PUBLISHED = Published(
     "{:.2f}",
 )
 LARGE = 1e7  # from here on powers of ten are written
-ONCE = (
-    "Compare within a column. Each was measured once, so that nothing here says how far rounding alone scatters a "
-    "perplexity after quantization; --draws 4 measures it."
-)
-DRAWN = (
-    "Compare within a column. Mean ± standard deviation over {} draws of embeddings changed by 1e-6, which rounding "
-    "alone causes: a difference below two standard deviations is none."
-)
 LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
 TICKS = (0.1, 1, 10, 100, 1000, 10_000)
 
@@ -49,7 +41,7 @@ TICKS = (0.1, 1, 10, 100, 1000, 10_000)
 def sweep_section(rows: list[dict]) -> Section:
     """What a sweep shows."""
     draws = rows[0].get("draws", 1)
-    note = DRAWN.format(draws) if draws > 1 else ONCE
+    note = f"Compare within a column. {scatter_note(draws)}"
     tables = [perplexity_table(rows), *cost_table(rows)]
     caption = (
         "What each 8-bit scheme costs of perplexity, and what it cost the models of the paper (Table 1, grey). Hollow "
