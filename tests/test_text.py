@@ -19,7 +19,7 @@ from outliers.errors import UserError
 from outliers.experiment.runner import sweep
 from outliers.models.load import load_tokenizer
 from outliers.specification.kinds import Experiment, OneModel
-from outliers.text.blocks import find_text, load_text, text_name, tokens_hash
+from outliers.text.blocks import find_text, load_text, sequences, text_name, tokens_hash
 from outliers.text.documents import read_file, sample
 from outliers.text.tokens import LONGEST, visible_token
 from tests.conftest import C4, STORIES, needs_shared
@@ -452,3 +452,26 @@ def test_the_space_before_a_word_is_seen_in_every_kind_of_tokenizer():
     seen = [visible_token(llamas, token) for token in range(7)]
     assert seen[:6] == ["'<unk>'", "'␣the'", "'the'", "'␣'", r"'\n'", "<0xE6>"]
     assert seen[6] == f"'␣{'-' * (LONGEST - 2)}…'"
+
+
+def test_sequences_without_their_padding():
+    ids, mask = torch.tensor([[1, 2, 3], [0, 4, 5], [6, 7, 0]]), torch.tensor([[1, 1, 1], [0, 1, 1], [1, 1, 0]])
+    expected = [[1, 2, 3], [4, 5], [6, 7]]
+    assert [one.tolist() for one in sequences(ids, mask)] == expected
+    assert [one.tolist() for one in sequences(iter(list(ids)), mask.bool())] == expected
+    assert sequences(ids, None) is ids
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        ([[1, 1, 1]], "1 sequences for 2"),
+        ([[1, 1], [1, 1]], r"sequence 0 is \(2,\); expected \(3,\)"),
+        ([[1, 1, 1], [1, 1, 2]], "sequence 1 holds something else"),
+        ([[1, 1, 1], [0, 0, 0]], "sequence 1 masks all"),
+        ([[1, 0, 1], [1, 1, 1]], "sequence 0 masks tokens between"),
+    ],
+)
+def test_masks_that_mask_no_padding(mask, said):
+    with pytest.raises(UserError, match=said):
+        sequences(torch.ones(2, 3, dtype=torch.int64), torch.tensor(mask))

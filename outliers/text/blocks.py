@@ -202,6 +202,39 @@ def _tokens(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iter
             raise UserError(f"{silent} documents of text '{name}' in a row give no tokens; check it and the tokenizer")
 
 
+def sequences(blocks: Iterable[torch.Tensor], attention_mask: Iterable[torch.Tensor] | None) -> Iterable[torch.Tensor]:
+    """Blocks without their padding: each then goes through a model alone, as if it had never had any.
+
+    Args:
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,).
+        attention_mask: of the same shapes, 1 or True where there is a token and 0 or False where there is padding, as
+            tokenizers return it; None where there is no padding.
+
+    Raises:
+        UserError: there are not as many masks as blocks, one is of another shape than its block, holds something else
+            than 0 and 1, masks all of a block, or masks tokens between others.
+    """
+    if attention_mask is None:
+        return blocks
+    blocks, masks = list(blocks), list(attention_mask)
+    if len(blocks) != len(masks):
+        raise UserError(f"an attention mask of {len(masks)} sequences for {len(blocks)}; expected one for each")
+    return [_unmasked(number, *pair) for number, pair in enumerate(zip(blocks, masks, strict=True))]
+
+
+def _unmasked(number: int, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    if ids.shape != mask.shape:
+        raise UserError(f"the mask of sequence {number} is {tuple(mask.shape)}; expected {tuple(ids.shape)} as its ids")
+    if not ((mask == 0) | (mask == 1)).all():
+        raise UserError(f"the mask of sequence {number} holds something else than 0 and 1")
+    places = mask.to(ids.device).nonzero()[:, 0]
+    if not len(places):
+        raise UserError(f"the mask of sequence {number} masks all of its tokens; expected at least one that counts")
+    if places[-1] - places[0] + 1 != len(places):
+        raise UserError(f"the mask of sequence {number} masks tokens between others; expected padding at its ends")
+    return ids[places[0] : places[-1] + 1]
+
+
 def tokens_hash(blocks: torch.Tensor) -> str:
     """SHA-256 over shape and int64 ids of a tensor of blocks: 16 hexadecimal digits."""
     digest = hashlib.sha256(str(tuple(blocks.shape)).encode())
