@@ -32,6 +32,8 @@ _HOME = {
     "Planted": "outliers.variants.variant",
     "Quantized": "outliers.variants.variant",
     "Together": "outliers.variants.variant",
+    "hooks": "outliers.models.hooks",
+    "hidden_states": "outliers.tracing.states",
     "trace": "outliers.tracing.trace",
     "Trace": "outliers.tracing.result",
     "table4_row": "outliers.tracing.table4",

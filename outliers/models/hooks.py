@@ -9,11 +9,12 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
 from transformers import PreTrainedModel
 
-from outliers.errors import UserError
-from outliers.models.anatomy import Projection, anatomy_of, decoder_layers
+from outliers.errors import UserError, shown, unknown_name
+from outliers.models.anatomy import ROLES, Projection, anatomy_of, decoder_layers, readers
 from outliers.models.attending import SUMMED
 
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
+RESIDUAL = "residual"  # stands beside the roles for the output of a decoder layer
 
 # Where torch keeps the hooks of a module: those that another layer in its place can call as well, with their options,
 FORWARD_HOOKS = (
@@ -32,6 +33,56 @@ OTHER_HOOKS = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
+
+
+@contextmanager
+def hooks(
+    model: PreTrainedModel,
+    visit: Visit,
+    roles: Iterable[str] = ROLES,
+    layers: Iterable[int] | None = None,
+) -> Iterator[None]:
+    """Call a function of your own with every hidden state, whatever runs the model within this context.
+
+    That may be `model(ids)`, `model.generate(…)`, a training step, or a function of this package such as
+    `outliers.perplexity`. The hooks come off when the context ends, also by an error. A streamed model takes all blocks
+    through a layer before the next one, so that the function sees layer 0 of every block first.
+
+    Args:
+        model: a causal language model, resident or streamed, quantized or not.
+        visit: called as `visit(layer, role, x)`: the number of a decoder layer, the role, and the hidden state
+            (tokens, features), sequences of a batch one after the other. What it returns, if anything, goes on in the
+            place of x; the residual stream it can only look at.
+        roles: "attn_in", "attn_out", "ffn_in", "ffn_out", the inputs of the q/k/v, the attention output, the first and
+            the second feed-forward projections; "residual", the output of a decoder layer.
+        layers: their numbers, from 0; None for all.
+
+    Raises:
+        UserError: a role is unknown, the model has not all of these layers, or they have none of these roles; or its
+            architecture is unknown.
+    """
+    roles = [roles] if isinstance(roles, str) else list(roles)
+    for role in roles:
+        if role not in (*ROLES, RESIDUAL):
+            raise unknown_name("role", role, (*ROLES, RESIDUAL))
+    numbers = range(len(decoder_layers(model)))
+    layers = list(numbers if layers is None else layers)
+    found = [one for one in readers(model) if one.role in roles and one.layer in layers]
+    if not set(layers) <= set(numbers) or not (found or (layers and RESIDUAL in roles)):
+        known = ", ".join([*dict.fromkeys(one.role for one in readers(model)), RESIDUAL])
+        raise UserError(
+            f"no hidden states of role {' or '.join(roles)} in layers {shown(layers)}; this model has the layers 0 to "
+            f"{numbers[-1]}, and the roles {known}"
+        )
+
+    def look_at(layer: int, x: torch.Tensor) -> None:
+        visit(layer, RESIDUAL, x)
+
+    with ExitStack() as stack:
+        stack.enter_context(input_hooks(found, visit))
+        for layer in layers if RESIDUAL in roles else ():
+            stack.enter_context(residual_hooks(model, look_at, layer))
+        yield
 
 
 @contextmanager

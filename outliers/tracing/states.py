@@ -1,0 +1,90 @@
+"""The hidden states themselves, for those who ask for them."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.models.anatomy import decoder_layers
+from outliers.models.decoder import in_eval_mode, run_decoder, under
+from outliers.models.hooks import RESIDUAL, hooks
+from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
+from outliers.text.blocks import sequences
+
+
+def hidden_states(
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    layer: int,
+    role: str = RESIDUAL,
+    variant: Variant = AS_IT_IS,
+    attention_mask: Iterable[torch.Tensor] | None = None,
+) -> Iterator[torch.Tensor]:
+    """One hidden state of each block, as the model makes it; `torch.cat(list(…))` is the matrix of them all.
+
+    A resident model runs each block when it is asked for, and only as far as this layer. A streamed one reads its
+    layers once for all blocks, up to this one; the states are then kept as all of its states are, in memory or in a
+    file (docs/large-models.md).
+
+    Args:
+        model: a causal language model, quantized or not; it is left as it was.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,), also of several lengths.
+        layer: the number of a decoder layer, from 0.
+        role: "residual", the output of the layer; or "attn_in", "attn_out", "ffn_in" or "ffn_out", the input of its
+            q/k/v, attention output, first or second feed-forward projections.
+        variant: what the model is under meanwhile, such as a scheme, see `outliers.variants`.
+        attention_mask: which tokens are padding and left out, shaped as the blocks; None if there is none.
+
+    Yields:
+        (tokens, features) in the model's dtype, on its device, without gradients; yours to change.
+
+    Raises:
+        UserError: the model has no such layer, or the layer no such role; a block is longer than the model's context or
+            holds ids outside its vocabulary; or the attention mask is none of these blocks.
+    """
+    count = len(decoder_layers(model))
+    if layer not in range(count):
+        raise UserError(f"layer {layer} of a model with {count}; expected 0 to {count - 1}")
+    with hooks(model, lambda *_state: None, [role], [layer]):
+        pass  # a role that is not there shows now, and not when the first state is asked for
+    return _asked_for(model, sequences(blocks, attention_mask), layer, role, variant)
+
+
+def _asked_for(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], layer: int, role: str, variant: Variant
+) -> Iterator[torch.Tensor]:
+    together = [list(blocks)] if is_streamed(model) else ([block] for block in blocks)
+    for some in together:
+        yield from _run_as_far_as(model, some, layer, role, variant)
+
+
+class _Reached(Exception):
+    """All states that were asked for are there; what comes behind them in the decoder need not run."""
+
+
+def _run_as_far_as(
+    model: PreTrainedModel, blocks: list[torch.Tensor], layer: int, role: str, variant: Variant
+) -> list[torch.Tensor]:
+    """A hidden state of each block (T,), (T, features)."""
+    turn, found = 0, {}
+
+    def begin(number: int, _ids: torch.Tensor) -> None:
+        nonlocal turn
+        turn = number
+
+    def keep(_layer: int, _role: str, x: torch.Tensor) -> None:
+        room = model.stream.storage(x.shape, x.dtype, x.device) if is_streamed(model) else torch.empty_like(x)
+        found[turn] = room.copy_(x)
+        if len(found) == len(blocks):
+            raise _Reached
+
+    def hooks_on(changed: PreTrainedModel, only: int | None) -> AbstractContextManager:
+        return hooks(changed, keep, [role], [layer]) if only in (None, layer) else nullcontext()
+
+    watched = Watched(variant, hooks_on)
+    with torch.no_grad(), in_eval_mode(model), suppress(_Reached), under(model, watched) as (changed, left):
+        for _done in run_decoder(changed, blocks, begin, left):
+            pass
+    return [found[number] for number in range(len(blocks))]
