@@ -271,3 +271,11 @@ def test_wikitext(model):
     found = list(pieces.tokenize([text], tokenizer, "a.txt"))
     assert len(found) >= 4
     assert list(itertools.chain(*found)) == whole(text, tokenizer)
+
+
+@pytest.mark.parametrize("parts", [("a" * 420, "\r\n" * 400, "<unk>"), ("a" * 420, "<unk>", " " * 900)])
+def test_a_special_token_may_swallow_blanks_of_other_pieces(short, parts):
+    tokenizer = tokenizer_of("byt5, in Python")
+    parts = [*parts, "the end " * 200]
+    assert len(list(pieces.tokenize(parts, tokenizer, "a.txt"))) > 1
+    assert in_pieces(parts, tokenizer) == whole("".join(parts), tokenizer)

@@ -15,6 +15,9 @@ its first tokens are those of the second, they do not depend on what comes after
 of the overlap, the pieces are joined in the middle of that half, between two words. Where it is not, longer pieces are
 tried.
 
+Some tokenizers have special tokens that swallow all blanks beside them, however many: theirs are joined only where the
+overlap has something else on both sides.
+
 Words are what the model of a tokenizer sees one at a time. Inside a word only byte-pair merges may be cut, which agree
 for good once they have made the same token at the same place. A unigram model weighs all ways to split a word against
 each other, however long it is.
@@ -35,6 +38,9 @@ WHOLE = 4 * PIECE  # a document that is not longer is tokenized at once
 LONGEST = 16 * PIECE  # of two pieces; a million characters take about 150 MB while they are tokenized
 OVERLAPS = 8  # in a piece
 AGREE = 1000  # tokens, at least
+BLANKS = (
+    16  # a part of these: fewer blanks at an end of an overlap make too few tokens to reach where pieces are joined
+)
 
 
 class Tokens(NamedTuple):
@@ -73,7 +79,7 @@ def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str
     while following := "".join(itertools.islice(pieces, count)):
         overlap = text[tokens.overlap :]
         alone, after = _tokens(overlap, tokenizer), _tokens(overlap + following, tokenizer)
-        joint = _joint(tokens, alone, after, _may_cut_words(tokenizer))
+        joint = _joint(tokens, alone, after, _between_blanks(overlap, alone, tokenizer), _may_cut_words(tokenizer))
         if joint is not None:
             yield tokens.ids[done : len(tokens.ids) - len(alone.ids) + joint].tolist()
             text, tokens, done, count = overlap + following, after, joint, 1
@@ -142,10 +148,25 @@ def _may_cut_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, BPE)
 
 
-def _joint(before: Tokens, alone: Tokens, after: Tokens, cut_words: bool) -> int | None:
-    """Where to join: so many tokens of the overlap `alone` come from the piece `before` it; None if they disagree."""
+def _between_blanks(overlap: str, alone: Tokens, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """The tokens `alone` of an overlap, from one to another, that no special token outside it can swallow as blanks."""
+    first, last = 0, len(alone.ids)
+    if not any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values()):
+        return first, last
+    if len(overlap) - len(inner := overlap.lstrip()) > AGREE // BLANKS:
+        first = last - len(_encode(inner, tokenizer)["input_ids"])
+    if len(overlap) - len(inner := overlap.rstrip()) > AGREE // BLANKS:
+        last = len(_encode(inner, tokenizer)["input_ids"])
+    return first, last
+
+
+def _joint(before: Tokens, alone: Tokens, after: Tokens, inside: tuple[int, int], cut_words: bool) -> int | None:
+    """Where to join: so many tokens of the overlap `alone` come from the piece `before` it; None if they disagree.
+
+    inside: the tokens among which they may be joined.
+    """
     last_first = (Tokens(tokens.ids[::-1], tokens.words[::-1], 0) for tokens in (before, alone))
-    first, last = len(alone.ids) - _agreeing(*last_first), _agreeing(alone, after)
+    first, last = max(inside[0], len(alone.ids) - _agreeing(*last_first)), min(inside[1], _agreeing(alone, after))
     agreeing = last - first
     if agreeing < max(AGREE, len(alone.ids) // 2):
         return None
