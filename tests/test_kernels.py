@@ -107,6 +107,11 @@ def test_int8_matmul_is_exact(monkeypatch, path, shape):
     np.testing.assert_array_equal(got, a.numpy().astype(np.int64) @ b.numpy().astype(np.int64).T)
 
 
+def test_a_row_whose_stride_is_that_of_a_column():
+    column = torch.arange(1, 6, dtype=torch.int8)[:, None]
+    assert reference.int8_matmul(column.T, column.T).tolist() == [[55]]
+
+
 def test_int8_matmul_refuses_what_it_cannot_do():
     codes = torch.zeros(2, 3, dtype=torch.int8)
     with pytest.raises(ValueError, match="int8"):

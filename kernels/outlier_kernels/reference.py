@@ -136,7 +136,8 @@ def int8_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.shape[1] == 1:  # torch._int_mm leaves the result of one feature uninitialized on CPUs (torch 2.13)
         return a.int() * b.int().t()
     if torch.cpu._is_vnni_supported():
-        return torch._int_mm(a, b.t())
+        row = a.flatten()[None] if len(a) == 1 else a  # of another stride torch._int_mm reads beyond it (torch 2.13)
+        return torch._int_mm(row, b.t())
     return _matmul_in_floats(a, b)  # without VNNI the int8 instructions saturate 16-bit pair sums
 
 
