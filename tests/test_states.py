@@ -69,14 +69,19 @@ def assert_same_states(path, sequences: list[torch.Tensor], kept: str = "magnitu
             assert torch.equal(got[name], value), name
 
 
-def assert_same_residuals(path, sequences: list[torch.Tensor]) -> None:
+def assert_same_residuals(path, sequences: list[torch.Tensor], kept: str = "magnitudes") -> None:
+    kinds = {module: kept_of(sequences[0], kept) for module in (reference_states, path)}
+
     def add(module, statistics, x):
-        massive = module.add_residual(statistics, x, ids_of(x), LIMITS)
+        massive = module.add_residual(statistics, x, ids_of(x), LIMITS, kinds[module])
         return [0] * len(x) if massive is None else massive.tolist()
 
     want, wanted = added(reference_states, states.RESIDUAL, sequences, add)
     got, found = added(path, states.RESIDUAL, sequences, add)
     assert found == wanted
+    if kept == "magnitudes":
+        assert torch.equal(*kinds.values())
+        assert torch.equal(kinds[path], torch.stack(sequences).abs().amax(0))
     for name, value in want.items():
         assert torch.equal(torch.nan_to_num(got[name], nan=-1), torch.nan_to_num(value, nan=-1)), name
 
@@ -89,7 +94,7 @@ def test_states_are_those_of_the_reference(shape, dtype, kept):
     for shift in (0, 1, 50):
         sequences = [(2 * random(*shape) + shift).to(dtype), (3 * random(*shape) - shift).to(dtype)]
         assert_same_states(cpu_states, sequences, kept, shift)
-        assert_same_residuals(cpu_states, sequences)
+        assert_same_residuals(cpu_states, sequences, kept.replace("hits", "nothing"))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -44,7 +44,11 @@ def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> tuple[t
 
 
 def add_residual(
-    statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, limits: tuple[float, float]
+    statistics: Statistics,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    limits: tuple[float, float],
+    kept: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """See `states.add_residual`."""
     above, ratio = limits
@@ -53,6 +57,8 @@ def add_residual(
     by_feature = magnitude.amax(0)
     check_finite(by_feature)
     middle = median(magnitude)
+    if kept is not None:
+        kept.copy_(torch.maximum(kept.to(x), magnitude))
     join_largest(statistics, x, by_feature, ids)
     largest = by_feature.amax().double()
     statistics["sum_of_max"] += largest

@@ -85,7 +85,11 @@ def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> tuple[t
 
 
 def add_residual(
-    statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, limits: tuple[float, float]
+    statistics: Statistics,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    limits: tuple[float, float],
+    kept: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """Add a state of the residual stream to the statistics of `RESIDUAL`.
 
@@ -95,6 +99,7 @@ def add_residual(
         ids: its token ids, int64 (tokens,), on any device.
         limits: as float32 has them; an entry is massive with a magnitude above the first, and of at least the second
             times the median magnitude, which is an entry's, the lower one of two.
+        kept: the largest magnitude of each entry so far, as in `add`. None: nothing is kept.
 
     Returns:
         Massive activations at each position, int64 (tokens,); None if there is none.
@@ -102,7 +107,7 @@ def add_residual(
     Raises:
         NotFinite: there is NaN or inf in x.
     """
-    return _path(x).add_residual(statistics, x, ids.to(x.device), limits)
+    return _path(x).add_residual(statistics, x, ids.to(x.device), limits, kept)
 
 
 def path(device: torch.device, dtype: torch.dtype) -> str:

@@ -254,7 +254,7 @@ class Stream:
         variants: Sequence[Variant],
         begin: Callable[[int, int, torch.Tensor], None],
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Pass blocks of one length through the decoder under some variants, each with hidden states of its own.
+        """Pass blocks through the decoder under some variants, each with hidden states of its own.
 
         begin: called with the numbers of variant and block, and its ids, before a layer is applied to it.
 
@@ -265,17 +265,18 @@ class Stream:
         ids = [block.to(self.device) for block in blocks]
         if not ids:
             return
-        if len({len(block) for block in ids}) > 1:
-            raise UserError("blocks of several lengths; a streamed model takes blocks of one length")
         for block in ids:
             check_block(model.config, len(block), int(block.max()))
-        first, calls = into_layers(model, ids[0])
+        first, of_first = into_layers(model, ids[0])
+        calls = {len(first): of_first}  # by the length of what goes through the layers
         self.taken.clear()
-        states = self.storage((len(variants), len(ids), *first.shape), self.dtype, self.device)
-        states[:, 0] = first
+        shape = len(variants), len(ids), max(map(len, ids)), first.shape[1]
+        states = self.storage(shape, self.dtype, self.device)
+        states[:, 0, : len(first)] = first
         for number, block in enumerate(ids[1:], 1):
-            states[:, number], _ = into_layers(model, block)
-        layers = range(len(calls))
+            states[:, number, : len(block)], of_block = into_layers(model, block)
+            calls.setdefault(len(block), of_block)
+        layers = range(len(of_first))
         for number in over(layers, "layer", f"{self.name}, layers"):
             with self.layer(model, number):
                 for of_variant, variant in enumerate(variants):
@@ -283,12 +284,12 @@ class Stream:
                         layer = decoder_layers(changed)[number]
                         for of_block in range(len(ids)):
                             begin(of_variant, of_block, ids[of_block])
-                            state = states[of_variant, of_block]
-                            output = calls[number].on(layer, state[None].to(self.device))
+                            state = states[of_variant, of_block, : len(ids[of_block])]
+                            output = calls[len(state)][number].on(layer, state[None].to(self.device))
                             state.copy_(state_in(output)[0])
                             give_memory_back()
         for of_variant, of_block in itertools.product(range(len(variants)), range(len(ids))):
-            state = states[of_variant, of_block].to(self.device)
+            state = states[of_variant, of_block, : len(ids[of_block])].to(self.device)
             yield of_variant, ids[of_block], out_of_layers(model, ids[of_block], state, isinstance(output, tuple))
 
     def storage(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

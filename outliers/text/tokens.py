@@ -1,8 +1,14 @@
 """Tokens as people read them."""
 
+from collections.abc import Iterable
+
 from transformers import PreTrainedTokenizerBase
 
+from outliers.terminal.printing import is_line
+
 LONGEST = 24  # characters
+LONGEST_NAME = 10 * LONGEST + 2  # of a name, all of whose characters are escaped
+DELIMITER, WORD_START, INSIDE_WORD = "delimiter", "word start", "inside a word"  # what a token is by its text
 
 
 def visible_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
@@ -12,15 +18,44 @@ def visible_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     the vocabulary lacks.
     """
     piece = tokenizer.convert_ids_to_tokens(token)
-    if piece is None:
-        return f"#{token}"
+    return f"#{token}" if piece is None else _visible(piece, _text_of(tokenizer, token))
+
+
+def named_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int]) -> dict[int, tuple[str, str]]:
+    """Of each token id its name, see `visible_token`, and what it is by its text.
+
+    A delimiter has no letter or digit, or is special, such as the end of a text; a word start begins with a blank; all
+    others are inside a word, also a word's first token where no blank belongs to it, as after a line break or a
+    bracket, and pieces of a character.
+    """
+    special, found = set(tokenizer.all_special_ids), {}
+    for token in tokens:
+        piece = tokenizer.convert_ids_to_tokens(token)
+        text = "" if piece is None else _text_of(tokenizer, token)
+        kind = DELIMITER if token in special else _kind_of(text)
+        found[token] = f"#{token}" if piece is None else _visible(piece, text), kind
+    return found
+
+
+def _text_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    """The text of a token; empty where it has none of its own, such as a piece of a character."""
     once, twice = (_decoded(tokenizer, [token] * count) for count in (1, 2))
     text = twice[len(once) :]  # some tokenizers leave out the space before the first token of a text
-    if not text or "\N{REPLACEMENT CHARACTER}" in text:
-        return piece
+    return "" if "\N{REPLACEMENT CHARACTER}" in text else text
+
+
+def _visible(piece: str, text: str) -> str:
+    if not text:
+        return piece if is_line(piece) and len(piece) <= LONGEST_NAME else repr(piece[:LONGEST])
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - 1]}…"
     return repr(text).replace(" ", "␣")
+
+
+def _kind_of(text: str) -> str:
+    if text and not any(map(str.isalnum, text)):
+        return DELIMITER
+    return WORD_START if text[:1].isspace() else INSIDE_WORD
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

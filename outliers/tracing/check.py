@@ -7,12 +7,17 @@ import pandas as pd
 import torch
 
 from outliers.models.anatomy import ROLES
+from outliers.terminal.printing import is_line
+from outliers.text.tokens import LONGEST_NAME
 from outliers.tracing.sketch import BUCKETS
+from outliers.tracing.tokens import BEFORE, EXTREMES, NONE, PLACES, TYPES, WINDOW
 
-FIELDS = {"alpha": (int, float), "roles": list, "block": int, "sequences": int, "heads": int, "about": dict}
+FIELDS = {"alpha": (int, float), "roles": list, "block": int, "sequences": int, "heads": int}
+FIELDS |= dict.fromkeys(("about", "names"), dict)
 
-# Statistic: dtype, shape (L layers, T positions, h features of the role or the residual stream, V token ids), and of
-# counts what they can be at most, a product of those, of N sequences and A attention heads.
+# Statistic: dtype, shape (L layers, T positions, h features of the role or the residual stream, V token ids, n of
+# them that occurred, K places with W ids around each), and of counts what they can be at most, a product of those, of N
+# sequences and A attention heads.
 OF_ROLE = {
     "min": ("float32", "Lh"),
     "max": ("float32", "Lh"),
@@ -37,6 +42,14 @@ OF_RESIDUAL = {
     "massive_tokens": ("int64", "V", "LhTN"),
 }
 OF_ATTENTION = {"sinks": ("int64", "LT", "NA"), "sinks_tokens": ("int64", "V", "LTNA")}
+OF_TEXT = {"sequences": ("int64", "T", "N")}
+OF_TOKENS = {"ids": ("int64", "n", "V"), "positions": ("int64", "n", "TN")}
+OF_CARRIERS = {
+    "token_sum": ("float64", "nh"),
+    "token_max": ("float32", "nh"),
+    **dict.fromkeys(EXTREMES, ("float32", "hK")),
+    **{f"{extreme}_at": ("int64", "hKW") for extreme in EXTREMES},
+}
 MAY_BE_INFINITE = "residual.sum_of_ratios"  # where the median is 0
 
 
@@ -51,17 +64,32 @@ def check_header(header: dict) -> None:
         raise ValueError(f"'roles' are {str(header['roles'])[:60]}")
     if not 0 < header["alpha"] < math.inf or header["block"] < 2 or header["sequences"] < 1 or header["heads"] < 0:
         raise ValueError("its alpha or one of its numbers is out of range")
+    for token, said in header["names"].items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10 and _is_name(said)):
+            raise ValueError(f"the name of token {token[:20]} is {str(said)[:60]}")
 
 
-def check_statistics(header: dict, statistics: dict[str, torch.Tensor], views: list[tuple], stream: tuple) -> None:
+def _is_name(said) -> bool:
+    """Whether it is what a token is called, which can be printed, and a type."""
+    if not isinstance(said, list) or len(said) != 2 or not all(isinstance(one, str) for one in said):
+        return False
+    return is_line(said[0]) and len(said[0]) <= LONGEST_NAME and said[1] in TYPES[1:]
+
+
+def check_statistics(
+    header: dict, statistics: dict[str, torch.Tensor], views: list[tuple], stream: tuple, of_tokens: list[str]
+) -> None:
     """Raise ValueError if a statistic is missing, of another dtype or shape than it has, or out of its range.
 
-    views: the sets of roles over which hits are united. stream: the roles of the residual stream.
+    views: the sets of roles over which hits are united. stream: the roles of the residual stream. of_tokens: the states
+    of which it has what tokens carry them, if it has tokens.
     """
     tables = {role: OF_ROLE | (OF_STREAM if role in stream else {}) for role in header["roles"]}
-    tables |= {"residual": OF_RESIDUAL} | ({"attention": OF_ATTENTION} if header["heads"] else {})
+    tables |= {"residual": OF_RESIDUAL, "text": OF_TEXT} | ({"attention": OF_ATTENTION} if header["heads"] else {})
     for view in views:
         tables["+".join(view)] = tables.get("+".join(view), {}) | OF_VIEW
+    if header["names"]:
+        tables |= {"tokens": OF_TOKENS} | {state: tables[state] | OF_CARRIERS for state in of_tokens}
     expected = {f"{state}.{name}" for state, table in tables.items() for name in table}
     if missing := sorted(expected - set(statistics)):
         raise ValueError(f"it is of an earlier version, without {missing[0]}")
@@ -69,7 +97,8 @@ def check_statistics(header: dict, statistics: dict[str, torch.Tensor], views: l
         raise ValueError(f"it has an unknown statistic {unknown[0][:60]}")
     sizes = {"T": header["block"], "N": header["sequences"], "A": header["heads"], "2": 2, "5": 5}
     sizes |= {"L": len(statistics["residual.largest"]), "V": len(statistics["residual.massive_tokens"])}
-    if not sizes["L"] or not sizes["V"]:
+    sizes |= {"n": len(statistics.get("tokens.ids", ())), "K": PLACES, "W": 1 + WINDOW}
+    if not sizes["L"] or not sizes["V"] or (header["names"] and not sizes["n"]):
         raise ValueError("it has no layer or no token")
     for state, table in tables.items():
         sizes["h"] = _width(statistics, state)
@@ -79,11 +108,38 @@ def check_statistics(header: dict, statistics: dict[str, torch.Tensor], views: l
                 raise ValueError(f"{state}.{name} counts more than there is")
         if "largest" in table:
             _check_places(f"{state}.largest", statistics[f"{state}.largest"], [sizes[size] for size in "hTV"])
+    _check_text(header, statistics["text.sequences"])
+    if header["names"]:
+        _check_tokens(header, statistics, sizes["V"], of_tokens)
+
+
+def _check_text(header: dict, sequences: torch.Tensor) -> None:
+    """How many sequences reach each position: all the first two, and fewer and fewer the others."""
+    if (sequences[:2] != header["sequences"]).any() or (sequences.diff() > 0).any() or not sequences[-1]:
+        raise ValueError("its sequences are not as long as it says")
+
+
+def _check_tokens(header: dict, statistics: dict[str, torch.Tensor], vocabulary: int, states: list[str]) -> None:
+    """Token ids in ascending order, all named, that are at all positions, and places that are there."""
+    ids, positions, named = statistics["tokens.ids"], statistics["tokens.positions"], set(map(int, header["names"]))
+    if (ids.diff() <= 0).any() or not set(ids.tolist()) <= named | {vocabulary} or max(named) >= vocabulary:
+        raise ValueError("its tokens are not in order, or have no names")
+    if positions.sum() != statistics["text.sequences"].sum() or not positions.all():
+        raise ValueError("its tokens are not at as many positions as there are")
+    known = torch.tensor([*named, vocabulary])
+    for name in (f"{state}.{extreme}" for state in states for extreme in EXTREMES):
+        there, at = statistics[name] != NONE, statistics[f"{name}_at"]
+        if (statistics[name][there] < 0).any() or (at[there][:, 0] < 1).any():
+            raise ValueError(f"{name} is at a place that is not there")
+        if (at[..., 0] >= header["block"]).any() or not torch.isin(at[..., 1:], known).all():
+            raise ValueError(f"{name}_at has a position or a token that is not there")
+        if (at[there][:, 1 + BEFORE] == vocabulary).any():
+            raise ValueError(f"{name}_at is at no token")
 
 
 def _width(statistics: dict[str, torch.Tensor], state: str) -> int:
     """How many features a state has; those that are looked at together have as many as the first of them."""
-    of_state = {"residual": "residual.massive", "attention": "residual.massive"}
+    of_state = dict.fromkeys(("residual", "attention", "text", "tokens"), "residual.massive")
     features = statistics[of_state.get(state, f"{state.partition('+')[0]}.min")]
     if features.ndim != 2 or not features.shape[1]:
         raise ValueError(f"the features of {state} are of shape {tuple(features.shape)}")

@@ -1,4 +1,4 @@
-"""What a trace holds: statistics of fixed size that add up, and the tables made of them."""
+"""What a trace holds: statistics of bounded size that add up, and the tables made of them."""
 
 import io
 import json
@@ -19,7 +19,8 @@ from outliers.criterion import LAYERS, POSITIONS
 from outliers.errors import UserError, reason_of, shown
 from outliers.files import check_file, write_whole
 from outliers.models.anatomy import ROLES
-from outliers.tracing.check import check_header, check_sketch, check_statistics
+from outliers.tracing import tokens
+from outliers.tracing.check import FIELDS, check_header, check_sketch, check_statistics
 from outliers.tracing.sketch import BUCKETS, quantiles
 
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
@@ -28,12 +29,19 @@ SKETCHED = PAPER  # roles with quartiles of each feature; so many feed-forward u
 PLACE = ["feature", "position", "token"]
 SKETCH = ("layer", "role", "feature", "bucket", "count")  # its columns in a file
 QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
+# Statistics that have a place for each position up to the longest sequence's last: the dimension in which they do.
+BY_POSITION = {"magnitude": 0, "massive_positions": 0, "sequences": 0, "sinks": 1}
 
 
 def views(roles: Iterable[str]) -> list[tuple[str, ...]]:
     """The sets of roles over which hits are united: each role, and those that share the residual stream's features."""
     together = tuple(role for role in STREAM if role in roles)
     return [(role,) for role in roles] + ([together] if len(together) > 1 else [])
+
+
+def states_of_tokens(roles: Iterable[str]) -> list[str]:
+    """The states whose tokens a trace may keep: the roles of the residual stream united, and the stream itself."""
+    return [state for state in ("+".join(role for role in STREAM if role in roles), "residual") if state]
 
 
 def _larger_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -48,15 +56,30 @@ COMBINE = {"min": torch.minimum, "max": torch.maximum, "largest": _larger_rows} 
 
 def combine(name: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """A statistic of two texts, each with a row a layer, from those of each."""
-    return COMBINE.get(name.rpartition(".")[2], torch.add)(one, other)
+    kind = name.rpartition(".")[2]
+    if kind in BY_POSITION:
+        return add_from_start(one.clone(), other, BY_POSITION[kind])
+    return COMBINE.get(kind, torch.add)(one, other)
+
+
+def add_from_start(total: torch.Tensor, value: torch.Tensor, dim: int) -> torch.Tensor:
+    """Add what is of the first positions, in place; or to a longer total if the value goes on after its last one."""
+    shape = list(total.shape)
+    shape[dim] = value.shape[dim] - shape[dim]
+    if shape[dim] > 0:
+        total = torch.cat([total, total.new_zeros(shape)], dim)
+    total.narrow(dim, 0, value.shape[dim]).add_(value)
+    return total
 
 
 @dataclass
 class Trace:
-    """Statistics of the hidden states of a model over sequences of one length; traces of parts of a text add up.
+    """Statistics of the hidden states of a model over sequences; traces of parts of a text add up.
 
-    alpha: magnitude of a hit. roles: those that were traced. block: tokens a sequence (T). sequences: how many.
-    heads: attention heads a layer; 0 if the attention was not looked at. about: what was traced, free to use.
+    alpha: magnitude of a hit. roles: those that were traced. block: tokens of the longest sequence (T). sequences: how
+    many. heads: attention heads a layer; 0 if the attention was not looked at. about: what was traced, free to use.
+    names: of each token id that occurred what it is called and its type, see `outliers.text.tokens.named_tokens`; empty
+    unless tokens were asked for.
 
     statistics, by name (L layers, h features of the role, V token ids):
 
@@ -74,6 +97,17 @@ class Trace:
     | residual.sum_of_max, residual.sum_of_ratios | (L,) float64 | of max |x| and max |x| / median |x| |
     | residual.massive | (L, h) int64 | massive activations; residual.massive_positions (T,), _tokens (V,) |
     | attention.sinks | (L, T) int64 | heads for which a position is a sink; attention.sinks_tokens (V,) |
+    | text.sequences | (T,) int64 | sequences that reach a position |
+
+    and, if tokens were asked for, of n token ids that occurred, where position 0 counts as a token of its own, V; of
+    the states S "attn_in+ffn_in", as far as they were traced, and "residual"; magnitude is the largest over the layers:
+
+    | name | shape | |
+    |---|---|---|
+    | tokens.ids, tokens.positions | (n,) int64 | in ascending order; positions that they are at |
+    | S.token_sum, S.token_max | (n, h) float64, float32 | magnitudes by token |
+    | S.strongest, S.weakest | (h, 8) float32 | magnitudes where they are most and least; -1 where there are fewer |
+    | S.strongest_at, S.weakest_at | (h, 8, 14) int64 | position; token ids from 8 before to 4 after it, V for none |
 
     The features of attn_in and ffn_in are those of the residual stream, of attn_out the concatenated heads, of ffn_out
     the feed-forward units: only the first mean the same in every layer.
@@ -89,11 +123,17 @@ class Trace:
     statistics: dict[str, torch.Tensor]
     sketch: Counter
     about: dict = field(default_factory=dict)
+    names: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def layers(self) -> int:
         """How many decoder layers the model has."""
         return len(self.statistics["residual.largest"])
+
+    @property
+    def positions(self) -> int:
+        """How many positions all sequences have together."""
+        return int(self.statistics["text.sequences"].sum())
 
     def merge(self, other: "Trace") -> "Trace":
         """The trace of both texts: counts, extremes and sketches exactly, float64 sums up to their rounding.
@@ -101,22 +141,39 @@ class Trace:
         What one of them says in `about` and the other does not is kept.
 
         Raises:
-            UserError: the traces are of different block lengths, roles or alphas, or of models of different shapes; or
-                what they are about differs, such as the model, its weights or the text.
+            UserError: the traces are of different roles or alphas, or of models of different shapes; one has tokens and
+                the other has not, or names them otherwise; or what they are about differs, such as the model, its
+                weights or the text.
         """
-        for what in ("alpha", "roles", "block", "heads"):
+        for what in ("alpha", "roles", "heads"):
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
                 raise UserError(f"cannot merge traces whose {what} are {mine} and {theirs}; trace both alike")
-        if {k: v.shape for k, v in self.statistics.items()} != {k: v.shape for k, v in other.statistics.items()}:
+        if bool(self.names) != bool(other.names):
+            raise UserError("cannot merge a trace with tokens and one without; trace both alike")
+        if self._shapes() != other._shapes():
             raise UserError("cannot merge traces of models of different shapes")
+        if any(self.names[token] != other.names[token] for token in self.names.keys() & other.names.keys()):
+            raise UserError("cannot merge traces whose tokens have different names; trace both with one tokenizer")
         for what in self.about.keys() & other.about.keys():
             mine, theirs = self.about[what], other.about[what]
             if mine != theirs:
                 raise UserError(f"cannot merge traces whose {what} are {shown(mine)} and {shown(theirs)}")
-        merged = {name: combine(name, value, other.statistics[name]) for name, value in self.statistics.items()}
+        merged = {name: combine(name, self.statistics[name], other.statistics[name]) for name in self._shapes()}
+        if self.names:
+            merged |= tokens.merged(self.statistics, other.statistics)
+        sizes = {"block": max(self.block, other.block), "sequences": self.sequences + other.sequences}
         both = {"statistics": merged, "sketch": self.sketch + other.sketch, "about": self.about | other.about}
-        return replace(self, sequences=self.sequences + other.sequences, **both)
+        return replace(self, **sizes, **both, names=self.names | other.names)
+
+    def _shapes(self) -> dict[str, tuple]:
+        """Of the statistics that are there without tokens, as far as they do not depend on the text."""
+        kinds = {name: name.rpartition(".")[2] for name in self.statistics}
+        shapes = {name: list(self.statistics[name].shape) for name in kinds if kinds[name] not in tokens.STATISTICS}
+        for name in shapes:
+            if kinds[name] in BY_POSITION:
+                del shapes[name][BY_POSITION[kinds[name]]]
+        return shapes
 
     def save(self, stem: str | Path) -> None:
         """Write `stem`.safetensors, the statistics, and `stem`.parquet, the sketch.
@@ -131,7 +188,7 @@ class Trace:
         write_whole(stem.with_name(f"{stem.name}.safetensors"), save(self.statistics, header))
 
     def _header(self) -> dict:
-        return {name: getattr(self, name) for name in ("alpha", "roles", "block", "sequences", "heads", "about")}
+        return {name: getattr(self, name) for name in FIELDS}
 
     @classmethod
     def load(cls, stem: str | Path) -> "Trace":
@@ -149,7 +206,10 @@ class Trace:
                 raise UserError(f"'{stem}.safetensors' and '{stem}.parquet' are of different traces; trace again")
             fields = _parse_header(header)
             roles = fields["roles"]
-            check_statistics(fields, statistics, views(roles), STREAM)
+            if "text.sequences" not in statistics:  # of an earlier version, whose sequences were of one length
+                every = statistics["residual.massive_positions"]
+                statistics["text.sequences"] = torch.full_like(every, fields["sequences"])
+            check_statistics(fields, statistics, views(roles), STREAM, states_of_tokens(roles))
             check_sketch(table, [role for role in roles if role in SKETCHED], statistics)
         except (OSError, KeyError, TypeError, ValueError, RecursionError, ArrowException, SafetensorError) as error:
             raise UserError(
@@ -229,8 +289,8 @@ class Trace:
         of_view, hits = "+".join(view), sum(self.statistics[f"{role}.hits"].sum(0) for role in view)
         columns = {
             "layers": self.statistics[f"{of_view}.layers_hit"].double() / (self.layers * self.sequences),
-            "positions": self.statistics[f"{of_view}.positions_hit"].double() / (self.block * self.sequences),
-            "positions_mean": hits.double() / (len(view) * self.layers * self.block * self.sequences),
+            "positions": self.statistics[f"{of_view}.positions_hit"].double() / self.positions,
+            "positions_mean": hits.double() / (len(view) * self.layers * self.positions),
             "hits": hits,
         }
         low = torch.stack([self.statistics[f"{role}.min"].amin(0) for role in view]).amin(0)
@@ -242,7 +302,7 @@ class Trace:
 
     def _features_in_layers(self, role: str) -> pd.DataFrame:
         hits = self.statistics[f"{role}.hits"]
-        positions = hits.double() / (self.block * self.sequences)
+        positions = hits.double() / self.positions
         columns = {
             "layers": self.statistics[f"{role}.sequences_hit"].double() / self.sequences,
             "positions": positions,
@@ -273,12 +333,12 @@ class Trace:
 
     def hidden_states(self) -> pd.DataFrame:
         """One row a layer and role: infinity norm and the three kurtoses; `_rest`: without position 0."""
-        rows = []
+        rows, length = [], self.positions / self.sequences  # on average
         for role in self.roles:
             norms = {"": self.largest(role).amax(1), "_rest": self.statistics[f"{role}.rest.max"]}
             table = {"layer": range(self.layers), "role": role}
             table |= {f"infinity_norm{rest}": norm.numpy() for rest, norm in norms.items()}
-            for kind, count in (("tensor", (1, 1)), ("token", (self.block, self.block - 1))):
+            for kind, count in (("tensor", (1, 1)), ("token", (length, length - 1))):
                 means = self.statistics[f"{role}.kurtosis_{kind}"] / self.sequences
                 for column, rest in enumerate(("", "_rest")):
                     table[f"kurtosis_{kind}{rest}"] = means[:, column].numpy() / count[column]
@@ -296,7 +356,8 @@ class Trace:
 
         Returns:
             `role`, `layer`; `max`, the largest absolute value, and `value`, the same with its sign; its `feature` (of
-            the role's own axis), `position` in its sequence, and `token` id there.
+            the role's own axis), `position` in its sequence, and `token` id there, with its `token_text` if the trace
+            knows tokens.
 
         Raises:
             UserError: `by` is something else.
@@ -307,7 +368,7 @@ class Trace:
         table = pd.concat(of_roles, ignore_index=True)
         if by is None:
             table = table.loc[table.groupby("role", sort=False)["max"].idxmax()]
-        return table[["role", "layer", "max", "value", *PLACE]].reset_index(drop=True)
+        return self._named(table[["role", "layer", "max", "value", *PLACE]].reset_index(drop=True))
 
     def _largest_entries(self, state: str) -> pd.DataFrame:
         """The largest entry of each layer in a role's hidden states or in the residual stream."""
@@ -320,7 +381,7 @@ class Trace:
         Returns:
             `massive`, entries of a sequence that are massive activations; `max` and `ratio`, max |x| and max |x| /
             median |x| of a sequence, averaged over sequences; the largest `value` of all, with its `feature`,
-            `position` and `token` id.
+            `position` and `token` id, with its `token_text` if the trace knows tokens.
         """
         means = {
             "massive": self.statistics["residual.massive"].sum(1),
@@ -329,22 +390,55 @@ class Trace:
         }
         means = {name: (value.double() / self.sequences).numpy() for name, value in means.items()}
         largest = self._largest_entries("residual")[["value", *PLACE]]
-        return pd.DataFrame({"layer": range(self.layers), **means}).join(largest)
+        return self._named(pd.DataFrame({"layer": range(self.layers), **means}).join(largest))
 
     def attention_sinks(self) -> pd.DataFrame:
-        """One row a position: `share` of the (layer, head) pairs for which it is a sink, averaged over sequences.
+        """One row a position: `share` of the (layer, head) pairs for which it is a sink, averaged over the sequences
+        that reach it.
 
         Raises:
             UserError: the attention was not looked at.
         """
-        share = self._sinks("sinks").sum(0).double() / (self.layers * self.heads * self.sequences)
+        reached = self.statistics["text.sequences"]
+        share = self._sinks("sinks").sum(0).double() / (self.layers * self.heads * reached)
         return pd.DataFrame({"position": range(self.block), "share": share.numpy()})
 
     def sink_tokens(self) -> pd.DataFrame:
         """One row a token id that was at a sink, the most common first: `share` of all (layer, head, sink) found."""
         counts = pd.Series(self._sinks("sinks_tokens").numpy()).sort_values(ascending=False, kind="stable")
         counts = counts[counts > 0]
-        return pd.DataFrame({"token": counts.index, "share": (counts / counts.sum()).to_numpy()})
+        return self._named(pd.DataFrame({"token": counts.index, "share": (counts / counts.sum()).to_numpy()}))
+
+    def _named(self, table: pd.DataFrame) -> pd.DataFrame:
+        """A table with the names of its tokens beside them, as far as the trace knows them."""
+        if self.names:
+            texts = [self.names[token][0] for token in table["token"]]
+            table.insert(table.columns.get_loc("token") + 1, "token_text", texts)
+        return table
+
+    def tokens(self, feature: int, by: str = "token", role: str | None = None) -> pd.DataFrame:
+        """Which tokens carry a feature of the residual stream, and where it is strongest and weakest.
+
+        Of the magnitude of the feature at each position, which is the largest |x| over the layers
+        (docs/definitions.md#tokens-of-a-feature). Position 0 is apart from the others.
+
+        Args:
+            feature: its number.
+            by: "token" for one row a token, the largest mean first, and one for position 0, whatever tokens are there
+                (`token` -1); "type" for one row a type of tokens: "first" (position 0), "delimiter", "word start" or
+                "inside a word"; "position" for the positions after position 0 where it is strongest and weakest.
+            role: "attn_in+ffn_in" for what goes into the attention and feed-forward layers, by default; "residual" for
+                what comes out of the decoder layers, where massive activations are.
+
+        Returns:
+            By token and type: `share` of all positions, `mean` and `max` magnitude. By position: whether it is among
+            the `extreme`s "strongest" or "weakest", its `magnitude`, and its `context`, the token between « and ».
+
+        Raises:
+            UserError: the trace knows no tokens, or not of this role; there is no such feature; `by` is something else.
+        """
+        states = states_of_tokens(self.roles)
+        return tokens.table_of(self.statistics, states, self.names, feature, by, role or states[0])
 
     def _sinks(self, name: str) -> torch.Tensor:
         if not self.heads:
@@ -381,8 +475,9 @@ def _parse_header(text: str) -> dict:
     header = json.loads(text)
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
+    header = {"names": {}} | header  # which those of earlier versions have not
     check_header(header)
-    return header
+    return header | {"names": {int(token): tuple(said) for token, said in header["names"].items()}}
 
 
 def pack_keys(layer, role, feature: torch.Tensor, bucket: torch.Tensor) -> torch.Tensor:

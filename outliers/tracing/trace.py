@@ -11,7 +11,7 @@ from threading import Event
 import torch
 from outlier_kernels import states
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
 from outliers.errors import BrokenModel, UserError, unknown_name
@@ -19,8 +19,20 @@ from outliers.models.anatomy import ROLES, decoder_layers, readers
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
-from outliers.tracing.result import SKETCHED, STREAM, Trace, pack_keys, views
+from outliers.text.blocks import sequences
+from outliers.text.tokens import named_tokens
+from outliers.tracing.result import (
+    BY_POSITION,
+    SKETCHED,
+    STREAM,
+    Trace,
+    add_from_start,
+    pack_keys,
+    states_of_tokens,
+    views,
+)
 from outliers.tracing.sketch import buckets
+from outliers.tracing.tokens import TokenSums
 
 SKETCHED_AT_ONCE = 1 << 16  # hits, at most,
 STATES_AT_ONCE = 32  # of so many states, whose tensors take memory also if they hold few
@@ -33,8 +45,10 @@ def trace(
     alpha: float = ALPHA,
     attention: bool = True,
     variant: Variant = AS_IT_IS,
+    tokens: PreTrainedTokenizerBase | None = None,
+    attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> Trace:
-    """Run blocks through a model and keep statistics of fixed size of its hidden states.
+    """Run blocks through a model and keep statistics of bounded size of its hidden states.
 
     Each block is a sequence of its own; the head is not applied. No hidden state is kept.
 
@@ -42,7 +56,8 @@ def trace(
         model: a causal language model, quantized or not; it is left as it was. Several equal ones, each on a device of
             its own, trace a part of the blocks each, at the same time, and the traces are merged; the blocks are then
             collected first.
-        blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them; they may be of
+            several lengths.
         roles: the hidden states to trace: "attn_in", "attn_out", "ffn_in" and "ffn_out", the inputs of the q/k/v, the
             attention output, the first and the second feed-forward projections; all that is quantized. Those that some
             layer of the model lacks, such as ffn_out in a mixture of experts, are left out, which `Trace.roles` says.
@@ -52,15 +67,20 @@ def trace(
             CPU by softmax alone with memory for some rows of a layer's attention matrix (heads, T, T), else for all of
             it. Without it long contexts take less.
         variant: what the model is under meanwhile, such as a scheme, see `outliers.variants`.
+        tokens: the model's tokenizer, if the trace shall know which tokens carry each feature of the residual stream,
+            see `Trace.tokens`, and call them by their names.
+        attention_mask: which tokens count and which are padding, shaped as the blocks, as tokenizers return it; each
+            sequence then runs without its padding. None where there is none.
 
     Raises:
-        UserError: a role is unknown, or the model has none of them; alpha is not positive; there is no block, one is
-            longer than the model's context, of another length than the first, or holds ids outside the vocabulary; a
-            hidden state holds NaN or inf; there is no model, or one is given twice.
+        UserError: a role is unknown, or the model has none of them; alpha is not positive; there is no block, one has
+            less than two tokens, is longer than the model's context or holds ids outside the vocabulary; the attention
+            mask is none of these blocks; a hidden state holds NaN or inf; there is no model, or one is given twice.
     """
     roles = _check_roles(roles)
     alpha = check_threshold("alpha", alpha)
-    found = _of_parts(model, blocks, partial(_trace, roles=roles, alpha=alpha, attention=attention, variant=variant))
+    how = {"roles": roles, "alpha": alpha, "attention": attention, "variant": variant, "tokens": tokens}
+    found = _of_parts(model, sequences(blocks, attention_mask), partial(_trace, **how))
     if found is None:
         raise UserError("no blocks to trace; expected at least one")
     return found
@@ -96,15 +116,17 @@ def _trace(
     alpha: float,
     attention: bool,
     variant: Variant,
+    tokens: PreTrainedTokenizerBase | None,
 ) -> Trace | None:
     roles = _in_every_layer(model, roles)
-    at_once, room, device = 1, torch.zeros, model.device
+    at_once, longest, room, device = 1, 0, torch.zeros, model.device
     if is_streamed(model):
         blocks = list(blocks)
-        at_once, room, device = len(blocks), model.stream.storage, model.stream.device
+        at_once, longest = len(blocks), max(map(len, blocks), default=0)
+        room, device = model.stream.storage, model.stream.device
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
-    observer = _Observer(roles, alpha, counts, at_once, room)
+    observer = _Observer(roles, alpha, counts, (at_once, longest), room, tokens)
     watched = Watched(variant, partial(_hooks, observer, attention))
     with eager(model, summed=True) if attention else nullcontext(), under(model, watched) as (changed, left):
         for number, ids, _states in run_decoder(changed, blocks, observer.begin, left):
@@ -159,30 +181,41 @@ def _named(layer: int, state: str) -> Iterator[None]:
 
 
 class _Observer:
-    """Reduces what the hooks see of sequences (T,), whose turns may come layer by layer, to a `Trace`.
+    """Reduces what the hooks see of sequences, each (T,), whose turns may come layer by layer, to a `Trace`.
 
     What is of one layer joins that of the sequences before at once. What is united over layers is kept of each sequence
     until its end: entries of a layer's input, of which a streamed model passes all sequences through a layer first.
     """
 
-    def __init__(self, roles: tuple[str, ...], alpha: float, counts: dict, at_once: int, room: Callable):
-        """counts: zeros by token id (V,). at_once: how many sequences take turns. room: makes zeros that are kept."""
-        self.roles, self.alpha, self.total, self.at_once, self.room = roles, alpha, counts, at_once, room
-        self.block = self.sequences = self.heads = 0
+    def __init__(
+        self,
+        roles: tuple[str, ...],
+        alpha: float,
+        counts: dict,
+        at_once: tuple[int, int],
+        room: Callable,
+        tokens: PreTrainedTokenizerBase | None,
+    ):
+        """counts: zeros by token id (V,). at_once: how many sequences take turns, and the tokens of the longest one, as
+        far as it is known. room: makes zeros that are kept. tokens: what names them if they are asked for."""
+        self.roles, self.alpha, self.total, self.room, self.tokenizer = roles, alpha, counts, room, tokens
+        self.at_once, self.block = at_once
+        self.sequences = self.heads = 0
+        self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if tokens else None
         self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
         self.sketch: Counter = Counter()
         self.hits: list[tuple] = []  # those that the sketch has not: layer, place of the role, features, values
         self.in_layer: dict[str, torch.Tensor] = {}  # role: features (features,) that the sequence hits in this layer
         # Role: (at_once, T, features) by device, so that no state that large moves before the end of a sequence, and
-        # dtype. Of the roles in the residual stream the largest |x| so far, from which hits follow; of others the hits.
+        # dtype. Of what has the features of the residual stream the largest |x| so far, from which hits follow; of
+        # others the hits.
         self.kept: dict[str, dict[tuple, torch.Tensor]] = defaultdict(dict)
 
     def begin(self, number: int, ids: torch.Tensor) -> None:
         """What the hooks see next is of this sequence."""
-        self.number, self.ids, self.block = number % self.at_once, ids, self.block or len(ids)
-        if len(ids) != self.block:
-            raise UserError(f"cannot merge traces whose block are {self.block} and {len(ids)}; trace both alike")
-        self.total.setdefault("residual.massive_positions", torch.zeros_like(ids))
+        if len(ids) < 2:
+            raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
+        self.number, self.ids, self.block = number % self.at_once, ids, max(self.block, len(ids))
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
         kept = self._kept(role, x, x.dtype if role in STREAM else torch.bool)
@@ -197,7 +230,8 @@ class _Observer:
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
         with _named(layer, "residual"):
             statistics = self._statistics(layer, "residual", states.RESIDUAL, x)
-            massive = states.add_residual(statistics, x, self.ids, (MASSIVE, MASSIVE_RATIO))
+            kept = self._kept("residual", x, x.dtype) if self.tokens else None
+            massive = states.add_residual(statistics, x, self.ids, (MASSIVE, MASSIVE_RATIO), kept)
         if massive is not None:
             self._add("residual.massive_positions", massive)
             self._add_by_token("residual.massive_tokens", massive)
@@ -212,26 +246,33 @@ class _Observer:
         sinks = received > SINK * torch.arange(received.shape[1], 0, -1, device=received.device)
         self.heads, sinks = len(sinks), sinks.sum(0)
         of_layer = self.by_layer["attention"].setdefault(layer, {"sinks": torch.zeros_like(sinks)})
-        of_layer["sinks"] += sinks
+        of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0)
         self._add_by_token("attention.sinks_tokens", sinks)
 
     def end(self, number: int, ids: torch.Tensor) -> None:
         """Add up what is kept of a sequence, whose last layer is done."""
         self.begin(number, ids)
         self.sequences += 1
-        hit = {}
+        self._add("text.sequences", torch.ones_like(ids))
+        self._add("residual.massive_positions", torch.zeros_like(ids))  # also where there is none
+        hit, magnitudes = {}, {}
         for role, of_role in self.kept.items():
-            of_layers = [kept[self.number].to(ids.device) for kept in of_role.values()]
-            if role in STREAM:
-                magnitude = reduce(torch.maximum, of_layers).float()
-                hit[role] = magnitude >= self.alpha
-                self._add(f"{role}.magnitude", magnitude.double())
-            else:
+            of_layers = [kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()]
+            if role in self.roles and role not in STREAM:
                 hit[role] = reduce(torch.logical_or, of_layers)
+            else:
+                magnitudes[role] = reduce(torch.maximum, of_layers).float()
+        for role in STREAM:
+            if role in magnitudes:
+                hit[role] = magnitudes[role] >= self.alpha
+                self._add(f"{role}.magnitude", magnitudes[role].double())
         for view in views(self.roles):
             self._add(f"{'+'.join(view)}.positions_hit", reduce(torch.logical_or, map(hit.get, view)).sum(0))
+        if self.tokens:
+            united = {s: reduce(torch.maximum, map(magnitudes.get, s.split("+"))) for s in states_of_tokens(self.roles)}
+            self.tokens.add(ids, united)
         for kept in (kept for of_role in self.kept.values() for kept in of_role.values()):
-            kept[self.number].zero_()
+            kept[self.number, : len(ids)].zero_()
 
     def result(self) -> Trace | None:
         """The trace of all sequences, in host memory."""
@@ -244,7 +285,11 @@ class _Observer:
                 rows = [of_layer[name].cpu() for of_layer in layers.values()]
                 statistics[f"{state}.{name}"] = torch.stack(rows)
         statistics |= {name: value.cpu() for name, value in self.total.items()}
-        return Trace(self.alpha, self.roles, self.block, self.sequences, self.heads, statistics, self.sketch)
+        found = Trace(self.alpha, self.roles, self.block, self.sequences, self.heads, statistics, self.sketch)
+        if self.tokens:
+            statistics |= self.tokens.statistics()
+            found.names = named_tokens(self.tokenizer, self.tokens.seen)
+        return found
 
     def _statistics(self, layer: int, state: str, table: dict, x: torch.Tensor) -> states.Statistics:
         """Those of a state in a layer; at first of nothing."""
@@ -266,9 +311,9 @@ class _Observer:
 
     def _add(self, name: str, value: torch.Tensor) -> None:
         """Add what is of all layers, which may be on several devices, on that of the ids."""
-        value = value.to(self.ids.device)
+        value, kind = value.to(self.ids.device), name.rpartition(".")[2]
         if name in self.total:
-            self.total[name] += value
+            self.total[name] = add_from_start(self.total[name], value, BY_POSITION.get(kind, 0))
         else:
             self.total[name] = value.clone()
 
@@ -279,6 +324,6 @@ class _Observer:
     def _kept(self, role: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """What is kept of this sequence and a role over the layers on a device, (T, features); at first zeros."""
         of_role, key = self.kept[role], (x.device, dtype)
-        if key not in of_role:
-            of_role[key] = self.room((self.at_once, *x.shape), dtype=dtype, device=x.device)
-        return of_role[key][self.number]
+        if key not in of_role or of_role[key].shape[1] < len(x):
+            of_role[key] = self.room((self.at_once, self.block, x.shape[1]), dtype=dtype, device=x.device)
+        return of_role[key][self.number, : len(x)]

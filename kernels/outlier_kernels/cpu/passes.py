@@ -843,8 +843,8 @@ def add_residual(arguments):
     features, rows of a piece; token ids; the two limits of massive activations (float32). Room: the largest magnitude
     of each token (int32); magnitudes (int32, tokens, features); by piece the largest magnitude, its feature and its
     position, how many are below the median's bounds, and how many between them (int64, 5). Then the statistics in the
-    order of `states.RESIDUAL`; massive activations by position (int64); and whether there is NaN or inf, and how many
-    massive activations (int64).
+    order of `states.RESIDUAL`; massive activations by position (int64); whether there is NaN or inf, and how many
+    massive activations (int64); and what is kept, and its kind.
     """
     x, kind, size, tokens, stride = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
     features, height, largest = arguments[9], arguments[10], _address(arguments[13], np.int32)
@@ -859,6 +859,8 @@ def add_residual(arguments):
         under, count = 0, 0
         for r in range(start, min(start + height, tokens)):
             row = _address(_as_floats(kind, x + r * stride, features, room), np.float32)
+            kept = arguments[22] + r * features * size
+            _keep(kind, x + r * stride, features, row, np.float32(0), False, arguments[23], kept)
             most, smaller = np.int32(0), np.int32(0)
             for i in range(features):
                 bits[i] = bits_of(row[i]) & MAGNITUDE

@@ -53,13 +53,18 @@ def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> tuple[t
 
 
 def add_residual(
-    statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, limits: tuple[float, float]
+    statistics: Statistics,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    limits: tuple[float, float],
+    kept: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """See `states.add_residual`."""
-    if not x.numel():
-        return reference_states.add_residual(statistics, x, ids, limits)
+    if not x.numel() or (kept is not None and not kept.is_cpu):
+        return reference_states.add_residual(statistics, x, ids, limits, kept)
     x = as_rows(x)
     tokens, features = x.shape
+    kind = KINDS[x.dtype]
     blocks = -(-tokens // ROWS)
     found, at_position = torch.empty(2, dtype=torch.int64), torch.zeros(tokens, dtype=torch.int64)
     room = (
@@ -67,9 +72,10 @@ def add_residual(
         torch.empty(tokens, features, dtype=torch.int32),
         torch.empty(blocks, 5, dtype=torch.int64),
     )
-    given = 0, x, KINDS[x.dtype], x.element_size(), tokens, x.stride(0) * x.element_size(), features, ROWS, ids
+    given = 0, x, kind, x.element_size(), tokens, x.stride(0) * x.element_size(), features, ROWS, ids
     joined = (statistics[name] for name in RESIDUAL)
-    passes().add_residual(blocks, ROWS * features, *given, _float32(*limits), *room, *joined, at_position, found)
+    last = at_position, found, kept, NOTHING if kept is None else kind
+    passes().add_residual(blocks, ROWS * features, *given, _float32(*limits), *room, *joined, *last)
     broken, massive = found.tolist()
     if broken:
         reference_states.check_finite(x.float().abs().amax(0))

@@ -1,0 +1,225 @@
+"""Which tokens carry a feature: sums and maxima by token, and the places where a feature is strongest and weakest."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+import torch
+
+from outliers.errors import UserError
+from outliers.text.tokens import DELIMITER, INSIDE_WORD, WORD_START
+
+BEFORE, AFTER = 8, 4  # tokens of a context beside its own
+WINDOW = BEFORE + 1 + AFTER
+PLACES = 8  # where each feature is strongest, and as many where it is weakest
+NONE = -1.0  # the magnitude of a place where there are fewer
+FIRST = "first"  # the type of whatever token is at position 0
+TYPES = (FIRST, DELIMITER, WORD_START, INSIDE_WORD)
+EXTREMES = ("strongest", "weakest")
+# What the names of statistics end in.
+SUMS = ("positions", "token_sum", "token_max")
+STATISTICS = ("ids", *SUMS, *EXTREMES, *(f"{extreme}_at" for extreme in EXTREMES))
+
+Statistics = dict[str, torch.Tensor]
+Names = Mapping[int, tuple[str, str]]  # of a token id what it is called, and its type
+
+
+class TokenSums:
+    """Adds up, over sequences, which tokens carry each feature of some states.
+
+    Position 0, where attention sinks and massive activations are, is apart from all others: it counts as a token of its
+    own, whose id is the size of the vocabulary, and is no place where a feature is strongest or weakest.
+    """
+
+    def __init__(self, vocabulary: int):
+        self.vocabulary, self.count = vocabulary, 0
+        self.rows: torch.Tensor | None = None  # token id to the row that it has, or -1
+        self.occurred: torch.Tensor | None = None  # token id to whether it did, also at position 0
+        self.by_row: Statistics = {}  # with a row a token, of which `count` are in use
+        self.places: Statistics = {}
+
+    def add(self, ids: torch.Tensor, magnitudes: Mapping[str, torch.Tensor]) -> None:
+        """Add a sequence: its token ids (T,), int64, and by state magnitudes (T, features), float32, on one device."""
+        rows = self._rows_of(ids)
+        self._room("tokens.positions", ids.shape[1:], torch.int64, ids.device).index_add_(0, rows, torch.ones_like(ids))
+        windows = _windows(ids, self.vocabulary)
+        for state, magnitude in magnitudes.items():
+            shape = magnitude.shape[1:]
+            sums = self._room(f"{state}.token_sum", shape, torch.float64, ids.device)
+            sums.index_add_(0, rows, magnitude.double())
+            largest = self._room(f"{state}.token_max", shape, torch.float32, ids.device)
+            largest.scatter_reduce_(0, rows[:, None].expand_as(magnitude), magnitude, "amax")
+            by_feature = magnitude[1:].T.contiguous()
+            for extreme in EXTREMES:
+                self._add_places(f"{state}.{extreme}", by_feature, windows[1:])
+
+    @property
+    def seen(self) -> list[int]:
+        """The token ids that occurred."""
+        return self.occurred.nonzero()[:, 0].tolist()
+
+    def statistics(self) -> Statistics:
+        """Those of all sequences, in host memory, see `outliers.tracing.result.Trace`."""
+        ids = (self.rows >= 0).nonzero()[:, 0]
+        by_token = {name: value[self.rows[ids]] for name, value in self.by_row.items()}
+        return {name: value.cpu() for name, value in {"tokens.ids": ids, **by_token, **self.places}.items()}
+
+    def _rows_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """The row of each token, int64 (T,); those that have not occurred before get the next ones."""
+        if self.rows is None:
+            self.rows = torch.full((self.vocabulary + 1,), -1, device=ids.device)
+            self.occurred = torch.zeros(self.vocabulary, dtype=torch.bool, device=ids.device)
+        self.occurred[ids] = True
+        ids = ids.clone()
+        ids[0] = self.vocabulary
+        new = ids[self.rows[ids] < 0].unique()
+        self.rows[new] = torch.arange(self.count, self.count + len(new), device=ids.device)
+        self.count += len(new)
+        return self.rows[ids]
+
+    def _room(self, name: str, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A statistic by row, with room for all rows: twice as much as before where it is too small."""
+        room = self.by_row.get(name)
+        if room is None or len(room) < self.count:
+            larger = torch.zeros(max(self.count, 2 * len(room) if room is not None else 0), *shape, dtype=dtype)
+            larger = larger.to(device)
+            if room is not None:
+                larger[: len(room)] = room
+            self.by_row[name] = larger
+        return self.by_row[name]
+
+    def _add_places(self, name: str, magnitude: torch.Tensor, windows: torch.Tensor) -> None:
+        """Let the strongest or weakest positions of a sequence, (features, T - 1), join those of the others."""
+        features, count = magnitude.shape
+        if name not in self.places:
+            self.places[name] = magnitude.new_full((features, PLACES), NONE)
+            self.places[f"{name}_at"] = windows.new_full((features, PLACES, 1 + WINDOW), self.vocabulary)
+            self.places[f"{name}_at"][..., 0] = 0
+        order = _order(magnitude, torch.arange(1, count + 1, device=magnitude.device), name)
+        best = order.topk(min(PLACES, count), 1).indices
+        found = magnitude.gather(1, best), torch.cat([1 + best[..., None], windows[best]], 2)
+        before = self.places[name], self.places[f"{name}_at"]
+        both = (torch.cat(pair, 1) for pair in zip(before, found, strict=True))
+        self.places[name], self.places[f"{name}_at"] = _best(name, *both)
+
+
+def _windows(ids: torch.Tensor, nothing: int) -> torch.Tensor:
+    """The ids around each position, (T, WINDOW); `nothing` before the first and after the last one."""
+    return torch.cat([ids.new_full((BEFORE,), nothing), ids, ids.new_full((AFTER,), nothing)]).unfold(0, WINDOW, 1)
+
+
+def _order(magnitude: torch.Tensor, position: torch.Tensor, name: str) -> torch.Tensor:
+    """A number, int64, that is larger the better a place is: by its magnitude, then the earlier it is."""
+    bits = magnitude.view(torch.int32).long()  # which are in the order of magnitudes
+    bits = bits if name.endswith(EXTREMES[0]) else torch.iinfo(torch.int32).max - bits
+    return torch.where(magnitude < 0, -1, (bits << 32) + (torch.iinfo(torch.int32).max - position))
+
+
+def _best(name: str, magnitude: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best places of each feature, from (features, places) magnitudes and (features, places, 1 + WINDOW) positions
+    with their contexts; what is alike in magnitude and position comes in the order of the context's ids."""
+    order = _order(magnitude, at[..., 0], name)
+    order, best = order.sort(dim=1, descending=True, stable=True)
+    tied = ((order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)).any(1).nonzero()[:, 0]
+    if len(tied):
+        best[tied] = _ordered_by_context(best[tied], order[tied], at[tied])
+    best = best[:, :PLACES]
+    return magnitude.gather(1, best), at.gather(1, best[..., None].expand(-1, -1, at.shape[2]))
+
+
+def _ordered_by_context(best: torch.Tensor, order: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Places in the order that they have, and by their ids where that is the same."""
+    at = at.gather(1, best[..., None].expand_as(at))
+    places = torch.arange(at.shape[1], device=at.device).expand_as(best)
+    for key in [*at.unbind(2)[:0:-1], -order]:  # a stable sort by each, the most important one last
+        places = places.gather(1, key.gather(1, places).argsort(dim=1, stable=True))
+    return best.gather(1, places)
+
+
+def merged(one: Statistics, other: Statistics) -> Statistics:
+    """The statistics of the tokens of two texts, from those of each."""
+    ids = torch.cat([one["tokens.ids"], other["tokens.ids"]]).unique()
+    found = {"tokens.ids": ids}
+    rows = [torch.searchsorted(ids, part["tokens.ids"]) for part in (one, other)]
+    for name, value in one.items():
+        kind = name.rpartition(".")[2]
+        if kind in SUMS:
+            found[name] = value.new_zeros(len(ids), *value.shape[1:])
+            found[name][rows[0]] = value
+            joined = torch.maximum if kind == "token_max" else torch.add
+            found[name][rows[1]] = joined(found[name][rows[1]], other[name])
+        elif kind in EXTREMES:
+            pairs = ((part[name], part[f"{name}_at"]) for part in (one, other))
+            found[name], found[f"{name}_at"] = _best(name, *(torch.cat(pair, 1) for pair in zip(*pairs, strict=True)))
+    return found
+
+
+def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
+    """One row a token, the strongest first; position 0 is a row of its own, whatever tokens are there."""
+    ids, positions = statistics["tokens.ids"].numpy(), statistics["tokens.positions"].numpy()
+    sums, largest = (statistics[f"{state}.{name}"][:, feature].numpy() for name in ("token_sum", "token_max"))
+    said = [names.get(token, ("position 0", FIRST)) for token in ids.tolist()]
+    table = pd.DataFrame(
+        {
+            "token": [token if token in names else -1 for token in ids.tolist()],
+            "token_text": [name for name, _ in said],
+            "type": [kind for _, kind in said],
+            "share": positions / positions.sum(),
+            "mean": sums / positions,
+            "max": largest,
+        }
+    )
+    return table.sort_values(["mean", "token"], ascending=[False, True], ignore_index=True)
+
+
+def by_type(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
+    """One row for each type of tokens that occurred, in the order of `TYPES`."""
+    table = by_token(statistics, state, feature, names)
+    table["mean"] *= table["share"]
+    groups = table.groupby("type").agg({"share": "sum", "mean": "sum", "max": "max"})
+    groups["mean"] /= groups["share"]
+    return groups.reindex([kind for kind in TYPES if kind in groups.index]).reset_index()
+
+
+def by_position(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
+    """One row for each of the strongest and weakest positions, the strongest first, with what is around it."""
+    rows = []
+    for extreme in EXTREMES:
+        magnitudes = statistics[f"{state}.{extreme}"][feature].tolist()
+        for magnitude, (position, *window) in zip(
+            magnitudes, statistics[f"{state}.{extreme}_at"][feature].tolist(), strict=True
+        ):
+            if magnitude >= 0:
+                token = window[BEFORE]
+                row = {"extreme": extreme, "magnitude": magnitude, "position": position, "token": token}
+                rows.append(row | {"token_text": names[token][0], "context": _context(window, names)})
+    return pd.DataFrame(rows, columns=["extreme", "magnitude", "position", "token", "token_text", "context"])
+
+
+def _context(window: list[int], names: Names) -> str:
+    """The text of a window in one line, its own token between « and »."""
+    texts = [_unquoted(names[token][0]) if token in names else "" for token in window]
+    before, own, after = "".join(texts[:BEFORE]), texts[BEFORE], "".join(texts[BEFORE + 1 :])
+    blank = " " if own.startswith(" ") and own.strip() else ""  # of the token, but outside of its marks
+    return f"{before}{blank}«{own.removeprefix(blank)}»{after}"
+
+
+def _unquoted(name: str) -> str:
+    quoted = len(name) > 1 and name[0] in "'\"" and name[0] == name[-1]
+    return (name[1:-1] if quoted else name).replace("␣", " ")
+
+
+BY = {"token": by_token, "type": by_type, "position": by_position}
+
+
+def table_of(statistics: Statistics, states: list[str], names: Names, feature: int, by: str, role: str) -> pd.DataFrame:
+    """See `outliers.tracing.result.Trace.tokens`."""
+    if not names:
+        raise UserError("the trace does not know which tokens carry a feature; trace with tokens=tokenizer")
+    if by not in BY:
+        raise UserError(f"tokens by '{by}'; expected by {', '.join(map(repr, BY))}")
+    if role not in states:
+        raise UserError(f"no tokens of role '{role}'; this trace has {' and '.join(states)}")
+    features = statistics[f"{role}.token_max"].shape[1]
+    if feature not in range(features):
+        raise UserError(f"feature {feature} is out of range; the residual stream has features 0 to {features - 1}")
+    return BY[by](statistics, role, int(feature), names)
