@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from outliers.errors import UserError, unknown_name
 from outliers.specification.files import experiment_files, is_experiment, specify
-from outliers.specification.kinds import MODEL, Named, OneModel
+from outliers.specification.kinds import MODEL, Named, OfOneModel
 from outliers.terminal.command import Force, Out, called, typed
 from outliers.terminal.options import options, signed
 
@@ -130,6 +130,6 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Calla
     from outliers.experiment.runner import run
     from outliers.report.write import write
 
-    folder = place_of(spec, out) if isinstance(spec, OneModel) else out or spec.folder
+    folder = place_of(spec, out) if isinstance(spec, OfOneModel) else out or spec.folder
     section = pkgutil.resolve_name(SECTIONS[name])(*shown(spec, folder, run(spec, folder, force)))
     print(write(section, folder, typed(name)))

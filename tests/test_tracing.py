@@ -2,21 +2,27 @@
 
 import copy
 import itertools
+import json
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import pytest
 import scipy.stats
+import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM
+from pyarrow import parquet
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from outliers.errors import UserError
 from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, projections, readers
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text
+from outliers.text.tokens import named_tokens
 from outliers.tracing import sketch
 from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
@@ -597,3 +603,244 @@ def test_trained_model_on_c4():
     assert set(found.index) == {18, 20}
     assert found.loc[18, ["layers", "positions"]].tolist() == pytest.approx([0.63, 0.114], abs=0.006)
     assert found.loc[20, ["layers", "positions"]].tolist() == pytest.approx([0.69, 0.172], abs=0.006)
+
+
+# Tokens
+
+
+def spelling(size: int = 100):
+    """A tokenizer of as many tokens: letters with and without a blank, digits, delimiters, and names of the others."""
+    words = [" the", "The", ",", "\n", " a", "ing", "7", "'s", " (", "é"]
+    words += [f"{' ' * (number % 2)}w{number}" for number in range(size - len(words) - 1)]
+    model = tokenizers.models.WordLevel({word: number for number, word in enumerate([*words, "</s>"])}, "</s>")
+    fast = tokenizers.Tokenizer(model)
+    fast.decoder = tokenizers.decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>")
+
+
+@pytest.fixture(scope="module")
+def with_tokens(gpt2):
+    """A small GPT-2, six sequences of several lengths, the trace of each by itself, and of them all, with tokens."""
+    model, blocks, *_ = gpt2
+    rows = [block[:length] for block, length in zip(blocks, (24, 7, 24, 2, 13, 20), strict=True)]
+    rows[4] = rows[2][:13].clone()  # the same beginning, whose places tie
+    rows[5] = torch.cat([rows[2][:9], rows[5][:11]])
+    tokenizer = spelling()
+    alone = [trace(model, [row], alpha=ALPHA, tokens=tokenizer) for row in rows]
+    return model, rows, alone, trace(model, rows, alpha=ALPHA, tokens=tokenizer)
+
+
+def magnitudes(model, rows) -> dict[str, list[torch.Tensor]]:
+    """Of each sequence the largest |x| over the layers, (T, h), by plain hooks."""
+    found = {"attn_in+ffn_in": [], "residual": []}
+    seen = {role: [] for role in found}
+    of_stream = [reader.module for reader in readers(model) if reader.role in ("attn_in", "ffn_in")]
+    into, out_of = (lambda _, x: seen["attn_in+ffn_in"].append(x[0])), (lambda _, x, y: seen["residual"].append(y))
+    handles = [module.register_forward_pre_hook(into) for module in of_stream]
+    handles += [layer.register_forward_hook(out_of) for layer in decoder_layers(model)]
+    for row in rows:
+        with torch.no_grad():
+            model(row[None])
+        for role, states in seen.items():
+            states = [(state[0] if isinstance(state, tuple) else state).view(-1, 32) for state in states]
+            found[role].append(torch.stack(states).abs().amax(0))
+            seen[role].clear()
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+@pytest.mark.parametrize("role", ["attn_in+ffn_in", "residual"])
+@pytest.mark.parametrize("feature", [0, 17, 31])
+def test_tokens_of_a_feature_by_definition(with_tokens, role, feature):
+    """Counted once more in plain loops."""
+    model, rows, _, found = with_tokens
+    places = [
+        (x[t, feature].item(), t, row.tolist())
+        for row, x in zip(rows, magnitudes(model, rows)[role], strict=True)
+        for t in range(len(row))
+    ]
+    by_token = found.tokens(feature, role=role).set_index("token")
+    assert by_token["mean"].is_monotonic_decreasing
+    assert by_token["share"].sum() == pytest.approx(1)
+    assert set(by_token.index) == {-1, *(ids[t] for _, t, ids in places if t)}
+    for token, row in by_token.iterrows():
+        values = [value for value, t, ids in places if (ids[t] == token and t) or (token == -1 and not t)]
+        assert row["share"] == pytest.approx(len(values) / len(places))
+        assert row["mean"] == pytest.approx(np.mean(values), rel=1e-5)
+        assert row["max"] == pytest.approx(max(values), rel=1e-5)
+    by_type = found.tokens(feature, "type", role).set_index("type")
+    assert by_type["share"].sum() == pytest.approx(1)
+    for kind, row in by_type.iterrows():
+        of_kind = by_token[by_token["type"] == kind]
+        assert row["share"] == pytest.approx(of_kind["share"].sum())
+        assert row["mean"] == pytest.approx(np.average(of_kind["mean"], weights=of_kind["share"]))
+        assert row["max"] == of_kind["max"].max()
+    by_position = found.tokens(feature, "position", role)
+    later = sorted(value for value, t, _ in places if t)
+    for extreme, want in (("strongest", later[:-9:-1]), ("weakest", later[:8])):
+        got = by_position[by_position["extreme"] == extreme]
+        assert got["magnitude"].tolist() == pytest.approx(want, rel=1e-5)
+        for _, row in got.iterrows():
+            near = [(t, ids[t]) for value, t, ids in places if value == pytest.approx(row["magnitude"], rel=1e-5)]
+            assert (row["position"], row["token"]) in near
+
+
+def test_names_types_and_contexts_of_tokens(with_tokens):
+    model, rows, _, found = with_tokens
+    names = named_tokens(spelling(), range(101))
+    assert found.names == {token: names[token] for row in rows for token in row.tolist()}
+    want = {0: "word start", 1: "inside a word", 2: "delimiter", 3: "delimiter", 6: "inside a word", 8: "delimiter"}
+    assert {token: names[token][1] for token in want} == want
+    assert names[99] == ("'</s>'", "delimiter"), "as it is special"
+    assert names[0][0] == "'␣the'"
+    assert names[100][0] == "#100"
+    ids = torch.tensor([[9, 1, 5, 4, 1, 0, 2, 3, 8, 6, 7, 0, 1, 4, 6, 2, 0]])
+    contexts = trace(model, ids, tokens=spelling()).tokens(3, "position").set_index("position")["context"]
+    assert sorted(contexts.index) == list(range(1, 17))
+    assert contexts[1] == "é«The»ing aThe the"
+    assert contexts[8] == "éTheing aThe the,\\n «(»7's theThe"
+    assert contexts[16] == " (7's theThe a7, «the»"
+    table = found.massive_activations()
+    assert table["token_text"].tolist() == [names[token][0] for token in table["token"]]
+    assert "token_text" in found.largest_values("layer")
+    assert "token_text" in found.sink_tokens()
+
+
+@given(st.permutations(range(6)), st.sets(st.integers(1, 5)))
+def test_merge_of_sequences_of_several_lengths(with_tokens, order, cuts):
+    """Any split of them, joined in any order, also where places tie."""
+    _, _, alone, whole = with_tokens
+    bounds = [0, *sorted(cuts), 6]
+    parts = [reduce(Trace.merge, [alone[number] for number in order[a:b]]) for a, b in itertools.pairwise(bounds)]
+    merged = reduce(Trace.merge, parts)
+    assert (merged.sequences, merged.block, merged.positions) == (6, 24, sum((24, 7, 24, 2, 13, 20)))
+    assert merged.names == whole.names
+    assert merged.sketch == whole.sketch
+    assert merged.statistics.keys() == whole.statistics.keys()
+    for name, value in whole.statistics.items():
+        if value.dtype == torch.float64:
+            assert torch.allclose(merged.statistics[name], value, rtol=1e-12, atol=1e-12 * value.abs().max()), name
+        else:
+            assert torch.equal(merged.statistics[name], value), name
+
+
+def test_ties_of_places(with_tokens):
+    """In the order of positions, then of the ids around them, whatever came first."""
+    model, *_ = with_tokens
+    one, other = torch.tensor([5, 5, 5, 5, 9]), torch.tensor([5, 5, 5, 5, 3])
+    both = [trace(model, pair, tokens=spelling()) for pair in ([one, other], [other, one])]
+    for name in both[0].statistics:
+        assert torch.equal(both[0].statistics[name], both[1].statistics[name]), name
+    strongest = both[0].tokens(2, "position")
+    strongest = strongest[strongest["extreme"] == "strongest"]
+    assert len(strongest) == 8
+    for position in (1, 2, 3):
+        tied = strongest[strongest["position"] == position]
+        assert tied["magnitude"].nunique() == 1
+        assert [context[-1] for context in tied["context"]] == ["n", "é"], "the smaller id first"
+
+
+def test_tokens_of_a_trace_cost_nothing_elsewhere(with_tokens):
+    model, rows, _, found = with_tokens
+    plain = trace(model, rows, alpha=ALPHA)
+    assert not plain.names
+    assert all(torch.equal(value, found.statistics[name]) for name, value in plain.statistics.items())
+    assert "token_text" not in plain.largest_values()
+    with pytest.raises(UserError, match="trace with tokens=tokenizer"):
+        plain.tokens(0)
+    for message, arguments in {
+        "tokens by 'layer'; expected by 'token', 'type', 'position'": {"by": "layer"},
+        "no tokens of role 'ffn_out'; this trace has attn_in.ffn_in and residual": {"role": "ffn_out"},
+        "feature 32 is out of range; the residual stream has features 0 to 31": {"feature": 32},
+    }.items():
+        with pytest.raises(UserError, match=message):
+            found.tokens(**{"feature": 0, **arguments})
+    with pytest.raises(UserError, match="a trace with tokens and one without"):
+        found.merge(plain)
+    with pytest.raises(UserError, match="whose tokens have different names"):
+        found.merge(replace(found, names=dict.fromkeys(found.names, ("'x'", "delimiter"))))
+    alone = trace(model, rows, "ffn_in", tokens=spelling())
+    assert alone.tokens(1)["share"].sum() == pytest.approx(1)
+    assert trace(model, rows, "attn_out", tokens=spelling()).tokens(1).equals(found.tokens(1, role="residual"))
+
+
+def test_save_and_load_tokens(with_tokens, tmp_path):
+    *_, found = with_tokens
+    found.save(tmp_path / "found")
+    loaded = Trace.load(tmp_path / "found")
+    assert loaded.names == found.names
+    for by in ("token", "type", "position"):
+        assert loaded.tokens(5, by, "residual").equals(found.tokens(5, by, "residual"))
+    assert loaded.merge(found).tokens(5)["mean"].tolist() == pytest.approx(found.tokens(5)["mean"].tolist())
+
+    def broken(name: str, change) -> dict:
+        tensor = found.statistics[name].clone()
+        change(tensor)
+        return {"statistics": found.statistics | {name: tensor}}
+
+    token = next(iter(found.names))
+    for message, fields in {
+        "tokens are not in order": broken("tokens.ids", lambda ids: ids[:2].copy_(ids[:2].flip(0))),
+        "not at as many positions": broken("tokens.positions", lambda counts: counts[0].add_(1)),
+        "residual.strongest is at a place": broken("residual.strongest_at", lambda at: at[3, 0, 0].zero_()),
+        "weakest_at has a position or a token": broken("residual.weakest_at", lambda at: at[3, 0, 5].fill_(10**6)),
+        "residual.weakest_at is at no token": broken("residual.weakest_at", lambda at: at[3, 0, 9].fill_(100)),
+        "strongest holds NaN": broken("residual.strongest", lambda values: values[0, 0].fill_(torch.nan)),
+        "sequences are not as long": broken("text.sequences", lambda counts: counts[-1].zero_()),
+        "have no names": {"names": {token: found.names[token]}},
+        "the name of token": {"names": found.names | {token: ("\x1b[2J", "delimiter")}},
+        "the name of token .* is .*first": {"names": found.names | {token: ("'a'", "first")}},
+        "an unknown statistic": {"names": {}},
+    }.items():
+        replace(found, **fields).save(tmp_path / "broken")
+        with pytest.raises(UserError, match=message):
+            Trace.load(tmp_path / "broken")
+
+
+def test_traces_of_before_load(gpt2, tmp_path):
+    """Those without names, and without how many sequences reach a position."""
+    *_, found = gpt2
+    found.save(tmp_path / "found")
+    header = {name: getattr(found, name) for name in ("alpha", "roles", "block", "sequences", "heads", "about")}
+    header = {"trace": json.dumps(header)}
+    statistics = {name: value for name, value in found.statistics.items() if name != "text.sequences"}
+    save_file(statistics, tmp_path / "found.safetensors", header)
+    table = parquet.read_table(tmp_path / "found.parquet").replace_schema_metadata(header)
+    parquet.write_table(table, tmp_path / "found.parquet")
+    loaded = Trace.load(tmp_path / "found")
+    assert loaded.features().equals(found.features())
+    assert loaded.hidden_states().equals(found.hidden_states())
+    assert torch.equal(loaded.merge(found).statistics["text.sequences"], torch.full((24,), 12))
+
+
+def padded(rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences in one batch, padded at the left and at the right in turns, and its mask."""
+    longest = max(map(len, rows))
+    ids, mask = torch.zeros(2, len(rows), longest, dtype=torch.int64)
+    for number, row in enumerate(rows):
+        part = slice(longest - len(row), None) if number % 2 else slice(len(row))
+        ids[number, part], mask[number, part] = row, 1
+    return ids, mask
+
+
+def test_a_padded_batch_is_its_sequences(with_tokens):
+    model, rows, alone, whole = with_tokens
+    ids, mask = padded(rows)
+    found = trace(model, ids, alpha=ALPHA, tokens=spelling(), attention_mask=mask)
+    assert all(torch.equal(value, whole.statistics[name]) for name, value in found.statistics.items())
+    assert found.features().equals(whole.features())
+    lengths = torch.tensor([len(row) for row in rows])
+    reached = (torch.arange(24) < lengths[:, None]).sum(0)
+    assert torch.equal(found.statistics["text.sequences"], reached)
+    hits = sum(one.features().set_index("feature")["positions"].sort_index() * one.positions for one in alone)
+    table = found.features().set_index("feature").sort_index()
+    assert np.allclose(table["positions"], hits / lengths.sum().item())
+    means = [one.hidden_states()[["kurtosis_token", "kurtosis_token_rest"]].to_numpy() for one in alone]
+    weights = np.stack([lengths, lengths - 1], 1)
+    want = sum(mean * weight for mean, weight in zip(means, weights, strict=True)) / weights.sum(0)
+    assert np.allclose(found.hidden_states()[["kurtosis_token", "kurtosis_token_rest"]], want)
+    sinks = sum(one.attention_sinks()["share"].reindex(range(24), fill_value=0) for one in alone) / reached.numpy()
+    assert np.allclose(found.attention_sinks()["share"], sinks)
+    with pytest.raises(UserError, match="masks tokens between others"):
+        trace(model, ids, attention_mask=mask.index_fill(1, torch.tensor([1]), 0))

@@ -10,14 +10,14 @@ from safetensors import SafetensorError, safe_open
 
 from outliers.errors import UserError
 from outliers.experiment.rows import OF_ONE_MODEL, found_in
-from outliers.specification.kinds import OneModel
+from outliers.specification.kinds import OfOneModel
 
 LONGEST = 200  # bytes of a folder's name, so that systems take it
 Checkpoint = tuple[str, str | None]  # model and revision
 logger = logging.getLogger(__name__)
 
 
-def place_of(spec: OneModel, out: str | Path | None = None) -> Path:
+def place_of(spec: OfOneModel, out: str | Path | None = None) -> Path:
     """The folder of one model's results, in which those of no other model are.
 
     out: the one that is asked for; None for that of its name in `results`. Where another model's results are in that,
@@ -39,7 +39,7 @@ def place_of(spec: OneModel, out: str | Path | None = None) -> Path:
     return folder
 
 
-def check_alone(spec: OneModel, folder: Path) -> None:
+def check_alone(spec: OfOneModel, folder: Path) -> None:
     """Raise UserError if a folder holds results of another model."""
     if others := _others(folder, (spec.model, spec.revision)):
         raise UserError(
@@ -54,7 +54,7 @@ def typed(checkpoint: Checkpoint) -> str:
     return model if revision is None else f"{model}@{revision}"
 
 
-def _names(spec: OneModel) -> Iterator[str]:
+def _names(spec: OfOneModel) -> Iterator[str]:
     """Names of folders: the model's, then with those of the folders that it is in before it, then with a number."""
     name = spec.folder.name
     yield name

@@ -261,6 +261,7 @@ NOT_IN_ROWS = {
     ),
     "transform": "the names of the schemes say it",
     "candidates": "rows say of each model whether it was one",
+    "by_token": "no row has what it finds",
 }
 
 

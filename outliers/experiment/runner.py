@@ -25,7 +25,7 @@ from outliers.measurements.tracing import EmergenceRows, TraceRows
 from outliers.measurements.zeroshot import ZeroShotRows
 from outliers.models.names import full_name
 from outliers.specification import kinds
-from outliers.specification.kinds import Experiment, Named, OneModel
+from outliers.specification.kinds import Experiment, Named, OfOneModel, OneModel
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
 
@@ -66,7 +66,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
     """
     measurement = MEASUREMENTS[type(spec)](spec)
     subjects = measurement.subjects()
-    alone = isinstance(spec, OneModel)
+    alone = isinstance(spec, OfOneModel)
     row_file = RowFile(place_of(spec, out) if alone else Path(out or spec.folder))
     total = sum(map(measurement.total, subjects))
     with row_file, Progress(total, measurement.unit) as bar, engine_of(spec, bar) as engine:
@@ -204,7 +204,7 @@ class _Run:
         first = self.measurement.first
         if self.force or (first and not first.kept):  # whose trace says it
             return False
-        return bool(self.row_file.may_have(fields) or (first and saved_trace(stem, identifying(fields))))
+        return bool(self.row_file.may_have(fields) or (first and saved_trace(stem, identifying(fields), first.tokens)))
 
     def _parts(self, bundles: int) -> list[slice]:
         """How the text is cut for so many sets of questions."""

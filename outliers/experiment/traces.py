@@ -13,7 +13,7 @@ from outliers.experiment.rows import identifying
 from outliers.files import check_replaceable
 from outliers.measurements.bench import Bench, Counted, Job, check_same_weights
 from outliers.measurements.measurement import First
-from outliers.specification.kinds import OneModel
+from outliers.specification.kinds import OfOneModel
 from outliers.tracing.result import Trace
 from outliers.tracing.trace import trace
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def resumed_trace(
-    engine: Engine, job: Job, spec: OneModel, first: First, fields: dict, stem: Path, force: bool
+    engine: Engine, job: Job, spec: OfOneModel, first: First, fields: dict, stem: Path, force: bool
 ) -> tuple[Trace, list[dict]]:
     """The trace of all blocks, and what its parts have cost.
 
@@ -33,7 +33,8 @@ def resumed_trace(
         UserError: a hidden state holds NaN or inf; or something else than files stands where it is to be saved.
     """
     about = identifying(fields)
-    found = saved_trace(stem, about) if first.kept and not force else None
+    found = saved_trace(stem, about, first.tokens) if first.kept and not force else None
+    first = first._replace(tokens=first.tokens or bool(found and found.names))  # it goes on as it began
     done = found.sequences if found else 0
     engine.bar.skip(done)
     saved, arrived, costs = time.monotonic(), {}, []
@@ -64,7 +65,7 @@ def said(part: slice) -> str:
     return f"blocks {part.start} to {part.stop - 1}"
 
 
-def _parts(engine: Engine, spec: OneModel, first: First, done: int) -> list[slice]:
+def _parts(engine: Engine, spec: OfOneModel, first: First, done: int) -> list[slice]:
     """The parts of the text after its first blocks that are traced at once.
 
     A streamed model takes all: each pass reads all its layers.
@@ -75,20 +76,24 @@ def _parts(engine: Engine, spec: OneModel, first: First, done: int) -> list[slic
     return [slice(done + part.start, done + part.stop) for part in parts]
 
 
-def _trace(bench: Bench, job: Job, spec: OneModel, first: First, fields: dict, part: slice) -> tuple[Trace, dict, dict]:
+def _trace(
+    bench: Bench, job: Job, spec: OfOneModel, first: First, fields: dict, part: slice
+) -> tuple[Trace, dict, dict]:
     """The trace of a part of the text, of which weights it is, and what it has cost."""
     model, _ = bench.load(job, spec, fields)
     blocks = Counted(job.blocks[part], bench.bar)
     with measuring(spec.device) as spent:
-        found = trace(model, blocks, roles=first.roles, alpha=spec.alpha, attention=first.attention)
+        how = {"roles": first.roles, "alpha": spec.alpha, "attention": first.attention}
+        found = trace(model, blocks, **how, tokens=bench.tokenizer(job) if first.tokens else None)
         weights = bench.weights()
     return found, weights, spent.fields
 
 
-def saved_trace(stem: Path, about: dict) -> Trace | None:
+def saved_trace(stem: Path, about: dict, tokens: bool) -> Trace | None:
     """What is saved of the same trace, as far as that is known of a streamed model.
 
-    None where there is nothing of it, or where a kill came between its files.
+    None where there is nothing of it, or where a kill came between its files; or where tokens are asked for that it has
+    not.
 
     Raises:
         UserError: something else than files stands where it is to be saved.
@@ -105,4 +110,5 @@ def saved_trace(stem: Path, about: dict) -> Trace | None:
         return None
     unknown = {"weights_hash"} - about.keys()
     same = {field: found.about[field] for field in found.about.keys() - unknown} == about
-    return found if same and found.sequences <= about["blocks"] else None
+    whole = found.names or not tokens
+    return found if same and whole and found.sequences <= about["blocks"] else None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from outlier_kernels.dispatch import path
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import BrokenModel, UserError
 from outliers.models.anatomy import anatomy_of, check_block, weights_of_experts
@@ -116,6 +116,7 @@ class Bench:
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
         self._calibration: Calibration | None = None
+        self._tokenizer: tuple | None = None
 
     def load(self, job: Job, settings: Settings, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """The model of a job, in the form that it was left in, and the fields that all its rows have in common.
@@ -146,6 +147,13 @@ class Bench:
         if not is_streamed(self._loaded[0]):
             self.check_weights()
         return self._loaded
+
+    def tokenizer(self, job: Job) -> PreTrainedTokenizerBase:
+        """That of a job's model."""
+        key = job.model, job.revision
+        if self._tokenizer is None or self._tokenizer[0] != key:
+            self._tokenizer = key, load_tokenizer(*key)
+        return self._tokenizer[1]
 
     def quantized(
         self, scheme: Scheme, skip: Collection[str] = (), calibration: Calibration | None = None

@@ -75,6 +75,7 @@ class First(NamedTuple):
     roles: tuple[str, ...]
     attention: bool
     kept: bool
+    tokens: bool = False
 
 
 class Measurement(ABC, Generic[Spec]):

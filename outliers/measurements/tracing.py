@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError
 from outliers.measurements.attention import top1_softmax
@@ -15,6 +15,7 @@ from outliers.measurements.bench import Bench, Counted, Job, named
 from outliers.measurements.measurement import FEATURE, First, Measurement, Part, Passes, Question, Workload
 from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of
 from outliers.models.anatomy import ROLES
+from outliers.models.load import load_tokenizer
 from outliers.specification.kinds import Emergence, OneModel, Settings
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import PAPER, Trace
@@ -24,6 +25,7 @@ from outliers.variants.interventions import Intervention
 
 PASSES = 3  # over the text: the trace, top-1 softmax probability, perplexity
 PLACES = ("feature", "layer", "role", "position", "token")  # columns that say where, not what
+NAME = "token_text"  # of a token, whose id identifies it
 
 
 class TraceRows(Measurement[OneModel]):
@@ -31,14 +33,18 @@ class TraceRows(Measurement[OneModel]):
     `attention_sink.share` of a model that is traced; tokens are ids."""
 
     splits = True
-    first = First(ROLES, attention=True, kept=True)
     experiment = "trace"
+
+    @property
+    def first(self) -> First:
+        return First(ROLES, attention=True, kept=True, tokens=self.spec.by_token)
 
     def subjects(self) -> list[Job]:
         return [Job.of(self.spec.model, self.spec.revision, self.spec)]
 
     def workload(self, job: Job) -> Workload:
-        return Workload(job, self.spec, trace_parts(self.spec))
+        tokens = load_tokenizer(job.model, job.revision) if self.spec.by_token else None
+        return Workload(job, self.spec, trace_parts(self.spec, tokens=tokens))
 
     def total(self, _job: Job) -> int:
         return PASSES * self.spec.blocks
@@ -127,11 +133,16 @@ def measure_beside(model: PreTrainedModel, blocks: torch.Tensor, outliers: Seque
     return BesideTrace(top1, losses(model, Counted(blocks, bar)))
 
 
-def trace_parts(spec: Settings, roles: Sequence[str] = ROLES, attention: bool = True) -> Passes:
-    """Of a trace and its row of Table 4; roles and attention as in `trace`."""
+def trace_parts(
+    spec: Settings,
+    roles: Sequence[str] = ROLES,
+    attention: bool = True,
+    tokens: PreTrainedTokenizerBase | None = None,
+) -> Passes:
+    """Of a trace and its row of Table 4; roles, attention and tokens as in `trace`."""
     interventions = [Intervention(()), Intervention((FEATURE,))]
     return [
-        [Part(partial(trace, roles=roles, alpha=spec.alpha, attention=attention))],
+        [Part(partial(trace, roles=roles, alpha=spec.alpha, attention=attention, tokens=tokens))],
         [Part(partial(top1_softmax, interventions=interventions))],
         [Part(perplexity)],
     ]
@@ -153,7 +164,7 @@ def details(found: Trace) -> list[dict]:
 def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:
     """One row a value of a table; what is missing, or has no end, gives none."""
     rows = []
-    for record in pd.DataFrame(table).to_dict("records"):
+    for record in pd.DataFrame(table).drop(columns=NAME, errors="ignore").to_dict("records"):
         places = {name: record[name] for name in PLACES if name in record}
         values = {name: value for name, value in record.items() if name not in PLACES and np.isfinite(value)}
         rows += [{**places, "metric": f"{prefix}{name}", "value": float(v), "unit": "1"} for name, v in values.items()]

@@ -270,10 +270,9 @@ class Experiment(Calibrated):
     _apply_transform = model_validator(mode="after")(_with_transform)
 
 
-class OneModel(Settings):
-    """A trace of one model."""
+class OfOneModel(Settings):
+    """A measurement of one model."""
 
-    name: Name = "trace"
     model: Line = Field(description=MODEL)
     revision: Line | None = Field(None, description=REVISION)
 
@@ -286,7 +285,16 @@ class OneModel(Settings):
         return super().folder / name
 
 
-class Ablation(OneModel):
+class OneModel(OfOneModel):
+    """A trace of one model."""
+
+    name: Name = "trace"
+    by_token: bool = Field(
+        False, title="tokens", description="Find which tokens carry the outlier features and massive activations."
+    )
+
+
+class Ablation(OfOneModel):
     """An ablation of one model, by the arguments of `outliers.ablate`."""
 
     name: Name = "ablate"
@@ -304,7 +312,7 @@ class Ablation(OneModel):
 DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently
 
 
-class Damage(OneModel, Calibrated):
+class Damage(OfOneModel, Calibrated):
     """Where schemes damage one model, by the arguments of `outliers.damage`."""
 
     name: Name = "damage"

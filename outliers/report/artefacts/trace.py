@@ -40,8 +40,14 @@ FEATURES = ["feature", "layers", "positions", "pos. mean", "hits", "one-sided", 
 LARGEST = ["role", "goes into", "max |x|", "layer", "feature", "position", "token"]
 MASSIVE_ONES = ["layers", "in a sequence", "max / median", "max |x|", "feature", "position", "token"]
 SINKS = ["position", "(layer, head) pairs"]
+CARRIERS = ["feature", "in"]  # of tables of tokens, before
+TYPES = ["type of token", "positions", "mean |x|", "max |x|"]
+TOKENS = ["token", "type", "positions", "mean |x|", "max |x|"]
+CONTEXTS = ["|x|", "position", "context"]
 SHOWN = 5  # rows of tables that would be long
 FEATURES_SHOWN = 20
+CARRIED, MASSIVE_CARRIED = 3, 2  # features whose tokens are shown: of outlier features, and of massive activations
+STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 
 Names = Callable[[int], str]  # of a token, by its id
 
@@ -63,7 +69,7 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names) -> Section:
     }
     found = [_massive(further["massive_activations"]), _sinks(sinks, further["sink_tokens"])]
     largest = _largest(_named(trace.largest_values(), names))
-    shown = [_features(trace), table4, largest, *(one for one in found if isinstance(one, Table))]
+    shown = [_features(trace), table4, largest, *(one for one in found if isinstance(one, Table)), *_tokens(trace)]
     notes = [*_not_traced(trace), *(one for one in found if isinstance(one, str))]
     printed = "\n\n".join([*map(_printed, shown), *(textwrap.fill(note, 100) for note in notes)])
     drawings = [Drawing(draw.__name__, said, draw(trace)) for draw, said in CAPTIONS.items()]
@@ -181,6 +187,90 @@ def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
     )
     cells = [[str(row["position"]), f"{row['share']:.1%}"] for row in found.to_dict("records")]
     return Table("attention_sinks", caption, SINKS, cells, every, names=0)
+
+
+def _tokens(trace: "Trace") -> list[Table]:
+    """Which tokens carry the outlier features, or the nearest one, and the features of massive activations."""
+    if not trace.names:
+        return []
+    carried = _carried(trace)
+    types, tokens, contexts = (_of_carried(trace, carried, by) for by in ("type", "token", "position"))
+    shares = [[*_carrier(row), row["type"], *_magnitudes(row)] for row in types.to_dict("records")]
+    strongest = [
+        [*_carrier(row), row["token_text"], row["type"], *_magnitudes(row)]
+        for _, group in tokens.groupby(["feature", "role"], sort=False)
+        for row in _ends(group[group["token"] >= 0])
+    ]
+    around = [
+        [*_carrier(row), f"{row['magnitude']:,.1f}", str(row["position"]), row["context"]]
+        for _, group in contexts.groupby(["feature", "role"], sort=False)
+        for row in [
+            *group[group["extreme"] == "strongest"].head(STRONGEST).to_dict("records"),
+            *group[group["extreme"] == "weakest"].head(WEAKEST).to_dict("records")[::-1],
+        ]
+    ]
+    return [
+        Table(
+            "token_types",
+            "Types of tokens that carry a feature. At each position |x| is the largest over the layers, of what goes "
+            "into their projections or, for the residual stream, of what comes out of them.",
+            [*CARRIERS, *TYPES],
+            shares,
+            types,
+            3,
+        ),
+        Table(
+            "tokens",
+            f"The tokens with the largest mean |x| of a feature, {STRONGEST} at most, and those with the smallest, "
+            f"{WEAKEST} at most; without position 0.",
+            [*CARRIERS, *TOKENS],
+            strongest,
+            tokens,
+            4,
+        ),
+        Table(
+            "contexts",
+            f"Where a feature is strongest, {STRONGEST} positions at most, and weakest, {WEAKEST} at most, without "
+            "position 0: the token between « and ».",
+            [*CARRIERS, *CONTEXTS],
+            around,
+            contexts,
+            5,
+        ),
+    ]
+
+
+def _carried(trace: "Trace") -> list[tuple[int, str | None]]:
+    """Features whose tokens are shown, each with the role of `Trace.tokens`."""
+    features = _outliers(trace)[:CARRIED] or trace.features()["feature"].tolist()[:1]
+    massive = trace.massive_activations()
+    massive = massive.reindex(massive["value"].abs().sort_values(ascending=False, kind="stable").index)
+    found = massive[massive["massive"] > 0]["feature"].unique().tolist()[:MASSIVE_CARRIED]
+    found = found or massive["feature"].tolist()[:1]
+    return [*((feature, None) for feature in features), *((feature, "residual") for feature in found)]
+
+
+def _of_carried(trace: "Trace", carried: list[tuple[int, str | None]], by: str) -> pd.DataFrame:
+    tables = []
+    for feature, role in carried:
+        table = trace.tokens(feature, by, role)
+        table.insert(0, "feature", feature)
+        table.insert(1, "role", role or "+".join(_stream(trace)))
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _carrier(row: dict) -> list[str]:
+    return [str(row["feature"]), row["role"]]
+
+
+def _magnitudes(row: dict) -> list[str]:
+    return [f"{row['share']:.2%}", f"{row['mean']:,.1f}", f"{row['max']:,.1f}"]
+
+
+def _ends(table: pd.DataFrame) -> list[dict]:
+    """The first and the last rows of a table, each once."""
+    return [*table.head(STRONGEST).to_dict("records"), *table.iloc[STRONGEST:].tail(WEAKEST).to_dict("records")]
 
 
 def heat_map(trace: "Trace") -> Figure:
