@@ -11,13 +11,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a core each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import tokenizers
 import torch
 
 if not torch.cuda.is_available():  # Triton, which transformers may import, decides then whether to interpret
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from outlier_kernels.cpu import has_int8_units
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from outliers.experiment.place import place_of
 from outliers.experiment.runner import run
@@ -158,6 +159,16 @@ def make_model(case: str, vocabulary: int = 100):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+def make_tokenizer(size: int = 100):
+    """A tokenizer of as many tokens: parts of words with and without a blank, delimiters, and the end of a text."""
+    words = [" the", "The", ",", "\n", " a", "ing", "7", "'s", " (", "é"]
+    words += [f"{' ' * (number % 2)}w{number}" for number in range(size - len(words) - 1)]
+    vocabulary = {word: number for number, word in enumerate([*words, "</s>"])}
+    fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "</s>"))
+    fast.decoder = tokenizers.decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>")
 
 
 @pytest.fixture(params=CONFIGS)

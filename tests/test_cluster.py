@@ -133,11 +133,12 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
 
 
 def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):
-    spec = {"model": "pocket/gpt2-1.7m", "block": 64, "blocks": 6, "alpha": 3}
+    spec = {"model": "pocket/gpt2-1.7m", "block": 64, "blocks": 6, "alpha": 3, "by_token": True}
     want, want_rows = trace_model(OneModel(**spec), tmp_path / "here")
     found, rows = trace_model(OneModel(**spec, engine="ray"), tmp_path / "there")
     assert found.sketch == want.sketch
     assert found.about == want.about
+    assert found.names == want.names
     for name, value in want.statistics.items():
         torch.testing.assert_close(found.statistics[name], value, rtol=1e-12, atol=0)
     for row, other in zip(rows, want_rows, strict=True):

@@ -142,6 +142,7 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
     ("command", "arguments", "folder", "printed", "written"),
     [
         ("trace", TRACE, "trace/gpt2-0.1m", "Outlier features: ", "heat_map.png"),
+        ("trace", [*TRACE, "--tokens"], "trace/gpt2-0.1m", "the token between « and »", "contexts.csv"),
         (
             "ablate",
             [*TRACE, "--method", "zero,mean"],
@@ -262,7 +263,11 @@ def specified(monkeypatch, capsys):
         ("zeroshot paper/figure1 a", {"name": "paper/figure1", "models": ["a"]}),
         ("trace a", {"model": "a", "revision": None, "memory": None}),
         ("trace --model a --memory 4GB --revision r", {"model": "a", "revision": "r", "memory": 4 * 10**9}),
-        ("trace --models a --bos --stream --alpha 3", {"model": "a", "bos": True, "stream": True, "alpha": 3.0}),
+        ("trace --models a --tokens", {"model": "a", "by_token": True}),
+        (
+            "trace --models a --bos --stream --alpha 3",
+            {"by_token": False, "model": "a", "bos": True, "stream": True, "alpha": 3.0},
+        ),
         ("ablate a --method mean --methods zero,shuffle", {"model": "a", "methods": ["mean", "zero", "shuffle"]}),
         ("ablate a --feature 3 --features 17,4", {"features": [3, 17, 4], "where": ["attn_in"], "seed": 0}),
         ("ablate a --where attn_in --where ffn_in", {"where": ["attn_in", "ffn_in"]}),

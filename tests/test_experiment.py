@@ -373,6 +373,22 @@ def test_trace_rows_are_what_the_api_measures(tmp_path):
     assert {"weights_hash", "tokens_hash", "alpha", "block", "version", *TIMES} <= set(row)
 
 
+def test_a_kept_trace_without_tokens_is_made_again_for_them(tmp_path):
+    """And not otherwise; the rows are those of before, for none has anything of it."""
+    plain, rows = trace_model(OneModel(**TRACED), tmp_path)
+    found, again = trace_model(OneModel(**TRACED, by_token=True), tmp_path)
+    assert again == rows
+    assert not plain.names
+    assert all(torch.equal(value, found.statistics[name]) for name, value in plain.statistics.items())
+    tokenizer = load_tokenizer(TRACED["model"])
+    want = trace(load_model(TRACED["model"]), load_text("sample", tokenizer, 64, 6), alpha=3, tokens=tokenizer)
+    assert found.tokens(3).equals(want.tokens(3))
+    written = (tmp_path / "trace.safetensors").stat().st_mtime_ns
+    for by_token in (False, True):
+        assert trace_model(OneModel(**TRACED, by_token=by_token), tmp_path)[0].names == found.names
+    assert (tmp_path / "trace.safetensors").stat().st_mtime_ns == written
+
+
 def test_rows_of_other_roles_are_not_taken_for_these(tmp_path):
     """As a version of this project that traced fewer has left them."""
     found, rows = trace_model(OneModel(**TRACED), tmp_path)

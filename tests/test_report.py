@@ -44,7 +44,7 @@ from outliers.report.style import GREY, OTHERS, STYLES, scheme_styles
 from outliers.report.write import write
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
-from tests.conftest import SHARED, make_model
+from tests.conftest import SHARED, make_model, make_tokenizer
 
 
 @pytest.fixture
@@ -674,6 +674,30 @@ def test_massive_activations_and_sinks_are_said(found, family):
     assert sinks.startswith("No attention sink (")
     assert all(note in " ".join(nothing.printed.split()) for note in nothing.notes)
     assert massive in html.unescape(page("", [nothing], ""))
+
+
+def test_tokens_of_a_trace_are_shown(family):
+    """Of the outlier features, or the nearest one, and of the largest feature of the residual stream."""
+    ids = torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
+    of_planted = trace(plant(make_model("llama"), [5, 20], 30), ids, tokens=make_tokenizer())
+    of_none = trace(make_model("gpt2"), ids, alpha=1000, tokens=make_tokenizer())
+    for found, count in ((of_planted, 2), (of_none, 1)):
+        tables = {table.name: table for table in trace_section(found, family[:8], str).tables}
+        features = list(dict.fromkeys((row[0], row[1]) for row in tables["token_types"].cells))
+        of_stream = found.features()["feature"].head(count).astype(str)
+        largest = found.massive_activations().set_index("layer")
+        largest = str(largest.loc[largest["value"].abs().idxmax(), "feature"])
+        assert features == [*((feature, "attn_in+ffn_in") for feature in of_stream), (largest, "residual")]
+        for name in ("token_types", "tokens", "contexts"):
+            assert {row[0] for row in tables[name].cells} == {feature for feature, _ in features}
+        best = found.tokens(int(features[0][0]))
+        first = best[best["token"] >= 0].iloc[0]
+        assert tables["tokens"].cells[0][2:4] == [first["token_text"], first["type"]]
+        assert len(tables["tokens"].cells) == 8 * len(features)
+        assert tables["contexts"].cells[0][4] == found.tokens(int(features[0][0]), "position")["context"][0]
+        data = tables["tokens"].data
+        of_first = data[(data["feature"] == int(features[0][0])) & (data["role"] == "attn_in+ffn_in")]
+        assert of_first["mean"].tolist() == best["mean"].tolist()
 
 
 def test_layers_are_named_in_ranges():

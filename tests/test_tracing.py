@@ -9,13 +9,12 @@ from functools import reduce
 import numpy as np
 import pytest
 import scipy.stats
-import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.errors import UserError
 from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, projections, readers
@@ -28,7 +27,7 @@ from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
-from tests.conftest import C4, CONFIGS, STORIES, every_kind, make_model, needs_shared
+from tests.conftest import C4, CONFIGS, STORIES, every_kind, make_model, make_tokenizer, needs_shared
 
 ALPHA = 1.5
 
@@ -608,16 +607,6 @@ def test_trained_model_on_c4():
 # Tokens
 
 
-def spelling(size: int = 100):
-    """A tokenizer of as many tokens: letters with and without a blank, digits, delimiters, and names of the others."""
-    words = [" the", "The", ",", "\n", " a", "ing", "7", "'s", " (", "é"]
-    words += [f"{' ' * (number % 2)}w{number}" for number in range(size - len(words) - 1)]
-    model = tokenizers.models.WordLevel({word: number for number, word in enumerate([*words, "</s>"])}, "</s>")
-    fast = tokenizers.Tokenizer(model)
-    fast.decoder = tokenizers.decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>")
-
-
 @pytest.fixture(scope="module")
 def with_tokens(gpt2):
     """A small GPT-2, six sequences of several lengths, the trace of each by itself, and of them all, with tokens."""
@@ -625,7 +614,7 @@ def with_tokens(gpt2):
     rows = [block[:length] for block, length in zip(blocks, (24, 7, 24, 2, 13, 20), strict=True)]
     rows[4] = rows[2][:13].clone()  # the same beginning, whose places tie
     rows[5] = torch.cat([rows[2][:9], rows[5][:11]])
-    tokenizer = spelling()
+    tokenizer = make_tokenizer()
     alone = [trace(model, [row], alpha=ALPHA, tokens=tokenizer) for row in rows]
     return model, rows, alone, trace(model, rows, alpha=ALPHA, tokens=tokenizer)
 
@@ -688,7 +677,7 @@ def test_tokens_of_a_feature_by_definition(with_tokens, role, feature):
 
 def test_names_types_and_contexts_of_tokens(with_tokens):
     model, rows, _, found = with_tokens
-    names = named_tokens(spelling(), range(101))
+    names = named_tokens(make_tokenizer(), range(101))
     assert found.names == {token: names[token] for row in rows for token in row.tolist()}
     want = {0: "word start", 1: "inside a word", 2: "delimiter", 3: "delimiter", 6: "inside a word", 8: "delimiter"}
     assert {token: names[token][1] for token in want} == want
@@ -696,7 +685,7 @@ def test_names_types_and_contexts_of_tokens(with_tokens):
     assert names[0][0] == "'␣the'"
     assert names[100][0] == "#100"
     ids = torch.tensor([[9, 1, 5, 4, 1, 0, 2, 3, 8, 6, 7, 0, 1, 4, 6, 2, 0]])
-    contexts = trace(model, ids, tokens=spelling()).tokens(3, "position").set_index("position")["context"]
+    contexts = trace(model, ids, tokens=make_tokenizer()).tokens(3, "position").set_index("position")["context"]
     assert sorted(contexts.index) == list(range(1, 17))
     assert contexts[1] == "é«The»ing aThe the"
     assert contexts[8] == "éTheing aThe the,\\n «(»7's theThe"
@@ -729,7 +718,7 @@ def test_ties_of_places(with_tokens):
     """In the order of positions, then of the ids around them, whatever came first."""
     model, *_ = with_tokens
     one, other = torch.tensor([5, 5, 5, 5, 9]), torch.tensor([5, 5, 5, 5, 3])
-    both = [trace(model, pair, tokens=spelling()) for pair in ([one, other], [other, one])]
+    both = [trace(model, pair, tokens=make_tokenizer()) for pair in ([one, other], [other, one])]
     for name in both[0].statistics:
         assert torch.equal(both[0].statistics[name], both[1].statistics[name]), name
     strongest = both[0].tokens(2, "position")
@@ -760,9 +749,9 @@ def test_tokens_of_a_trace_cost_nothing_elsewhere(with_tokens):
         found.merge(plain)
     with pytest.raises(UserError, match="whose tokens have different names"):
         found.merge(replace(found, names=dict.fromkeys(found.names, ("'x'", "delimiter"))))
-    alone = trace(model, rows, "ffn_in", tokens=spelling())
+    alone = trace(model, rows, "ffn_in", tokens=make_tokenizer())
     assert alone.tokens(1)["share"].sum() == pytest.approx(1)
-    assert trace(model, rows, "attn_out", tokens=spelling()).tokens(1).equals(found.tokens(1, role="residual"))
+    assert trace(model, rows, "attn_out", tokens=make_tokenizer()).tokens(1).equals(found.tokens(1, role="residual"))
 
 
 def test_save_and_load_tokens(with_tokens, tmp_path):
@@ -827,7 +816,7 @@ def padded(rows) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_padded_batch_is_its_sequences(with_tokens):
     model, rows, alone, whole = with_tokens
     ids, mask = padded(rows)
-    found = trace(model, ids, alpha=ALPHA, tokens=spelling(), attention_mask=mask)
+    found = trace(model, ids, alpha=ALPHA, tokens=make_tokenizer(), attention_mask=mask)
     assert all(torch.equal(value, whole.statistics[name]) for name, value in found.statistics.items())
     assert found.features().equals(whole.features())
     lengths = torch.tensor([len(row) for row in rows])
