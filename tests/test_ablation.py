@@ -1,8 +1,11 @@
 """Ablations against second computations, and what they must leave alone."""
 
 import contextlib
+import copy
+import inspect
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -16,7 +19,7 @@ from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
 from outliers.variants.interventions import METHODS, Intervention
 from outliers.variants.plant import plant
-from tests.conftest import make_model
+from tests.conftest import make_model, padded
 from tests.test_tracing import hooks
 
 
@@ -116,6 +119,34 @@ def test_mean_is_over_the_text():
     table = ablate(model, blocks, [4], methods=["zero", "mean"]).set_index(["subject", "method"])
     assert table.loc[("outliers", "mean"), "damage"] == pytest.approx(0, abs=1e-6)
     assert abs(table.loc[("outliers", "zero"), "damage"]) > 1e-3
+
+
+def test_top1_counts_each_query_alike(blocks):
+    """Of sequences of several lengths: every one of their queries, in one mean."""
+    model, (sequences, *_) = make_model("llama"), padded(blocks, "right")
+    (found,) = top1_softmax(model, sequences)
+    queries = [attentions(make_model("llama"), one[None]).amax(-1).double().flatten() for one in sequences]
+    assert found == pytest.approx(torch.cat(queries).mean().item(), rel=1e-6)
+    alone = [top1_softmax(model, one[None])[0] for one in sequences]
+    assert abs(found - sum(alone) / 3) > 1e-3, "the mean of those of each sequence is another number"
+
+
+@pytest.mark.skipif(
+    "attention_mask" not in inspect.signature(trace).parameters, reason="traces take no sequences of several lengths"
+)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_is_ablated_without_its_padding(blocks, side):
+    model, (sequences, ids, mask) = make_model("gpt2"), padded(blocks, side)
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.ln_1.weight[4], layer.ln_1.bias[4] = 0, 20
+    table = ablate(model, ids, [4], methods=["zero", "mean"], attention_mask=mask)
+    pd.testing.assert_frame_equal(table, ablate(model, sequences, [4], methods=["zero", "mean"]))
+    table = table.set_index(["subject", "method"])
+    assert table.loc[("none", None), "perplexity"].item() == perplexity(model, sequences)
+    zeroed = perplexity(without_weights(copy.deepcopy(model), [4], [0, 1]), sequences)
+    assert table.loc[("outliers", "zero"), "perplexity"] == pytest.approx(zeroed, rel=1e-5)
+    assert table.loc[("outliers", "mean"), "damage"] == pytest.approx(0, abs=1e-6), "the mean is over all tokens"
 
 
 def test_controls_are_no_outliers(blocks):

@@ -5,6 +5,7 @@ import math
 import pickle
 import statistics
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ from outliers.specification.kinds import Damage
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.plant import plant
 from outliers.variants.variant import Quantized
-from tests.conftest import C4, every_kind, make_model, needs_shared, needs_smollm2
+from tests.conftest import C4, every_kind, make_model, needs_shared, needs_smollm2, padded
 from tests.test_commands import call
 from tests.test_experiment import lasting, read_rows
 from tests.test_tracing import hooks
@@ -238,6 +239,19 @@ def test_a_model_that_is_quantized_already_is_measured_as_if_it_was_not(blocks):
     assert one.errors.equals(other.errors)
     assert one.roles.equals(other.roles)
     assert one.model == other.model
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_is_measured_without_its_padding(blocks, side):
+    model, (sequences, ids, mask) = make_model("llama"), padded(blocks, side)
+    found, alone = damage(model, ids, "absmax", attention_mask=mask), damage(model, sequences, "absmax")
+    for table in ("errors", "roles", "layers"):
+        pd.testing.assert_frame_equal(getattr(found, table), getattr(alone, table))
+    assert found.model == alone.model
+    assert found.model["perplexity"] == perplexity(quantize(model, "absmax"), sequences)
+    errors = [damage(model, one[None], "absmax", by=["error"]).errors for one in sequences]
+    of_tokens = sum(len(one) * of_one["by_token"] for one, of_one in zip(sequences, errors, strict=True))
+    assert found.errors["by_token"].tolist() == pytest.approx((of_tokens / sum(map(len, sequences))).tolist())
 
 
 def test_draws_give_mean_and_scatter(blocks):

@@ -19,7 +19,7 @@ from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.convert import quantize
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
-from tests.conftest import C4, STORIES, every_kind, make_model, needs_shared
+from tests.conftest import C4, STORIES, every_kind, make_model, needs_shared, padded
 
 
 def own_loss(model, blocks) -> float:
@@ -40,6 +40,43 @@ def test_equals_the_models_own_loss(case, blocks, monkeypatch, head_outputs):
 def test_in_16_bits(blocks):
     model = make_model("gptj").bfloat16()
     assert perplexity(model, blocks) == pytest.approx(own_loss(model.float(), blocks), rel=0.05)
+
+
+@every_kind
+def test_a_padded_batch_equals_the_models_own_loss(case, blocks):
+    """Of which labels of -100 are not counted, with padding on the right and a mask."""
+    model, (_, ids, mask) = make_model(case), padded(blocks, "right")
+    with torch.no_grad():
+        loss = model(ids, attention_mask=mask, labels=ids.where(mask.bool(), -100)).loss
+    assert perplexity(model, ids, mask) == pytest.approx(math.exp(loss.double()), rel=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_is_each_sequence_alone(blocks, side):
+    model, (sequences, ids, mask) = make_model("llama"), padded(blocks, side)
+    alone = [(math.log(perplexity(model, one[None])), len(one) - 1) for one in sequences]
+    together = math.exp(sum(mean * tokens for mean, tokens in alone) / sum(tokens for _, tokens in alone))
+    assert perplexity(model, ids, attention_mask=mask) == pytest.approx(together, rel=1e-12)
+    assert perplexity(model, ids, mask) == perplexity(model, sequences) == perplexity(model, ids, mask.bool())
+    assert perplexities(model, ids, [AS_IT_IS], attention_mask=mask) == [perplexity(model, sequences)]
+    assert perplexity(model, ids) != perplexity(model, ids, mask)
+
+
+def test_a_batch_as_a_tokenizer_pads_it():
+    """Equals the same strings as sequences of their own."""
+    model, tokenizer = load_model("pocket/gpt2-0.1m"), load_tokenizer("pocket/gpt2-0.1m")
+    tokenizer.pad_token = tokenizer.eos_token
+    documents = ["One document of mine.", "Another one, which is a little longer.", "The third."]
+    alone = perplexity(model, load_text(documents, tokenizer, block=None))
+    for tokenizer.padding_side in ("left", "right"):
+        batch = tokenizer(documents, padding=True, return_tensors="pt")
+        assert batch["attention_mask"].min() == 0
+        assert perplexity(model, batch["input_ids"], attention_mask=batch["attention_mask"]) == alone
+
+
+def test_a_mask_of_another_batch(blocks):
+    with pytest.raises(UserError, match="an attention mask of 2 sequences for 3"):
+        perplexity(make_model("gpt2"), blocks, torch.ones(2, 24))
 
 
 def test_is_counted_by_token_not_by_batch(blocks):

@@ -2,6 +2,7 @@
 
 import collections
 import gzip
+import itertools
 import json
 import os
 import subprocess
@@ -19,10 +20,11 @@ from outliers.errors import UserError
 from outliers.experiment.runner import sweep
 from outliers.models.load import load_tokenizer
 from outliers.specification.kinds import Experiment, OneModel
-from outliers.text.blocks import find_text, load_text, sequences, text_name, tokens_hash
+from outliers.text.blocks import find_text, load_text, sequences, tokens_hash
 from outliers.text.documents import read_file, sample
+from outliers.text.given import text_name
 from outliers.text.tokens import LONGEST, visible_token
-from tests.conftest import C4, STORIES, needs_shared
+from tests.conftest import C4, STORIES, needs_shared, needs_smollm2
 
 
 @pytest.fixture(scope="module")
@@ -305,12 +307,12 @@ DOCUMENTS = ["One document of mine.", "", "Another one,\nin two lines.", "The th
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        (DOCUMENTS, "list of 12 strings"),
-        (tuple(DOCUMENTS), "tuple of 12 strings"),
-        (collections.UserList(DOCUMENTS), "UserList of 12 strings"),
+        (DOCUMENTS, "list of 12 documents"),
+        (tuple(DOCUMENTS), "tuple of 12 documents"),
+        (collections.UserList(DOCUMENTS), "UserList of 12 documents"),
         (datasets.Dataset.from_dict({"text": DOCUMENTS, "id": range(12)}), "Dataset of 12 rows"),
         (datasets.Dataset.from_dict({"text": DOCUMENTS}).to_iterable_dataset(), "IterableDataset of rows"),
-        (datasets.Dataset.from_dict({"said": DOCUMENTS})["said"], "Column of 12 strings"),
+        (datasets.Dataset.from_dict({"said": DOCUMENTS})["said"], "Column of 12 documents"),
     ],
 )
 def test_documents_of_ones_own(tokenizer, tmp_path, text, name):
@@ -345,7 +347,7 @@ def test_a_column_of_ones_own(tokenizer):
     assert torch.equal(load_text(data, tokenizer, 8, 4, column="said"), load_text(DOCUMENTS, tokenizer, 8, 4))
     with pytest.raises(UserError, match="Dataset of 12 rows has no column 'text' but said, id; name one of them: "):
         load_text(data, tokenizer, 8, 4)
-    with pytest.raises(UserError, match="document 1 of a Dataset of 12 rows is of type int; expected strings"):
+    with pytest.raises(UserError, match="document 1 of a Dataset of 12 rows is of type int; expected strings, lists"):
         load_text(data, tokenizer, 8, 4, column="id")
 
 
@@ -368,13 +370,16 @@ def test_token_ids_of_ones_own(tokenizer):
     ("text", "message"),
     [
         ([], "text is an empty list; expected at least one document"),
-        (["One document.", 3], "document 2 of a list of 2 strings is of type int; expected strings"),
-        ([["One document."]], "document 1 of a list of 1 strings is of type list; expected strings"),
-        (["half \ud800"], "document 1 of a list of 1 strings has half a surrogate pair"),
-        (np.arange(12), "document 1 of a ndarray of 12 strings is of type int64; expected strings"),
+        (["One document.", 3], "document 2 of a list of 2 documents is of type int; expected strings, lists"),
+        (
+            [["One document."]],
+            "document 1 of a list of 1 documents is of type list; expected strings, lists of token ids, or conv",
+        ),
+        (["half \ud800"], "document 1 of a list of 1 documents has half a surrogate pair"),
+        (np.arange(12), "document 1 of a ndarray of 12 documents is of type int64; expected strings"),
         (
             {"train": []},
-            "text is {'train': .* of type dict; expected a name, a path, strings, one datasets.Dataset, or",
+            "text is {'train': .* of type dict; expected a name, a path, an iterable of documents, one",
         ),
         (b"bytes", "of type bytes; expected a name"),
         (7, "text is 7 of type int; expected a name"),
@@ -386,6 +391,17 @@ def test_token_ids_of_ones_own(tokenizer):
         (torch.arange(-1, 49), "token ids go down to -1; expected 0 or more"),
         (torch.arange(-1, 49).view(-1, 10), "token ids go down to -1; expected 0 or more"),
         (torch.zeros(0, dtype=torch.int64), "text 'tensor of 0 token ids' is too short: 0 tokens make 0 blocks of 10"),
+        ([[1, 2], []], "document 2 of a list of 2 documents is an empty list; leave it out"),
+        ([[1, 2], [1, -2]], "token ids of document 2 of a list of 2 documents go down to -2; expected 0 or more"),
+        ([[1, 2], [1.0, 2.0]], "document 2 of a list of 2 documents is of type list; expected strings"),
+        ([[True, False]], "token ids of document 1 of a list of 1 documents are bool"),
+        ([torch.zeros(3)], "token ids of document 1 of a list of 1 documents are float32 of shape"),
+        ([torch.zeros(3, 3, dtype=torch.int64)], "document 1 of a list of 1 documents is of type Tensor; expected"),
+        ([[1, 2, 3]], "text 'list of 1 documents' is too short: 3 tokens make 0 blocks of 10, not 5"),
+        ([{"role": "user", "content": "Hi"}], "document 1 .* of type dict; expected strings, .*lists of messages"),
+        ([[{"role": "user"}]], "message 1 of document 1 of a list of 1 documents has no text in its 'content'"),
+        ([[{"role": "user", "content": [1]}]], "message 1 of document 1 .* has no text in its 'content'"),
+        ([[{"role": "user", "content": "Hi"}]], "tokenizer has no chat template; give the conversations as strings"),
         (torch.zeros(9, 11, dtype=torch.int64), "token ids are 9 blocks of 11 tokens; expected at least 5 of 10"),
         (torch.zeros(4, 10, dtype=torch.int64), "token ids are 4 blocks of 10 tokens; expected at least 5 of 10"),
     ],
@@ -394,6 +410,115 @@ def test_texts_that_are_none(tokenizer, text, message):
     with pytest.raises(UserError, match=message) as raised:
         load_text(text, tokenizer, 10, 5)
     assert "\n" not in str(raised.value)
+
+
+def test_documents_as_sequences_of_their_own(tokenizer, tmp_path):
+    """As the tokenizer makes them one by one; whatever they are, nothing is joined, cut or added."""
+    said = [text for text in DOCUMENTS if text]
+    expected = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in said]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in said))
+    data = datasets.Dataset.from_dict({"ids": expected})
+    for text in (said, tmp_path / "a.jsonl", expected, list(map(torch.tensor, expected)), map(np.array, expected)):
+        found = load_text(text, tokenizer, block=None)
+        assert [ids.tolist() for ids in found] == expected
+        assert {ids.dtype for ids in found} == {torch.int64}
+    assert [ids.tolist() for ids in load_text(data, tokenizer, None, column="ids")] == expected
+    assert [ids.tolist() for ids in load_text(data["ids"], tokenizer, None, 2)] == expected[:2]
+    blocks = torch.arange(12).view(3, 4)
+    assert [ids.tolist() for ids in load_text(blocks, tokenizer, None)] == blocks.tolist()
+    assert [ids.tolist() for ids in load_text(blocks.flatten(), tokenizer, None)] == [list(range(12))]
+    tokenizer = load_tokenizer("pocket/gpt2-0.5m")
+    tokenizer.bos_token = tokenizer.convert_ids_to_tokens(7)
+    assert [ids.tolist() for ids in load_text(said, tokenizer, None, 3, bos=True)] == [
+        [7, *ids] for ids in expected[:3]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (DOCUMENTS, "document 2 of text 'list of 12 documents' gives no tokens, and so no sequence; leave it out"),
+        (["One."], "text 'list of 1 documents' is too short: 1 documents make as many sequences, not 5; ask for fewer"),
+        ([], "text is an empty list"),
+    ],
+)
+def test_documents_that_are_no_sequences(tokenizer, text, message):
+    with pytest.raises(UserError, match=message):
+        load_text(text, tokenizer, None, 5)
+
+
+def test_token_ids_of_documents_are_joined_without_an_end(tokenizer):
+    ids = [[5, 6, 7], [8], [9, 10]]
+    assert load_text(ids, tokenizer, 2).tolist() == [[5, 6], [7, 8], [9, 10]]
+    assert load_text(ids, tokenizer, 4).tolist() == [[5, 6, 7, 8]], "the tail is dropped"
+    assert load_text(torch.arange(12).view(3, 4), tokenizer, 4).tolist() == torch.arange(12).view(3, 4).tolist()
+
+
+def test_all_that_a_text_has(tokenizer):
+    blocks = load_text("sample", tokenizer, 64)
+    assert torch.equal(load_text("sample", tokenizer, 64, len(blocks)), blocks)
+    with pytest.raises(UserError, match=f"make {len(blocks)} blocks of 64, not {len(blocks) + 1}"):
+        load_text("sample", tokenizer, 64, len(blocks) + 1)
+
+
+def test_more_tokens_than_memory_holds_of_a_text_without_end(tokenizer, monkeypatch):
+    monkeypatch.setattr("outliers.text.blocks.MOST_TOKENS", 1000)
+    for block in (64, None):
+        with pytest.raises(UserError, match="text 'cycle of documents' has more than 1,000 tokens; say how many"):
+            load_text(itertools.cycle(["One document."]), tokenizer, block)
+
+
+CONVERSATIONS = [
+    [{"role": "user", "content": "Which one?"}, {"role": "assistant", "content": "The second."}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}],
+]
+
+
+@pytest.fixture
+def chatting():
+    """A tokenizer with a chat template, which refuses a conversation that begins with an answer."""
+    tokenizer = load_tokenizer("pocket/gpt2-0.5m")
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'assistant' %}{{ raise_exception('nobody asked') }}{% endif %}"
+        "{% for message in messages %}<|endoftext|>{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    return tokenizer
+
+
+def test_conversations(chatting):
+    """As transformers writes and tokenizes them, in lists and in the column of a data set."""
+    expected = [chatting.apply_chat_template(one)["input_ids"] for one in CONVERSATIONS]
+    data = datasets.Dataset.from_dict({"messages": CONVERSATIONS})
+    for text, column in ((CONVERSATIONS, "text"), (data, "messages"), (data["messages"], "text")):
+        found = load_text(text, chatting, block=None, column=column)
+        assert [ids.tolist() for ids in found] == expected
+        assert load_text(text, chatting, 4, 3, column=column).flatten().tolist() == [*expected[0], *expected[1]][:12]
+    assert text_name(CONVERSATIONS) == "list of 2 documents"
+
+
+@needs_smollm2
+def test_conversations_of_a_model_that_chats():
+    tokenizer = load_tokenizer("smollm2-135m")
+    (ids,) = load_text(CONVERSATIONS[:1], tokenizer, block=None)
+    assert ids.tolist() == tokenizer.apply_chat_template(CONVERSATIONS[0])["input_ids"]
+    assert ids[0] == tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (None, "nobody asked"),
+        ("{{ messages.__class__.__mro__ }}", "is unsafe"),
+        ("{% if", "unexpected 'end of template'"),
+    ],
+)
+def test_templates_that_refuse_a_conversation(chatting, template, reason):
+    chatting.chat_template = template or chatting.chat_template
+    with pytest.raises(
+        UserError, match=rf"chat template cannot write a conversation \(.*{reason}.*\); check its roles"
+    ):
+        load_text([CONVERSATIONS[0][::-1]], chatting, block=None)
 
 
 def test_blocks_that_are_given_get_no_first_token(tokenizer):
@@ -411,7 +536,7 @@ def test_rows_of_a_text_of_ones_own(tmp_path):
     """They name it, are found again by its tokens, and are not taken for those of another one."""
     fields = {"models": ["pocket/gpt2-0.1m"], "schemes": ["fp32"], "block": 16, "blocks": 2}
     (one,) = sweep(Experiment(**fields, text=DOCUMENTS), tmp_path)
-    assert (one["text"], one["protocol"]) == ("list of 12 strings", "first-blocks")
+    assert (one["text"], one["protocol"]) == ("list of 12 documents", "first-blocks")
     blocks = load_text(DOCUMENTS, load_tokenizer("pocket/gpt2-0.1m"), 16, 2)
     assert one["tokens_hash"] == tokens_hash(blocks)
     assert sweep(Experiment(**fields, text=list(DOCUMENTS)), tmp_path) == [one]

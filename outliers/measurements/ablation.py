@@ -25,6 +25,7 @@ from outliers.models.names import short_name
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.schemes import get_scheme
 from outliers.specification.kinds import Ablation, alpha_of_schemes, said_under
+from outliers.text.blocks import sequences
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
 from outliers.variants.interventions import METHODS, Intervention, Means
@@ -252,13 +253,14 @@ def measure(
 
 def ablate(
     model: PreTrainedModel,
-    blocks: torch.Tensor,
+    blocks: Iterable[torch.Tensor],
     features: Iterable[int],
     controls: int = CONTROLS.start,
     seed: int = 0,
     methods: Iterable[str] = ("zero",),
     where: Iterable[str] = ("attn_in",),
     alpha: float = ALPHA,
+    attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> pd.DataFrame:
     """Take features out of a model and measure attention and perplexity (LLM.int8(), section 4.2).
 
@@ -267,13 +269,14 @@ def ablate(
 
     Args:
         model: a causal language model, quantized or not.
-        blocks: token ids, int64 (blocks, T).
+        blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
         features: dimensions of the residual stream, for example those of `trace(...).outlier_features()`.
         controls: how many times as many random other features are drawn, 10 to 10,000.
         seed: of the draws, and of what "shuffle" does; 0 to 2⁶³ − 1.
         methods: "zero" (the paper's), "mean" (over the text) and "shuffle" (over the positions of a sequence).
         where: for perplexity, the inputs that are changed: "attn_in" (the paper's) and "ffn_in".
         alpha: from which magnitude on a value is an outlier; controls are drawn from features that are none.
+        attention_mask: as for `outliers.perplexity`.
 
     Returns:
         One row a measurement: `subject` ("none", "outliers", "control", "single"), `method`, `features`, `draw`,
@@ -281,8 +284,10 @@ def ablate(
 
     Raises:
         UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
-            method or a place is unknown; controls or seed are out of range; blocks do not fit the model.
+            method or a place is unknown; controls or seed are out of range; blocks do not fit the model, or
+            the mask does not fit them.
     """
+    blocks = list(sequences(blocks, attention_mask))
     features, methods, where = list(features), list(methods), list(where)
     width = model.config.hidden_size
     plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced

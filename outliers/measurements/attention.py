@@ -24,7 +24,8 @@ def top1_softmax(
 ) -> list[float]:
     """Mean top-1 softmax probability of the attention (LLM.int8(), section 4.2).
 
-    The mean over layers, heads, query positions and sequences of the largest probability that a query gives to a key.
+    The mean over layers, heads, query positions and sequences of the largest probability that a query gives to a key;
+    each query counts alike, however long its sequence.
     An intervention changes the input of the q/k/v projection in one layer at a time; what goes on through the model is
     the layer's unchanged output. Probabilities of one layer at a time are held.
 
@@ -40,7 +41,7 @@ def top1_softmax(
     Returns:
         The probability under each intervention.
     """
-    interventions, found = list(interventions), []
+    interventions, found, queries = list(interventions), [], []
 
     def visit(attn_in: list[Projection], probabilities: torch.Tensor, recompute: Callable) -> None:
         of_layer = []
@@ -49,11 +50,14 @@ def top1_softmax(
                 changed = recompute() if intervention.features else probabilities
             of_layer.append(changed.amax(-1).double().mean())
         found.append(torch.stack(of_layer))
+        queries.append(probabilities.shape[-2])
 
     with eager(model), under(model, Watched(variant, partial(_hooks, visit))) as (changed, left):
         for _ in run_decoder(changed, blocks, variant=left):
             pass
-    return torch.stack([of_layer.cpu() for of_layer in found]).mean(0).tolist()
+    counts = torch.tensor(queries, dtype=torch.float64)
+    weights = counts / counts.mean()  # exactly 1 where all are equal
+    return (torch.stack([of_layer.cpu() for of_layer in found]) * weights[:, None]).mean(0).tolist()
 
 
 @contextmanager

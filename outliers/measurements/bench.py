@@ -30,7 +30,8 @@ from outliers.quantization.convert import check_calibrated, check_groups, quanti
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import BOS, Calibrated, Machine, Settings
 from outliers.terminal.progress import Progress
-from outliers.text.blocks import find_text, load_text, text_name, tokens_hash
+from outliers.text.blocks import find_text, load_text, tokens_hash
+from outliers.text.given import text_name
 
 logger = logging.getLogger(__name__)
 

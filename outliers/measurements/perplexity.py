@@ -14,6 +14,7 @@ from outliers.models.anatomy import anatomy_of, readers
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
+from outliers.text.blocks import sequences
 
 LARGEST_LOSS = math.log(sys.float_info.max)  # nats: 709.8
 HEAD_OUTPUTS = 4096  # logits of 512 tokens are then 8 MB, which stay in a CPU's cache
@@ -26,7 +27,9 @@ class Loss(NamedTuple):
     tokens: int
 
 
-def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
+def perplexity(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], attention_mask: Iterable[torch.Tensor] | None = None
+) -> float:
     """exp of the mean negative log-likelihood over all predicted tokens.
 
     Blocks go through the model one at a time: schemes with one scale or one outlier set for a whole batch would
@@ -34,22 +37,36 @@ def perplexity(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> float:
 
     Args:
         model: a causal language model, quantized or not.
-        blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them; sequences of
+            any lengths, in which each predicted token counts alike.
+        attention_mask: 1 where there is a token and 0 where there is padding, of the shape of `blocks`, as tokenizers
+            return it; padding is cut off, see `outliers.text.blocks.sequences`.
 
     Raises:
         UserError: there is no block; one is longer than the model's context or holds ids outside its vocabulary;
-            hidden states or logits are NaN or inf; the loss is too large to have an exponential.
+            hidden states or logits are NaN or inf; the loss is too large to have an exponential; or the mask does not
+            fit.
     """
-    return perplexity_of(losses(model, blocks))
+    return perplexity_of(losses(model, sequences(blocks, attention_mask)))
 
 
-def perplexities(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Sequence[Variant]) -> list[float]:
+def perplexities(
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    variants: Sequence[Variant],
+    attention_mask: Iterable[torch.Tensor] | None = None,
+) -> list[float]:
     """The perplexity of a model under each of some variants; of a streamed one each layer is read once for all.
+
+    Args:
+        model, blocks, attention_mask: as for `perplexity`.
+        variants: what the model is under, see `outliers.variants`.
 
     Raises:
         UserError: as `perplexity`.
     """
-    return [perplexity_of(of_variant) for of_variant in variant_losses(model, blocks, variants)]
+    found = variant_losses(model, sequences(blocks, attention_mask), variants)
+    return [perplexity_of(of_variant) for of_variant in found]
 
 
 @inference

@@ -54,7 +54,7 @@ def _dump_text(value, info: SerializationInfo):
     """In JSON one's own text is what rows call it."""
     if info.mode != "json" or isinstance(value, str):
         return value
-    from outliers.text.blocks import text_name  # which imports torch
+    from outliers.text.given import text_name  # which imports torch
 
     return text_name(value)
 

@@ -3,9 +3,8 @@
 import hashlib
 import itertools
 import os
-import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +13,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError, shown, unknown_name
-from outliers.text.documents import SURROGATE, c4, open_documents, sample, wikitext2
+from outliers.text.documents import c4, open_documents, sample, wikitext2
+from outliers.text.given import Conversation, Text, checked_ids, conversation_text, given_documents, text_name
 from outliers.text.pieces import tokenize
 
 MOST_TOKENS = 2**30  # of all blocks
@@ -22,16 +22,16 @@ COLUMN = "text"  # of a data set
 IDS = 2**20  # of a tensor of token ids, at once
 SILENT = 10_000  # documents in a row without a token, before it is the tokenizer that is at fault
 
-Text = str | os.PathLike | Iterable[str] | torch.Tensor  # among the iterables `datasets.Dataset`
+Document = str | Iterable[str] | torch.Tensor | Conversation
 
 
 class NamedText(NamedTuple):
     """A text known by name: where its documents come from, and the protocol that cuts them.
 
-    A document is a string, or the parts that it consists of.
+    A document is a string, the strings that it consists of, token ids, int64 (tokens,), or a conversation.
     """
 
-    documents: Callable[[], Iterable[str | Iterable[str]]]
+    documents: Callable[[], Iterable[Document]]
     protocol: str
 
 
@@ -51,14 +51,14 @@ def find_text(text: Text, column: str = COLUMN) -> NamedText:
     if isinstance(text, (str, os.PathLike)):
         return _find_named(os.fspath(text))
     if isinstance(text, torch.Tensor):
-        _check_ids(text)
-        return NamedText(list, "first-blocks" if text.ndim == 1 else "given-blocks")
+        ids = checked_ids(text, "token ids")
+        return NamedText(lambda: [ids], "first-blocks") if ids.ndim == 1 else NamedText(lambda: ids, "given-blocks")
     if isinstance(text, (bytes, Mapping)) or not isinstance(text, Iterable):
         raise UserError(
-            f"text is {shown(text)} of type {type(text).__name__}; expected a name, a path, strings, one "
-            "datasets.Dataset, or int64 token ids"
+            f"text is {shown(text)} of type {type(text).__name__}; expected a name, a path, an iterable of "
+            "documents, one datasets.Dataset, or int64 token ids"
         )
-    return NamedText(partial(_strings, text, column), "first-blocks")
+    return NamedText(partial(given_documents, text, column), "first-blocks")
 
 
 def _find_named(name: str) -> NamedText:
@@ -73,133 +73,141 @@ def _find_named(name: str) -> NamedText:
     raise unknown_name("text", name, TEXTS, "or the path of a .txt, .txt.gz or .jsonl file")
 
 
-def text_name(text: Text) -> str:
-    """What a row calls a text: its name or path, or what kind of object it is, which the hash of its tokens tells."""
-    if isinstance(text, (str, os.PathLike)):
-        return os.fspath(text)
-    if isinstance(text, torch.Tensor):
-        return f"tensor of {' x '.join(map(str, text.shape))} token ids"
-    count = f"{len(text)} " if isinstance(text, Sized) else ""
-    return f"{type(text).__name__} of {count}{'rows' if _is_data_set(text) else 'strings'}"
-
-
-def _is_data_set(text: Text) -> bool:
-    """Whether it is one of the library `datasets`, which is not imported unless somebody made one."""
-    datasets = sys.modules.get("datasets")
-    return datasets is not None and isinstance(text, (datasets.Dataset, datasets.IterableDataset))
-
-
-def _strings(text: Iterable, column: str) -> Iterator[str]:
-    """The documents of a data set's column, or of an iterable of strings."""
-    name, number = text_name(text), 0
-    if _is_data_set(text) and text.column_names and column not in text.column_names:
-        columns = ", ".join(text.column_names)
-        raise UserError(f"{name} has no column '{column}' but {columns}; name one of them: load_text(…, column=…)")
-    for number, document in enumerate(text, 1):
-        if _is_data_set(text):
-            document = document.get(column)
-        if not isinstance(document, str):
-            kind = type(document).__name__
-            raise UserError(f"document {number} of a {name} is of type {kind}; expected strings")
-        if half := SURROGATE.search(document):
-            raise UserError(
-                f"document {number} of a {name} has half a surrogate pair, {half[0]!a}, which is no character"
-            )
-        yield document
-    if not number:
-        raise UserError(f"text is an empty {type(text).__name__}; expected at least one document")
-
-
-def _check_ids(ids: torch.Tensor) -> None:
-    if ids.dtype != torch.int64 or ids.ndim not in (1, 2):
-        found = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
-        raise UserError(f"token ids are {found}; expected int64 (blocks, T), or (tokens,), which are cut into blocks")
-    if ids.numel() and int(ids.min()) < 0:
-        raise UserError(f"token ids go down to {int(ids.min())}; expected 0 or more")
-
-
 def load_text(
     text: Text,
     tokenizer: PreTrainedTokenizerBase,
-    block: int,
-    blocks: int,
+    block: int | None,
+    blocks: int | None = None,
     bos: bool = False,
     column: str = COLUMN,
-) -> torch.Tensor:
-    """Tokenise the start of a text and cut it into blocks.
+) -> torch.Tensor | list[torch.Tensor]:
+    """Tokenise the start of a text and cut it into blocks, or make each of its documents a sequence of its own.
 
     Each document is tokenised without special tokens and followed by the tokenizer's end-of-sequence id where it has
     one; the ids are joined and cut without padding or overlap. Only as much is read as the blocks need, of a long
-    document too (`outliers.text.pieces`).
+    document too (`outliers.text.pieces`). Token ids and conversations have their own ends, so nothing follows them.
+    With `block=None` nothing is joined, cut, padded, or followed by an end.
 
     Args:
         text: "sample" (embedded), "c4" (validation, streamed from the hub), "wikitext2" (test, from the hub), or a
-            local file; or documents: any iterable of strings, or a `datasets.Dataset`; or token ids, int64: (tokens,),
-            which are cut, or (blocks, T), which are blocks already.
+            local file; or documents: any iterable of them, or a `datasets.Dataset`; or token ids, int64: (tokens,),
+            one document, or (blocks, T), which are blocks already. A document is a string; a sequence of token ids; or
+            a conversation, a list of messages with "role" and "content", which the tokenizer's chat template writes.
         tokenizer: of the model that will read the blocks.
-        block: tokens a block, at least 2.
-        blocks: how many blocks, at least 1.
+        block: tokens a block, at least 2; None: each document is a sequence, as long as it is.
+        blocks: how many blocks or sequences, at least 1; None: all that the text has.
         bos: whether each block begins with the model's own first token, which counts among its tokens.
         column: of a data set, in which the documents are.
 
     Returns:
-        int64 (blocks, block).
+        int64 (blocks, block); with `block=None` a list of int64 (T,).
 
     Raises:
         UserError: the text is unknown, unreachable, damaged where it is read, empty or too short, or something else
-            than a text; a size is out of range; or the tokenizer has no first token, or gives no tokens.
+            than a text; a size is out of range; the tokenizer has no first token, or gives no tokens; or it has no chat
+            template for a conversation, or one that refuses it.
     """
-    if block < 2 or blocks < 1:
-        raise UserError(f"{blocks} blocks of {block} tokens; expected at least 1 block of at least 2 tokens")
-    if blocks * block > MOST_TOKENS:
-        raise UserError(f"{blocks} blocks of {block} tokens; expected at most {MOST_TOKENS:,} tokens in all")
-    if isinstance(text, torch.Tensor) and text.ndim == 2:
+    _check_sizes(block, blocks)
+    if isinstance(text, torch.Tensor) and text.ndim == 2 and block is not None:
         return _given_blocks(text, block, blocks, bos)
     if bos and tokenizer.bos_token_id is None:
         raise UserError("the model's tokenizer has no first token (bos_token_id); run without --bos")
-    of_text = block - int(bos)
-    wanted, ids = of_text * blocks, array("q")
-    for some in _tokens(text, tokenizer, column):
+    first = [tokenizer.bos_token_id] if bos else []
+    if block is None:
+        return _sequences(text, tokenizer, blocks, first, column)
+    of_text = block - len(first)
+    wanted = MOST_TOKENS if blocks is None else of_text * blocks
+    ids = array("q")
+    for some in _joined(text, tokenizer, column):
         ids.extend(some)
         if len(ids) >= wanted:
-            first = torch.full((blocks, int(bos)), tokenizer.bos_token_id if bos else 0)
-            return torch.cat([first, torch.tensor(ids[:wanted]).view(blocks, of_text)], 1)
-    raise UserError(
-        f"text '{text_name(text)}' is too short: {len(ids)} tokens make {len(ids) // of_text} blocks of {block}, not "
-        f"{blocks}; ask for fewer or shorter blocks, or give a longer text"
+            break
+    whole = len(ids) // of_text
+    if blocks is None and len(ids) >= wanted:
+        raise _too_long(text)
+    if whole < (blocks or 1):
+        raise UserError(
+            f"text '{text_name(text)}' is too short: {len(ids)} tokens make {whole} blocks of {block}, not "
+            f"{blocks or 1}; ask for fewer or shorter blocks, or give a longer text"
+        )
+    count = blocks or whole
+    return torch.cat(
+        [torch.tensor(first).long().expand(count, -1), torch.tensor(ids[: of_text * count]).view(count, of_text)], 1
     )
 
 
-def _given_blocks(ids: torch.Tensor, block: int, blocks: int, bos: bool) -> torch.Tensor:
+def _check_sizes(block: int | None, blocks: int | None) -> None:
+    if (block is not None and block < 2) or (blocks is not None and blocks < 1):
+        raise UserError(f"{blocks} blocks of {block} tokens; expected at least 1 block of at least 2 tokens")
+    if (block or 1) * (blocks or 1) > MOST_TOKENS:
+        raise UserError(f"{blocks} blocks of {block} tokens; expected at most {MOST_TOKENS:,} tokens in all")
+
+
+def _too_long(text: Text) -> UserError:
+    return UserError(f"text '{text_name(text)}' has more than {MOST_TOKENS:,} tokens; say how many blocks to take")
+
+
+def _given_blocks(ids: torch.Tensor, block: int, blocks: int | None, bos: bool) -> torch.Tensor:
     """The first of blocks that somebody has cut."""
-    _check_ids(ids)
+    checked_ids(ids, "token ids")
     count, tokens = ids.shape
-    if tokens != block or count < blocks:
+    if tokens != block or count < (blocks or 1):
         raise UserError(
-            f"token ids are {count} blocks of {tokens} tokens; expected at least {blocks} of {block}: ask for as many "
-            "as there are, or give the ids in one dimension, which is cut into blocks"
+            f"token ids are {count} blocks of {tokens} tokens; expected at least {blocks or 1} of {block}: ask for as "
+            "many as there are, or give the ids in one dimension, which is cut into blocks"
         )
     if bos:
         raise UserError("token ids that are blocks already get no first token; run without --bos")
     return ids[:blocks].cpu()
 
 
-def _tokens(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[list[int]]:
-    """The token ids of a text as they are asked for, with the end of each document."""
-    found, name = find_text(text, column), text_name(text)
-    if isinstance(text, torch.Tensor):
-        yield from (ids.tolist() for ids in text.split(IDS))
-        return
+def _sequences(
+    text: Text, tokenizer: PreTrainedTokenizerBase, count: int | None, first: list[int], column: str
+) -> list[torch.Tensor]:
+    """The first documents of a text, each as a sequence after the ids `first`."""
+    found, total = [], 0
+    for number, document in enumerate(itertools.islice(find_text(text, column).documents(), count), 1):
+        ids = array("q", first)
+        for some in _ids_of(document, tokenizer, text_name(text)):
+            ids.extend(some)
+            if total + len(ids) > MOST_TOKENS:
+                raise _too_long(text)
+        if len(ids) == len(first):
+            raise UserError(
+                f"document {number} of text '{text_name(text)}' gives no tokens, and so no sequence; leave it out, or "
+                "ask for blocks, for which documents are joined"
+            )
+        total += len(ids)
+        found.append(torch.tensor(ids))
+    if len(found) < (count or 1):
+        raise UserError(
+            f"text '{text_name(text)}' is too short: {len(found)} documents make as many sequences, not {count or 1}; "
+            "ask for fewer, or give a longer text"
+        )
+    return found
+
+
+def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[list[int]]:
+    """The token ids of a text as they are asked for, with the end of each document that has none of its own."""
+    name, silent = text_name(text), 0
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    silent = 0
-    for document in found.documents():
+    for document in find_text(text, column).documents():
         silent += 1
-        parts = [document] if isinstance(document, str) else document
-        for ids in itertools.chain(tokenize(parts, tokenizer, name), [end]):
+        after = [] if isinstance(document, (torch.Tensor, Conversation)) else [end]
+        for ids in itertools.chain(_ids_of(document, tokenizer, name), after):
             silent = 0 if ids else silent
             yield ids
         if silent >= SILENT:
             raise UserError(f"{silent} documents of text '{name}' in a row give no tokens; check it and the tokenizer")
+
+
+def _ids_of(document: Document, tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[list[int]]:
+    """The token ids of a document of the text of this name as they are asked for."""
+    if isinstance(document, torch.Tensor):
+        return (ids.tolist() for ids in document.split(IDS))
+    if isinstance(document, Conversation):
+        document = conversation_text(document, tokenizer)
+    return tokenize([document] if isinstance(document, str) else document, tokenizer, name)
 
 
 def sequences(blocks: Iterable[torch.Tensor], attention_mask: Iterable[torch.Tensor] | None) -> Iterable[torch.Tensor]:

@@ -26,6 +26,7 @@ from outliers.quantization.calibration import Calibration, neutral
 from outliers.quantization.convert import quantize, skipped
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage
+from outliers.text.blocks import sequences
 from outliers.variants.variant import Quantized
 
 Row = dict[str, Any]
@@ -369,12 +370,13 @@ class Damages:
 
 def damage(
     model: PreTrainedModel,
-    blocks: torch.Tensor,
+    blocks: Iterable[torch.Tensor],
     scheme: str | Scheme,
     by: Iterable[str] = DAMAGE_BY,
     skip: Sequence[str] = (),
     draws: int = 1,
     calibration: Calibration | None = None,
+    attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> Damages:
     """Find where a scheme damages a model: by projection, by role and layer, and over all of it.
 
@@ -383,19 +385,20 @@ def damage(
 
     Args:
         model: a causal language model, resident or streamed, whose exact weights are there.
-        blocks: token ids, int64 (blocks, T).
+        blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
         scheme: name, or a scheme of one's own.
         by: what to measure: "error" of each projection, perplexity by "role" and by "layer", and what is over the
             "model", which roles and layers bring along.
         skip: patterns of projections that stay exact, as for `outliers.quantize`.
         draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6.
         calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
+        attention_mask: as for `outliers.perplexity`.
 
     Raises:
         UserError: the scheme is unknown or quantizes nothing, a part of the damage is unknown, several draws are asked
             of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
     """
-    scheme = get_scheme(scheme)
+    blocks, scheme = list(sequences(blocks, attention_mask)), get_scheme(scheme)
     check_draws(draws, str(model.dtype).removeprefix("torch."))
     asked = [one.knowing(calibration) for one in plan(model, [scheme], by, skip)]
     if not is_streamed(model):

@@ -1,0 +1,119 @@
+"""Documents that are given as objects of Python: strings, token ids, conversations, or rows of a data set."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from numbers import Integral
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from outliers.errors import UserError, reason_of
+from outliers.text.documents import SURROGATE
+
+EXPECTED = "strings, lists of token ids, or conversations (lists of messages)"
+LONGEST_REASON = 300  # characters of what a template says
+MESSAGE = ("role", "content")
+
+Text = str | os.PathLike | Iterable | torch.Tensor  # among the iterables `datasets.Dataset`
+
+
+class Conversation(NamedTuple):
+    """A document that is a list of messages, of which a tokenizer's chat template makes text."""
+
+    messages: Sequence[Mapping]
+
+
+def text_name(text: Text) -> str:
+    """What a row calls a text: its name or path, or what kind of object it is, which the hash of its tokens tells."""
+    if isinstance(text, (str, os.PathLike)):
+        return os.fspath(text)
+    if isinstance(text, torch.Tensor):
+        return f"tensor of {' x '.join(map(str, text.shape))} token ids"
+    count = f"{len(text)} " if isinstance(text, Sized) else ""
+    return f"{type(text).__name__} of {count}{'rows' if _is_data_set(text) else 'documents'}"
+
+
+def _is_data_set(text: Text) -> bool:
+    """Whether it is one of the library `datasets`, which is not imported unless somebody made one."""
+    datasets = sys.modules.get("datasets")
+    return datasets is not None and isinstance(text, (datasets.Dataset, datasets.IterableDataset))
+
+
+def given_documents(text: Iterable, column: str) -> Iterator[str | torch.Tensor | Conversation]:
+    """The documents of a data set's column, or of an iterable of them, each checked; token ids as int64 (tokens,).
+
+    Raises:
+        UserError: there is no such column, no document, or one is something else than a document.
+    """
+    name, number = text_name(text), 0
+    if _is_data_set(text) and text.column_names and column not in text.column_names:
+        columns = ", ".join(text.column_names)
+        raise UserError(f"{name} has no column '{column}' but {columns}; name one of them: load_text(…, column=…)")
+    for number, document in enumerate(text, 1):
+        yield _document(document.get(column) if _is_data_set(text) else document, f"document {number} of a {name}")
+    if not number:
+        raise UserError(f"text is an empty {type(text).__name__}; expected at least one document")
+
+
+def _document(value: object, which: str) -> str | torch.Tensor | Conversation:
+    if isinstance(value, str):
+        if half := SURROGATE.search(value):
+            raise UserError(f"{which} has half a surrogate pair, {half[0]!a}, which is no character")
+        return value
+    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 1:
+        return checked_ids(torch.as_tensor(value), f"token ids of {which}")
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        if not value:
+            raise UserError(f"{which} is an empty {type(value).__name__}; leave it out")
+        if all(isinstance(one, Integral) for one in value):
+            return checked_ids(torch.tensor(value), f"token ids of {which}")
+        if all(isinstance(one, Mapping) for one in value):
+            return Conversation(_checked_messages(value, which))
+    raise UserError(f"{which} is of type {type(value).__name__}; expected {EXPECTED}")
+
+
+def checked_ids(ids: torch.Tensor, which: str) -> torch.Tensor:
+    """Token ids of one or two dimensions as they are, but in host memory.
+
+    Raises:
+        UserError: they are no int64, or one is negative; `which` ids they are begins the message.
+    """
+    if ids.dtype != torch.int64 or ids.ndim not in (1, 2):
+        found = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
+        raise UserError(f"{which} are {found}; expected int64 (blocks, T), or (tokens,), which are cut into blocks")
+    if ids.numel() and int(ids.min()) < 0:
+        raise UserError(f"{which} go down to {int(ids.min())}; expected 0 or more")
+    return ids.cpu()
+
+
+def _checked_messages(messages: Sequence[Mapping], which: str) -> Sequence[Mapping]:
+    for number, message in enumerate(messages, 1):
+        for field in MESSAGE:
+            if not isinstance(message.get(field), str):
+                raise UserError(f"message {number} of {which} has no text in its '{field}'; expected role and content")
+    return messages
+
+
+def conversation_text(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A conversation as the model's chat template writes it, whole and without a prompt for a further answer.
+
+    Templates are programs of Jinja, which transformers runs in its sandbox.
+
+    Raises:
+        UserError: the tokenizer has no template, or it refuses the conversation.
+    """
+    if tokenizer.chat_template is None:
+        raise UserError(
+            "the model's tokenizer has no chat template; give the conversations as strings, set "
+            "tokenizer.chat_template, or take the tokenizer of a model that was trained to chat"
+        )
+    try:
+        return tokenizer.apply_chat_template(conversation.messages, tokenize=False)
+    except Exception as error:  # of Jinja, of transformers, or what the template does
+        said = reason_of(error, LONGEST_REASON)
+        raise UserError(
+            f"the tokenizer's chat template cannot write a conversation ({said}); check its roles"
+        ) from None
