@@ -42,6 +42,7 @@ _HOME = {
     "plant": "outliers.variants.plant",
     "Experiment": "outliers.specification.kinds",
     "sweep": "outliers.experiment.runner",
+    "frame": "outliers.experiment.frame",
 }
 __all__ = list(_HOME)
 

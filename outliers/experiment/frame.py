@@ -1,0 +1,56 @@
+"""Results as a data frame."""
+
+import os
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+import pandas as pd
+
+from outliers.errors import UserError
+from outliers.experiment.rows import WHERE, WHICH, read_rows
+
+# With what a value was computed and what that took, beside what was measured.
+PROVENANCE = (
+    *("weights_hash", "tokens_hash", "calibration_hash", "documents_hash", "ignored_tensors"),
+    *("code", "version", "commit", "transformers", "lm_eval", "task_version", *WHERE),
+    *("wall_seconds", "peak_memory_bytes"),
+)
+RESULT = ("value", "standard_deviation", "standard_error", "q1", "q3", "unit")
+FIRST = ("experiment", "model", "checkpoint", "scheme", "task", "batch", "dimension", *WHICH, *RESULT)
+
+
+def frame(results: str | os.PathLike | Iterable[dict], provenance: bool = False) -> pd.DataFrame:
+    """Results as a data frame: a row each value, a column each field of docs/definitions.md that some row has.
+
+    Columns of what a value is of come first, then the value with its scatter and unit, then the settings. Whole numbers
+    of which some are missing are of pandas' type Int64.
+
+    Args:
+        results: rows, as `outliers.sweep` returns them; or a folder, of which the rows of all runs in it are read, as
+            far as they are finished, also while a run is adding to them.
+        provenance: whether to keep what else is known of each value, as the last columns: hashes, versions, the
+            machine, time and memory.
+
+    Raises:
+        UserError: there are no results in the folder, or a file of them is damaged.
+    """
+    rows = _read(Path(results)) if isinstance(results, (str, os.PathLike)) else list(results)
+    fields = dict.fromkeys(chain.from_iterable(rows))
+    first = [field for field in FIRST if field in fields]
+    last = [field for field in PROVENANCE if field in fields]
+    settings = [field for field in fields if field not in {*first, *last}]
+    found = pd.DataFrame(rows, columns=[*first, *settings, *(last if provenance else ())])
+    # pandas makes fractions of whole numbers where one is missing: layer 11.0
+    return found.astype({name: "Int64" for name in found.select_dtypes("float") if _is_whole(name, rows)})
+
+
+def _is_whole(field: str, rows: list[dict]) -> bool:
+    return all(isinstance(row[field], int) for row in rows if row.get(field) is not None)
+
+
+def _read(folder: Path) -> list[dict]:
+    files = sorted(folder.rglob("rows.jsonl"))
+    if not files:
+        raise UserError(f"no results in '{folder}'; expected a folder that a run has written, or one of such folders")
+    return [row for file in files for row in read_rows(file.parent)]
