@@ -1,5 +1,6 @@
 """Small random models of every architecture, and the shared material where it is present."""
 
+import inspect
 import os
 import signal
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from outliers.experiment.runner import run
 from outliers.models.names import packaged_file
 from outliers.specification.kinds import OneModel
 from outliers.tracing.result import Trace
+from outliers.tracing.trace import trace
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 STORIES = SHARED / "models" / "stories260K"
@@ -38,6 +40,10 @@ needs_smollm2 = pytest.mark.skipif(
 
 needs_int8_units = pytest.mark.skipif(
     not has_int8_units(), reason="needs int8 units (AVX-512 VNNI); without them other code runs"
+)
+
+needs_ragged = pytest.mark.skipif(
+    "attention_mask" not in inspect.signature(trace).parameters, reason="traces take no sequences of several lengths"
 )
 
 LLAMA = {

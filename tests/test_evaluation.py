@@ -19,7 +19,7 @@ from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.convert import quantize
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
-from tests.conftest import C4, STORIES, every_kind, make_model, needs_shared, padded
+from tests.conftest import C4, STORIES, every_kind, make_model, needs_ragged, needs_shared, padded
 
 
 def own_loss(model, blocks) -> float:
@@ -74,6 +74,16 @@ def test_a_batch_as_a_tokenizer_pads_it():
         assert perplexity(model, batch["input_ids"], attention_mask=batch["attention_mask"]) == alone
 
 
+@needs_ragged
+def test_a_padded_batch_through_a_streamed_model(blocks, tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    resident, streamed = make_model("llama"), stream_model(str(tmp_path))
+    sequences, ids, mask = padded(blocks, "left")
+    assert perplexity(streamed, ids, mask) == pytest.approx(perplexity(resident, sequences), rel=1e-6)
+    assert perplexities(streamed, ids, [AS_IT_IS], mask) == [perplexity(streamed, sequences)]
+    assert top1_softmax(streamed, sequences) == pytest.approx(top1_softmax(resident, sequences), rel=1e-6)
+
+
 def test_a_mask_of_another_batch(blocks):
     with pytest.raises(UserError, match="an attention mask of 2 sequences for 3"):
         perplexity(make_model("gpt2"), blocks, torch.ones(2, 24))
@@ -96,6 +106,21 @@ def test_block_longer_than_the_context():
     with pytest.raises(UserError, match="blocks of 65 tokens are longer than the model's context of 64"):
         perplexity(make_model("opt"), torch.zeros(1, 65, dtype=torch.int64))
     assert perplexity(make_model("bloom"), torch.zeros(1, 65, dtype=torch.int64)) > 0
+
+
+@pytest.mark.parametrize(
+    ("blocks", "found"),
+    [
+        ([[1, 2, 3]], "of type list"),
+        (torch.ones(3, dtype=torch.int64), r"int64 of shape \(\)"),
+        (torch.ones(2, 3, 4, dtype=torch.int64), r"int64 of shape \(3, 4\)"),
+        (torch.ones(2, 3), r"float32 of shape \(3,\)"),
+        ([torch.ones(0, dtype=torch.int64)], r"int64 of shape \(0,\)"),
+    ],
+)
+def test_what_is_no_block(blocks, found):
+    with pytest.raises(UserError, match=rf"a block is {found}; expected int64 token ids \(T,\)"):
+        perplexity(make_model("gpt2"), blocks)
 
 
 def test_no_blocks():

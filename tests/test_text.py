@@ -13,6 +13,8 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -585,6 +587,18 @@ def test_sequences_without_their_padding():
     assert [one.tolist() for one in sequences(ids, mask)] == expected
     assert [one.tolist() for one in sequences(iter(list(ids)), mask.bool())] == expected
     assert sequences(ids, None) is ids
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=5), st.data())
+def test_padding_of_any_batch_comes_off(ragged, data):
+    """Wherever it is, and whatever ids it has; no token is lost."""
+    width = max(map(len, ragged)) + data.draw(st.integers(0, 3))
+    before = [data.draw(st.integers(0, width - len(ids))) for ids in ragged]
+    ids, mask = torch.full((len(ragged), width), 7), torch.zeros(len(ragged), width, dtype=torch.int64)
+    for row, (start, one) in enumerate(zip(before, ragged, strict=True)):
+        ids[row, start : start + len(one)], mask[row, start : start + len(one)] = torch.tensor(one), 1
+    assert [one.tolist() for one in sequences(ids, mask)] == ragged
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from outliers.errors import UserError
 from outliers.models.anatomy import check_block, decoder_layers
 from outliers.models.stream import AS_IT_IS, Variant, into_layers, is_streamed, out_of_layers, state_in
 
@@ -82,17 +83,33 @@ def run_decoder(
         final norm.
 
     Raises:
-        UserError: a block is longer than the model's context or holds ids outside its vocabulary.
+        UserError: a block is something else than token ids (T,), longer than the model's context, or holds ids outside
+            its vocabulary.
     """
     if is_streamed(model):
         of_one = model.stream.run(model, blocks, [variant], lambda _variant, *turn: begin(*turn))
         yield from ((number, ids, state) for number, (_, ids, state) in enumerate(of_one))
         return
     for number, block in enumerate(blocks):
-        check_block(model.config, len(block), int(block.max()))
+        _check_ids(model, block)
         ids = block.to(model.device)
         begin(number, ids)
         yield number, ids, model.base_model(ids[None], use_cache=False).last_hidden_state[0]
+
+
+def _check_ids(model: PreTrainedModel, block: torch.Tensor) -> None:
+    if not isinstance(block, torch.Tensor) or block.ndim != 1 or block.is_floating_point() or not len(block):
+        tensor = isinstance(block, torch.Tensor)
+        found = (
+            f"{str(block.dtype).removeprefix('torch.')} of shape {tuple(block.shape)}"
+            if tensor
+            else f"of type {type(block).__name__}"
+        )
+        raise UserError(
+            f"a block is {found}; expected int64 token ids (T,): give blocks (blocks, T), or a list of sequences as "
+            "outliers.load_text(…, block=None) makes it, of lists of ids too"
+        )
+    check_block(model.config, len(block), int(block.max()))
 
 
 def run_exchanged(
@@ -116,7 +133,7 @@ def run_exchanged(
     Raises:
         UserError: as `run_decoder`.
     """
-    check_block(model.config, len(block), int(block.max()))
+    _check_ids(model, block)
     ids = block.to(model.device)
     first, calls = into_layers(model, ids)
     own, state = list(decoder_layers(model)), first[None]
