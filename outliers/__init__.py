@@ -44,11 +44,14 @@ _HOME = {
     "sweep": "outliers.experiment.runner",
     "frame": "outliers.experiment.frame",
 }
-__all__ = list(_HOME)
+_ROOMS = ("plot",)  # public as they are, with names of their own
+__all__ = [*_HOME, *_ROOMS]
 
 
 def __getattr__(name: str):
     """Import a public name when it is first used, so that `import outliers` does not import torch."""
+    if name in _ROOMS:
+        return importlib.import_module(f"outliers.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'outliers' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -20,8 +20,8 @@ from outliers.measurements.perplexity import perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET, short_name
 from outliers.models.pocket.train import C4_TRAINING_ROWS, CONTEXT, LADDER, STEPS, Rung
+from outliers.plot.style import COLORS, MARKERS, bare, perplexity_axis
 from outliers.report.section import drawn
-from outliers.report.style import COLORS, MARKERS, bare, perplexity_axis
 from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace

@@ -26,10 +26,11 @@ from outliers.measurements.sweep import drawn
 from outliers.models.anatomy import ROLES, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
+from outliers.plot.damage import damage_bars, damage_map
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1
-from outliers.report.artefacts.damage import damage_section, heat_map, place_bars, sentence
+from outliers.report.artefacts.damage import damage_section, sentence
 from outliers.report.write import write
 from outliers.specification.kinds import Damage
 from outliers.text.blocks import load_text, tokens_hash
@@ -432,7 +433,7 @@ def test_files(found, tmp_path):
 
 def test_figures_show_the_values(found):
     damages = damages_of(found)
-    *panels, _ = heat_map(damages).axes
+    *panels, _ = damage_map(damages).axes
     columns = [(one, column) for one in damages.values() for column in ("db", "by_token_db")]
     for axes, (one, column) in zip(panels, columns, strict=True):
         (image,) = axes.images
@@ -441,7 +442,7 @@ def test_figures_show_the_values(found):
             assert image.get_array()[ROLES.index(row["role"]), row["layer"]] == of_role[column].max()
     limits = {axes.images[0].get_clim() for axes in panels}
     assert len(limits) == 1, "one scale for all"
-    bars = place_bars(damages).axes
+    bars = damage_bars(damages).axes
     assert len(bars) == 4
     one = damages["absmax"]
     heights = [bar.get_height() for bar in bars[0].containers[-1]]

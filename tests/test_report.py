@@ -14,17 +14,22 @@ import torch
 
 from outliers.measurements.ablation import plan
 from outliers.models.anatomy import ROLES
+from outliers.plot.ablation import ablation_bars
+from outliers.plot.emergence import exponential_fit, figure3, figure4, fits_of
+from outliers.plot.remedies import points as remedy_points
+from outliers.plot.remedies import remedy_costs
+from outliers.plot.style import GREY, OTHERS, STYLES, scheme_styles
+from outliers.plot.sweep import sweep_costs
+from outliers.plot.trace import _pooled, heat_map, magnitude_by_position, sorted_profile
+from outliers.plot.zeroshot import accuracy_by_size
 from outliers.quantization.schemes import SCHEMES, TABLE1
-from outliers.report.artefacts.ablation import ablation_bars, ablation_section, ablation_summary, ablation_table
-from outliers.report.artefacts.emergence import exponential_fit, figure3, figure4, fits_of
-from outliers.report.artefacts.figure1 import accuracy_by_size, accuracy_table
-from outliers.report.artefacts.remedies import points as remedy_points
-from outliers.report.artefacts.remedies import remedies_figure, remedies_section
+from outliers.report.artefacts.ablation import ablation_section, ablation_summary, ablation_table
+from outliers.report.artefacts.figure1 import accuracy_table
+from outliers.report.artefacts.remedies import remedies_section
 from outliers.report.artefacts.table1 import (
     cost_table,
     perplexity_table,
     scatter,
-    sweep_figure,
     sweep_section,
     table1,
     terminal,
@@ -32,15 +37,10 @@ from outliers.report.artefacts.table1 import (
 from outliers.report.artefacts.table4 import by_model, emergence_section, emergence_table
 from outliers.report.artefacts.table6 import latencies, latency_table
 from outliers.report.artefacts.trace import (
-    _pooled,
     _ranges,
-    heat_map,
-    magnitude_by_position,
-    sorted_profile,
     trace_section,
 )
 from outliers.report.page import page
-from outliers.report.style import GREY, OTHERS, STYLES, scheme_styles
 from outliers.report.write import write
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
@@ -130,7 +130,7 @@ def test_hollow_markers_are_of_rows_with_decomposition(rows):
     marked += [{**row, "scheme": "mine", "alpha": 4.5} for row in rows[:2]]
     fills = {scheme: style["fillstyle"] for scheme, style in scheme_styles(marked).items()}
     assert fills == {"fp32": "full", "absmax": "none", "llm.int8": "full", "mine": "none"}
-    (axes,) = sweep_figure(marked).axes
+    (axes,) = sweep_costs(marked).axes
     drawn = {container.get_label(): container.lines[0] for container in axes.containers if container.get_label()}
     assert drawn["mine"].get_fillstyle() == "none"
     assert drawn["llm.int8"].get_fillstyle() == "full"
@@ -152,10 +152,10 @@ def test_a_scheme_of_ones_own_is_in_tables_and_figures(own):
     assert increase.cells[3] == ["another", "+20.00", "+1100.00"]
     assert "another" in sweep_section(own).printed
     for shown in (own, [row for row in own if row["scheme"] != "fp32"]):
-        figure = sweep_figure(shown)
+        figure = sweep_costs(shown)
         names = [text.get_text() for text in figure.legends[0].get_texts()]
         assert names == ["absmax", "llm.int8", "mine", "another"]
-    (axes,) = sweep_figure(own).axes
+    (axes,) = sweep_costs(own).axes
     assert [y for _, y in points(axes)["mine"]] == pytest.approx([20, 1100])
 
 
@@ -204,7 +204,7 @@ def points(axes) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_figure_shows_what_schemes_cost_beside_the_paper(rows):
-    (axes,) = sweep_figure(rows).axes
+    (axes,) = sweep_costs(rows).axes
     shown = points(axes)
     assert [y for _, y in shown["absmax"]] == pytest.approx([10, 12.5])
     assert "fp32" not in shown
@@ -213,12 +213,12 @@ def test_figure_shows_what_schemes_cost_beside_the_paper(rows):
     collapse = 100 * (19.08 / 12.45 - 1)  # absmax at 13 B, published
     assert any(x > 5.5 and y == pytest.approx(collapse) for x, y in shown["paper"])
     assert all(x > 1.5 for x, _ in shown["paper"])
-    assert len(sweep_figure([row for row in rows if row["scheme"] != "fp32"]).axes) == 1
+    assert len(sweep_costs([row for row in rows if row["scheme"] != "fp32"]).axes) == 1
 
 
 def test_figure_shows_scatter_as_bars(rows):
     drawn = [{**row, "standard_deviation": 1.0} for row in rows]
-    (axes,) = sweep_figure(drawn).axes
+    (axes,) = sweep_costs(drawn).axes
     container = next(c for c in axes.containers if c.get_label() == "absmax")
     spans = [tuple(segment[:, 1]) for segment in container.lines[2][0].get_segments()]
     assert spans == [pytest.approx((9, 11)), pytest.approx((2.5, 22.5))]
@@ -226,9 +226,9 @@ def test_figure_shows_scatter_as_bars(rows):
 
 def test_without_a_baseline_lines_join_models_of_one_architecture(rows):
     quantized = [row for row in rows if row["scheme"] != "fp32"]
-    (axes,) = sweep_figure(quantized).axes
+    (axes,) = sweep_costs(quantized).axes
     assert {len(line.get_xdata()) for line in axes.lines} == {1}
-    (axes,) = sweep_figure([{**row, "architecture": "gpt2"} for row in quantized]).axes
+    (axes,) = sweep_costs([{**row, "architecture": "gpt2"} for row in quantized]).axes
     assert {line.get_label(): line.get_xydata().tolist() for line in axes.lines}["absmax"] == [[1e6, 110], [2e6, 11.25]]
 
 
@@ -236,7 +236,7 @@ def test_lines_are_drawn_in_one_order_whatever_the_hashes(rows):
     """Of strings, which differ from one process to the next."""
     quantized = [row for row in rows if row["scheme"] != "fp32"][::2]
     many = [{**row, "architecture": letter, "value": ord(letter)} for row in quantized for letter in "hbdfaceg"]
-    (axes,) = sweep_figure(many).axes
+    (axes,) = sweep_costs(many).axes
     drawn = [(line.get_label(), chr(line.get_ydata()[0])) for line in axes.lines]
     assert drawn == [(scheme, letter) for scheme in ("absmax", "llm.int8") for letter in "abcdefgh"]
 
@@ -245,7 +245,7 @@ def test_models_of_one_name_are_not_taken_for_each_other(rows, family):
     for model, number in (("/a/hf", 0), ("/b/hf", 1)):
         rows[number::2] = [{**row, "model": model} for row in rows[number::2]]
     assert perplexity_table(rows).headers == ["Perplexity", "/a/hf", "/b/hf"]
-    (axes,) = sweep_figure(rows).axes
+    (axes,) = sweep_costs(rows).axes
     assert [label.get_text() for label in axes.get_xticklabels()][:2] == ["/a/hf", "/b/hf"]
     twins = [{**row, "model": model} for model in ("/a/hf", "/b/hf") for row in family[:3]]
     assert by_model(twins).index.tolist() == ["/a/hf", "/b/hf"]
@@ -308,7 +308,7 @@ def test_remedies_are_columns_of_their_formats(saved):
 
 
 def test_remedies_figure_goes_from_few_bits_to_many(saved):
-    figure = remedies_figure(remedy_points(saved))
+    figure = remedy_costs(remedy_points(saved))
     panels = {axes.get_title(): [label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes}
     assert list(panels.values())[:3] == [["absmax, 8.0"], ["w4a4, 4.1", "w8a8, 8.1"], ["nvfp4, 4.5"]]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["none", "hadamard", "features=6", "reorder"]

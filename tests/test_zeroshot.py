@@ -19,13 +19,11 @@ from outliers.measurements import harness as module
 from outliers.measurements import zeroshot as experiment
 from outliers.measurements.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
 from outliers.models.load import load_model, load_tokenizer
+from outliers.plot.zeroshot import accuracy_by_size, mean_accuracy, mean_chance
 from outliers.quantization.convert import quantize
 from outliers.report.artefacts.figure1 import (
     accuracies,
-    accuracy_by_size,
     accuracy_table,
-    mean_accuracy,
-    mean_chance,
     measured,
     zeroshot_section,
 )

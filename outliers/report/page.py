@@ -8,8 +8,8 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from outliers.models.names import distinct_names
+from outliers.plot.style import count_label
 from outliers.report.section import Drawing, Section, Table
-from outliers.report.style import count_label
 
 TEMPLATE = Path(__file__).with_name("page.html")
 ABOUT = {  # what a section says of its rows: field and form, in this order

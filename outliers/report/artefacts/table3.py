@@ -4,9 +4,9 @@ import pandas as pd
 
 from outliers.models.configs import known_configs
 from outliers.models.names import short_name
+from outliers.plot.style import count_label
 from outliers.report.paper import Artefact, Key, Published, grid
 from outliers.report.section import Section, Table
-from outliers.report.style import count_label
 from outliers.specification.kinds import Memory
 
 PUBLISHED = Published(

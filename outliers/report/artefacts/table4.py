@@ -5,7 +5,7 @@ import functools
 import pandas as pd
 
 from outliers.models.names import distinct_names
-from outliers.report.artefacts.emergence import (
+from outliers.plot.emergence import (
     Fit,
     figure3,
     figure3a,
@@ -15,10 +15,10 @@ from outliers.report.artefacts.emergence import (
     figure4b,
     fits_of,
 )
+from outliers.plot.style import count_label
 from outliers.report.elsewhere import elsewhere
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Section, Table
-from outliers.report.style import count_label
 from outliers.specification.kinds import Emergence
 
 OF_THE_MOST_COMMON = ["layers", "positions", "q1", "median", "q3"]

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from scipy.optimize import curve_fit
 from scipy.stats import t
 
-from outliers.report.style import BLUE, GREY, MARKERS, VERMILION, bare, parameters_axis, perplexity_axis
+from outliers.plot.style import BLUE, GREY, MARKERS, VERMILION, bare, parameters_axis, perplexity_axis
 
 AFFECTED = {"layers": ("layers", BLUE, "-"), "positions": ("sequence positions", VERMILION, "--")}
 FILLS = {"layers": "full", "positions": "none"}

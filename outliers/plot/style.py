@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from outliers.quantization.schemes import SCHEMES
 
@@ -24,6 +24,8 @@ COLORS = (BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY)
 MARKERS = "osv^DPX*"
 SEQUENTIAL = "cividis"  # lightness grows evenly, with and without colour
 HEAT = "inferno"  # so does its, through more hues
+LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
+TICKS = (0.1, 1, 10, 100, 1000, 10_000)
 
 
 def count_label(value: float, _position=None) -> str:
@@ -63,6 +65,19 @@ def log_axis(axis: Axis, low: float, high: float) -> None:
     axis.set_major_locator(FixedLocator([sub * 10.0**power for power in range(-9, 10) for sub in subs]))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
+
+
+def cost_axis(axes: Axes, values: list[float]) -> None:
+    """A scale on which a tenth of a per cent and a hundred can both be read."""
+    axes.set_yscale("symlog", linthresh=LINEAR, linscale=0.7)
+    ticks = [sign * tick for tick in TICKS for sign in (-1, 1) if tick <= 10 * max(sign * value for value in values)]
+    ticks = sorted([0, *ticks])
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(ticks, [f"{tick:+g}".replace("-", "−") if tick else "0" for tick in ticks])
+    axes.set_ylim(2 * min(*values, -LINEAR), 2 * max(*values, LINEAR))
+    axes.grid(axis="y", color="0.93", linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def bare(*panels: Axes) -> None:

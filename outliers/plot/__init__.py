@@ -1,0 +1,33 @@
+"""The figures: what a trace, an ablation, the damage of schemes, and rows show, drawn with matplotlib."""
+
+import importlib
+
+_HOME = {
+    "heat_map": "trace",
+    "sorted_profile": "trace",
+    "magnitude_by_position": "trace",
+    "ablation_bars": "ablation",
+    "damage_map": "damage",
+    "damage_bars": "damage",
+    "sweep_costs": "sweep",
+    "remedy_costs": "remedies",
+    "accuracy_by_size": "zeroshot",
+    "figure3": "emergence",
+    "figure3a": "emergence",
+    "figure3b": "emergence",
+    "figure4": "emergence",
+    "figure4a": "emergence",
+    "figure4b": "emergence",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str):
+    """Import a figure when it is first used, so that a command imports what it draws alone."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'outliers.plot' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"outliers.plot.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,114 @@
+"""Figure 1 of the paper: mean zero-shot accuracy by model size."""
+
+import math
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from outliers.models.names import distinct_names
+from outliers.plot.style import GREY, bare, parameters_axis, scheme_styles
+from outliers.quantization.schemes import BASELINE
+
+# Accuracy of a guess; a task that is not here has none that is known.
+CHANCE = {
+    "hellaswag": 0.25,
+    "piqa": 0.5,
+    "piqa-local": 0.5,
+    "winogrande": 0.5,
+    "lambada_openai": 0.0,
+    "lambada-local": 0.0,
+}
+PREFIX = "zeroshot."
+DODGE = 1.035  # factor between neighbours of one model, so that their error bars stand side by side
+
+
+def label_of_weights(scheme: str, dtype: str) -> str:
+    return f"{dtype}, not quantized" if scheme == BASELINE else scheme
+
+
+def mean_accuracy(rows: list[dict]) -> list[dict]:
+    """The mean over the tasks of the accuracy of each model and scheme that was measured on all of them.
+
+    standard_error is that of the mean, of tasks with examples of their own; None where a task has none.
+    """
+    found: dict[tuple, dict] = {}
+    for place, row in placed(rows):
+        if row["metric"] == f"{PREFIX}acc":
+            found.setdefault(place, {})[row["task"]] = row
+    tasks = {task for of_tasks in found.values() for task in of_tasks}
+    return [
+        {
+            "model": model,
+            "scheme": scheme,
+            **{name: next(iter(of_tasks.values())).get(name) for name in ("parameters", "architecture", "alpha")},
+            "value": sum(row["value"] for row in of_tasks.values()) / len(tasks),
+            "standard_error": _error_of_mean([row["standard_error"] for row in of_tasks.values()]),
+        }
+        for (model, scheme), of_tasks in found.items()
+        if set(of_tasks) == tasks
+    ]
+
+
+def placed(rows: list[dict]) -> list[tuple[tuple[str, str], dict]]:
+    """Each row with what a line of the table and a point of the figure stand for: model and scheme."""
+    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
+    return [((names[row["model"], row.get("checkpoint")], row["scheme"]), row) for row in rows]
+
+
+def mean_chance(rows: list[dict]) -> float | None:
+    """Mean accuracy of guesses over the tasks of the rows; None where it is not known of one of them."""
+    tasks = {row["task"] for row in rows if row["metric"] == f"{PREFIX}acc"}
+    return sum(CHANCE[task] for task in tasks) / len(tasks) if tasks and tasks <= set(CHANCE) else None
+
+
+def _error_of_mean(errors: list[float | None]) -> float | None:
+    return None if None in errors else math.hypot(*errors) / len(errors)
+
+
+def accuracy_by_size(rows: list[dict]) -> Figure:
+    """Mean zero-shot accuracy in per cent against parameters, a line a scheme and architecture.
+
+    Error bars are one standard error of the mean, absent where it is not known. The dotted line is the mean accuracy
+    of guesses.
+    """
+    means = mean_accuracy(rows)
+    styles = scheme_styles(means)
+    figure = Figure(figsize=(4.5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for place, (scheme, style) in enumerate(styles.items()):
+        for architecture in sorted({mean["architecture"] for mean in means if mean["scheme"] == scheme}):
+            line = [mean for mean in means if (mean["scheme"], mean["architecture"]) == (scheme, architecture)]
+            _plot(axes, line, style, DODGE ** (place - (len(styles) - 1) / 2))
+    chance = mean_chance(rows)
+    if chance is not None:
+        axes.axhline(100 * chance, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+        axes.annotate(
+            "chance", (1, 100 * chance), (3, 0), ("axes fraction", "data"), "offset points", fontsize=7, va="center"
+        )
+    parameters_axis(axes)
+    axes.set_ylabel("mean zero-shot accuracy (%)")
+    handles = {container.get_label(): container for container in axes.containers}
+    figure.legend(
+        [handles[scheme] for scheme in styles],
+        [label_of_weights(scheme, rows[0]["dtype"]) for scheme in styles],
+        loc="outside upper center",
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+    )
+    bare(axes)
+    return figure
+
+
+def _plot(axes: Axes, means: list[dict], style: dict, shift: float) -> None:
+    """The means of one line, without their error bars if the error of one is not known."""
+    means = sorted(means, key=lambda mean: mean["parameters"])
+    errors = [mean["standard_error"] for mean in means]
+    axes.errorbar(
+        [mean["parameters"] * shift for mean in means],
+        [100 * mean["value"] for mean in means],
+        None if None in errors else [100 * error for error in errors],
+        elinewidth=0.7,
+        capsize=2,
+        **style,
+    )
