@@ -20,10 +20,10 @@ from tabulate import tabulate
 from outliers.experiment.rows import read_rows
 from outliers.models.anatomy import ANATOMIES
 from outliers.plot.emergence import fits_of
+from outliers.plot.published import published_models
 from outliers.plot.sweep import costs
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.artefacts import table1
-from outliers.report.artefacts.table4 import published_models
 
 ROOT = Path(__file__).parent.parent
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "kernels" / "benchmarks")]

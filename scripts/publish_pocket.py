@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from outliers.criterion import ALPHA
 from outliers.measurements.perplexity import perplexity
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.names import POCKET, short_name
+from outliers.models.names import POCKET
 from outliers.models.pocket.train import C4_TRAINING_ROWS, CONTEXT, LADDER, STEPS, Rung
-from outliers.plot.style import COLORS, MARKERS, bare, perplexity_axis
+from outliers.plot.emergence import along_training
 from outliers.report.section import drawn
 from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
@@ -98,23 +96,6 @@ def ship(name: str, rung: Rung, last: dict, work: Path) -> None:
     (target / "README.md").write_text(CARD.format(**fields))
 
 
-def emergence_along_training(checkpoints: pd.DataFrame) -> Figure:
-    """Largest hidden state and perplexity of models along their training (columns as in `emergence.csv`)."""
-    figure = Figure(figsize=(7.6, 3.3), layout="constrained")
-    by_step, by_perplexity = figure.subplots(1, 2, sharey=True)
-    for number, (model, points) in enumerate(checkpoints.groupby("model", sort=False)):
-        style = {"color": COLORS[number % 8], "marker": MARKERS[number % 8], "markersize": 4, "linewidth": 1}
-        by_step.plot(points["step"], points["max"], label=short_name(model), **style)
-        by_perplexity.plot(points["perplexity"], points["max"], **style)
-    for axes in (by_step, by_perplexity):
-        axes.axhline(ALPHA, color="black", linewidth=0.6, linestyle=":")
-    by_step.set(xlabel="training step", ylabel="largest |hidden state|")
-    perplexity_axis(by_perplexity)
-    bare(by_step, by_perplexity)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return figure
-
-
 def main() -> None:
     """Publish every rung that is trained to the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -130,8 +111,9 @@ def main() -> None:
             ship(name, rung, rows[-1], arguments.work)
     checkpoints = pd.DataFrame(rows)
     checkpoints.to_csv(POCKET / "emergence.csv", index=False)
+    figure = along_training(checkpoints)[0].figure
     for kind in ("png", "svg"):
-        (arguments.work / f"emergence.{kind}").write_bytes(drawn(emergence_along_training(checkpoints), kind))
+        (arguments.work / f"emergence.{kind}").write_bytes(drawn(figure, kind))
 
 
 if __name__ == "__main__":

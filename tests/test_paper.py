@@ -11,9 +11,10 @@ import pytest
 
 from outliers.errors import UserError
 from outliers.experiment.rows import rows_of
+from outliers.plot.published import published_models
 from outliers.report import artefacts
 from outliers.report import report as module
-from outliers.report.artefacts.table4 import published_models, table4_section
+from outliers.report.artefacts.table4 import table4_section
 from outliers.report.elsewhere import ELSEWHERE, elsewhere
 from outliers.report.paper import comparison
 from outliers.report.report import ARTEFACTS, experiments, report

@@ -15,10 +15,10 @@ import torch
 from outliers.measurements.ablation import plan
 from outliers.models.anatomy import ROLES
 from outliers.plot.ablation import ablation_bars
-from outliers.plot.emergence import exponential_fit, figure3, figure4, fits_of
+from outliers.plot.emergence import by_model, exponential_fit, figure3, figure4, fits_of
 from outliers.plot.remedies import points as remedy_points
 from outliers.plot.remedies import remedy_costs
-from outliers.plot.style import GREY, OTHERS, STYLES, scheme_styles
+from outliers.plot.style import GREY, OTHERS, STYLES, look, scheme_styles
 from outliers.plot.sweep import sweep_costs
 from outliers.plot.trace import _pooled, heat_map, magnitude_by_position, sorted_profile
 from outliers.plot.zeroshot import accuracy_by_size
@@ -34,7 +34,7 @@ from outliers.report.artefacts.table1 import (
     table1,
     terminal,
 )
-from outliers.report.artefacts.table4 import by_model, emergence_section, emergence_table
+from outliers.report.artefacts.table4 import emergence_section, emergence_table
 from outliers.report.artefacts.table6 import latencies, latency_table
 from outliers.report.artefacts.trace import (
     _ranges,
@@ -115,7 +115,8 @@ def test_a_missing_cell_is_a_dash(rows):
 def test_every_scheme_has_a_style_of_its_own():
     own = [f"mine-{number}" for number in range(len(OTHERS) - len(SCHEMES.keys() - STYLES.keys()))]
     assert len(own) > 20
-    styles = scheme_styles([{"scheme": scheme} for scheme in (*own, *SCHEMES, *own)])
+    with look():
+        styles = scheme_styles([{"scheme": scheme} for scheme in (*own, *SCHEMES, *own)])
     assert list(styles) == [*SCHEMES, *own]
     looks = {(style["color"], style["marker"], style["linestyle"]) for style in styles.values()}
     assert len(looks) == len(styles)
@@ -130,7 +131,7 @@ def test_hollow_markers_are_of_rows_with_decomposition(rows):
     marked += [{**row, "scheme": "mine", "alpha": 4.5} for row in rows[:2]]
     fills = {scheme: style["fillstyle"] for scheme, style in scheme_styles(marked).items()}
     assert fills == {"fp32": "full", "absmax": "none", "llm.int8": "full", "mine": "none"}
-    (axes,) = sweep_costs(marked).axes
+    axes = sweep_costs(marked)
     drawn = {container.get_label(): container.lines[0] for container in axes.containers if container.get_label()}
     assert drawn["mine"].get_fillstyle() == "none"
     assert drawn["llm.int8"].get_fillstyle() == "full"
@@ -152,10 +153,10 @@ def test_a_scheme_of_ones_own_is_in_tables_and_figures(own):
     assert increase.cells[3] == ["another", "+20.00", "+1100.00"]
     assert "another" in sweep_section(own).printed
     for shown in (own, [row for row in own if row["scheme"] != "fp32"]):
-        figure = sweep_costs(shown)
+        figure = sweep_costs(shown).figure
         names = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert names == ["absmax", "llm.int8", "mine", "another"]
-    (axes,) = sweep_costs(own).axes
+        assert names[:4] == ["absmax", "llm.int8", "mine", "another"]
+    axes = sweep_costs(own)
     assert [y for _, y in points(axes)["mine"]] == pytest.approx([20, 1100])
 
 
@@ -165,10 +166,11 @@ def test_zero_shot_tasks_and_latency_take_a_scheme_of_ones_own(own):
         for row in own
     ]
     tasks = [{**row, "alpha": 6.0} if row["scheme"] == "mine" else row for row in tasks]
-    figure = accuracy_by_size(tasks)
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["float32, not quantized", "absmax", "llm.int8", "mine", "another"]
-    lines = {container.get_label(): container.lines[0] for container in figure.axes[0].containers}
+    axes = accuracy_by_size(tasks)
+    names = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert names[:5] == ["float32, not quantized", "absmax", "llm.int8", "mine", "another"]
+    assert names[5:] == ["hollow: outlier features in 16 bits", "± 1 standard error"]
+    lines = {container.get_label(): container.lines[0] for container in axes.containers}
     hollow = {scheme for scheme, line in lines.items() if line.get_fillstyle() == "none"}
     assert hollow == {"mine"}
     assert [cells[1] for cells in accuracy_table([{**row, "lm_eval": "0"} for row in tasks]).cells[:2]] == ["mine"] * 2
@@ -204,7 +206,7 @@ def points(axes) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_figure_shows_what_schemes_cost_beside_the_paper(rows):
-    (axes,) = sweep_costs(rows).axes
+    axes = sweep_costs(rows)
     shown = points(axes)
     assert [y for _, y in shown["absmax"]] == pytest.approx([10, 12.5])
     assert "fp32" not in shown
@@ -213,12 +215,11 @@ def test_figure_shows_what_schemes_cost_beside_the_paper(rows):
     collapse = 100 * (19.08 / 12.45 - 1)  # absmax at 13 B, published
     assert any(x > 5.5 and y == pytest.approx(collapse) for x, y in shown["paper"])
     assert all(x > 1.5 for x, _ in shown["paper"])
-    assert len(sweep_costs([row for row in rows if row["scheme"] != "fp32"]).axes) == 1
 
 
 def test_figure_shows_scatter_as_bars(rows):
     drawn = [{**row, "standard_deviation": 1.0} for row in rows]
-    (axes,) = sweep_costs(drawn).axes
+    axes = sweep_costs(drawn)
     container = next(c for c in axes.containers if c.get_label() == "absmax")
     spans = [tuple(segment[:, 1]) for segment in container.lines[2][0].get_segments()]
     assert spans == [pytest.approx((9, 11)), pytest.approx((2.5, 22.5))]
@@ -226,18 +227,18 @@ def test_figure_shows_scatter_as_bars(rows):
 
 def test_without_a_baseline_lines_join_models_of_one_architecture(rows):
     quantized = [row for row in rows if row["scheme"] != "fp32"]
-    (axes,) = sweep_costs(quantized).axes
-    assert {len(line.get_xdata()) for line in axes.lines} == {1}
-    (axes,) = sweep_costs([{**row, "architecture": "gpt2"} for row in quantized]).axes
-    assert {line.get_label(): line.get_xydata().tolist() for line in axes.lines}["absmax"] == [[1e6, 110], [2e6, 11.25]]
+    axes = sweep_costs(quantized)
+    assert {len(container.lines[0].get_xdata()) for container in axes.containers} == {1}
+    axes = sweep_costs([{**row, "architecture": "gpt2"} for row in quantized])
+    assert points(axes)["absmax"] == [(1e6, 110), (2e6, 11.25)]
 
 
 def test_lines_are_drawn_in_one_order_whatever_the_hashes(rows):
     """Of strings, which differ from one process to the next."""
     quantized = [row for row in rows if row["scheme"] != "fp32"][::2]
     many = [{**row, "architecture": letter, "value": ord(letter)} for row in quantized for letter in "hbdfaceg"]
-    (axes,) = sweep_costs(many).axes
-    drawn = [(line.get_label(), chr(line.get_ydata()[0])) for line in axes.lines]
+    containers = sweep_costs(many).containers
+    drawn = [(one.get_label(), chr(int(one.lines[0].get_ydata()[0]))) for one in containers]
     assert drawn == [(scheme, letter) for scheme in ("absmax", "llm.int8") for letter in "abcdefgh"]
 
 
@@ -245,7 +246,7 @@ def test_models_of_one_name_are_not_taken_for_each_other(rows, family):
     for model, number in (("/a/hf", 0), ("/b/hf", 1)):
         rows[number::2] = [{**row, "model": model} for row in rows[number::2]]
     assert perplexity_table(rows).headers == ["Perplexity", "/a/hf", "/b/hf"]
-    (axes,) = sweep_costs(rows).axes
+    axes = sweep_costs(rows)
     assert [label.get_text() for label in axes.get_xticklabels()][:2] == ["/a/hf", "/b/hf"]
     twins = [{**row, "model": model} for model in ("/a/hf", "/b/hf") for row in family[:3]]
     assert by_model(twins).index.tolist() == ["/a/hf", "/b/hf"]
@@ -308,10 +309,11 @@ def test_remedies_are_columns_of_their_formats(saved):
 
 
 def test_remedies_figure_goes_from_few_bits_to_many(saved):
-    figure = remedy_costs(remedy_points(saved))
-    panels = {axes.get_title(): [label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes}
+    figure = remedy_costs(saved)[0].figure
+    panels = {axes.get_title("center"): [label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes}
     assert list(panels.values())[:3] == [["absmax, 8.0"], ["w4a4, 4.1", "w8a8, 8.1"], ["nvfp4, 4.5"]]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["none", "hadamard", "features=6", "reorder"]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["none", "hadamard", "features=6", "reorder", "± 1 standard deviation"]
     shown = points(figure.axes[1])
     assert [round(y) for _, y in shown["none"]] == [1000, 2]
 
@@ -390,20 +392,37 @@ def test_a_fit_leaves_out_what_is_not_known(family):
 
 
 def test_figure3_shows_the_rows_and_the_fit(family):
-    models = by_model(family)
-    fits = {name: exponential_fit(models["perplexity"], models[name]) for name in ("layers", "positions")}
-    by_size, by_perplexity = figure3(models, fits).axes
+    by_size, by_perplexity = figure3(family, paper=False)
     points = [line.get_xydata().tolist() for line in by_size.lines if len(line.get_xdata())]
     assert points[0] == [[1e6, 2], [1e7, 40], [1e8, 100]]
     assert points[1] == [[1e6, 1], [1e7, 20], [1e8, 50]]
-    curves = [line for line in by_perplexity.lines if len(line.get_xdata()) > 3]
-    assert len(curves) == 2
-    assert curves[0].get_ydata().max() == pytest.approx(100 * fits["layers"].at(14))
+    assert not [line for line in by_perplexity.lines if len(line.get_xdata()) > 3], "three points show no growth"
+    words = [text.get_text() for text in by_perplexity.get_legend().get_texts()]
+    no_fit = "no fit drawn,\nits interval includes 0"
+    assert words == [f"layers: {no_fit}", f"sequence positions: {no_fit}"]
     assert by_perplexity.get_xlim()[0] > by_perplexity.get_xlim()[1], "better models are to the right"
-    checkpoints = models.assign(parameters=1, checkpoint=["step100", "step300", "step200"])
-    by_step = figure3(checkpoints, dict.fromkeys(fits)).axes[0]
+    steps = {"made/gpt2-0": "step100", "made/gpt2-1": "step300", "made/gpt2-2": "step200"}
+    checkpoints = [row | {"parameters": 1, "checkpoint": steps[row["model"]], "model": "made/one"} for row in family]
+    by_step = figure3(checkpoints)[0]
     assert by_step.get_xlabel() == "training step"
     assert by_step.lines[0].get_xdata().tolist() == [100, 200, 300]
+
+
+def test_a_fit_is_drawn_where_the_data_show_growth():
+    rows = [
+        {"model": f"made/{number}", "architecture": "gpt2", "parameters": 10**6 + number, "metric": metric, "value": y}
+        for number, x in enumerate(np.linspace(14, 40, 9))
+        for metric, y in [
+            *{"perplexity": x, "count": 1, "layers": np.exp((11 - x) / 9)}.items(),
+            ("positions", 0.3 + 0.2 * (-1) ** number),  # which do not grow
+        ]
+    ]
+    axes = figure3(rows, panel="b", paper=False)
+    (curve,) = [line for line in axes.lines if len(line.get_xdata()) > 9]
+    assert curve.get_ydata().max() == pytest.approx(100 * np.exp(-3 / 9))
+    words = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert words[0] == "layers: exp((11 − ppl) / 9)"
+    assert words[1].startswith("sequence positions: no ")
 
 
 def test_families_of_more_architectures_than_markers(family):
@@ -412,12 +431,12 @@ def test_families_of_more_architectures_than_markers(family):
         for number in range(12)
         for row in family[-10:]
     ]
-    panel, _ = figure3(by_model(kinds), fits_of(by_model(kinds))).axes
+    panel, _ = figure3(kinds, paper=False)
     assert sum(len(line.get_xdata()) for line in panel.lines) == 24
 
 
 def test_figure4_shows_the_rows(family):
-    magnitude, number = figure4(by_model(family)).axes
+    magnitude, number = figure4(family, paper=False)
     outliers, none = magnitude.lines[0], magnitude.lines[1]
     assert sorted(outliers.get_xydata().tolist()) == [[14, 7], [22, 7]]
     assert none.get_xydata().tolist() == [[30, 7]]
@@ -426,7 +445,7 @@ def test_figure4_shows_the_rows(family):
 
 
 def test_figure4_has_a_line_at_the_alpha_that_was_asked(family):
-    magnitude, _ = figure4(by_model([{**row, "alpha": 4.5} for row in family])).axes
+    magnitude, _ = figure4([{**row, "alpha": 4.5} for row in family], paper=False)
     assert [line.get_ydata() for line in magnitude.lines if line.get_linestyle() == ":"] == [[4.5, 4.5]]
 
 
@@ -479,7 +498,7 @@ def test_ablation_files(ablation, tmp_path):
 
 def test_ablation_bars_show_the_summary(ablation):
     found = ablation_summary(ablation)
-    top1, damage = ablation_bars(found).axes
+    top1, damage = ablation_bars(found)
     heights = [[bar.get_height() for bar in bars] for bars in damage.containers if hasattr(bars, "patches")]
     assert heights == [pytest.approx([50, 50]), pytest.approx([14.5, 14.5])]
     assert [label.get_text() for label in damage.get_xticklabels()] == ["zero", "mean"]
@@ -498,12 +517,11 @@ def found():
 
 
 def test_heat_map_shows_the_maxima(found):
-    panels = heat_map(found).axes
-    images = [axes.get_images()[0] for axes in panels if axes.get_images()]
-    assert len(images) == 4
+    panels = heat_map(found)
+    images = [axes.get_images()[0] for axes in panels]
     for image, role in zip(images, ROLES, strict=True):
         assert np.array_equal(image.get_array(), found.largest(role))
-    assert [axes.get_xlabel() for axes in panels[:4]] == [
+    assert [axes.get_xlabel() for axes in panels] == [
         "feature",
         "feature of the concatenated heads",
         "feature",
@@ -514,7 +532,7 @@ def test_heat_map_shows_the_maxima(found):
     wide = replace(found, roles=("attn_in",), statistics={**found.statistics})
     for end in ("min", "max"):
         wide.statistics[f"attn_in.{end}"] = torch.nn.functional.pad(found.statistics[f"attn_in.{end}"], (2500, 3))
-    pooled = heat_map(replace(wide, roles=("attn_out",))).axes[0].get_images()[0].get_array()
+    pooled = heat_map(replace(wide, roles=("attn_out",))).get_images()[0].get_array()
     assert pooled.shape == (2, 32)
     pooled = _pooled(wide.largest("attn_in").numpy())
     assert pooled.shape[1] <= 1024
@@ -531,7 +549,7 @@ def with_largest(found, role: str, layer: int, value: float):
 def test_a_heat_map_can_be_read_whatever_its_largest_value_is(found):
     """On a scale of four decades: hits stand out, and what is close differs."""
     for value in (8, 3000, 60_000):
-        axes = heat_map(with_largest(found, "ffn_out", 1, value)).axes
+        axes = heat_map(with_largest(found, "ffn_out", 1, value))[0].figure.axes
         image = axes[0].get_images()[0]
         colors = image.cmap(image.norm(np.array([0.4, 1.5, 5.9, 6.1, value])))[:, :3]
         luminance = colors @ (0.2126, 0.7152, 0.0722)
@@ -564,7 +582,7 @@ def test_labels_of_a_trace_do_not_overlap_or_repeat(found, draw, value):
     for end in ("min", "max"):
         statistics[f"attn_in.{end}"][:, 9] *= 1e-6  # a feature that is as good as dead
     shown = replace(found, statistics=statistics)
-    figure = draw(with_largest(shown, "ffn_out", 1, value) if value else shown)
+    figure = np.ravel(draw(with_largest(shown, "ffn_out", 1, value) if value else shown))[0].figure
     for axis in ("x", "y"):
         for labels in labels_of(figure, axis):
             texts = [text for text, *_ in labels]
@@ -575,15 +593,14 @@ def test_labels_of_a_trace_do_not_overlap_or_repeat(found, draw, value):
 
 
 def test_lines_of_a_trace(found):
-    (axes,) = magnitude_by_position(found).axes
+    axes = magnitude_by_position(found)
     labels = [line.get_label() for line in axes.lines]
     assert {*labels[:2]} == {"feature 5", "feature 20"}
     assert labels[2] == "median feature"
-    *panels, _ = sorted_profile(found).axes
-    for panel, role in zip(panels, ROLES, strict=True):
+    for panel, role in zip(sorted_profile(found), ROLES, strict=True):
         profile = panel.lines[0].get_ydata()
         assert np.array_equal(profile, found.largest(role)[0].sort(descending=True).values)
-    assert len(sorted_profile(replace(found, roles=("attn_in", "attn_out", "ffn_in"))).axes) == 4
+    assert len(sorted_profile(replace(found, roles=("attn_in", "attn_out", "ffn_in")))) == 3
     magnitude_by_position(replace(found, roles=("ffn_in",)))
 
 

@@ -418,9 +418,9 @@ def test_figure(error, bars):
         for scheme, value in (("fp32", 0.7), ("llm.int8", 0.6))
         for row in made_up("facebook/opt-1b", scheme, {"piqa": value}, error)
     ]
-    figure = accuracy_by_size(rows)
-    axes = figure.axes[0]
+    axes = accuracy_by_size(rows)
     assert [line.get_ydata()[0] for line, *_ in axes.containers] == [pytest.approx(70), pytest.approx(60)]
     assert sum(container.has_yerr for container in axes.containers) == bars
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["float16, not quantized", "llm.int8"]
+    words = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert words == ["float16, not quantized", "llm.int8", *["± 1 standard error"] * (bars > 0)]
     assert axes.get_lines()[-1].get_ydata()[0] == 50

@@ -13,11 +13,10 @@ _HOME = {
     "remedy_costs": "remedies",
     "accuracy_by_size": "zeroshot",
     "figure3": "emergence",
-    "figure3a": "emergence",
-    "figure3b": "emergence",
     "figure4": "emergence",
-    "figure4a": "emergence",
-    "figure4b": "emergence",
+    "along_training": "emergence",
+    "your_style": "style",
+    "LOOK": "style",
 }
 __all__ = list(_HOME)
 

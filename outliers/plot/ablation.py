@@ -1,37 +1,62 @@
 """What an ablation shows, drawn: section 4.2 of the paper."""
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from outliers.plot.style import BLUE, ORANGE, bare
+from outliers.plot.style import BLUE, ORANGE, chosen, color_of, figure_function, legend, panels_of, returned
 
 # Subject: what the legend says, colour, hatch (which tells them apart in grey).
 SUBJECTS = {
     "outliers": ("outlier features", BLUE, ""),
     "control": ("random features (mean, 95 % interval)", ORANGE, "//"),
 }
+METRICS = {  # of a panel: what its axis says, and in which unit
+    "top1_softmax": ("mean top-1 softmax probability", 1),
+    "damage": ("increase of perplexity (%)", 100),
+}
 WIDTH = 0.38
 
 
-def ablation_bars(summary: pd.DataFrame) -> Figure:
-    """Top-1 softmax probability and perplexity damage without the outliers and without random features, by method."""
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-    top1, damage = figure.subplots(1, 2)
+@figure_function
+def ablation_bars(
+    measurements: pd.DataFrame, *, metric: str | None = None, ax: Axes | None = None
+) -> Axes | np.ndarray:
+    """Top-1 softmax probability and perplexity damage without the outliers and without random features, by method.
+
+    Args:
+        measurements: as `outliers.ablate` returns them, or their `summary`, which has the intervals already.
+        metric: the one panel to draw, "top1_softmax" or "damage"; by default both.
+        ax: where to draw that panel, in the caller's style; by default a new figure.
+
+    Returns:
+        The axes, or an array of the two; `.figure` of one is their figure.
+
+    Raises:
+        UserError: there is no such metric, or none was chosen for `ax`.
+    """
+    metrics = chosen("metric", metric, METRICS, ax)
+    summary = _summed_up(measurements)
     methods = [method for method in summary["method"].unique() if method]
-    as_it_is = summary.loc[summary["subject"] == "none", "top1_softmax"].item()
-    _bars(top1, summary, methods, "top1_softmax", 1)
-    top1.axhline(as_it_is, color="black", linestyle="--", linewidth=1, label="model as it is")
-    top1.set_ylabel("mean top-1 softmax probability")
-    _bars(damage, summary, methods, "damage", 100)
-    damage.axhline(0, color="black", linewidth=0.6)
-    damage.set_ylabel("increase of perplexity (%)")
-    for axes in (top1, damage):
+    panels = panels_of(ax, 1, len(metrics), (3.6 * len(metrics), 3.2))[0]
+    as_it_is = summary.loc[summary["subject"] == "none"].iloc[0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        label, unit = METRICS[metric]
+        _bars(axes, summary, methods, metric, unit)
+        line = {"color": "black", "linestyle": "--", "label": "model as it is"}
+        axes.axhline(unit * as_it_is[metric], **line)
+        axes.set(xlabel="what replaces the features' values", ylabel=label)
         axes.set_xticks(range(len(methods)), methods)
-        axes.set_xlabel("what replaces the features' values")
-    bare(top1, damage)
-    figure.legend(*top1.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-    return figure
+    handles = panels[0].get_legend_handles_labels()[0]
+    legend(ax, axes, handles, "upper center", len(handles) if len(metrics) > 1 else 1)
+    return returned(panels)
+
+
+def _summed_up(measurements: pd.DataFrame) -> pd.DataFrame:
+    """The summary of measurements, of which each control draw is one."""
+    from outliers.measurements.ablation import summary  # which imports torch
+
+    return measurements if "damage_low" in measurements else summary(measurements)
 
 
 def _bars(axes: Axes, summary: pd.DataFrame, methods: list[str], metric: str, unit: float) -> None:
@@ -39,12 +64,13 @@ def _bars(axes: Axes, summary: pd.DataFrame, methods: list[str], metric: str, un
         rows = summary[summary["subject"] == subject].set_index("method").loc[methods]
         places = [number + (side - 0.5) * WIDTH for number in range(len(methods))]
         values = rows[metric] * unit
-        style = {"color": color, "hatch": hatch, "edgecolor": "white", "label": label}
-        axes.bar(places, values, WIDTH, **style)
+        axes.bar(places, values, WIDTH, color=color_of(color), hatch=hatch, edgecolor="white", label=label)
         tops = values
         if subject == "control":
             low, tops = (rows[f"{metric}_{end}"] * unit for end in ("low", "high"))
-            axes.errorbar(places, values, [values - low, tops - values], fmt="none", ecolor="black", capsize=3, lw=1)
+            axes.errorbar(places, values, [values - low, tops - values], fmt="none", ecolor="black", capsize=3)
         for place, top, value in zip(places, tops.clip(lower=0), values, strict=True):
-            axes.annotate(f"{value:.3g}", (place, top), (0, 4), textcoords="offset points", fontsize=7, ha="center")
+            axes.annotate(
+                f"{value:.3g}", (place, top), (0, 4), textcoords="offset points", fontsize="small", ha="center"
+            )
     axes.margins(y=0.12)

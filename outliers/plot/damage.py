@@ -3,55 +3,104 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from outliers.plot.style import BLUE, HEAT, ORANGE, bare
+from outliers.plot.style import (
+    BLUE,
+    ORANGE,
+    SCATTER,
+    brief,
+    chosen,
+    color_of,
+    figure_function,
+    legend,
+    panels_of,
+    returned,
+)
 
 if TYPE_CHECKING:
     from outliers.measurements.damage.measurement import Damages
 
 Found = Mapping[str, "Damages"]  # by scheme
 
-
+ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # of a map: column of the errors, its title
+FAINTEST = 0.01  # share of the errors that have the darkest colour
 # What is drawn of a role or layer: what the legend says, colour, hatch (which tells them apart in grey).
 BARS = {
     "only": ("what it costs alone", BLUE, ""),
     "without": ("what is saved where it stays exact", ORANGE, "//"),
 }
 WIDTH = 0.4  # of a bar
-FAINTEST = 0.01  # share of the errors that have the darkest colour
-ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # of a heat map: column of the errors, its title
+PLACES = {"role": 1, "layer": 2.6}  # of bars: width of their panels
+PLACE_LABELS = {"role": 8, "layer": 16}  # how many of their names have room
+HIGHEST = 40  # inches of a figure of many schemes
 
 
-def damage_map(found: Found) -> Figure:
-    """Layer × role: the largest error of the role's projections, in dB; a row a scheme, all on one scale."""
-    maps = {scheme: [_merged(one.errors, column) for column in ACROSS] for scheme, one in found.items()}
-    values = np.concatenate([one.to_numpy(dtype=float).ravel() for of_scheme in maps.values() for one in of_scheme])
-    finite = values[np.isfinite(values)]
-    norm = Normalize(*(np.quantile(finite, FAINTEST), finite.max()) if len(finite) else (0, 1))
-    figure = Figure(figsize=(7.2, 0.7 + 0.85 * len(maps)), layout="constrained")
-    panels = figure.subplots(len(maps), len(ACROSS), squeeze=False, sharex=True, sharey=True)
-    colors = colormaps[HEAT].with_extremes(bad="0.8")
-    for row, (scheme, of_scheme) in zip(panels, maps.items(), strict=True):
-        for axes, errors, across in zip(row, of_scheme, ACROSS.values(), strict=True):
-            shown = np.ma.masked_invalid(errors.to_numpy(dtype=float))
+@figure_function
+def damage_map(
+    damages: "Damages | Found", *, scheme: str | None = None, error: str | None = None, ax: Axes | None = None
+) -> Axes | np.ndarray:
+    """Layer × role: the largest error ‖Y_q − Y‖² / ‖Y‖² of the role's projections in dB, a row of panels a scheme.
+
+    All are on one scale: the hundredth part of the errors that is smallest has the darkest colour, and errors that are
+    far beyond all others have the lightest. Grey: nothing is quantized there, or without any error.
+
+    Args:
+        damages: as `outliers.damage` returns it, or several by their scheme.
+        scheme: the one to draw; by default all.
+        error: the panels to draw, "db" (over all tokens) or "by_token_db" (mean over tokens, which one of massive
+            values does not hide); by default both. Of one scheme and error there is one panel.
+        ax: where to draw that panel, in the caller's style; by default a new figure.
+
+    Returns:
+        The axes, or an array (schemes, errors) of them; `.figure` of one is their figure.
+
+    Raises:
+        UserError: there is no such scheme or error, or there are several panels for `ax`.
+    """
+    found = _by_scheme(damages)
+    schemes, errors = chosen("scheme", scheme, found, ax), chosen("error", error, ACROSS, ax)
+    maps = [[_merged(found[scheme].errors, column) for column in errors] for scheme in schemes]
+    norm, extend = _scale([one.to_numpy(dtype=float) for of_scheme in maps for one in of_scheme])
+    size = 0.6 + 3.3 * len(errors), min(HIGHEST, 0.7 + 0.95 * len(maps))
+    panels = panels_of(ax, len(maps), len(errors), size, sharex=True, sharey=True)
+    colors = colormaps[matplotlib.rcParams["image.cmap"]].with_extremes(bad="0.8")
+    named = brief(schemes)
+    for row, scheme, of_scheme in zip(panels, named, maps, strict=True):
+        for axes, error, table in zip(row, errors, of_scheme, strict=True):
+            shown = np.ma.masked_invalid(table.to_numpy(dtype=float))
             image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=colors, norm=norm)
-            axes.tick_params(labelsize=7)
-            axes.set_title(f"{scheme}, {across}", loc="left", fontsize=8)
-            axes.set_xticks(*_some(errors.columns, 8))
-            axes.set_yticks(range(len(errors)), errors.index)
+            axes.spines[:].set_visible(True)
+            axes.grid(False)
+            axes.set_title(f"{scheme}, {ACROSS[error]}", loc="left", fontsize="small")
+            axes.set_xticks(*_some(table.columns, 8))
+            axes.set_yticks(range(len(table)), table.index)
     for axes in panels[-1]:
-        axes.set_xlabel("layer", fontsize=8)
-    bar = figure.colorbar(image, ax=panels, aspect=12 * len(panels), extend="min", extendfrac=0.1 / len(panels))
-    bar.ax.tick_params(labelsize=7)
-    bar.set_label("error of the output (dB)", fontsize=8)
-    return figure
+        axes.set_xlabel("layer")
+    style = {"aspect": 12 * len(maps), "extend": extend, "extendfrac": 0.1 / len(maps)}
+    bar = axes.figure.colorbar(image, ax=list(panels.flat), **style)
+    bar.set_label(f"error of the output (dB);\nbelow {norm.vmin:.0f} darkest".replace("-", "−"))
+    return returned(panels)
+
+
+def _by_scheme(damages: "Damages | Found") -> Found:
+    return damages if isinstance(damages, Mapping) else {damages.scheme: damages}
+
+
+def _scale(errors: list[np.ndarray]) -> tuple[Normalize, str]:
+    """From the faintest errors to the largest; one that is farther beyond the rest than they span is cut off."""
+    finite = np.concatenate([values[np.isfinite(values)] for values in errors])
+    if not len(finite):
+        return Normalize(0, 1), "neither"
+    low, high, most = *np.quantile(finite, [FAINTEST, 1 - FAINTEST]), finite.max()
+    shown = min(most, high + (high - low)) if high > low else most
+    return Normalize(low, shown), "both" if most > shown else "min"
 
 
 def _merged(errors: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -60,33 +109,52 @@ def _merged(errors: pd.DataFrame, column: str) -> pd.DataFrame:
     return table.reindex(index=list(dict.fromkeys(errors["role"])), columns=range(int(errors["layer"].max()) + 1))
 
 
-def _some(layers: pd.Index, most: int) -> tuple[list[int], list[int]]:
-    """Places and numbers of as many layers as have room."""
+def _some(layers: pd.Index, most: int) -> tuple[list[int], list]:
+    """Places and names of as many layers as have room, or of roles, which are few."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, 1000) if len(layers) <= most * step)
-    numbers = [place for place in range(len(layers)) if layers[place] % step == 0]
-    return numbers, [int(layers[place]) for place in numbers]
+    numbers = list(range(0, len(layers), step))
+    return numbers, [layers[place] for place in numbers]
 
 
-def damage_bars(found: Found) -> Figure:
-    """What each role and layer costs alone, and what leaving it exact saves, in log-perplexity; a row a scheme."""
-    fields = [field for field in ("role", "layer") if any(len(getattr(one, f"{field}s")) for one in found.values())]
-    figure = Figure(figsize=(7.2, 0.6 + 1.7 * len(found)), layout="constrained")
-    ratios = {"width_ratios": [{"role": 1, "layer": 2.6}[field] for field in fields]}
-    panels = figure.subplots(len(found), len(fields), squeeze=False, sharey="row", sharex="col", gridspec_kw=ratios)
-    for row, (scheme, one) in zip(panels, found.items(), strict=True):
-        for axes, field in zip(row, fields, strict=True):
-            _bars(axes, one, getattr(one, f"{field}s"), field)
-        row[0].set_title(scheme, loc="left", fontsize=9)
-    for axes, field in zip(panels[-1], fields, strict=True):
-        axes.set_xlabel(field, fontsize=8)
-    figure.supylabel("log-perplexity (nats a token)", fontsize=8)
-    handles = panels[0, 0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False, fontsize=8)
-    return figure
+@figure_function
+def damage_bars(
+    damages: "Damages | Found", *, scheme: str | None = None, place: str | None = None, ax: Axes | None = None
+) -> Axes | np.ndarray:
+    """What each role and each layer costs alone, and what leaving it exact saves, in log-perplexity.
+
+    A row of panels a scheme. Bars are one standard deviation by rounding, where there are several draws.
+
+    Args:
+        damages: as `outliers.damage` returns it, or several by their scheme.
+        scheme: the one to draw; by default all.
+        place: the panels to draw, "role" or "layer"; by default those that were measured. Of one scheme there is one.
+        ax: where to draw that panel, in the caller's style; by default a new figure.
+
+    Returns:
+        The axes, or an array (schemes, places) of them; `.figure` of one is their figure.
+
+    Raises:
+        UserError: there is no such scheme, the place was not measured, or there are several panels for `ax`.
+    """
+    found = _by_scheme(damages)
+    measured = [place for place in PLACES if any(len(getattr(one, f"{place}s")) for one in found.values())]
+    schemes, places = chosen("scheme", scheme, found, ax), chosen("place", place, measured, ax)
+    widths = [PLACES[place] for place in places]
+    size = 2 * sum(widths), min(HIGHEST, 0.6 + 1.7 * len(schemes))
+    panels = panels_of(ax, len(schemes), len(places), size, sharey="row", sharex="col", width_ratios=widths)
+    for row, scheme, name in zip(panels, schemes, brief(schemes), strict=True):
+        for axes, place in zip(row, places, strict=True):
+            _bars(axes, found[scheme], getattr(found[scheme], f"{place}s"), place)
+        row[0].set_title(name, loc="left")
+    for axes, place in zip(panels[-1], places, strict=True):
+        axes.set_xlabel(place)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("log-perplexity\n(nats a token)")
+    legend(ax, axes, panels[0, 0].get_legend_handles_labels()[0], "upper center", 3 if ax is None else 1)
+    return returned(panels)
 
 
-def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, field: str) -> None:
-    number = field == "layer"
+def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, place: str) -> None:
     references = {"only": (-1, one.model["unquantized"]), "without": (1, one.model["perplexity"])}
     for side, (kind, (label, color, hatch)) in enumerate(BARS.items()):
         name, (sign, reference) = f"perplexity_{kind}", references[kind]
@@ -95,13 +163,14 @@ def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, field: str) -> None:
         values = sign * np.log(reference / table[name].to_numpy(dtype=float))
         relative = table.get(f"{name}_deviation", pd.Series(np.nan, table.index)) / table[name]
         places = np.arange(len(table)) + (side - 0.5) * WIDTH
-        style = {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3, "label": label}
-        axes.bar(places, values, WIDTH, yerr=relative if relative.notna().any() else None, ecolor="black", **style)
+        axes.bar(
+            places, values, WIDTH, color=color_of(color), hatch=hatch, edgecolor="white", linewidth=0.3, label=label
+        )
+        if relative.notna().any():
+            style = {"fmt": "none", "ecolor": "black", "elinewidth": 0.8}
+            axes.errorbar(places, values, relative, **style, label=SCATTER if side else None)
     axes.axhline(0, color="black", linewidth=0.6)
-    axes.set_xticks(*(_some(pd.Index(table[field]), 16) if number else (range(len(table)), table[field])))
-    axes.tick_params(labelsize=7)
-    if not number:
-        axes.tick_params(axis="x", rotation=30)
+    axes.set_xticks(*_some(pd.Index(table[place]), PLACE_LABELS[place]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axes.set_xlim(-0.7, len(table) - 0.3)
-    bare(axes)
+    axes.tick_params(axis="x", rotation=30 * (place == "role"))

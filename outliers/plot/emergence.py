@@ -1,6 +1,5 @@
-"""Figures 3 and 4 of the paper, and the exponential of Figure 3b."""
+"""Figures 3 and 4 of the paper, the exponential of Figure 3b, and outlier features along a training."""
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -8,16 +7,64 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.optimize import curve_fit
 from scipy.stats import t
 
-from outliers.plot.style import BLUE, GREY, MARKERS, VERMILION, bare, parameters_axis, perplexity_axis
+from outliers.criterion import ALPHA
+from outliers.models.names import distinct_names, short_name
+from outliers.plot.published import TABLE4_COLUMNS, published_models
+from outliers.plot.records import Rows, records
+from outliers.plot.style import (
+    BLUE,
+    COLORS,
+    GREY,
+    MARKERS,
+    VERMILION,
+    brief,
+    chosen,
+    color_of,
+    figure_function,
+    legend,
+    panels_of,
+    parameters_axis,
+    perplexity_axis,
+    returned,
+    said,
+    threshold,
+)
 
-AFFECTED = {"layers": ("layers", BLUE, "-"), "positions": ("sequence positions", VERMILION, "--")}
-FILLS = {"layers": "full", "positions": "none"}
+# Of the most common outlier feature: what it affects, colour, line, and how marks are filled.
+AFFECTED = {"layers": ("layers", BLUE, "-", "full"), "positions": ("sequence positions", VERMILION, "--", "none")}
+ABOUT = ("parameters", "architecture", "checkpoint", "alpha", "same_weights_as", "tokens_hash")  # fields of rows
+NONE = "hollow: no outlier feature,\nthe one that comes nearest"
+
+
+def by_model(rows: Rows) -> pd.DataFrame:
+    """The metrics of `table4_row` as columns, one row a model and checkpoint in the order of the rows.
+
+    The index is the model's short name, or its whole one where two models share that; `parameters`, `architecture`,
+    `checkpoint` and `alpha` stand beside the metrics.
+    """
+    rows = records(rows)
+    wide: dict[tuple, dict] = {}
+    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
+    for row in rows:
+        place = row["model"], row.get("checkpoint")
+        about = {name: row.get(name) for name in ABOUT}
+        wide.setdefault(place, {"model": names[place], **about})[row["metric"]] = row["value"]
+    return pd.DataFrame(wide.values()).set_index("model").reindex(columns=_columns(wide))
+
+
+def _columns(wide: dict) -> list[str]:
+    """All columns that occur, and those of Table 4 in any case."""
+    return list(dict.fromkeys([name for row in wide.values() for name in row if name != "model"] + TABLE4_COLUMNS))
+
+
+def distinct_models(rows: Rows) -> pd.DataFrame:
+    """One row a model; of revisions that hold the same weights the first."""
+    models = by_model(rows)
+    return models[models["same_weights_as"].isna()]
 
 
 class Fit(NamedTuple):
@@ -32,6 +79,11 @@ class Fit(NamedTuple):
     scale: float
     scale_interval: tuple[float, float]
     points: int
+
+    @property
+    def shown(self) -> bool:
+        """Whether the data show growth: the interval of the scale does not include 0."""
+        return self.scale_interval[0] > 0
 
     def at(self, perplexity):
         """The fraction at a perplexity, not above 1."""
@@ -80,140 +132,161 @@ def fits_of(models: pd.DataFrame) -> dict[str, Fit | None]:
     return {name: exponential_fit(models["perplexity"], models[name]) for name in ("layers", "positions")}
 
 
-def figure3(models: pd.DataFrame, fits: dict[str, Fit | None]) -> Figure:
-    """Layers and positions that the most common outlier feature affects, (a) by size, (b) by perplexity with the fits.
+@figure_function
+def figure3(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Axes | np.ndarray:
+    """Layers and positions that the most common outlier feature affects, (a) by size and (b) by perplexity.
 
-    models: one row a model, as `by_model` of Table 4 makes it. fits: of "layers" and "positions". Where all models are
-    one in several checkpoints, (a) is by training step.
+    In (b) the exponentials of `fits_of`, as far as their intervals show growth. Where all models are one in several
+    checkpoints, (a) is by training step, and published models have no place there.
+
+    Args:
+        rows: of an emergence, as of Table 4.
+        panel: the one to draw, "a" or "b"; by default both.
+        paper: whether the models of the paper (Table 4) stand beside, in grey.
+        ax: where to draw that panel, in the caller's style; by default a new figure.
+
+    Returns:
+        The axes, or an array of the two; `.figure` of one is their figure.
+
+    Raises:
+        UserError: there is no such panel, or none was chosen for `ax`.
     """
-    figure, panels = _panels(2, sharey=True)
-    _affected_by_size(panels[0], models)
-    _affected_by_perplexity(panels[1], models, fits)
-    panels[1].set_ylabel("")
-    return _finish(figure, panels, models, "ab")
+    return _drawn({"a": _affected_by_size, "b": _affected_by_perplexity}, rows, panel, paper, ax)
 
 
-def figure3a(models: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Panel (a) of Figure 3 alone, beside published models (`published_models` of Table 4)."""
-    return _panel(_affected_by_size, models, published, "parameters", 100 * published[list(AFFECTED)])
+@figure_function
+def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Axes | np.ndarray:
+    """(a) Median magnitude of the most common outlier feature and (b) number of outlier features, by perplexity.
+
+    In (a), hollow marks are of models in which no feature is an outlier by the criterion, but some value is.
+
+    Args, Returns, Raises: as `figure3`.
+    """
+    return _drawn({"a": _magnitude, "b": _number}, rows, panel, paper, ax)
 
 
-def figure3b(models: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Panel (b) of Figure 3 alone, beside published models."""
-    draw = functools.partial(_affected_by_perplexity, fits=fits_of(models))
-    return _panel(draw, models, published, "perplexity", 100 * published[list(AFFECTED)])
+def _drawn(draws: dict[str, Callable], rows: Rows, panel: str | None, paper: bool, ax: Axes | None):
+    """The panels of a figure, each with its legend."""
+    models, shown = distinct_models(rows), chosen("panel", panel, draws, ax)
+    published = published_models() if paper else published_models().iloc[:0]
+    size = (6.4, 3.3) if len(shown) == 1 else (3.8 * len(shown), 4.4)  # a panel alone has its legend beside it
+    panels = panels_of(ax, 1, len(shown), size)[0]
+    for axes, name in zip(panels, shown, strict=True):
+        handles = [*draws[name](axes, models, published), *_architectures(models)]
+        if len(shown) == 1:
+            legend(ax, axes, handles, "right upper")
+        else:
+            axes.set_title(f"({name})", loc="left")
+            axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.17))
+    return returned(panels)
 
 
-def _affected_by_size(axes: Axes, models: pd.DataFrame) -> None:
-    models, size_axis = _with_size(models)
-    for name, (label, color, line) in AFFECTED.items():
-        _plot_affected(axes, models, "size", name, {"linestyle": line, "linewidth": 1})
-        axes.plot([], [], color=color, linestyle=line, label=label)
+def _architectures(models: pd.DataFrame) -> list:
+    """What marks mean, where there are several."""
+    markers = _markers(models)
+    return [said(name, marker=marker) for name, marker in markers.items()] if len(markers) > 1 else []
+
+
+def _affected_by_size(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
+    models, field, size_axis = _with_size(models)
+    handles = _publish(axes, published, field, 100, *AFFECTED)
+    for name, (label, color, line, fill) in AFFECTED.items():
+        style = {"linestyle": line, "fillstyle": fill, "color": color_of(color)}
+        _plot_affected(axes, models, "size", name, style)
+        handles.append(said(label, marker=_only_marker(models), **style))
     axes.set(ylim=(-3, 103), ylabel="affected (%)")
     size_axis(axes)
+    return handles
 
 
-def _affected_by_perplexity(axes: Axes, models: pd.DataFrame, fits: dict[str, Fit | None]) -> None:
-    for name, (label, color, line) in AFFECTED.items():
-        _plot_affected(axes, models, "perplexity", name, {"linestyle": "none"})
-        x = np.geomspace(models["perplexity"].min(), models["perplexity"].max(), 200)
-        fit = fits[name]
-        if fit:
-            label = f"exp(({fit.full:.0f} − ppl) / {fit.scale:.0f})".replace("-", "−")
-        axes.plot(x, 100 * fit.at(x) if fit else x * np.nan, color=color, linestyle=line, linewidth=1, label=label)
+def _affected_by_perplexity(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
+    handles, fits = _publish(axes, published, "perplexity", 100, *AFFECTED), fits_of(models)
+    x = np.geomspace(models["perplexity"].min(), models["perplexity"].max(), 200)
+    for name, (label, color, line, fill) in AFFECTED.items():
+        style, fit = {"color": color_of(color), "fillstyle": fill}, fits[name]
+        _plot_affected(axes, models, "perplexity", name, style | {"linestyle": "none"})
+        if fit and fit.shown:
+            axes.plot(x, 100 * fit.at(x), color=color_of(color), linestyle=line)
+            style["linestyle"] = line
+        handles.append(said(f"{label}: {_fit_words(fit)}", marker=_only_marker(models), **style))
     axes.set(ylim=(-3, 103), ylabel="affected (%)")
     perplexity_axis(axes)
+    return handles
+
+
+def _fit_words(fit: Fit | None) -> str:
+    if fit is None:
+        return "no exponential fits"
+    if not fit.shown:
+        return "no fit drawn,\nits interval includes 0"
+    return f"exp(({fit.full:.0f} − ppl) / {fit.scale:.0f})".replace("-", "−")
 
 
 def _plot_affected(axes: Axes, models: pd.DataFrame, column: str, name: str, style: dict) -> None:
     markers = _markers(models)
-    style = {"color": AFFECTED[name][1], "fillstyle": FILLS[name], "markersize": 5, **style}
     for architecture, group in models.groupby("architecture", sort=False):
         _plot(axes, group, column, 100 * group[name], {"marker": markers[architecture], **style})
 
 
-def figure4(models: pd.DataFrame) -> Figure:
-    """(a) Median magnitude of the most common outlier feature and (b) number of outlier features, by perplexity.
-
-    In (a), hollow markers are of models in which no feature is an outlier by the criterion, but some value is.
-    """
-    figure, panels = _panels(2)
-    _magnitude(panels[0], models)
-    _number(panels[1], models)
-    for axes in panels:
-        _whole_perplexity_axis(axes, models["perplexity"])
-    return _finish(figure, panels, models, "ab")
-
-
-def figure4a(models: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Panel (a) of Figure 4 alone, beside published models."""
-    return _panel(_magnitude, models, published, "perplexity", published[["median"]].abs(), whole=True)
-
-
-def figure4b(models: pd.DataFrame, published: pd.DataFrame) -> Figure:
-    """Panel (b) of Figure 4 alone, beside published models."""
-    return _panel(_number, models, published, "perplexity", published[["count"]], whole=True)
-
-
-def _magnitude(axes: Axes, models: pd.DataFrame) -> None:
-    style = {"color": BLUE, "markersize": 5, "linestyle": "none"}
+def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
+    handles, markers = _publish(axes, published.abs(), "perplexity", 1, "median"), _markers(models)
+    style = {"color": color_of(BLUE), "linestyle": "none"}
     for architecture, group in models.groupby("architecture", sort=False):
         for fill, part in (("full", group[group["count"] > 0]), ("none", group[group["count"] == 0])):
-            marker = {"marker": _markers(models)[architecture], "fillstyle": fill}
+            marker = {"marker": markers[architecture], "fillstyle": fill}
             _plot(axes, part, "perplexity", part["median"].abs(), style | marker)
     for alpha in models["alpha"].dropna().unique():
-        axes.axhline(alpha, color="black", linewidth=0.6, linestyle=":")
+        threshold(axes, alpha)
     axes.set_ylabel("median |x|, most common outlier")
+    _whole_perplexity_axis(axes, models, published)
+    hollow = models.loc[models["count"] == 0, "median"].notna().any()
+    return [*handles, said(NONE, marker="o", fillstyle="none", color=color_of(BLUE))] if hollow else handles
 
 
-def _number(axes: Axes, models: pd.DataFrame) -> None:
-    style = {"color": BLUE, "markersize": 5, "linestyle": "none"}
+def _number(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
+    handles, markers = _publish(axes, published, "perplexity", 1, "count"), _markers(models)
+    style = {"color": color_of(BLUE), "linestyle": "none"}
     for architecture, group in models.groupby("architecture", sort=False):
-        _plot(axes, group, "perplexity", group["count"], style | {"marker": _markers(models)[architecture]})
+        _plot(axes, group, "perplexity", group["count"], style | {"marker": markers[architecture]})
     axes.set(ylabel="outlier features", ylim=(-0.2, None))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _whole_perplexity_axis(axes, models, published)
+    return handles
 
 
-def _whole_perplexity_axis(axes: Axes, perplexity: pd.Series) -> None:
+def _whole_perplexity_axis(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> None:
     """Over all models, also those that have no point."""
+    perplexity = pd.concat([models["perplexity"], published["perplexity"]])
     axes.set_xlim(perplexity.min() * 0.93, perplexity.max() * 1.07)
     perplexity_axis(axes)
 
 
-def _publish(axes: Axes, x: pd.Series, values: pd.DataFrame) -> None:
-    """Published models in grey, under all else."""
-    for name, fill in zip(values, ("full", "none"), strict=False):
-        style = {"color": GREY, "marker": "o", "fillstyle": fill, "markersize": 4, "linestyle": "none", "zorder": 1}
-        label = f"published{f' {name}' if len(values.columns) > 1 else ''}"
-        axes.plot(x, values[name], label=label, **style)
+def _publish(axes: Axes, published: pd.DataFrame, x: str | None, unit: float, *columns: str) -> list:
+    """Published models in grey, under all else; none where x is no property of theirs."""
+    handles = []
+    for name, fill in zip(columns, ("full", "none"), strict=False):
+        style = {"color": GREY, "marker": "o", "fillstyle": fill, "linestyle": "none"}
+        label = f"the paper, {name}" if len(columns) > 1 else "the paper"
+        if len(published) and x:
+            handles += axes.plot(published[x], unit * published[name], label=label, zorder=1, **style)
+    return handles
 
 
-def _panel(
-    draw: Callable[..., None], models: pd.DataFrame, published: pd.DataFrame, x: str, y: pd.DataFrame, whole=False
-) -> Figure:
-    """One panel alone, over published models; whole: its axis of perplexities is over all models."""
-    figure, (axes,) = _panels(1)
-    _publish(axes, published[x], y)
-    draw(axes, models)
-    if whole:
-        _whole_perplexity_axis(axes, pd.concat([models["perplexity"], published["perplexity"]]))
-    return _finish(figure, [axes], models)
+def _with_size(models: pd.DataFrame) -> tuple[pd.DataFrame, str | None, Callable[[Axes], None]]:
+    """The models with a column `size`, which of their columns it is, and what draws its axis.
 
-
-def _panels(count: int, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    width = 5.6 if count == 1 else 3.8 * count  # a panel alone has its legend beside it
-    figure = Figure(figsize=(width, 3.3), layout="constrained")
-    return figure, list(figure.subplots(1, count, sharey=sharey, squeeze=False)[0])
-
-
-def _with_size(models: pd.DataFrame) -> tuple[pd.DataFrame, Callable[[Axes], None]]:
-    """The models with a column `size`, and what draws its axis: parameters, or steps where all have as many."""
+    Parameters; or, where all have as many, training steps, which are no column.
+    """
     if models["parameters"].nunique() > 1 or models["checkpoint"].isna().any():
-        return models.assign(size=models["parameters"]), parameters_axis
+        return models.assign(size=models["parameters"]), "parameters", parameters_axis
     steps = models["checkpoint"].str.extract(r"(\d+)$", expand=False).astype(float)
     if steps.isna().any():
-        return models.assign(size=range(1, len(models) + 1)), lambda axes: axes.set_xlabel("checkpoint")
-    return models.assign(size=steps), lambda axes: axes.set_xlabel("training step")
+        return models.assign(size=range(1, len(models) + 1)), None, lambda axes: axes.set_xlabel("checkpoint")
+    return models.assign(size=steps), None, _step_axis
+
+
+def _step_axis(axes: Axes) -> None:
+    axes.set_xlabel("training step")
 
 
 def _plot(axes: Axes, group: pd.DataFrame, column: str, values: pd.Series, style: dict) -> None:
@@ -225,23 +298,40 @@ def _markers(models: pd.DataFrame) -> dict[str, str]:
     return dict(zip(models["architecture"].unique(), itertools.cycle(MARKERS), strict=False))
 
 
-def _finish(figure: Figure, panels: list[Axes], models: pd.DataFrame, letters: str = "") -> Figure:
-    """Letters on the panels, and legends: of what is drawn, and of the architectures where there are several."""
-    bare(*panels)
-    markers = _markers(models) if models["architecture"].nunique() > 1 else {}
-    handles = [
-        Line2D([], [], color="black", marker=marker, linestyle="none", markersize=5, label=name)
-        for name, marker in markers.items()
-    ]
-    style = {"frameon": False, "fontsize": 8}
-    if not letters:
-        drawn, _ = panels[0].get_legend_handles_labels()
-        figure.legend(handles=drawn + handles, loc="outside right upper", **style)
-        return figure
-    for letter, axes in zip(letters, panels, strict=True):
-        axes.set_title(f"({letter})", loc="left", fontsize=9)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="upper left", **style)
-    if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), **style)
-    return figure
+def _only_marker(models: pd.DataFrame) -> str:
+    """Of models of one architecture; that of several is said apart."""
+    return next(iter(_markers(models).values()))
+
+
+TRAINING = {"step": _step_axis, "perplexity": perplexity_axis}  # panel, which is a column: what draws its axis
+
+
+@figure_function
+def along_training(
+    checkpoints: pd.DataFrame, *, panel: str | None = None, alpha: float = ALPHA, ax: Axes | None = None
+) -> Axes | np.ndarray:
+    """Largest hidden state of models along their training, by step and by perplexity.
+
+    Args:
+        checkpoints: a row a checkpoint: `model`, `step`, `perplexity` and `max`.
+        panel: the one to draw, "step" or "perplexity"; by default both.
+        alpha: where a line says from which magnitude on a value is an outlier.
+        ax: where to draw that panel, in the caller's style; by default a new figure.
+
+    Returns, Raises: as `figure3`.
+    """
+    shown = chosen("panel", panel, TRAINING, ax)
+    panels = panels_of(ax, 1, len(shown), (1.8 + 2.9 * len(shown), 3.3), sharey=True)[0]
+    models = checkpoints["model"].unique()
+    names = dict(zip(models, brief(map(short_name, models)), strict=True))
+    for axes, name in zip(panels, shown, strict=True):
+        for number, (model, points) in enumerate(checkpoints.groupby("model", sort=False)):
+            style = {"color": color_of(COLORS[number % 8]), "marker": MARKERS[number % 8], "markersize": 4}
+            axes.plot(points[name], points["max"], label=names[model], **style)
+        TRAINING[name](axes)
+    panels[0].set_ylabel("largest |hidden state|")
+    for axes in panels[:-1]:
+        axes.axhline(alpha, color="black", linewidth=0.6, linestyle=":")
+    threshold(panels[-1], alpha)
+    legend(ax, axes, axes.get_legend_handles_labels()[0], "right upper")
+    return returned(panels)

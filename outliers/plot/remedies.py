@@ -1,43 +1,38 @@
 """What number formats and remedies cost of perplexity, drawn."""
 
+import textwrap
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from outlier_kernels.formats import FORMATS, OPERANDS
 
+from outliers.errors import UserError
 from outliers.models.names import distinct_names
-from outliers.plot.style import COLORS, GREY, LINEAR, MARKERS, bare, cost_axis
+from outliers.plot.published import REMEDIES
+from outliers.plot.records import Rows, records
+from outliers.plot.style import (
+    COLORS,
+    GREY,
+    LINEAR,
+    MARKERS,
+    SCATTER,
+    brief,
+    chosen,
+    color_of,
+    cost_axis,
+    figure_function,
+    legend,
+    panels_of,
+    returned,
+    said,
+)
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 
 NONE = "none"
 FEATURES = "features={:g}"  # the paper's decomposition, as a remedy
 # Panels by the granularity of the weights' scales; groups have that of blocks.
 PANELS = {"tensor": "a scale a tensor", "column": "a scale a row and a column", "block": "scales of groups and blocks"}
-
-
-class Other(NamedTuple):
-    """A perplexity that others published, and that without quantization beside it; bits: of both operands."""
-
-    what: str
-    bits: int
-    perplexity: float
-    unquantized: float
-
-    @property
-    def increase(self) -> float:
-        """In per cent."""
-        return 100 * (self.perplexity / self.unquantized - 1)
-
-
-# LLaMA-2-7B on WikiText-2, weights by GPTQ, keys and values in 4 bits too: QuaRot (2024), Table 1. OPT-175B on
-# WikiText-2: SmoothQuant (2023), Table 3. 13 B parameters on C4: LLM.int8(), Table 1.
-PUBLISHED = (
-    Other("QuaRot", 4, 6.10, 5.47),
-    Other("absmax", 8, 19.08, 12.45),
-    Other("SmoothQuant", 8, 11.11, 10.99),
-    Other("LLM.int8()", 8, 11.10, 10.99),
-)
 
 
 class Point(NamedTuple):
@@ -99,25 +94,55 @@ def _panel(scheme: Scheme) -> str:
     return granularity if granularity in PANELS else "block"
 
 
-def remedy_costs(found: list[Point]) -> Figure:
-    """A panel a granularity, in it the formats from few bits to many, and a line a remedy; then those published."""
-    panels = [panel for panel in PANELS if any(point.panel == panel for point in found)]
-    formats = {panel: _formats(found, panel) for panel in panels}
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
-    widths = [*(max(2, len(some)) for some in formats.values()), len(PUBLISHED)]
-    *ours, theirs = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
+@figure_function
+def remedy_costs(
+    rows: Rows, *, model: str | None = None, panel: str | None = None, paper: bool = True, ax: Axes | None = None
+) -> Axes | np.ndarray:
+    """What number formats add to the perplexity of a model, in per cent, with remedies and without.
+
+    A panel a granularity of the weights' scales, in it the formats from few bits to many, with the bits of a value, and
+    a line a remedy; then what others published. Bars are one standard deviation by rounding.
+
+    Args:
+        rows: of a sweep of schemes with remedies.
+        model: the one to draw, by its short name; where the rows are of one, that.
+        panel: the one to draw, "tensor", "column", "block" or "published"; by default all that have a point.
+        paper: whether the published values stand beside.
+        ax: where to draw that panel, in the caller's style; by default a new figure.
+
+    Returns:
+        The axes, or an array of them; `.figure` of one is their figure.
+
+    Raises:
+        UserError: no such model or panel was measured, or there are several for `ax`; several models and none chosen.
+    """
+    found = points(records(rows))
+    model = model or _only([point.model for point in found])
+    found = [point for point in found if point.model == model]
+    ours = {panel: _formats(found, panel) for panel in PANELS if any(point.panel == panel for point in found)}
+    shown = chosen("panel", panel, [*ours, *["published"] * paper], ax)
+    widths = [max(2, len(ours.get(panel, REMEDIES))) for panel in shown]
+    panels = panels_of(ax, 1, len(shown), (2.8 + 0.48 * sum(widths), 4.6), sharey=True, width_ratios=widths)[0]
     remedies = list(dict.fromkeys(point.remedy for point in found))
-    for axes, panel in zip(ours, panels, strict=True):
-        _plot_panel(axes, formats[panel], [point for point in found if point.panel == panel], remedies)
-        axes.set_title(PANELS[panel], fontsize=9)
-    _plot_published(theirs)
-    cost_axis(ours[0], [*(point.increase for point in found), *(other.increase for other in PUBLISHED)])
-    ours[0].set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
-    bare(*ours, theirs)
-    handles = {label: one for axes in ours for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    shown = [remedy for remedy in remedies if remedy in handles]
-    figure.legend([handles[one] for one in shown], shown, loc="outside right upper", frameon=False, fontsize=8)
-    return figure
+    for axes, panel, width in zip(panels, shown, widths, strict=True):
+        if panel in ours:
+            _plot_panel(axes, ours[panel], [point for point in found if point.panel == panel], remedies)
+        else:
+            _plot_published(axes)
+        axes.set_title(textwrap.fill(PANELS.get(panel, panel), 8 * width), loc="center")
+    cost_axis(panels[0], [*(point.increase for point in found), *(other.increase for other in REMEDIES)])
+    panels[0].set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
+    handles = {label: one for axes in panels for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    bars = [said(SCATTER, marker="|")] if any(point.deviation is not None for point in found) else []
+    legend(ax, axes, [*(handles[one] for one in remedies if one in handles), *bars], "right upper")
+    return returned(panels)
+
+
+def _only(models: list[str]) -> str | None:
+    names = list(dict.fromkeys(models))
+    if len(names) > 1:
+        raise UserError(f"the rows are of {len(names)} models; choose one by model=: {', '.join(names)}")
+    return names[0] if names else None
 
 
 def _formats(found: list[Point], panel: str) -> dict[str, float]:
@@ -132,12 +157,11 @@ def _plot_panel(axes: Axes, formats: dict[str, float], found: list[Point], remed
         line = sorted((places.index(point.format), point) for point in found if point.remedy == remedy)
         if line:
             offset = 0.5 * ((number + 0.5) / len(remedies) - 0.5)
-            look = {"color": COLORS[number % 7], "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
+            look = {"color": color_of(COLORS[number % 7]), "marker": MARKERS[number % len(MARKERS)]}
             axes.errorbar(
                 [place + offset for place, _ in line],
                 [point.increase for _, point in line],
                 [100 * (point.deviation or 0) / point.perplexity * point.ratio for _, point in line],
-                linewidth=0.7,
                 label=remedy,
                 **look,
             )
@@ -145,14 +169,12 @@ def _plot_panel(axes: Axes, formats: dict[str, float], found: list[Point], remed
 
 
 def _plot_published(axes: Axes) -> None:
-    axes.plot(range(len(PUBLISHED)), [other.increase for other in PUBLISHED], "o", color=GREY, markersize=5)
-    _name_places(axes, [f"{other.what}, {other.bits}" for other in PUBLISHED])
-    axes.set_title("published", fontsize=9)
+    axes.plot(range(len(REMEDIES)), [other.increase for other in REMEDIES], "o", color=GREY)
+    _name_places(axes, [f"{other.what}, {other.bits}" for other in REMEDIES])
 
 
 def _name_places(axes: Axes, names: list[str]) -> None:
     axes.axhline(0, color="black", linewidth=0.6)
-    axes.grid(axis="y", color="0.93", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
+    axes.grid(axis="y")
+    axes.set_xticks(range(len(names)), brief(names), rotation=35, ha="right", rotation_mode="anchor")
     axes.set_xlim(-0.5, len(names) - 0.5)

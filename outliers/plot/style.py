@@ -1,12 +1,23 @@
 """What all figures share: readable in grey and by the colour-blind, sized for a column of a paper."""
 
+import functools
 import itertools
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 
+import matplotlib
+import numpy as np
+from cycler import cycler
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from outliers.errors import UserError, unknown_name
 from outliers.quantization.schemes import SCHEMES
 
 # Okabe and Ito's palette, which stays apart in the common forms of colour blindness; markers keep it apart in grey.
@@ -23,9 +34,160 @@ BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = (
 COLORS = (BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY)
 MARKERS = "osv^DPX*"
 SEQUENTIAL = "cividis"  # lightness grows evenly, with and without colour
-HEAT = "inferno"  # so does its, through more hues
+# The rcParams of the figures, beside matplotlib's own defaults; everything that is drawn takes its sizes and colours
+# from rcParams, so that those of the caller can stand in their place.
+LOOK = {
+    "axes.axisbelow": True,
+    "axes.labelsize": 9,
+    "axes.prop_cycle": cycler(color=COLORS),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9,
+    "font.size": 9,
+    "grid.color": "0.93",
+    "grid.linewidth": 0.6,
+    "image.cmap": "inferno",  # its lightness grows evenly too, through more hues
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "lines.linewidth": 1,
+    "lines.markersize": 5,
+    "svg.hashsalt": "outliers",
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
 LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
 TICKS = (0.1, 1, 10, 100, 1000, 10_000)
+
+
+LONGEST = 28  # characters of a name, of a model or of a scheme
+SCATTER = "± 1 standard deviation"
+HOLLOW = "hollow: outlier features in 16 bits"
+MOST_ENTRIES = 18  # of a column of a legend
+
+_yours: ContextVar[bool] = ContextVar("yours", default=False)
+
+
+@contextmanager
+def your_style() -> Iterator[None]:
+    """Figures that are made in this context follow the caller's rcParams: fonts, sizes, colour cycle, colour map, grid.
+
+    What tells things apart beyond that stays: markers, hatches, lines, and the grey of published values.
+    """
+    token = _yours.set(True)
+    try:
+        yield
+    finally:
+        _yours.reset(token)
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """matplotlib's defaults with `LOOK`, whatever the caller's rcParams are, so that files are the same everywhere."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(LOOK)
+        yield
+
+
+def figure_function(draw: Callable) -> Callable:
+    """A function that draws in `LOOK`; on axes of the caller's (`ax=`) and in `your_style` in the caller's rcParams."""
+
+    @functools.wraps(draw)
+    def drawing(*data, ax: Axes | None = None, **options):
+        with look() if ax is None and not _yours.get() else nullcontext():
+            return draw(*data, ax=ax, **options)
+
+    return drawing
+
+
+def chosen(field: str, name: str | None, names: Iterable[str], ax: Axes | None) -> list[str]:
+    """The panels that a figure has: the one that is asked for, else all.
+
+    Raises:
+        UserError: there is no such panel; or there are several for the axes of the caller's, which have room for one.
+    """
+    names = list(names)
+    if name is not None and name not in names:
+        raise unknown_name(field, name, names)
+    if ax is not None and name is None and len(names) > 1:
+        raise UserError(f"ax= has room for one panel of {len(names)}; choose one by {field}=: {', '.join(names)}")
+    return names if name is None else [name]
+
+
+def panels_of(ax: Axes | None, rows: int, columns: int, size: tuple[float, float], **options) -> np.ndarray:
+    """Axes for the panels of a figure, (rows, columns): those of the caller's, else on a new figure of this size.
+
+    Where the caller has imported pyplot the figure is one of pyplot's, so that a notebook and `show` display it.
+    """
+    if ax is not None:
+        return np.array([[ax]])
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    figure = (pyplot.figure if pyplot else Figure)(figsize=size, layout="constrained")
+    return figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def returned(panels: np.ndarray) -> Axes | np.ndarray:
+    """Axes alone where a figure has one panel."""
+    return panels.item() if panels.size == 1 else panels
+
+
+def legend(ax: Axes | None, axes: Axes, handles: Sequence[Artist], place: str, columns: int = 1) -> None:
+    """A legend outside the axes, or inside those of the caller's, whose surroundings are not known."""
+    style = {"handles": handles, "ncols": columns}
+    if ax is None:
+        axes.figure.legend(loc=f"outside {place}", **style)
+    else:
+        axes.legend(**style)
+
+
+def scheme_legend(
+    ax: Axes | None, axes: Axes, entries: Mapping[str, object], styles: Mapping[str, dict], bars: str | None, *others
+) -> None:
+    """A legend of schemes that says what hollow marks and bars are, where there are some.
+
+    entries: by label what was drawn. bars: what they are. others: further entries.
+    """
+    hollow = any(style["fillstyle"] == "none" for style in styles.values())
+    explained = [said(HOLLOW, marker="o", fillstyle="none")] * hollow + [said(bars, marker="|")] * bool(bars)
+    handles, labels = [*entries.values(), *explained, *others], [*brief(entries)]
+    labels += [one.get_label() for one in (*explained, *others)]
+    columns = -(-len(handles) // MOST_ENTRIES)
+    if ax is None:
+        axes.figure.legend(handles, labels, loc="outside right upper", ncols=columns)
+    else:
+        axes.legend(handles, labels, ncols=columns)
+
+
+def said(label: str, **style) -> Line2D:
+    """An entry of a legend that explains how marks look."""
+    return Line2D([], [], **({"color": "0.3", "linestyle": "none"} | style), label=label)
+
+
+def color_of(color: str) -> str:
+    """The colour of the cycle that stands in the place of one of `COLORS`, which is itself in `LOOK`."""
+    cycle = matplotlib.rcParams["axes.prop_cycle"].by_key().get("color", COLORS)
+    return cycle[COLORS.index(color) % len(cycle)]
+
+
+def brief(names: Iterable[str]) -> list[str]:
+    """Names with their middle left out where they are long, as far as they stay distinct."""
+    names = list(names)
+    half = (LONGEST - 1) // 2
+    cut = [name if len(name) <= LONGEST else f"{name[:half]}…{name[-half:]}" for name in names]
+    return cut if len(set(cut)) == len(set(names)) else names
+
+
+def threshold(axes: Axes, alpha: float) -> None:
+    """A line at α, named at its end, outside the axes, where no line of data runs through it."""
+    axes.axhline(alpha, color="black", linewidth=0.6, linestyle=":", zorder=0)
+    beside(axes, f"α = {alpha:g}", alpha)
+
+
+def beside(axes: Axes, text: str, y: float) -> None:
+    """Name a height of the axes, at their right."""
+    style = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+    axes.annotate(text, (1, y), (3, 0), **style)
 
 
 def count_label(value: float, _position=None) -> str:
@@ -61,7 +223,7 @@ def _ticks(axes: Axes, subs: tuple[int, ...], label) -> None:
 
 def log_axis(axis: Axis, low: float, high: float) -> None:
     """Label a logarithmic axis that shows values between two with as many numbers as have room."""
-    subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5) if high > 3 * low else range(1, 10)
+    subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5) if high > 5 * low else range(1, 10)
     axis.set_major_locator(FixedLocator([sub * 10.0**power for power in range(-9, 10) for sub in subs]))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
@@ -76,14 +238,7 @@ def cost_axis(axes: Axes, values: list[float]) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_yticks(ticks, [f"{tick:+g}".replace("-", "−") if tick else "0" for tick in ticks])
     axes.set_ylim(2 * min(*values, -LINEAR), 2 * max(*values, LINEAR))
-    axes.grid(axis="y", color="0.93", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def bare(*panels: Axes) -> None:
-    """Take away the frame's upper and right side."""
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y")
 
 
 # Colour, marker and line of schemes that figures have always shown; any other gets one of those that follow.
@@ -116,6 +271,6 @@ def scheme_styles(rows: list[dict]) -> dict[str, dict]:
     for scheme in in_order(row["scheme"] for row in rows):
         color, marker, line = STYLES.get(scheme) or next(others)
         fill = "none" if scheme in decomposed else "full"
-        look = {"color": color, "marker": marker, "linestyle": line, "fillstyle": fill}
-        styles[scheme] = look | {"label": scheme, "markersize": 5, "linewidth": 1}
+        style = {"color": color_of(color), "marker": marker, "linestyle": line, "fillstyle": fill}
+        styles[scheme] = style | {"label": scheme}
     return styles

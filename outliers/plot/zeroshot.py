@@ -3,10 +3,18 @@
 import math
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from outliers.models.names import distinct_names
-from outliers.plot.style import GREY, bare, parameters_axis, scheme_styles
+from outliers.plot.records import Rows, records
+from outliers.plot.style import (
+    GREY,
+    beside,
+    figure_function,
+    panels_of,
+    parameters_axis,
+    scheme_legend,
+    scheme_styles,
+)
 from outliers.quantization.schemes import BASELINE
 
 # Accuracy of a guess; a task that is not here has none that is known.
@@ -65,16 +73,21 @@ def _error_of_mean(errors: list[float | None]) -> float | None:
     return None if None in errors else math.hypot(*errors) / len(errors)
 
 
-def accuracy_by_size(rows: list[dict]) -> Figure:
-    """Mean zero-shot accuracy in per cent against parameters, a line a scheme and architecture.
+@figure_function
+def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
+    """Figure 1 of the paper: mean zero-shot accuracy in per cent against parameters, a line a scheme and architecture.
 
     Error bars are one standard error of the mean, absent where it is not known. The dotted line is the mean accuracy
     of guesses.
+
+    Args:
+        rows: of zero-shot tasks.
+        ax: where to draw, in the caller's style; by default a new figure.
     """
+    rows = records(rows)
     means = mean_accuracy(rows)
     styles = scheme_styles(means)
-    figure = Figure(figsize=(4.5, 3.2), layout="constrained")
-    axes = figure.subplots()
+    axes = panels_of(ax, 1, 1, (5.6, 3.2)).item()
     for place, (scheme, style) in enumerate(styles.items()):
         for architecture in sorted({mean["architecture"] for mean in means if mean["scheme"] == scheme}):
             line = [mean for mean in means if (mean["scheme"], mean["architecture"]) == (scheme, architecture)]
@@ -82,22 +95,14 @@ def accuracy_by_size(rows: list[dict]) -> Figure:
     chance = mean_chance(rows)
     if chance is not None:
         axes.axhline(100 * chance, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-        axes.annotate(
-            "chance", (1, 100 * chance), (3, 0), ("axes fraction", "data"), "offset points", fontsize=7, va="center"
-        )
+        beside(axes, "chance", 100 * chance)
     parameters_axis(axes)
     axes.set_ylabel("mean zero-shot accuracy (%)")
-    handles = {container.get_label(): container for container in axes.containers}
-    figure.legend(
-        [handles[scheme] for scheme in styles],
-        [label_of_weights(scheme, rows[0]["dtype"]) for scheme in styles],
-        loc="outside upper center",
-        ncols=3,
-        frameon=False,
-        fontsize=8,
-    )
-    bare(axes)
-    return figure
+    drawn = {container.get_label(): container for container in axes.containers}
+    entries = {label_of_weights(scheme, rows[0]["dtype"]): drawn[scheme] for scheme in styles}
+    errors = any(mean["standard_error"] is not None for mean in means)
+    scheme_legend(ax, axes, entries, styles, "± 1 standard error" if errors else None)
+    return axes
 
 
 def _plot(axes: Axes, means: list[dict], style: dict, shift: float) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-import matplotlib
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
+
+from outliers.plot.style import look
 
 ONCE = (
     "Each perplexity was measured once, so that nothing here says how far rounding alone scatters it; --draws 4 "
@@ -67,6 +71,14 @@ class Drawing:
     caption: str
     figure: Figure
 
+    @classmethod
+    def of(cls, name: str, caption: str, axes: Axes | np.ndarray) -> "Drawing":
+        """The figure of the axes that a function of `outliers.plot` returned; pyplot does not show it once more."""
+        figure = np.ravel(axes)[0].figure
+        if pyplot := sys.modules.get("matplotlib.pyplot"):
+            pyplot.close(figure)
+        return cls(name, caption, figure)
+
     @cached_property
     def svg(self) -> bytes:
         """The figure as SVG, drawn once for its file and for the page."""
@@ -76,7 +88,7 @@ class Drawing:
 def drawn(figure: Figure, kind: str) -> bytes:
     """A figure as the bytes of a PNG or SVG file, the same for the same figure."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "outliers"}):
+    with look():
         figure.savefig(buffer, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 

@@ -14,7 +14,7 @@ def ablation_section(rows: list[dict]) -> Section:
     """The summary of an ablation as a table and as bars."""
     found = ablation_summary(rows)
     table = ablation_table(found)
-    drawings = [Drawing("ablation", "What the model loses without features.", ablation_bars(found))]
+    drawings = [Drawing.of("ablation", "What the model loses without features.", ablation_bars(found))]
     scheme = rows[0].get("scheme", BASELINE)
     title = f"Ablation of {short_name(rows[0]['model'])}{'' if scheme == BASELINE else f' under {scheme}'}"
     return Section(title, rows, table.form("simple"), [table], drawings)

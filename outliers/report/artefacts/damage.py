@@ -38,9 +38,9 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     tables = [*_models(found), *_places("role", found), *_places("layer", found), *_worst(errors)]
     drawings = []
     if len(errors):
-        drawings.append(Drawing("damage_errors", HEAT_CAPTION, damage_map(found)))
+        drawings.append(Drawing.of("damage_errors", HEAT_CAPTION, damage_map(found)))
     if any(len(one.roles) or len(one.layers) for one in found.values()):
-        drawings.append(Drawing("damage_places", BARS_CAPTION, damage_bars(found)))
+        drawings.append(Drawing.of("damage_places", BARS_CAPTION, damage_bars(found)))
     shown = [*(textwrap.fill(note, 100) for note in notes), *(table.printed for table in tables if not table.folded)]
     title = f"Damage to {short_name(rows[0]['model'])}"
     further = {"errors": errors[["scheme", *errors.columns.drop("scheme")]]} if len(errors) else {}

@@ -38,7 +38,7 @@ CAPTION = (
 
 def zeroshot_section(rows: list[dict]) -> Section:
     """What zero-shot tasks show."""
-    table, drawing = accuracy_table(rows), Drawing("accuracy", CAPTION, accuracy_by_size(rows))
+    table, drawing = accuracy_table(rows), Drawing.of("accuracy", CAPTION, accuracy_by_size(rows))
     return Section("Zero-shot accuracy", rows, table.printed, [table], [drawing])
 
 

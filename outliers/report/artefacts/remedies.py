@@ -21,8 +21,8 @@ def remedies_section(rows: list[dict]) -> Section:
     note, found = scatter_note(rows[0].get("draws", 1)), points(rows)
     tables = [remedies_table(model, of_model) for model, of_model in _by_model(found)]
     drawings = [
-        Drawing(_named("remedies", model, found), CAPTION.format(model), remedy_costs(of_model))
-        for model, of_model in _by_model(found)
+        Drawing.of(_named("remedies", model, found), CAPTION.format(model), remedy_costs(rows, model=model))
+        for model, _ in _by_model(found)
     ]
     printed = "\n\n".join([*(table.printed for table in tables), note])
     return Section("What saves a model", rows, printed, tables, drawings, [note])

@@ -3,8 +3,9 @@
 import pandas as pd
 from tabulate import tabulate
 
+from outliers.plot.published import FAIRSEQ, TABLE1
 from outliers.plot.style import in_order
-from outliers.plot.sweep import FAIRSEQ, PRINTED, costs, names_of, sweep_costs
+from outliers.plot.sweep import costs, names_of, sweep_costs
 from outliers.quantization.schemes import BASELINE, label_of
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Section, Table, scatter_note
@@ -13,7 +14,7 @@ from outliers.specification.kinds import Experiment
 PUBLISHED = Published(
     "LLM.int8(), Table 1",
     ("model", "scheme"),
-    grid(dict(zip(FAIRSEQ, zip(*PRINTED.values(), strict=True), strict=True)), PRINTED),
+    grid(dict(zip(FAIRSEQ, zip(*TABLE1.values(), strict=True), strict=True)), TABLE1),
     "{:.2f}",
 )
 LARGE = 1e7  # from here on powers of ten are written
@@ -30,7 +31,7 @@ def sweep_section(rows: list[dict]) -> Section:
         if len(tables) > 1
         else "Perplexity by model size. Hollow markers: outlier features in 16 bits."
     )
-    drawings = [Drawing("perplexity", caption, sweep_costs(rows))]
+    drawings = [Drawing.of("perplexity", caption, sweep_costs(rows))]
     printed = f"{terminal(table1(rows), scatter(rows))}\n\n{note}"
     return Section("Perplexity under 8-bit schemes", rows, printed, tables, drawings, [note])
 

@@ -51,7 +51,7 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names) -> Section:
     shown = [_features(trace), table4, largest, *(one for one in found if isinstance(one, Table)), *_tokens(trace)]
     notes = [*_not_traced(trace), *(one for one in found if isinstance(one, str))]
     printed = "\n\n".join([*map(_printed, shown), *(textwrap.fill(note, 100) for note in notes)])
-    drawings = [Drawing(draw.__name__, said, draw(trace)) for draw, said in CAPTIONS.items()]
+    drawings = [Drawing.of(draw.__name__, said, draw(trace)) for draw, said in CAPTIONS.items()]
     title = f"Outlier features of {short_name(rows[0]['model'])}"
     return Section(title, rows, printed, shown, drawings, notes, further)
 
