@@ -10,6 +10,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, LogNorm, Normalize
+from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import MaxNLocator
 
 from outliers.plot.style import (
@@ -44,7 +45,7 @@ COLUMNS = 1024  # of a heat map; more features share columns, each of which show
 FAINTEST = 0.01  # share of the values that have the darkest colour, or lie below a logarithmic axis
 COLORS = 1024
 STEP = (0.5, 0.75)  # shades of the largest value below the threshold and of the threshold
-DIGIT = 0.014  # of a panel's width takes one of a feature's number
+DIGIT = 0.85  # of the size of its font takes one of a feature's number in width, and some room
 LINES = 4
 
 
@@ -81,9 +82,13 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
         image = axes.imshow(_pooled(values), **style)
         axes.spines[:].set_visible(True)
         axes.grid(False)
-        axes.set_title(f"{role}: into {READERS[role]}", loc="left")
+        title = f"{role}: into {READERS[role]}"
         most = "at most {max:,.1f}: layer {layer}, feature {feature}".format(**places[role])
-        axes.set_title(most, loc="right", fontsize="small")
+        if ax is None:
+            axes.set_title(title, loc="left")
+            axes.set_title(most, loc="right", fontsize="small")
+        else:  # which may be narrow
+            axes.set_title(f"{title}\n{most}", loc="left", fontsize="medium")
         axes.set_xlabel(FEATURE_AXIS.get(role, "feature"), labelpad=1)
         axes.set_ylabel("layer")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
@@ -122,9 +127,11 @@ def _pooled(values: np.ndarray) -> np.ndarray:
 
 def _number(axes: Axes, features: list[int], width: int) -> None:
     """Write the numbers of features above a panel, the first ones where they are close to each other."""
+    points = 72 * axes.bbox.width / axes.figure.dpi
+    digit = DIGIT * FontProperties(size="small").get_size_in_points() / points
     numbered: list[int] = []
     for feature in features:
-        if all(abs(feature - other) > DIGIT * len(str(width)) * width for other in numbered):
+        if all(abs(feature - other) > digit * len(str(width)) * width for other in numbered):
             numbered.append(feature)
     above = axes.secondary_xaxis("top")
     above.set_xticks(numbered, map(str, numbered), fontsize="small", color=color_of(VERMILION))

@@ -1,0 +1,375 @@
+"""Figures of real models and of many of anything: what can be read, on whose axes, in whose style."""
+
+import inspect
+import itertools
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+import outliers
+from outliers import UserError, plot
+from outliers.measurements.damage.measurement import damages_of
+from outliers.models.anatomy import ROLES
+from outliers.plot import style
+from outliers.report.artefacts.ablation import ablation_summary
+from outliers.report.section import Drawing, drawn
+from tests.conftest import STORIES, needs_shared, needs_smollm2
+
+KEPT = Path(__file__).parent.parent / "results" / "kept"
+POCKET = pd.read_csv(Path(outliers.__file__).parent / "models" / "pocket" / "emergence.csv")
+LONG = "a-folder/of-somebody/a-model-of-a-very-long-name-indeed-{}-instruct"
+
+
+def kept(run: str) -> list[dict]:
+    """The rows of a kept run."""
+    return [json.loads(line) for line in (KEPT / run / "rows.jsonl").read_text().splitlines()]
+
+
+def ticks_of(axis) -> list[Text]:
+    """The labels of ticks that are in view."""
+    low, high = sorted(axis.get_view_interval())
+    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    ticks = [tick for tick in ticks if low - 1e-9 <= tick.get_loc() <= high + 1e-9]
+    return [label for tick in ticks for label in (tick.label1, tick.label2) if label.get_visible() and label.get_text()]
+
+
+def texts_of(figure: Figure) -> list[Text]:
+    """Every text that is seen."""
+    figure.draw_without_rendering()
+    axes = figure.findobj(lambda artist: hasattr(artist, "xaxis"))
+    ticks = [label for one in axes for axis in (one.xaxis, one.yaxis) for label in ticks_of(axis)]
+    every = {tick for one in axes for axis in (one.xaxis, one.yaxis) for tick in _labels(axis)}
+    others = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text() and text not in every]
+    return [*others, *ticks]
+
+
+def _labels(axis) -> list[Text]:
+    return [label for tick in (*axis.majorTicks, *axis.minorTicks) for label in (tick.label1, tick.label2)]
+
+
+def slanted(text: Text) -> bool:
+    return text.get_rotation() % 90 != 0
+
+
+def check_words(figure: Figure) -> None:
+    """No text overlaps another or leaves the figure, and no axis says two things alike."""
+    texts = texts_of(figure)
+    boxes = {text: text.get_window_extent() for text in texts}
+    for one, other in itertools.combinations(texts, 2):
+        if not (slanted(one) and slanted(other)):
+            overlap = boxes[one].padded(-0.5).overlaps(boxes[other].padded(-0.5))
+            assert not overlap, (one.get_text(), other.get_text())
+    for text, box in boxes.items():
+        assert box.x0 >= -1 and box.y0 >= -1, text.get_text()
+        assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, text.get_text()
+    for axes in figure.axes:
+        check_slanted(axes)
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [label.get_text() for label in ticks_of(axis)]
+            assert len(labels) == len(set(labels)), labels
+
+
+def check_slanted(axes) -> None:
+    """Slanted lines of text lie apart by more than their height."""
+    labels = [label for label in ticks_of(axes.xaxis) if slanted(label)]
+    anchors = [axes.transData.transform((label.get_position()[0], 0))[0] for label in labels]
+    for left, right in itertools.pairwise(anchors):
+        apart = (right - left) * math.sin(math.radians(labels[0].get_rotation()))
+        assert apart > labels[0].get_fontsize() * axes.figure.dpi / 72 * 0.9, [label.get_text() for label in labels]
+
+
+def legend_of(axes) -> list[str]:
+    """What the legend of a figure, or of axes, says."""
+    legends = [*axes.figure.legends, *filter(None, [axes.get_legend()])]
+    return [text.get_text() for legend in legends for text in legend.get_texts()]
+
+
+def first(axes):
+    """The first of the axes that a figure function returned."""
+    return np.ravel(axes)[0]
+
+
+def make_trace(name: str):
+    model, tokenizer = outliers.load_model(name), outliers.load_tokenizer(name)
+    return outliers.trace(model, outliers.load_text("sample", tokenizer, block=128, blocks=2))
+
+
+MODELS = [
+    pytest.param("smollm2-135m", marks=needs_smollm2),
+    "pocket/gpt2-1.7m",
+    pytest.param(str(STORIES), marks=needs_shared, id="stories260K"),
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def trace(request):
+    """The trace of a real model."""
+    return make_trace(request.param)
+
+
+@pytest.fixture(scope="module")
+def pocket_trace():
+    return make_trace("pocket/gpt2-1.7m")
+
+
+@pytest.mark.parametrize("name", ["heat_map", "sorted_profile", "magnitude_by_position"])
+def test_figures_of_a_trace_can_be_read(trace, name):
+    axes = getattr(plot, name)(trace)
+    check_words(first(axes).figure)
+    alone = Figure(layout="constrained").subplots()
+    panel = {} if name == "magnitude_by_position" else {"role": "ffn_in"}
+    assert getattr(plot, name)(trace, **panel, ax=alone) is alone
+    check_words(alone.figure)
+
+
+def test_the_colours_of_a_trace_span_what_is_there(trace):
+    panels = plot.heat_map(trace)
+    norm, figure = panels[0].images[0].norm, panels[0].figure
+    largest = max(trace.largest(role).max().item() for role in ROLES)
+    assert norm.vmax == pytest.approx(max(largest, trace.alpha))
+    assert norm.vmin <= trace.alpha / 2
+    bar = figure.axes[-1]
+    assert bar.get_ylabel() == f"largest |x|, logarithmic; below {norm.vmin:.2g} darkest"
+    shades = [
+        panel.images[0].cmap(norm(panel.images[0].get_array()))[..., :3] @ (0.2126, 0.7152, 0.0722) for panel in panels
+    ]
+    light = np.concatenate([shade.ravel() for shade in shades])
+    assert np.quantile(light, 0.9) - np.quantile(light, 0.1) > 0.08, "not dark because of one value"
+
+
+@pytest.mark.parametrize("alpha", [2.5, 6.0])
+def test_alpha_is_the_one_that_was_asked(pocket_trace, alpha):
+    from dataclasses import replace
+
+    asked = replace(pocket_trace, alpha=alpha)
+    for name in ("heat_map", "sorted_profile", "magnitude_by_position"):
+        words = {text.get_text() for text in texts_of(first(getattr(plot, name)(asked)).figure)}
+        assert f"α = {alpha:g}" in words
+        assert not {word for word in words if word.startswith("α")} - {f"α = {alpha:g}"}
+    checkpoints = plot.along_training(POCKET, panel="step", alpha=alpha)
+    assert f"α = {alpha:g}" in {text.get_text() for text in texts_of(checkpoints.figure)}
+
+
+def many_schemes(rows: list[dict], count: int) -> list[dict]:
+    """The rows of a sweep with further schemes of one's own, of several draws."""
+    one = [row for row in rows if row["scheme"] == "absmax"]
+    more = [row | {"scheme": f"w4a8-g64+smoothing+hadamard-{n}", "alpha": 2.5} for n in range(count) for row in one]
+    return [row | {"standard_deviation": row["value"] / 50} for row in (*rows, *more)]
+
+
+def long_names(rows: list[dict]) -> list[dict]:
+    numbers = {model: number for number, model in enumerate(dict.fromkeys(row["model"] for row in rows))}
+    return [row | {"model": LONG.format(numbers[row["model"]])} for row in rows]
+
+
+def many_models(rows: list[dict], times: int) -> list[dict]:
+    return [
+        row | {"model": f"{row['model']}-{n}", "parameters": row["parameters"] + n}
+        for n in range(times)
+        for row in rows
+    ]
+
+
+SWEEP, TABLE4 = kept("pocket/table1"), kept("pocket/table4")
+REMEDIES, ZEROSHOT = kept("remedies"), kept("pocket/figure1")
+DAMAGES = damages_of(kept("damage/smollm2-135m"))
+WITHOUT = [row for row in SWEEP if row["scheme"] != "fp32"]
+FROM_ROWS = {
+    "sweep": lambda: plot.sweep_costs(SWEEP),
+    "sweep, one model": lambda: plot.sweep_costs(kept("smollm2-135m/sweep")),
+    "sweep, the model alone": lambda: plot.sweep_costs(kept("smollm2-135m/sweep"), paper=False),
+    "sweep, twenty schemes": lambda: plot.sweep_costs(many_schemes(SWEEP, 20)),
+    "sweep, thirty models": lambda: plot.sweep_costs(many_models(SWEEP, 4)),
+    "sweep, long names": lambda: plot.sweep_costs(long_names(SWEEP)),
+    "sweep without a baseline": lambda: plot.sweep_costs(WITHOUT),
+    "remedies": lambda: plot.remedy_costs(REMEDIES),
+    "remedies, one panel": lambda: plot.remedy_costs(REMEDIES, panel="block"),
+    "accuracy": lambda: plot.accuracy_by_size(ZEROSHOT),
+    "figure 3": lambda: plot.figure3(TABLE4),
+    "figure 3, training": lambda: plot.figure3(kept("training"), paper=False),
+    "figure 3, pocket": lambda: plot.figure3(kept("emergence"), paper=False),
+    "figure 3b": lambda: plot.figure3(TABLE4, panel="b"),
+    "figure 4": lambda: plot.figure4(TABLE4),
+    "figure 4a": lambda: plot.figure4(TABLE4, panel="a"),
+    "figure 4, training": lambda: plot.figure4(kept("training"), paper=False),
+    "training": lambda: plot.along_training(POCKET),
+    "training, long names": lambda: plot.along_training(POCKET.assign(model=POCKET["model"].map(LONG.format))),
+    "damage": lambda: plot.damage_map(DAMAGES),
+    "damage, twenty schemes": lambda: plot.damage_map(
+        {f"{name}-{n}": DAMAGES[name] for name in DAMAGES for n in range(10)}
+    ),
+    "damage by place": lambda: plot.damage_bars(DAMAGES),
+    "damage by place, six schemes": lambda: plot.damage_bars(
+        {f"{name}-{n}": DAMAGES[name] for name in DAMAGES for n in range(3)}
+    ),
+    "ablation": lambda: plot.ablation_bars(ablation_summary(kept("smollm2-135m/ablation"))),
+    "ablation, pocket": lambda: plot.ablation_bars(ablation_summary(kept("ablation/gpt2-1.7m"))),
+}
+
+
+@pytest.mark.parametrize("name", FROM_ROWS)
+def test_figures_of_rows_can_be_read(name):
+    check_words(first(FROM_ROWS[name]()).figure)
+
+
+@pytest.mark.parametrize(
+    ("draw", "panel"),
+    [
+        (lambda **to: plot.sweep_costs(SWEEP, **to), {}),
+        (lambda **to: plot.remedy_costs(REMEDIES, **to), {"panel": "column"}),
+        (lambda **to: plot.remedy_costs(REMEDIES, **to), {"panel": "published"}),
+        (lambda **to: plot.accuracy_by_size(ZEROSHOT, **to), {}),
+        (lambda **to: plot.figure3(TABLE4, **to), {"panel": "a"}),
+        (lambda **to: plot.figure4(TABLE4, **to), {"panel": "a"}),
+        (lambda **to: plot.along_training(POCKET, **to), {"panel": "perplexity"}),
+        (lambda **to: plot.damage_map(DAMAGES, **to), {"scheme": "absmax", "error": "db"}),
+        (lambda **to: plot.damage_bars(DAMAGES, **to), {"scheme": "absmax", "place": "layer"}),
+        (lambda **to: plot.ablation_bars(ablation_summary(kept("ablation/gpt2-1.7m")), **to), {"metric": "damage"}),
+    ],
+)
+def test_one_panel_goes_on_axes_of_ones_own(draw, panel):
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes, other = figure.subplots(1, 2)
+    assert draw(**panel, ax=axes) is axes
+    assert axes.has_data()
+    assert not other.has_data()
+    check_words(figure)
+    assert draw(**panel).has_data(), "alone on a figure of its own"
+    if panel:
+        with pytest.raises(UserError, match=r"ax= has room for one panel of \d; choose one by \w+="):
+            draw(ax=axes)
+        with pytest.raises(UserError, match="unknown"):
+            draw(**dict.fromkeys(panel, "none"))
+
+
+def test_rows_may_be_a_data_frame():
+    of_frame, of_list = plot.sweep_costs(pd.DataFrame(SWEEP)), plot.sweep_costs(SWEEP)
+    assert drawn(of_frame.figure, "svg") == drawn(of_list.figure, "svg")
+    assert legend_of(plot.figure4(pd.DataFrame(TABLE4), panel="a")) == legend_of(plot.figure4(TABLE4, panel="a"))
+
+
+def test_legends_say_what_marks_mean():
+    words = legend_of(plot.sweep_costs(SWEEP))
+    assert words[-3:] == ["hollow: outlier features in 16 bits", "± 1 standard deviation", "grey: the paper, Table 1"]
+    plain = [{k: v for k, v in row.items() if k != "standard_deviation"} for row in SWEEP if row.get("alpha") is None]
+    assert set(legend_of(plot.sweep_costs(plain, paper=False))) == {row["scheme"] for row in plain} - {"fp32"}
+    assert "hollow: no outlier feature,\nthe one that comes nearest" in legend_of(plot.figure4(TABLE4, panel="a"))
+    assert {"the paper, layers", "the paper, positions", "gpt2", "llama"} <= set(
+        legend_of(plot.figure3(TABLE4, panel="a"))
+    )
+    scattered = {name: (one.roles, one.layers) for name, one in DAMAGES.items()}
+    assert not any("perplexity_only_deviation" in table for tables in scattered.values() for table in tables)
+    assert style.SCATTER not in legend_of(first(plot.damage_bars(DAMAGES)))
+
+
+def test_damage_is_not_dark_because_of_one_error():
+    from dataclasses import replace
+
+    one = DAMAGES["absmax"]
+    broken = one.errors.copy()
+    broken.loc[0, "db"] = 300.0
+    image = plot.damage_map(replace(one, errors=broken), error="db").images[0]
+    assert image.norm.vmax < 40
+    assert image.colorbar.extend == "both"
+    whole = plot.damage_map(one, error="db").images[0]
+    assert whole.norm.vmax == one.errors["db"].max()
+    assert whole.colorbar.extend == "min"
+    assert f"below {whole.norm.vmin:.0f} darkest".replace("-", "−") in whole.colorbar.ax.get_ylabel()
+
+
+@pytest.mark.parametrize("name", ["inferno", "cividis"])
+def test_colour_maps_are_readable_in_grey(name):
+    assert name in (style.LOOK["image.cmap"], style.SEQUENTIAL)
+    luminance = matplotlib.colormaps[name](np.linspace(0, 1, 64))[:, :3] @ (0.2126, 0.7152, 0.0722)
+    assert (np.diff(luminance) > 0).all()
+
+
+MINE = {
+    "font.family": "monospace",
+    "font.size": 14,
+    "axes.prop_cycle": matplotlib.cycler(color=["#ff0000", "#00ff00"]),
+    "image.cmap": "viridis",
+    "axes.grid": True,
+}
+
+
+def test_the_callers_style_where_it_is_asked_for(pocket_trace):
+    alone = drawn(plot.sweep_costs(SWEEP).figure, "svg")
+    with matplotlib.rc_context(MINE):
+        assert drawn(plot.sweep_costs(SWEEP).figure, "svg") == alone, "files are the same everywhere"
+        with plot.your_style():
+            axes, panel = plot.sweep_costs(SWEEP), plot.heat_map(pocket_trace, role="attn_in")
+        assert axes.yaxis.label.get_fontfamily() == ["monospace"]
+        assert axes.yaxis.label.get_fontsize() == 14
+        colors = {container.lines[0].get_color() for container in axes.containers}
+        assert colors == {"#ff0000", "#00ff00", style.GREY}
+        assert panel.images[0].cmap(1.0) == matplotlib.colormaps["viridis"](1.0)
+        assert axes.xaxis.get_gridlines()[0].get_visible()
+        own = plot.sweep_costs(SWEEP, ax=Figure().subplots())
+        assert own.yaxis.label.get_fontsize() == 14, "on one's own axes too"
+        assert drawn(plot.sweep_costs(SWEEP).figure, "svg") == alone, "and no longer"
+    assert matplotlib.rcParams["font.size"] != 14
+
+
+def test_a_figure_is_pyplots_where_that_is_imported():
+    program = (
+        "import sys, outliers\n"
+        "import pandas as pd\n"
+        "from outliers.report.section import Drawing\n"
+        f"rows = pd.read_csv({str(KEPT / 'training' / 'table4.csv')!r})\n"
+        f"found = pd.read_csv({str(Path(outliers.__file__).parent / 'models/pocket/emergence.csv')!r})\n"
+        "outliers.plot.along_training(found)\n"
+        "assert 'matplotlib.pyplot' not in sys.modules, 'nothing is kept that nobody asked for'\n"
+        "assert 'torch' not in sys.modules\n"
+        "import matplotlib; matplotlib.use('agg')\n"
+        "import matplotlib.pyplot as plt\n"
+        "axes = outliers.plot.along_training(found)\n"
+        "assert [plt.figure(n) for n in plt.get_fignums()] == [axes[0].figure]\n"
+        "Drawing.of('', '', axes)\n"
+        "assert not plt.get_fignums()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_import_draws_nothing():
+    program = (
+        "import sys, outliers\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "assert set(outliers.plot.__all__) <= set(dir(outliers.plot)) and 'plot' in dir(outliers)\n"
+        "assert 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", plot.__all__)
+def test_every_public_name_is_documented(name):
+    found = getattr(plot, name)
+    if not callable(found):
+        return
+    assert found.__doc__
+    parameters = inspect.signature(found).parameters
+    if "ax" in parameters:
+        assert "Args" in found.__doc__
+        assert parameters["ax"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_long_names_stay_distinct():
+    names = [LONG.format(number) for number in range(3)]
+    assert style.brief(["short", names[0]])[0] == "short"
+    assert max(map(len, style.brief(names[:1]))) <= style.LONGEST
+    twins = ["x" * 30 + "-a-" + "y" * 30, "x" * 30 + "-b-" + "y" * 30]
+    assert style.brief(twins) == twins
+
+
+def test_a_drawing_is_the_figure_of_its_axes():
+    axes = plot.figure4(TABLE4)
+    assert Drawing.of("a", "b", axes).figure is axes[1].figure
