@@ -30,7 +30,7 @@ from outliers.plot.damage import damage_bars, damage_map
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1
-from outliers.report.artefacts.damage import damage_section, sentence
+from outliers.report.artefacts.damage import damage_section
 from outliers.report.write import write
 from outliers.specification.kinds import Damage
 from outliers.text.blocks import load_text, tokens_hash
@@ -462,31 +462,9 @@ def test_parts_of_the_damage_are_shown_alone(found, by):
     other = {"role": "layer", "layer": "role"}.get(by[0])
     rows = [row for row in found if row["metric"] in metrics[by[0]] and not (row.get("draws") and other in row)]
     section = damage_section(rows, str)
-    assert section.notes
+    assert section.findings
     assert section.tables
     assert bool(section.drawings) == (by != ["model"])
-
-
-def test_the_sentence():
-    def row(metric, value, **fields):
-        return {"metric": metric, "scheme": "absmax", "value": value, **fields}
-
-    rows = [
-        row("perplexity", 40.0, scheme="fp32"),
-        row("perplexity", 80.0),
-        *(row("damage.perplexity_only", value, role=role) for role, value in (("ffn_in", 44.0), ("ffn_out", 70.0))),
-        *(row("damage.perplexity_without", value, role=role) for role, value in (("ffn_in", 70.0), ("ffn_out", 45.0))),
-        *(row("damage.perplexity_only", value, layer=layer) for layer, value in enumerate((40.1, 50.0, 41.0))),
-    ]
-    (one,) = damages_of([{**one, "scheme": one.get("scheme")} for one in rows]).values()
-    assert sentence(one) == (
-        "Under absmax the perplexity goes from 40.00 to 80.00 (+100.0 %). Most of it is in ffn_out, which alone costs "
-        "+75.0 % (81 % of the rise of log-perplexity); with ffn_out exact, +12.5 % is left. The layers that cost most "
-        "alone: 1 (+25.0 %)."
-    )
-    rows[1]["standard_deviation"] = 30.0
-    (one,) = damages_of(rows).values()
-    assert sentence(one).endswith("(+100.0 %), which is within the scatter of rounding.")
 
 
 @needs_smollm2

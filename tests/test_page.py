@@ -11,6 +11,7 @@ from outliers.models.names import short_name
 from outliers.report.artefacts.table1 import PUBLISHED, sweep_section
 from outliers.report.page import about, models, page, provenance
 from outliers.report.paper import comparison
+from outliers.report.section import Finding
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -60,6 +61,25 @@ def test_the_page_says_what_was_run(section, rows):
     assert [row[0] for row in models(rows).cells] == list(
         dict.fromkeys(map(short_name, (row["model"] for row in rows)))
     )
+
+
+def test_findings_are_said_once_each_with_a_link_to_where_it_is_from(section):
+    many = section._replace(findings=[Finding(f"Fact {number}.", "table1") for number in range(4)])
+    other = section._replace(findings=[Finding("Seen <there>.", "perplexity")])
+    html = page("A sweep", [many, other], "")
+    opening, rest = html.split("</header>")
+    found = re.findall(r'<li><a href="#([^"]+)">(Fact \d|Seen &lt;there)', opening)
+    assert found[:3] == [
+        ("section-1-table-table1", "Fact 0"),
+        ("section-2-figure-perplexity", "Seen &lt;there"),
+        ("section-1-table-table1", "Fact 1"),
+    ], "the most telling one of each section, then the next of each"
+    assert "Fact" not in rest
+    for place, _ in found:
+        assert html.count(f'id="{place}"') == 1
+    html = page("A sweep", [many, many], "")
+    assert [html.count(f"Fact {number}.") for number in range(4)] == [2] * 4
+    assert html.split("</header>")[1].count("Fact 3.") == 2, "beyond six they stand in their sections"
 
 
 def test_the_same_rows_make_the_same_page(rows):

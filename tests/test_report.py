@@ -37,7 +37,6 @@ from outliers.report.artefacts.table1 import (
 from outliers.report.artefacts.table4 import emergence_section, emergence_table
 from outliers.report.artefacts.table6 import latencies, latency_table
 from outliers.report.artefacts.trace import (
-    _ranges,
     trace_section,
 )
 from outliers.report.page import page
@@ -715,11 +714,6 @@ def test_tokens_of_a_trace_are_shown(family):
         data = tables["tokens"].data
         of_first = data[(data["feature"] == int(features[0][0])) & (data["role"] == "attn_in+ffn_in")]
         assert of_first["mean"].tolist() == best["mean"].tolist()
-
-
-def test_layers_are_named_in_ranges():
-    assert _ranges([2, 3, 4, 7, 9, 10]) == "2–4, 7, 9–10"
-    assert _ranges([5]) == "5"
 
 
 def test_a_role_that_was_not_traced_is_named(found, family):

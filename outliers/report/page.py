@@ -1,6 +1,7 @@
 """One self-contained page of a run: what was run, tables, figures, provenance, and the command that repeats it."""
 
 import base64
+from itertools import zip_longest
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +10,7 @@ from markupsafe import Markup
 
 from outliers.models.names import distinct_names
 from outliers.plot.style import count_label
-from outliers.report.section import Drawing, Section, Table
+from outliers.report.section import FINDINGS, Drawing, Finding, Section, Table
 
 TEMPLATE = Path(__file__).with_name("page.html")
 ABOUT = {  # what a section says of its rows: field and form, in this order
@@ -53,22 +54,53 @@ def page(title: str, sections: list[Section], command: str) -> str:
     command: what a person types to repeat the run.
     """
     rows = [row for section in sections for row in section.rows]
+    opening = _opening(sections)
     template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         title=title,
         summary=_summary(rows),
-        sections=[_shown(section) for section in sections],
+        opening=[_linked(number, sections[number], finding) for number, finding in opening],
+        sections=[
+            _shown(number, section, [one for one in section.findings if (number, one) not in opening])
+            for number, section in enumerate(sections)
+        ],
         command=command,
         provenance=[_html(table) for table in (provenance(rows), models(rows)) if table],
     )
 
 
-def _shown(section: Section) -> dict:
+def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:
+    """The findings at the top, each with the number of its section: the most telling of each, then the next of each."""
+    rounds = zip_longest(*([(number, one) for one in section.findings] for number, section in enumerate(sections)))
+    return [found for of_round in rounds for found in of_round if found][:FINDINGS]
+
+
+def _linked(number: int, section: Section, finding: Finding) -> dict:
+    """A finding with the place that it is from, a table or else a figure."""
+    is_table = any(table.name == finding.at for table in section.tables)
+    return {"text": finding.text, "place": _place(number, "table" if is_table else "figure", finding.at)}
+
+
+def _place(number: int, kind: str, name: str) -> str:
+    """What a link leads to."""
+    return f"section-{number + 1}-{kind}-{name}"
+
+
+def _shown(number: int, section: Section, findings: list[Finding]) -> dict:
+    tables = [_html(table) | {"place": _place(number, "table", table.name)} for table in section.tables]
     return {
         **section._asdict(),
         "about": about(section.rows),
-        "tables": [_html(table) for table in section.tables],
-        "drawings": [{"caption": drawing.caption, "source": _source(drawing)} for drawing in section.drawings],
+        "findings": [_linked(number, section, finding) for finding in findings],
+        "tables": tables,
+        "drawings": [
+            {
+                "caption": drawing.caption,
+                "source": _source(drawing),
+                "place": _place(number, "figure", drawing.name),
+            }
+            for drawing in section.drawings
+        ],
     }
 
 

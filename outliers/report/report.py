@@ -99,7 +99,7 @@ def report(
         measurement = spec.model_copy(update={"shows": None}).model_dump_json()
         if measurement not in known:
             known[measurement] = _rows(spec, place, force, redraw)
-        sections.append(_section(spec, *known[measurement]))
+        sections.append(_without_repeats(_section(spec, *known[measurement]), sections))
     if not any(rows for rows, _ in known.values()):
         raise UserError(next(reasons[0] for _, reasons in known.values()))
     command = ["python", "-m", "outliers.report", name, *models, *(["--device", device] if device else [])]
@@ -107,7 +107,7 @@ def report(
         if section.rows:
             write_files(section, place)
     write_whole(folder / "report.html", page(_title(name, specs), sections, shlex.join(command)))
-    printed = [f"{section.title}\n{'=' * len(section.title)}\n\n{section.printed}" for section in sections]
+    printed = [f"{section.title}\n{'=' * len(section.title)}\n\n{section.terminal}" for section in sections]
     return "\n" + "\n\n\n".join(printed) + f"\n\n\nRows, tables, figures and page: {folder}/report.html"
 
 
@@ -157,6 +157,12 @@ def _section(spec: Named, rows: list[dict], reasons: list[str]) -> Section:
         notes=[*section.notes, *not_run],
         printed="\n\n".join(filter(None, printed)),
     )
+
+
+def _without_repeats(section: Section, others: Sequence[Section]) -> Section:
+    """A section without what the findings of others say: several figures are drawn from the same rows."""
+    said = {finding.text for other in others for finding in other.findings}
+    return section._replace(findings=[finding for finding in section.findings if finding.text not in said])
 
 
 def _title(name: str, specs: list[Named]) -> str:

@@ -93,10 +93,21 @@ def drawn(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
+FINDINGS = 6  # of a section at most, and at the top of a page
+
+
+class Finding(NamedTuple):
+    """A sentence that the rows support beyond their scatter; at: the name of the table or drawing that it is from."""
+
+    text: str
+    at: str
+
+
 class Section(NamedTuple):
     """What one measurement shows.
 
-    printed: on a terminal. notes: paragraphs of the page. further: tables for files alone, by name.
+    printed: on a terminal, below the findings. notes: paragraphs of the page. further: tables for files alone, by name.
+    findings: the most telling first, at most `FINDINGS`.
     """
 
     title: str
@@ -106,3 +117,13 @@ class Section(NamedTuple):
     drawings: Sequence[Drawing] = ()
     notes: Sequence[str] = ()
     further: Mapping[str, pd.DataFrame] = MappingProxyType({})
+    findings: Sequence[Finding] = ()
+
+    @property
+    def terminal(self) -> str:
+        """All of it on a terminal, findings first."""
+        found = (
+            textwrap.fill(f"• {finding.text}", 100, subsequent_indent="  ", break_on_hyphens=False)
+            for finding in self.findings
+        )
+        return "\n\n".join(filter(None, ["\n".join(found), self.printed]))

@@ -18,7 +18,7 @@ def write(section: Section, folder: str | Path, command: str) -> str:
     """
     write_files(section, Path(folder))
     write_whole(Path(folder) / "report.html", page(section.title, [section], command))
-    return f"\n{section.printed}\n\nRows, tables, figures and page: {folder}/"
+    return f"\n{section.terminal}\n\nRows, tables, figures and page: {folder}/"
 
 
 def write_files(section: Section, folder: Path) -> None:

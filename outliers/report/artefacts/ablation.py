@@ -5,6 +5,7 @@ import pandas as pd
 from outliers.models.names import short_name
 from outliers.plot.ablation import ablation_bars
 from outliers.quantization.schemes import BASELINE
+from outliers.report.findings.ablation import ablation_findings
 from outliers.report.section import Drawing, Section, Table
 
 HEADERS = ["without", "method", "top-1 softmax (%)", "perplexity", "damage (%)"]
@@ -17,7 +18,7 @@ def ablation_section(rows: list[dict]) -> Section:
     drawings = [Drawing.of("ablation", "What the model loses without features.", ablation_bars(found))]
     scheme = rows[0].get("scheme", BASELINE)
     title = f"Ablation of {short_name(rows[0]['model'])}{'' if scheme == BASELINE else f' under {scheme}'}"
-    return Section(title, rows, table.form("simple"), [table], drawings)
+    return Section(title, rows, table.form("simple"), [table], drawings, findings=ablation_findings(found))
 
 
 def ablation_summary(rows: list[dict]) -> pd.DataFrame:

@@ -2,7 +2,9 @@
 
 import pandas as pd
 
-from outliers.plot.zeroshot import PREFIX, accuracy_by_size, label_of_weights, mean_accuracy, placed
+from outliers.plot.zeroshot import PREFIX, accuracy_by_size, label_of_weights, mean_accuracy, mean_chance, placed
+from outliers.quantization.schemes import BASELINE
+from outliers.report.findings.zeroshot import zeroshot_findings
 from outliers.report.paper import BLOG, Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Section, Table
 from outliers.specification.kinds import ZeroShot
@@ -39,7 +41,8 @@ CAPTION = (
 def zeroshot_section(rows: list[dict]) -> Section:
     """What zero-shot tasks show."""
     table, drawing = accuracy_table(rows), Drawing.of("accuracy", CAPTION, accuracy_by_size(rows))
-    return Section("Zero-shot accuracy", rows, table.printed, [table], [drawing])
+    findings = zeroshot_findings(mean_accuracy(rows), BASELINE, mean_chance(rows))
+    return Section("Zero-shot accuracy", rows, table.printed, [table], [drawing], findings=findings)
 
 
 def measured(rows: list[dict]) -> dict[Key, float]:

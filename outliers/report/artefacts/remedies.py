@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from outliers.plot.remedies import Point, points, remedy_costs
+from outliers.plot.remedies import NONE, Point, points, remedy_costs
+from outliers.report.findings.remedies import remedies_findings
 from outliers.report.paper import Artefact
 from outliers.report.section import Drawing, Section, Table, scatter_note
 from outliers.specification.kinds import Experiment
@@ -25,7 +26,8 @@ def remedies_section(rows: list[dict]) -> Section:
         for model, _ in _by_model(found)
     ]
     printed = "\n\n".join([*(table.printed for table in tables), note])
-    return Section("What saves a model", rows, printed, tables, drawings, [note])
+    findings = remedies_findings(found, NONE)
+    return Section("What saves a model", rows, printed, tables, drawings, [note], findings=findings)
 
 
 def _by_model(found: list[Point]) -> Iterable[tuple[str, list[Point]]]:

@@ -7,6 +7,7 @@ from outliers.plot.published import FAIRSEQ, TABLE1
 from outliers.plot.style import in_order
 from outliers.plot.sweep import costs, names_of, sweep_costs
 from outliers.quantization.schemes import BASELINE, label_of
+from outliers.report.findings.sweep import sweep_findings
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Section, Table, scatter_note
 from outliers.specification.kinds import Experiment
@@ -33,7 +34,10 @@ def sweep_section(rows: list[dict]) -> Section:
     )
     drawings = [Drawing.of("perplexity", caption, sweep_costs(rows))]
     printed = f"{terminal(table1(rows), scatter(rows))}\n\n{note}"
-    return Section("Perplexity under 8-bit schemes", rows, printed, tables, drawings, [note])
+    models = dict.fromkeys(row["model"] for row in rows)
+    names = dict(zip(models, names_of(models), strict=True))
+    findings = sweep_findings(costs(rows), names)
+    return Section("Perplexity under 8-bit schemes", rows, printed, tables, drawings, [note], findings=findings)
 
 
 def measured(rows: list[dict]) -> dict[Key, float]:

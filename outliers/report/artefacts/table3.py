@@ -5,6 +5,7 @@ import pandas as pd
 from outliers.models.configs import known_configs
 from outliers.models.names import short_name
 from outliers.plot.style import count_label
+from outliers.report.findings.memory import memory_findings
 from outliers.report.paper import Artefact, Key, Published, grid
 from outliers.report.section import Section, Table
 from outliers.specification.kinds import Memory
@@ -38,7 +39,9 @@ TOTALS = {"total 16": "16-bit total", "total 8": "8-bit total"}
 def memory_section(rows: list[dict]) -> Section:
     """What footprints, and the hardware that they fit, show."""
     tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
-    return Section("Memory at inference", rows, "\n\n".join(table.printed for table in tables), tables)
+    printed = "\n\n".join(table.printed for table in tables)
+    findings = memory_findings(largest(rows), footprints(rows))
+    return Section("Memory at inference", rows, printed, tables, findings=findings)
 
 
 def measured(rows: list[dict]) -> dict[Key, str]:

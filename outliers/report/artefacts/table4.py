@@ -8,6 +8,7 @@ from outliers.plot.emergence import Fit, by_model, distinct_models, figure3, fig
 from outliers.plot.published import TABLE4, TABLE4_COLUMNS
 from outliers.plot.style import count_label
 from outliers.report.elsewhere import elsewhere
+from outliers.report.findings.emergence import emergence_findings
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Section, Table
 from outliers.specification.kinds import Emergence
@@ -66,7 +67,8 @@ def emergence_section(rows: list[dict]) -> Section:
 
 def table4_section(rows: list[dict]) -> Section:
     """Table 4 with the fits, and what others published for its models."""
-    table, fits = emergence_table(rows), fits_of(distinct_models(rows))
+    models = distinct_models(rows)
+    table, fits = emergence_table(rows), fits_of(models)
     notes = [_fit_line(name, fit) for name, fit in fits.items()]
     twins = by_model(rows)["same_weights_as"].dropna()
     notes += [f"{model} holds the same weights as {twin}" for model, twin in twins.items()]
@@ -75,14 +77,19 @@ def table4_section(rows: list[dict]) -> Section:
     others = elsewhere([row["model"] for row in rows])
     printed = "\n".join([table.form("simple"), "", *notes, *(["", others.form("simple")] if others else [])])
     tables = [table, others] if others else [table]
-    return Section("Emergence of outlier features", rows, printed, tables, notes=notes, further=further)
+    findings = emergence_findings(models, fits, table.name)
+    return Section(
+        "Emergence of outlier features", rows, printed, tables, notes=notes, further=further, findings=findings
+    )
 
 
 def panel_section(name: str, rows: list[dict]) -> Section:
     """One panel of Figures 3 and 4, beside the paper's own models."""
     draw, panel, title, caption = PANELS[name]
     drawing = Drawing.of(name, f"{caption} {GREY_POINTS}", draw(rows, panel=panel))
-    return Section(title, rows, f"{name}.png, {name}.svg", drawings=[drawing])
+    models = distinct_models(rows)
+    findings = emergence_findings(models, fits_of(models), name)
+    return Section(title, rows, f"{name}.png, {name}.svg", drawings=[drawing], findings=findings)
 
 
 def measured(rows: list[dict]) -> dict[Key, float]:

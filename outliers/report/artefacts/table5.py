@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from outliers.report.findings.linear_layers import speed_findings
 from outliers.report.paper import Artefact, Key, Published, grid
 from outliers.report.section import Section, Table
 from outliers.specification.kinds import LinearLayers, layer_shape
@@ -26,21 +27,25 @@ PUBLISHED = Published(
 def speed_section(rows: list[dict]) -> Section:
     """What the timings of linear layers show."""
     table = speed_table(rows)
-    return Section("Speed of the first feed-forward layer", rows, table.printed, [table])
+    findings = speed_findings(_times(rows))
+    return Section("Speed of the first feed-forward layer", rows, table.printed, [table], findings=findings)
 
 
 def measured(rows: list[dict]) -> dict[Key, float]:
     """Times faster than 16 bits by the keys of the published ones."""
-    found = (row for row in rows if row["metric"] == "linear_layer.times_16_bits")
-    return {(row["way"], str(row["dimension"])): row["value"] for row in found}
+    return {(row["way"], str(row["dimension"])): row["value"] for row in _times(rows)}
 
 
 def speeds(rows: list[dict]) -> pd.DataFrame:
     """Times faster than 16 bits by way (index, in the order of the rows) and model dimension (columns, ascending)."""
-    found = [row for row in rows if row["metric"] == "linear_layer.times_16_bits"]
+    found = _times(rows)
     frame = pd.DataFrame(found, columns=["way", "dimension", "value"])
     dimensions = sorted(set(frame["dimension"].tolist()), key=layer_shape)
     return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique(), dimensions]
+
+
+def _times(rows: list[dict]) -> list[dict]:
+    return [row for row in rows if row["metric"] == "linear_layer.times_16_bits"]
 
 
 def speed_table(rows: list[dict]) -> Table:

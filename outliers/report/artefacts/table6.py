@@ -6,6 +6,7 @@ import pandas as pd
 
 from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
+from outliers.report.findings.latency import latency_findings
 from outliers.report.paper import BLOG, Artefact, Key, Published, grid, key_of
 from outliers.report.section import Section, Table
 from outliers.specification.kinds import Latency
@@ -39,7 +40,8 @@ VALUES = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", *FASTER.v
 def latency_section(rows: list[dict]) -> Section:
     """What the timings of generation show."""
     table = latency_table(rows)
-    return Section("Milliseconds a generated token", rows, table.printed, [table])
+    findings = latency_findings(latencies(rows), BASELINE)
+    return Section("Milliseconds a generated token", rows, table.printed, [table], findings=findings)
 
 
 def measured(rows: list[dict]) -> dict[Key, float]:

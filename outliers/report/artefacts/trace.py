@@ -10,6 +10,8 @@ from outliers.criterion import FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, S
 from outliers.models.names import short_name
 from outliers.plot.trace import READERS, _outliers, _stream, heat_map, magnitude_by_position, sorted_profile
 from outliers.report.artefacts.table4 import emergence_table
+from outliers.report.findings.trace import trace_findings
+from outliers.report.findings.words import ranges
 from outliers.report.section import Drawing, Section, Table
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names) -> Section:
 
     names: what a token id is called, see `outliers.text.tokens`.
     """
-    table4 = emergence_table([row for row in rows if "." not in row["metric"]])
+    of_model = [row for row in rows if "." not in row["metric"]]
+    table4 = emergence_table(of_model)
     massive, sinks, sink_tokens = trace.massive_activations(), trace.attention_sinks(), trace.sink_tokens()
     further = {
         "features_by_layer": trace.features(by="layer"),
@@ -53,7 +56,8 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names) -> Section:
     printed = "\n\n".join([*map(_printed, shown), *(textwrap.fill(note, 100) for note in notes)])
     drawings = [Drawing.of(draw.__name__, said, draw(trace)) for draw, said in CAPTIONS.items()]
     title = f"Outlier features of {short_name(rows[0]['model'])}"
-    return Section(title, rows, printed, shown, drawings, notes, further)
+    findings = trace_findings(trace, {row["metric"]: row["value"] for row in of_model}, names)
+    return Section(title, rows, printed, shown, drawings, notes, further, findings)
 
 
 def _printed(table: Table) -> str:
@@ -134,23 +138,12 @@ def _massive(every: pd.DataFrame) -> Table | str:
     for place, group in sorted(of_places, key=lambda found: -found[1]["largest"].max())[:SHOWN]:
         means = f"{group['massive'].mean():.2g}", f"{group['ratio'].mean():,.0f}"
         largest = f"{group['largest'].max():,.0f}"
-        cells.append([_ranges(group["layer"].tolist()), *means, largest, *map(str, place)])
+        cells.append([ranges(group["layer"].tolist()), *means, largest, *map(str, place)])
     caption = (
         f"Massive activations in the residual stream ({rule}): the layers after which there are some; how many a "
         "sequence has, and its largest |x| over its median |x|, both on average; the largest of all and its place."
     )
     return Table("massive_activations", caption, MASSIVE_ONES, cells, every)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Ascending numbers as people write them: 2–5, 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:

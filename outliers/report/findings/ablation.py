@@ -1,0 +1,75 @@
+"""What an ablation says."""
+
+import pandas as pd
+
+from outliers.report.findings.words import ONE_DRAW, are_apart, features, percent, times
+from outliers.report.section import Finding
+
+TAKEN_OUT = {
+    "zero": "Setting {} to zero",
+    "mean": "Setting {} to the mean",
+    "shuffle": "Shuffling {} over positions",
+}
+
+
+def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
+    """What the model loses by each method beside random features; what single features do; the attention.
+
+    summary: that of `outliers.measurements.ablation.summary`.
+    """
+    rows = summary.to_dict("records")
+    pairs = [
+        (row, control)
+        for row in rows
+        for control in rows
+        if row["subject"] == "outliers" and control["subject"] == "control" and row["method"] == control["method"]
+    ]
+    before = next(row for row in rows if row["subject"] == "none")
+    said = [_damage(*pair) for pair in pairs]
+    said += [*_attention(*pairs[0], before), *_single(rows, pairs[0][0]["method"])] if pairs else []
+    return [Finding(sentence, "ablation") for sentence in said]
+
+
+def _damage(row: dict, control: dict) -> str:
+    """What is lost without the features; that it is more than random features cost only beyond their interval."""
+    what = TAKEN_OUT.get(row["method"], f"Taking {{}} out by {row['method']}").format(features(row["features"]))
+    drawn = f"{'another feature' if len(row['features']) == 1 else 'as many others'}, drawn at random,"
+    least, most = 1 + control["damage_low"], 1 + control["damage_high"]
+    ratio, of_control = 1 + row["damage"], 1 + control["damage"]
+    interval = f"[{times(least)}, {times(most)}]"
+    if least <= ratio <= most or not are_apart(ratio, of_control, ONE_DRAW * ratio, ONE_DRAW * of_control):
+        return (
+            f"{what} changes the perplexity by {percent(row['damage'])}, {drawn} by {percent(control['damage'])}: "
+            "that it matters more could not be shown."
+        )
+    return f"{what} multiplies the perplexity by {times(ratio)}, {drawn} by {times(of_control)} {interval}."
+
+
+def _attention(row: dict, control: dict, before: dict) -> list[str]:
+    """How the attention is without the features, if it is otherwise without random ones."""
+    name = "top1_softmax"
+    if control[f"{name}_low"] <= row[name] <= control[f"{name}_high"]:
+        return []
+    moved = "falls" if row[name] < before[name] else "rises"
+    return [
+        f"Without {features(row['features'])} the mean top-1 softmax probability of the attention {moved} from "
+        f"{100 * before[name]:.1f} to {100 * row[name]:.1f} %; without random features it is "
+        f"{100 * control[name]:.1f} %."
+    ]
+
+
+def _single(rows: list[dict], method: str) -> list[str]:
+    """Which of several features does most alone, if one does."""
+    alone = [row for row in rows if row["subject"] == "single" and row["method"] == method]
+    alone.sort(key=lambda row: -row["perplexity"])
+    if len(alone) < 2 or not are_apart(*(row["perplexity"] for row in alone[:2]), *_scatter(alone[:2])):
+        return []
+    most, second = alone[:2]
+    return [
+        f"Alone, feature {most['features'][0]} does most: {percent(most['damage'])}; the next, feature "
+        f"{second['features'][0]}, {percent(second['damage'])}."
+    ]
+
+
+def _scatter(rows: list[dict]) -> list[float]:
+    return [ONE_DRAW * row["perplexity"] for row in rows]

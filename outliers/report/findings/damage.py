@@ -1,0 +1,118 @@
+"""What the damage by schemes says: how much, and where it comes from."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from outliers.report.findings.words import amount, are_apart, percent, scatter
+from outliers.report.section import FINDINGS, Finding
+
+if TYPE_CHECKING:
+    from outliers.measurements.damage.measurement import Damages
+
+Names = Callable[[int], str]  # of a token, by its id
+
+SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damage is named, up to so many
+
+
+def damage_findings(found: Mapping[str, "Damages"], names: Names) -> list[Finding]:
+    """Of the scheme that costs most: how much, in which layers and by which value, and in which role; what the others
+    cost, and in which role; the worst output of each."""
+    schemes = sorted(found.values(), key=lambda one: -one.model.get("damage", 0))
+    costly = [one for one in schemes if "damage" in one.model and not _is_scatter(one, one.model)]
+    said = [[_of_model(one)] if "damage" in one.model else [] for one in schemes]
+    for one, of_scheme in zip(schemes, said, strict=True):
+        if one in costly:
+            of_scheme += [*(_of_layers(one, names) if one is costly[0] else []), *_of_roles(one)]
+    return [*itertools.chain(*said), *(finding for one in schemes for finding in _of_errors(one))][:FINDINGS]
+
+
+def _of_model(one: "Damages") -> Finding:
+    before, after = one.model["unquantized"], one.model["perplexity"]
+    said = f"Under {one.scheme} the perplexity goes from {before:.2f} to {after:.2f} ({percent(one.model['damage'])})"
+    ending = ", which is within the scatter of rounding." if _is_scatter(one, one.model) else "."
+    return Finding(f"{said}{ending}", "damage_model")
+
+
+def _is_scatter(one: "Damages", values: Mapping, name: str = "perplexity") -> bool:
+    """Whether a perplexity is within the scatter of rounding of the unquantized model's."""
+    return not are_apart(values[name], one.model["unquantized"], _deviation(values, name))
+
+
+def _deviation(values: Mapping, name: str) -> float:
+    return scatter(values[name], values.get(f"{name}_deviation"))
+
+
+def _of_roles(one: "Damages") -> list[Finding]:
+    """In which role most of it is, if that one costs more than the next."""
+    if one.roles.empty:
+        return []
+    first, *others = one.roles.sort_values("perplexity_only", ascending=False).to_dict("records")
+    if _is_scatter(one, first, "perplexity_only") or (others and not _is_more(first, others[0])):
+        said = f"No role stands out under {one.scheme}: {first['role']} alone costs {percent(first['damage_only'])}."
+        return [Finding(said, "damage_roles")]
+    part = _part(one, first["damage_only"])
+    share = f", {100 * part:.0f} % of the rise of log-perplexity" if 0 < part < 1 else ""
+    which = f"Most of what {one.scheme} costs" if part > 0.5 else f"The largest part of what {one.scheme} costs"
+    said = f"{which} is in {first['role']} ({percent(first['damage_only'])} alone{share})"
+    if pd.notna(first.get("damage_without")):
+        said += f"; with {first['role']} exact, {percent(first['damage_without'])} is left"
+    return [Finding(f"{said}.", "damage_roles")]
+
+
+def _is_more(place: dict, other: dict, name: str = "perplexity_only") -> bool:
+    return are_apart(place[name], other[name], _deviation(place, name), _deviation(other, name))
+
+
+def _of_layers(one: "Damages", names: Names) -> list[Finding]:
+    """Which layers cost most alone, and the largest value that they have to hold."""
+    if one.layers.empty:
+        return []
+    layers = one.layers.sort_values("perplexity_only", ascending=False).head(MOST).to_dict("records")
+    gain = max(0.0, -one.layers["damage_only"].min())  # which is scatter, and so is as large a cost
+    broken = [
+        layer for layer in layers if _part(one, layer["damage_only"]) >= SHARE and layer["damage_only"] > 2 * gain
+    ]
+    broken = [layer for layer in broken if not _is_scatter(one, layer, "perplexity_only")]
+    if not broken:
+        worst = f"{layers[0]['layer']:.0f}, costs {percent(layers[0]['damage_only'])} alone"
+        return [Finding(f"No layer stands out under {one.scheme}: the worst, {worst}.", "damage_layers")]
+    costs = ", ".join(f"{layer['layer']:.0f} ({percent(layer['damage_only'])})" for layer in broken)
+    which = "layers that cost" if len(broken) > 1 else "layer that costs"
+    said = f"Under {one.scheme} the {which} most alone: {costs}"
+    return [Finding(f"{said}{_cause(one, [layer['layer'] for layer in broken], names)}.", "damage_layers")]
+
+
+def _cause(one: "Damages", layers: list[int], names: Names) -> str:
+    """The largest value that layers read, which a scale has to hold; nothing where no input was looked at."""
+    inputs = one.errors[one.errors["layer"].isin(layers)].dropna(subset=["largest"])
+    if inputs.empty:
+        return ""
+    most = inputs.loc[inputs["largest"].astype(float).idxmax()].to_dict()
+    place = f"feature {most['feature']:.0f}, position {most['position']:.0f}, token {names(int(most['token']))}"
+    return f"; the {most['role']} of layer {most['layer']} reads a value of {amount(most['largest'])} ({place})"
+
+
+def _of_errors(one: "Damages") -> list[Finding]:
+    if one.errors.empty:
+        return []
+    worst = one.errors.loc[one.errors["by_token"].idxmax()]
+    said = (
+        f"The output that is worst for the mean token under {one.scheme} is that of "
+        f"{worst['projection']}, with an error of {decibels(worst['by_token_db'])} dB; its largest input is "
+        f"{worst['largest']:,.1f}, in feature {worst['feature']}."
+    )
+    return [Finding(said, "damage_worst")]
+
+
+def _part(one: "Damages", damage: float) -> float:
+    """The share of the rise of log-perplexity that this one is; 0 where there is none."""
+    return math.log1p(damage) / math.log1p(one.model["damage"]) if one.model["damage"] > 0 else 0.0
+
+
+def decibels(db: float) -> str:
+    """An error as a table and a sentence have it: −25.3; −∞ where there is none."""
+    return "−∞" if math.isinf(db) else f"{round(db, 1) + 0.0:.1f}".replace("-", "−")  # of −0 the sign goes

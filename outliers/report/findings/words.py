@@ -1,0 +1,72 @@
+"""Numbers as sentences have them, and which differences are beyond the scatter of rounding."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+NAMED = 6  # more things are counted, not named
+# Of a perplexity that was measured once, nothing says how far rounding scatters it. Of real models it is about one per
+# cent (docs/definitions.md#scatter), which is taken as two standard deviations.
+ONE_DRAW = 0.005
+
+
+def count(number: int) -> str:
+    """A number of things: one, twelve, 1,024; none for 0."""
+    return COUNTS[number] if number < len(COUNTS) else f"{number:,}"
+
+
+def listed(things: Iterable) -> str:
+    """Things in a row: a; a and b; a, b and c."""
+    *others, last = map(str, things)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def features(numbers: Sequence[int]) -> str:
+    """Features by their numbers, or, where they are many, how many they are: feature 3; features 3 and 17."""
+    if len(numbers) > NAMED:
+        return f"{count(len(numbers))} features"
+    return f"feature{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
+
+
+def ranges(numbers: list[int]) -> str:
+    """Ascending numbers as people write them: 2–5, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def percent(share: float, deviation: float | None = None) -> str:
+    """A change in per cent with its sign and, where that was measured, its standard deviation: +110.6 % ± 1.4."""
+    digits = 1 if abs(share) < 10 else 0
+    scatter = "" if deviation is None or math.isnan(deviation) else f" ± {100 * deviation:.{digits}f}"
+    return f"{100 * share:+.{digits}f} %{scatter}".replace("-", "−")
+
+
+def part(share: float) -> str:
+    """A share in per cent, with a digit behind the point where it is small."""
+    return f"{share:.1%}".replace("%", " %") if 0 < share < 0.1 else f"{share:.0%}".replace("%", " %")
+
+
+def amount(value: float) -> str:
+    """A magnitude, short: 2,960; 31.4; 1.40."""
+    form = ",.0f" if abs(value) >= 100 else ".1f" if abs(value) >= 10 else ".2f"
+    return f"{value:{form}}".replace("-", "−")
+
+
+def times(ratio: float) -> str:
+    """By how much something is multiplied: 9.9; 1.006."""
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.3f}"
+
+
+def scatter(perplexity: float, deviation: float | None) -> float:
+    """The standard deviation of a perplexity by rounding, also of one that was measured once."""
+    return ONE_DRAW * perplexity if deviation is None or math.isnan(deviation) else deviation
+
+
+def are_apart(one: float, other: float, *deviations: float) -> bool:
+    """Whether two values differ by more than two standard deviations of their difference."""
+    return abs(one - other) > 2 * math.hypot(*deviations)

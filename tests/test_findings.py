@@ -1,0 +1,354 @@
+"""Sentences about what was measured: true of the rows, and not there where the rows do not support them."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from outliers.measurements.damage.measurement import damages_of
+from outliers.plot.emergence import Fit
+from outliers.report.artefacts.ablation import ablation_section
+from outliers.report.artefacts.damage import damage_section
+from outliers.report.artefacts.figure1 import zeroshot_section
+from outliers.report.artefacts.remedies import NONE, Point, remedies_section
+from outliers.report.artefacts.table1 import sweep_section
+from outliers.report.artefacts.table3 import memory_section
+from outliers.report.artefacts.table4 import panel_section, table4_section
+from outliers.report.artefacts.table5 import speed_section
+from outliers.report.artefacts.table6 import latency_section
+from outliers.report.artefacts.trace import trace_section
+from outliers.report.findings.ablation import ablation_findings
+from outliers.report.findings.damage import damage_findings
+from outliers.report.findings.emergence import emergence_findings
+from outliers.report.findings.linear_layers import speed_findings
+from outliers.report.findings.memory import memory_findings
+from outliers.report.findings.remedies import remedies_findings
+from outliers.report.findings.sweep import sweep_findings
+from outliers.report.findings.words import are_apart, count, features, listed, percent, ranges, scatter
+from outliers.report.findings.zeroshot import zeroshot_findings
+from outliers.report.section import Finding, Section
+from outliers.specification.kinds import OneModel
+from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model
+
+KEPT = Path(__file__).parent.parent / "results" / "kept"
+SECTIONS = {
+    "pocket/table1": sweep_section,
+    "smollm2-135m/sweep": sweep_section,
+    "smollm2-135m/ablation": ablation_section,
+    "ablation/opt-1.7m": ablation_section,
+    "damage/smollm2-135m": lambda rows: damage_section(rows, "token {}".format),
+    "pocket/table3": memory_section,
+    "pocket/table4": table4_section,
+    "training": table4_section,
+    "pocket/table5": speed_section,
+    "pocket/table6": latency_section,
+    "pocket/figure1": zeroshot_section,
+    "remedies": remedies_section,
+}
+
+
+def kept(run: str) -> list[dict]:
+    """The rows of a run that is kept."""
+    return [json.loads(row) for row in (KEPT / run / "rows.jsonl").read_text().splitlines()]
+
+
+def said(findings: list[Finding]) -> str:
+    """All sentences in one line."""
+    return " ".join(finding.text for finding in findings)
+
+
+def test_words():
+    assert [count(number) for number in (0, 1, 12, 13, 1024)] == ["none", "one", "twelve", "13", "1,024"]
+    assert [listed(things) for things in ("a", "ab", "abc")] == ["a", "a and b", "a, b and c"]
+    assert [features(numbers) for numbers in ([3], [3, 17], range(7))] == [
+        "feature 3",
+        "features 3 and 17",
+        "seven features",
+    ]
+    assert [ranges(numbers) for numbers in ([2, 3, 4, 7, 9, 10], [5])] == ["2–4, 7, 9–10", "5"]
+    assert [percent(1.106, 0.014), percent(-0.012), percent(113.0)] == ["+110.6 % ± 1.4", "−1.2 %", "+11300 %"]
+
+
+def test_one_draw_has_the_scatter_that_is_known():
+    assert not are_apart(100.9, 100.0, scatter(100.9, None))
+    assert are_apart(101.2, 100.0, scatter(101.2, None))
+    assert are_apart(100.9, 100.0, scatter(100.9, 0.2))
+
+
+@pytest.mark.parametrize("run", SECTIONS)
+def test_each_sentence_is_of_a_table_or_figure(run):
+    section = SECTIONS[run](kept(run))
+    places = {one.name for one in (*section.tables, *section.drawings)}
+    assert section.findings
+    assert {finding.at for finding in section.findings} <= places
+    for finding in section.findings:
+        assert finding.text[0].isupper() or finding.text.split()[0].rstrip(",") in finding.text
+        assert finding.text.endswith(".")
+        assert "nan" not in finding.text
+    assert all(finding.text in " ".join(section.terminal.split()) for finding in section.findings)
+
+
+def test_findings_of_kept_runs():
+    assert said(SECTIONS["smollm2-135m/ablation"](kept("smollm2-135m/ablation")).findings).startswith(
+        "Setting feature 247 to zero multiplies the perplexity by 9.9, another feature, drawn at random, by 1.006 "
+    )
+    sweep = said(sweep_section(kept("smollm2-135m/sweep")).findings)
+    assert "absmax costs smollm2-135m +110.6 % ± 1.4 of its perplexity." in sweep
+    assert "llm.int8-zeropoint costs smollm2-135m least: +0.6 % ± 0.1." in sweep
+    damage = said(SECTIONS["damage/smollm2-135m"](kept("damage/smollm2-135m")).findings)
+    assert "the ffn_out of layer 11 reads a value of 2,960 (feature 1229, position 0, token token " in damage
+    assert "Most of what absmax costs is in ffn_out (+74.9 % alone" in damage
+
+
+# Traces
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """What makes the section of the trace of a model."""
+
+    def section_of(model: str, **fields) -> tuple[Section, object]:
+        folder = tmp_path_factory.mktemp("trace")
+        trace, rows = trace_model(OneModel(model=model, blocks=2, **fields), folder)
+        return trace_section(trace, rows, "token {}".format), trace
+
+    return section_of
+
+
+@needs_smollm2
+def test_a_model_with_one_outlier_feature(traced):
+    section, _ = traced("smollm2-135m", block=128)
+    text = said(section.findings)
+    assert "One of 576 features is an outlier feature: feature 247, which reaches |x| ≥ 6 in " in text
+    assert "feature 1229 of layer 11's ffn_out, at position 0, token token " in text
+    assert "Massive activations stand in the residual stream after layers 11–" in text
+    assert "Position 0 is an attention sink for " in text
+    assert 3 <= len(section.findings) <= 6
+
+
+def test_a_model_with_several(traced):
+    section, trace = traced("pocket/gpt2-5.9m")
+    found = trace.outlier_features()
+    assert len(found) > 1
+    start = f"{count(len(found)).capitalize()} of 256 features are outlier features, most often feature "
+    assert section.findings[0].text.startswith(f"{start}{found['feature'][0]}, which")
+    assert "Massive" not in said(section.findings)
+
+
+@needs_shared
+@pytest.mark.parametrize("model", ["pocket/gpt2-0.1m", str(STORIES)])
+def test_a_model_without_any(traced, model):
+    section, trace = traced(model, alpha=30.0)
+    assert trace.outlier_features().empty
+    first = section.findings[0].text
+    assert first.startswith(
+        f"None of {len(trace.features())} features is an outlier feature: no value reaches |x| ≥ 30"
+    )
+    assert len(section.findings) >= 3
+    assert "where outlier features are set to zero" not in said(section.findings)
+
+
+def test_the_nearest_feature_is_named(traced):
+    section, trace = traced("pocket/gpt2-0.5m", alpha=5.0)
+    assert trace.outlier_features().empty
+    nearest = trace.features().iloc[0]
+    assert f": the nearest, feature {nearest['feature']:.0f}, reaches |x| ≥ 5 in " in section.findings[0].text
+    assert "where 25 % and 6 % are asked for." in section.findings[0].text
+
+
+def test_a_criterion_that_tells_nothing(traced):
+    section, _ = traced("pocket/gpt2-0.1m", alpha=0.1)
+    assert "the criterion tells nothing" in section.findings[0].text
+
+
+# What vanishes
+
+
+def cost(scheme: str, value: float, deviation: float | None = None, model: str = "gpt2") -> dict:
+    return {"model": model, "scheme": scheme, "value": value} | (
+        {} if deviation is None else {"standard_deviation": deviation}
+    )
+
+
+def test_a_sweep_within_its_scatter():
+    names = {"gpt2": "gpt2"}
+    assert sweep_findings([], names) == []
+    nothing = "No scheme costs gpt2 perplexity beyond the scatter of rounding."
+    assert said(sweep_findings([cost("absmax", 0.9)], names)) == nothing, "one draw"
+    assert said(sweep_findings([cost("absmax", 0.9, 0.5)], names)) == nothing
+    assert (
+        said(sweep_findings([cost("absmax", 0.9, 0.2)], names)) == "absmax costs gpt2 +0.9 % ± 0.2 of its perplexity."
+    )
+    assert "any of two models" in said(sweep_findings([cost("absmax", 0.1)], names | {"b": "b"}))
+
+
+def test_what_outlier_features_in_16_bits_save():
+    names, absmax = {"gpt2": "gpt2"}, cost("absmax", 50.0, 1.0)
+    saved = sweep_findings([absmax, cost("absmax-vector", 9.0, 0.2), cost("llm.int8", 1.0, 0.2)], names)
+    assert "bring the cost down: +9.0 % ± 0.2 under absmax-vector, +1.0 % ± 0.2 under llm.int8." in said(saved)
+    assert "llm.int8 costs gpt2 least: +1.0 % ± 0.2." in said(saved)
+    same = said(sweep_findings([absmax, cost("absmax-vector", 1.2, 0.2), cost("llm.int8", 1.0, 0.2)], names))
+    assert "save anything could not be shown: +1.2 % ± 0.2 under absmax-vector" in same
+    assert "least" not in same
+    free = said(sweep_findings([absmax, cost("absmax-vector", 0.1, 0.2), cost("llm.int8", 0.2, 0.2)], names))
+    assert "That llm.int8 and absmax-vector cost gpt2 anything could not be shown." in free
+
+
+def test_how_many_models_lose():
+    costs = [cost("absmax", value, 0.1, model) for model, value in (("a", 50.0), ("b", 0.5), ("c", 1.1))]
+    text = said(sweep_findings(costs, {name: name for name in "abc"}))
+    assert text.endswith("One of three models loses more than one per cent.")
+    text = said(sweep_findings(costs[:1] * 2 + [costs[0] | {"model": "b"}], {name: name for name in "ab"}))
+    assert text.endswith("Each of the models loses more than one per cent under some scheme.")
+
+
+def summary(damage: float, control: tuple[float, float, float], top1: float = 0.2, singles=()) -> pd.DataFrame:
+    """An ablation of two features; control: mean and ends of the interval of the damage by random ones."""
+    rows = [
+        {"subject": "none", "method": "", "features": (), "damage": 0.0, "top1_softmax": 0.4},
+        {"subject": "outliers", "method": "zero", "features": (3, 17), "damage": damage, "top1_softmax": top1},
+        {"subject": "control", "method": "zero", "features": (), "top1_softmax": 0.4, "damage": control[0]},
+        *({"subject": "single", "method": "zero", "features": (3 + n,), "damage": d} for n, d in enumerate(singles)),
+    ]
+    rows[2] |= {
+        "top1_softmax_low": 0.38,
+        "top1_softmax_high": 0.42,
+        "damage_low": control[1],
+        "damage_high": control[2],
+    }
+    return pd.DataFrame([row | {"perplexity": 30 * (1 + row["damage"])} for row in rows])
+
+
+def test_an_ablation_within_its_scatter():
+    supported = said(ablation_findings(summary(0.5, (0.01, 0.0, 0.02))))
+    assert "Setting features 3 and 17 to zero multiplies the perplexity by 1.500, as many others" in supported
+    assert "falls from 40.0 to 20.0 %" in supported
+    for damage, control in ((0.015, (0.01, 0.0, 0.02)), (0.012, (0.01, 0.009, 0.011))):
+        text = said(ablation_findings(summary(damage, control, 0.41)))
+        assert "that it matters more could not be shown." in text
+        assert "multiplies" not in text
+        assert "softmax" not in text
+
+
+def test_which_single_feature_does_most():
+    control = (0.01, 0.0, 0.02)
+    assert "Alone, feature 4 does most: +40.0 %" in said(ablation_findings(summary(0.5, control, singles=(0.1, 0.4))))
+    assert "Alone" not in said(ablation_findings(summary(0.5, control, singles=(0.4, 0.4001))))
+    assert "Alone" not in said(ablation_findings(summary(0.5, control, singles=(0.4,))))
+
+
+def damaged(perplexity: float = 80.0, deviation: float | None = None, roles=(44.0, 70.0), layers=(40.1, 50.0, 41.0)):
+    """What a scheme damages in a model of perplexity 40."""
+
+    def row(metric, value, **fields):
+        return {"metric": metric, "scheme": "absmax", "value": value, **fields}
+
+    scattered = {} if deviation is None else {"standard_deviation": deviation}
+    names = ("ffn_in", "ffn_out")
+    rows = [
+        row("perplexity", 40.0, scheme="fp32"),
+        row("perplexity", perplexity, **scattered),
+        *(row("damage.perplexity_only", value, role=role) for role, value in zip(names, roles, strict=True)),
+        *(row("damage.perplexity_without", value, role=role) for role, value in zip(names, roles[::-1], strict=True)),
+        *(row("damage.perplexity_only", value, layer=layer) for layer, value in enumerate(layers)),
+    ]
+    return said(damage_findings(damages_of(rows), str))
+
+
+def test_where_a_scheme_does_its_damage():
+    assert damaged() == (
+        "Under absmax the perplexity goes from 40.00 to 80.00 (+100.0 %). Under absmax the layer that costs most "
+        "alone: 1 (+25.0 %). Most of what absmax costs is in ffn_out (+75.0 % alone, 81 % of the rise of "
+        "log-perplexity); with ffn_out exact, +10.0 % is left."
+    )
+    assert damaged(deviation=30.0).endswith("(+100.0 %), which is within the scatter of rounding.")
+    assert damaged(40.3).endswith("(+0.7 %), which is within the scatter of rounding."), "one draw"
+    assert "No role stands out under absmax: ffn_out alone costs +75.0 %." in damaged(roles=(69.9, 70.0))
+    assert "No layer stands out under absmax: the worst, 0, costs +0.2 % alone." in damaged(layers=(40.1, 40.0, 40.0))
+
+
+def family(**columns) -> pd.DataFrame:
+    """Models as Table 4 has them."""
+    about = {"positions": [0.1, 0.5], "layers": [0.3, 0.5], "median": [6.5, -7.0]}
+    return pd.DataFrame({"parameters": [1e6, 4e6], **about, **columns}, index=["small", "large"])
+
+
+def test_a_family():
+    none = emergence_findings(family(count=[0, 0]), {"layers": None}, "table4")
+    assert said(none) == "None of two models has an outlier feature by the criterion."
+    one = said(emergence_findings(family(count=[0, 1]), {}, "table4"))
+    assert one.startswith(
+        "One of two models has an outlier feature by the criterion. The most common of large affects "
+    )
+    assert "All models from 4M parameters on have some, and none up to 1M." in one
+    other = said(emergence_findings(family(count=[2, 0]), {}, "table4"))
+    assert "The most common of the two of small affects 30 % of layers and 10 % of positions" in other
+    assert "parameters on" not in other
+
+
+def test_a_fit_whose_interval_includes_0_is_no_finding():
+    models = family(count=[1, 1])
+    assert "grows e-fold" in said(emergence_findings(models, {"layers": Fit(9, (8, 10), 3, (1, 5), 9)}, "table4"))
+    assert "grows e-fold" not in said(emergence_findings(models, {"layers": Fit(9, (8, 10), 3, (-1, 7), 9)}, "table4"))
+
+
+def test_panels_say_what_the_family_shows():
+    section = panel_section("figure4b", kept("pocket/table4"))
+    assert {finding.at for finding in section.findings} == {"figure4b"}
+
+
+def point(format: str, remedy: str, ratio: float, bits: float = 8, deviation: float | None = 0.05) -> Point:
+    return Point("gpt2", format, remedy, "tensor", bits, bits, 30 * ratio, deviation, ratio)
+
+
+def test_remedies_within_their_scatter():
+    saved = said(remedies_findings([point("w4a4", NONE, 3.0, 4), point("w4a4", "hadamard", 1.2, 4)], NONE))
+    assert "w4a4 is saved most: it costs +200.0 % ± 0.2 plain, +20.0 % ± 0.2 with hadamard." in saved
+    assert "No format holds gpt2 within 5 % of its perplexity." in saved
+    assert "Whatever the remedy, w4a4 costs gpt2 more than 5 % of its perplexity." in saved
+    same = said(remedies_findings([point("w8a8", NONE, 1.011), point("w8a8", "hadamard", 1.010)], NONE))
+    assert "That any remedy saves anything could not be shown." in same
+    assert "are 8: w8a8 with hadamard, +1.0 % ± 0.2." in same
+    assert "hold" not in said(remedies_findings([point("w8a8", NONE, 1.045, deviation=0.3)], NONE)).replace("holds", "")
+
+
+def test_zero_shot_within_standard_errors():
+    def mean(scheme, value, error=0.02):
+        return {"model": "gpt2", "scheme": scheme, "value": value, "standard_error": error}
+
+    lost = said(zeroshot_findings([mean("fp32", 0.5), mean("absmax", 0.3)], "fp32", 0.25))
+    assert lost == "absmax costs gpt2 zero-shot accuracy: 50.0 ± 2.0 % falls to 30.0 ± 2.0 %."
+    same = said(zeroshot_findings([mean("fp32", 0.27), mean("absmax", 0.26)], "fp32", 0.25))
+    assert same.startswith("That any scheme costs zero-shot accuracy could not be shown")
+    assert "gpt2 is not shown to do better than guesses, 25.0 %" in same
+    assert zeroshot_findings([mean("fp32", 0.5, None), mean("absmax", 0.3, None)], "fp32", None) == []
+
+
+def test_speeds_within_their_quartiles():
+    def row(way, value, spread):
+        return {"way": way, "dimension": 768, "value": value, "q1": value - spread, "q3": value + spread}
+
+    text = said(speed_findings([row("a", 1.5, 0.1), row("b", 0.5, 0.1), row("c", 1.1, 0.2)]))
+    assert text.startswith("a is 1.50 times as fast as 16 bits at d = 768.")
+    assert text.endswith("Slower than 16 bits at every d that was timed: b.")
+    assert "c" not in text.split("Slower")[0].split("Faster")[1].split(": ")[1]
+    assert speed_findings([row("c", 1.1, 0.2)]) == []
+
+
+def test_decoding_within_its_quartiles():
+    rows = [row for row in kept("pocket/table6") if row["model"] == "smollm2-135m"]
+    told, not_told = (finding.text for finding in latency_section(rows).findings)
+    assert "times as long as without quantization." in told
+    assert not_told.endswith("without: a difference could not be shown.")
+
+
+def test_memory():
+    footprints = pd.DataFrame({"total 16": [2.0], "total 8": [1.0]}, index=["gpt2"])
+    none = pd.DataFrame({"8-bit": ["a"], "16-bit": ["a"], "hardware": ["GPU"], "gigabytes": [8.0]})
+    assert said(memory_findings(none, footprints)) == (
+        "On no hardware do 8 bits hold a larger model than 16. In 8 bits gpt2 needs 50 % of the memory of 16 bits."
+    )
+    assert "8 bits hold a larger model than 16 there: b rather than a on GPU of 8 GB." in said(
+        memory_findings(none.assign(**{"8-bit": ["b"]}), footprints)
+    )
