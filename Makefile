@@ -7,7 +7,7 @@ MODEL = $(RUN) -m outliers.get smollm2-135m || echo "going on without smollm2-13
 INSTALL = test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: sweep paper notebooks test gpu lint clean
+.PHONY: sweep paper notebooks docs test gpu lint clean
 
 sweep: $(VENV)/installed
 	@$(MODEL)
@@ -20,6 +20,10 @@ paper: $(VENV)/installed-paper
 notebooks: $(VENV)/installed-dev
 	@$(MODEL)
 	cd notebooks && ../$(VENV)/bin/jupyter execute --inplace --NotebookClient.record_timing=False *.ipynb
+
+# README, docs and a reference of what is public as a site: build/docs/index.html.
+docs: $(VENV)/installed-dev
+	$(RUN) -m sphinx -q -E -W --keep-going -c docs . build/docs
 
 test: $(VENV)/installed-dev
 	@$(MODEL)

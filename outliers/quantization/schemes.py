@@ -261,7 +261,8 @@ _OF_FORMATS = [
     _alike("bfp6", "group-32", "BFP6"),
     _alike("bfp4", "group-32", "BFP4"),
 ]
-SCHEMES = {scheme.name: scheme for scheme in _OWN + _OF_FORMATS}  # a user may add to it
+#: Every scheme by its name; a user may add to it.
+SCHEMES = {scheme.name: scheme for scheme in _OWN + _OF_FORMATS}
 BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
 TABLE1 = [  # the paper's rows
     "fp32",
