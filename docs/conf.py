@@ -57,3 +57,4 @@ viewcode_line_numbers = True
 html_theme = "furo"
 html_title = "outliers"
 html_copy_source = False
+html_show_search_summary = False  # which a browser fetches, and may not from a folder

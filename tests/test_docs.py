@@ -592,7 +592,7 @@ def test_the_example_of_what_a_run_needs():
     example = table_of_needs(
         [Need("opt-6.7b", 34_500_000_000, 0, 0, 0, 360.0)], Room(23_500_000_000, 0, 56_600_000_000, 10**12)
     )
-    assert f"```\n{example}\n```" in read("docs/large-models.md")
+    assert f"```text\n{example}\n```" in read("docs/large-models.md")
 
 
 def test_all_fields_of_rows_are_defined():
