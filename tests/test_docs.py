@@ -646,7 +646,7 @@ def test_docstrings_cite_what_is_there():
 
 def typed(page: str, program: str) -> Iterator[list[str]]:
     """The arguments of each line of a page that runs a program."""
-    for block in re.findall(r"```(?:sh)?\n(.*?)```|(?<!`)`([^`]+)`(?!`)", read(page), re.DOTALL):
+    for block in re.findall(r"```\w*\n(.*?)```|(?<!`)`([^`]+)`(?!`)", read(page), re.DOTALL):
         for line in "".join(block).splitlines():
             for found in re.findall(rf"(?<!\S)'?{program}\S*[^'#|]*", line):
                 yield shlex.split(found.strip("'"))
