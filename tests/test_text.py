@@ -546,6 +546,8 @@ def test_rows_of_a_text_of_ones_own(tmp_path):
     assert other["value"] != one["value"]
     (of_ids,) = sweep(Experiment(**fields, text=blocks), tmp_path)
     assert (of_ids["value"], of_ids["text"]) == (one["value"], "tensor of 2 x 16 token ids")
+    (of_lists,) = sweep(Experiment(**fields, text=blocks.tolist()), tmp_path)
+    assert (of_lists["value"], of_lists["text"]) == (one["value"], "list of 2 documents")
 
 
 @needs_shared
