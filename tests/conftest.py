@@ -19,7 +19,6 @@ if not torch.cuda.is_available():  # Triton, which transformers may import, deci
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from outlier_kernels.cpu import has_int8_units
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from outliers.experiment.place import place_of
@@ -205,8 +204,10 @@ LENGTHS = (24, 7, 2)  # of sequences
 def padded(blocks: torch.Tensor, side: str) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
     """The first tokens of blocks (3, 24) as sequences (T,), and as a tokenizer pads them: ids and mask (3, 24)."""
     sequences = [ids[:length] for ids, length in zip(blocks, LENGTHS, strict=True)]
-    ids = pad_sequence(sequences, batch_first=True, padding_value=99, padding_side=side)
-    mask = pad_sequence([torch.ones_like(one) for one in sequences], batch_first=True, padding_side=side)
+    ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=99, padding_side=side)
+    mask = torch.nn.utils.rnn.pad_sequence(
+        [torch.ones_like(one) for one in sequences], batch_first=True, padding_side=side
+    )
     return sequences, ids, mask
 
 
