@@ -147,7 +147,7 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
     ("command", "arguments", "folder", "printed", "written"),
     [
         ("trace", TRACE, "trace/gpt2-0.1m", "Outlier features: ", "heat_map.png"),
-        ("trace", [*TRACE, "--tokens"], "trace/gpt2-0.1m", "the token between « and »", "contexts.csv"),
+        ("trace", [*TRACE, "--tokens"], "trace/gpt2-0.1m", "mean |x|", "contexts.csv"),
         (
             "ablate",
             [*TRACE, "--method", "zero,mean"],

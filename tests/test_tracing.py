@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import reduce
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 import torch
@@ -23,10 +24,13 @@ from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text
 from outliers.text.tokens import named_tokens
 from outliers.tracing import sketch
+from outliers.tracing.compare import compare
+from outliers.tracing.frame import Frame
 from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
+from outliers.variants.variant import Quantized
 from tests.conftest import C4, CONFIGS, STORIES, every_kind, make_model, make_tokenizer, needs_shared
 
 ALPHA = 1.5
@@ -376,8 +380,6 @@ def test_no_quartile_is_below_alpha(blocks):
 
 @given(st.lists(FINITE.filter(lambda x: x != 0), min_size=1, max_size=60), st.floats(0, 1))
 def test_sketch_is_within_one_per_cent(values, fraction):
-    import pandas as pd
-
     counts = pd.DataFrame({"group": 0, "bucket": sketch.buckets(torch.tensor(values)).numpy(), "count": 1})
     assert counts["bucket"].abs().between(1, sketch.BUCKETS - 1).all()
     (estimate,) = sketch.quantiles(counts, ["group"], {"q": fraction})["q"]
@@ -833,3 +835,94 @@ def test_a_padded_batch_is_its_sequences(with_tokens):
     assert np.allclose(found.attention_sinks()["share"], sinks)
     with pytest.raises(UserError, match="masks tokens between others"):
         trace(model, ids, attention_mask=mask.index_fill(1, torch.tensor([1]), 0))
+
+
+# What is printed, and what is compared
+
+
+def test_a_trace_prints_in_five_lines(with_tokens, gpt2):
+    *_, found = with_tokens
+    few = found.outlier_features(layers=0, positions=0)
+    assert len(few) == 32
+    lines = repr(replace(found, about={"model": "small"})).splitlines()
+    assert lines[0] == "Trace of small: 6 sequences × up to 24 tokens, alpha 1.5"
+    assert lines[1] == "  2 layers × features: attn_in 32, attn_out 32, ffn_in 32, ffn_out 128"
+    outliers = found.outlier_features()["feature"].tolist()
+    assert len(outliers) > 8
+    assert lines[2] == f"  outlier features: {len(outliers)} of 32 ({', '.join(map(str, outliers[:8]))}, …)"
+    largest = found.largest_values().sort_values("max").iloc[-1]
+    where = f"{largest['role']} of layer {largest['layer']}, feature {largest['feature']}"
+    said = f"  largest value {largest['value']:.1f}: {where}, position {largest['position']}"
+    assert lines[3:] == [f"{said}, token {largest['token_text']}", "  with attention sinks and tokens"]
+    model, blocks, *_ = gpt2
+    lines = repr(trace(model, blocks, "ffn_out", attention=False)).splitlines()
+    assert lines[0] == "Trace: 6 sequences × 24 tokens, alpha 6"
+    assert len(lines) == 3
+    assert ", token id " in lines[2]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_tables_print_all_columns(with_tokens, monkeypatch, columns):
+    """Within the width of the terminal, whatever pandas' options are."""
+    *_, found = with_tokens
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pd.option_context("display.max_columns", 0, "display.max_colwidth", 10, "display.width", 40):
+        for table in (found.outlier_features(), found.tokens(3, "position"), found.hidden_states(), found.features()):
+            printed = repr(table)
+            assert all(name in printed.split() for name in table.columns)
+            assert "..." not in printed
+            assert not isinstance(table[table.columns[:2]], Frame), "what is made of it is a plain one"
+            if "context" not in table:
+                assert max(map(len, printed.splitlines())) <= columns
+                assert len(printed.splitlines()) == len(table) + 1 or columns < 200
+    one = Frame({"feature": [7], "share": [0.123456], "max": [25493.8], "none": [np.nan]})
+    assert repr(one).splitlines()[1].split() == ["7", "0.123", "25,494", "nan"]
+    assert one["share"][0] == 0.123456
+    assert "0.123456" in one._repr_html_()
+
+
+def test_outlier_features_fit_a_terminal(monkeypatch):
+    """Those of a real model, whose values are as large, in one piece."""
+    monkeypatch.setenv("COLUMNS", "80")
+    row = {"feature": 1247, "layers": 0.4708, "positions": 0.98193, "positions_mean": 0.13379, "hits": 16438}
+    row |= {"one_sided": True, "q1": -8.09, "median": -7.17, "q3": -6.62, "max": 11.91}
+    assert len(repr(Frame([row])).splitlines()) == 2
+
+
+def test_compare(gpt2, blocks):
+    """Of a model and itself with a feature planted, and under a scheme."""
+    model = make_model("gpt2")
+    one = trace(plant(make_model("gpt2"), [5], 30), blocks)
+    other = trace(plant(make_model("gpt2"), [5, 20], 60), blocks)
+    both = compare(one, other)
+    assert both["feature"].tolist() == [20, 5]
+    assert both[["outlier_a", "outlier_b"]].to_numpy().tolist() == [[False, True], [True, True]]
+    tables = [found.features().set_index("feature") for found in (one, other)]
+    for _, row in both.iterrows():
+        a, b = (table.loc[row["feature"]] for table in tables)
+        for name in ("layers", "positions", "max"):
+            assert (row[f"{name}_a"], row[f"{name}_b"]) == (a[name], b[name])
+        assert row["layers_change"] == b["layers"] - a["layers"]
+        assert row["positions_change"] == b["positions"] - a["positions"]
+        assert row["max_ratio"] == pytest.approx(b["max"] / a["max"])
+    back = compare(other, one)
+    assert back["feature"].tolist() == [20, 5]
+    assert back["positions_change"].tolist() == (-both["positions_change"]).tolist()
+    assert compare(one, other, positions=1.01).empty
+    same = compare(one, one)
+    assert (same["max_ratio"] == 1).all()
+    quantized = compare(one, trace(plant(model, [5], 30), blocks, variant=Quantized("absmax")))
+    assert quantized["feature"].tolist() == [5]
+    for message, different in {
+        "features are 32 and 48": trace(AutoModelForCausalLM.from_config(wider()), blocks),
+        "alpha are 6.0 and 3.0": trace(model, blocks, alpha=3),
+        "roles are .* and ffn_in; expected the same": trace(model, blocks, "ffn_in"),
+    }.items():
+        with pytest.raises(UserError, match=f"cannot compare traces whose {message}"):
+            compare(one, different)
+
+
+def wider():
+    """The configuration of a model with more features."""
+    kind, fields = CONFIGS["gpt2"]
+    return AutoConfig.for_model(kind, vocab_size=100, **fields | {"n_embd": 48})

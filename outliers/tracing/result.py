@@ -21,6 +21,7 @@ from outliers.files import check_file, write_whole
 from outliers.models.anatomy import ROLES
 from outliers.tracing import tokens
 from outliers.tracing.check import FIELDS, check_header, check_sketch, check_statistics
+from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import BUCKETS, quantiles
 
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
@@ -28,6 +29,7 @@ PAPER = ("attn_in", "attn_out", "ffn_in")  # the hidden states in which the pape
 SKETCHED = PAPER  # roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long
 PLACE = ["feature", "position", "token"]
 SKETCH = ("layer", "role", "feature", "bucket", "count")  # its columns in a file
+NAMED = 8  # outlier features, in the printed form of a trace
 QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
 # Statistics that have a place for each position up to the longest sequence's last: the dimension in which they do.
 BY_POSITION = {"magnitude": 0, "massive_positions": 0, "sequences": 0, "sinks": 1}
@@ -135,6 +137,26 @@ class Trace:
         """How many positions all sequences have together."""
         return int(self.statistics["text.sequences"].sum())
 
+    def __repr__(self) -> str:
+        """What was traced, its outlier features and its largest value, in five lines."""
+        widths = {role: self.statistics[f"{role}.min"].shape[1] for role in self.roles}
+        model = f" of {self.about['model']}" if "model" in self.about else ""
+        lengths = "" if self.positions == self.sequences * self.block else "up to "
+        lines = [
+            f"Trace{model}: {self.sequences:,} sequences × {lengths}{self.block:,} tokens, alpha {self.alpha:g}",
+            f"{self.layers} layers × features: {', '.join(f'{role} {width:,}' for role, width in widths.items())}",
+        ]
+        if set(STREAM) & set(self.roles):
+            found, width = self.outlier_features()["feature"], self.statistics["residual.massive"].shape[1]
+            few = ", ".join(map(str, found[:NAMED])) + (", …" if len(found) > NAMED else "")
+            lines.append(f"outlier features: {len(found):,} of {width:,}{f' ({few})' if few else ''}")
+        most = self.largest_values().sort_values("max", ascending=False, kind="stable").iloc[0]
+        token = most.get("token_text", f"id {most['token']}")
+        where = "{role} of layer {layer}, feature {feature}, position {position}".format(**most)
+        lines.append(f"largest value {most['value']:,.1f}: {where}, token {token}")
+        beside = [said for said, there in (("attention sinks", self.heads), ("tokens", self.names)) if there]
+        return "\n  ".join([*lines, *([f"with {' and '.join(beside)}"] if beside else [])])
+
     def merge(self, other: "Trace") -> "Trace":
         """The trace of both texts: counts, extremes and sketches exactly, float64 sums up to their rounding.
 
@@ -225,7 +247,7 @@ class Trace:
         counts = np.fromiter(self.sketch.values(), np.int64, len(self.sketch))
         return pd.DataFrame({**_unpack_keys(keys), "count": counts}).sort_values(list(SKETCH[:-1]), ignore_index=True)
 
-    def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> pd.DataFrame:
+    def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> Frame:
         """What was found of every feature, the most affected first (docs/definitions.md#outlier-features).
 
         Args:
@@ -254,7 +276,7 @@ class Trace:
             raise UserError(f"features by '{by}'; expected by None, 'role' or 'layer'")
         places = [column for column in ("feature", "layer", "role") if column in table]
         rest = [column for column in table if column not in places]
-        return table[places + rest].sort_values(["positions", "max"], ascending=False, ignore_index=True)
+        return Frame(table[places + rest].sort_values(["positions", "max"], ascending=False, ignore_index=True))
 
     def outlier_features(
         self,
@@ -262,7 +284,7 @@ class Trace:
         positions: float = POSITIONS,
         roles: Iterable[str] = STREAM,
         by: str | None = None,
-    ) -> pd.DataFrame:
+    ) -> Frame:
         """The features that reach both fractions (LLM.int8(), section 4.1), in the columns of `features`.
 
         Whether a feature is an outlier is decided over all layers and the given roles together, also where the table
@@ -271,9 +293,9 @@ class Trace:
         together = self.features(roles)
         found = together[(together["layers"] >= layers) & (together["positions"] >= positions)]
         if by is None:
-            return found.reset_index(drop=True)
+            return Frame(found.reset_index(drop=True))
         table = self.features(roles, by)
-        return table[table["feature"].isin(found["feature"])].reset_index(drop=True)
+        return Frame(table[table["feature"].isin(found["feature"])].reset_index(drop=True))
 
     def _check_view(self, roles: Iterable[str]) -> tuple[str, ...]:
         asked = {roles} if isinstance(roles, str) else set(roles)
@@ -331,7 +353,7 @@ class Trace:
         """The largest absolute value of each feature, (L, h)."""
         return torch.maximum(-self.statistics[f"{role}.min"], self.statistics[f"{role}.max"])
 
-    def hidden_states(self) -> pd.DataFrame:
+    def hidden_states(self) -> Frame:
         """One row a layer and role: infinity norm and the three kurtoses; `_rest`: without position 0."""
         rows, length = [], self.positions / self.sequences  # on average
         for role in self.roles:
@@ -346,9 +368,9 @@ class Trace:
                 squares = self.statistics[f"{role}.squares{rest}"]
                 table[f"kurtosis_feature{rest}"] = (squares.square().mean(1) / squares.mean(1) ** 2).numpy()
             rows.append(pd.DataFrame(table))
-        return pd.concat(rows, ignore_index=True)
+        return Frame(pd.concat(rows, ignore_index=True))
 
-    def largest_values(self, by: str | None = None) -> pd.DataFrame:
+    def largest_values(self, by: str | None = None) -> Frame:
         """The largest |x| of each role: what sets the scale of a tensor that is quantized as a whole.
 
         Args:
@@ -375,7 +397,7 @@ class Trace:
         table = pd.DataFrame(self.statistics[f"{state}.largest"].numpy(), columns=["max", "value", *PLACE])
         return table.astype(dict.fromkeys(PLACE, "int64")).rename_axis("layer").reset_index()
 
-    def massive_activations(self) -> pd.DataFrame:
+    def massive_activations(self) -> Frame:
         """One row a layer: what is largest in the residual stream (docs/definitions.md#massive-activations).
 
         Returns:
@@ -403,20 +425,20 @@ class Trace:
         share = self._sinks("sinks").sum(0).double() / (self.layers * self.heads * reached)
         return pd.DataFrame({"position": range(self.block), "share": share.numpy()})
 
-    def sink_tokens(self) -> pd.DataFrame:
+    def sink_tokens(self) -> Frame:
         """One row a token id that was at a sink, the most common first: `share` of all (layer, head, sink) found."""
         counts = pd.Series(self._sinks("sinks_tokens").numpy()).sort_values(ascending=False, kind="stable")
         counts = counts[counts > 0]
         return self._named(pd.DataFrame({"token": counts.index, "share": (counts / counts.sum()).to_numpy()}))
 
-    def _named(self, table: pd.DataFrame) -> pd.DataFrame:
+    def _named(self, table: pd.DataFrame) -> Frame:
         """A table with the names of its tokens beside them, as far as the trace knows them."""
         if self.names:
             texts = [self.names[token][0] for token in table["token"]]
             table.insert(table.columns.get_loc("token") + 1, "token_text", texts)
-        return table
+        return Frame(table)
 
-    def tokens(self, feature: int, by: str = "token", role: str | None = None) -> pd.DataFrame:
+    def tokens(self, feature: int, by: str = "token", role: str | None = None) -> Frame:
         """Which tokens carry a feature of the residual stream, and where it is strongest and weakest.
 
         Of the magnitude of the feature at each position, which is the largest |x| over the layers
@@ -438,7 +460,7 @@ class Trace:
             UserError: the trace knows no tokens, or not of this role; there is no such feature; `by` is something else.
         """
         states = states_of_tokens(self.roles)
-        return tokens.table_of(self.statistics, states, self.names, feature, by, role or states[0])
+        return Frame(tokens.table_of(self.statistics, states, self.names, feature, by, role or states[0]))
 
     def _sinks(self, name: str) -> torch.Tensor:
         if not self.heads:

@@ -1,0 +1,52 @@
+"""What changed in the outlier features from one trace to another."""
+
+import numpy as np
+import pandas as pd
+
+from outliers.criterion import LAYERS, POSITIONS
+from outliers.errors import UserError
+from outliers.tracing.frame import Frame
+from outliers.tracing.result import Trace
+
+FRACTIONS = ("layers", "positions")
+COMPARED = (*FRACTIONS, "max")
+
+
+def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: float = POSITIONS) -> Frame:
+    """The outlier features of either of two traces, the most changed first.
+
+    For two models whose residual streams are as wide, such as checkpoints of one training; for one model as it is and
+    under a scheme or another variant, `trace(model, blocks, variant=…)`; or for two texts. Feature numbers mean the
+    same in both only where one model was made of the other.
+
+    Args:
+        trace_a, trace_b: of the same roles and with the same alpha.
+        layers, positions: the criterion, as in `Trace.outlier_features`.
+
+    Returns:
+        One row a feature: whether it is an outlier feature of each, `outlier_a` and `outlier_b`; of each its `layers`
+        and `positions`, fractions, and `max`, largest |x|, see `Trace.features`; what b has more of these two
+        fractions, `layers_change` and `positions_change`, and how many times as large its largest value is,
+        `max_ratio`. In the order of the larger change of the two fractions, then of the ratio, up or down.
+
+    Raises:
+        UserError: the traces have different numbers of features, alphas or roles.
+    """
+    both = {"a": trace_a, "b": trace_b}
+    for what, (a, b) in {
+        "features": [trace.statistics["residual.massive"].shape[1] for trace in both.values()],
+        "alpha": [trace.alpha for trace in both.values()],
+        "roles": [", ".join(trace.roles) for trace in both.values()],
+    }.items():
+        if a != b:
+            raise UserError(f"cannot compare traces whose {what} are {a} and {b}; expected the same of both")
+    a, b = (trace.features().set_index("feature").sort_index() for trace in both.values())
+    outlier_a, outlier_b = ((of["layers"] >= layers) & (of["positions"] >= positions) for of in (a, b))
+    columns = {"outlier_a": outlier_a, "outlier_b": outlier_b}
+    columns |= {f"{name}_{which}": of[name] for name in COMPARED for which, of in (("a", a), ("b", b))}
+    columns |= {f"{name}_change": b[name] - a[name] for name in FRACTIONS}
+    found = pd.DataFrame(columns | {"max_ratio": b["max"] / a["max"]})[outlier_a | outlier_b].reset_index()
+    change = found[[f"{name}_change" for name in FRACTIONS]].abs().max(axis=1)
+    ratio = np.log(found["max_ratio"]).abs()
+    order = np.lexsort([found["feature"], -ratio, -change])  # the last one first
+    return Frame(found.iloc[order].reset_index(drop=True))
