@@ -5,10 +5,10 @@
 
 A GPT-2-small-shaped random model (12 layers, d = 768), or a model that is loaded by its name and a text, reads 8 blocks
 of 512 tokens, one at a time: the plain forward pass, its decoder alone (tracing does not need the head), the trace, the
-trace without attention sinks, and the forward pass that stores what `output_hidden_states=True` returns. All are timed
-in turn, several rounds; kept are medians, and the smallest times as shares of the decoder's smallest one. Then each of
-them reads 4, 16 and 64 blocks in a process of its own; kept is how far its resident memory rises at most above that of
-the loaded model. The result of a loaded model is kept under its name.
+trace with tokens, the trace without attention sinks, and the forward pass that stores what `output_hidden_states=True`
+returns. All are timed in turn, several rounds; kept are medians, and the smallest times as shares of the decoder's
+smallest one. Then each of them reads 4, 16 and 64 blocks in a process of its own; kept is how far its resident memory
+rises at most above that of the loaded model. The result of a loaded model is kept under its name.
 """
 
 import statistics
@@ -19,44 +19,49 @@ from pathlib import Path
 
 import torch
 from kept import keep, parser
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers import trace
 from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text
 
 MEMORY_BLOCKS = (4, 16, 64)
+NAMES = "pocket/gpt2-1.7m"  # whose tokenizer names the tokens of the random model
 
 
-def store(model, blocks: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+def store(model, blocks: torch.Tensor, _tokenizer) -> list[tuple[torch.Tensor, ...]]:
     """What a first script does: keep all hidden states."""
     return [model(block[None], use_cache=False, output_hidden_states=True).hidden_states for block in blocks]
 
 
 WAYS = {
-    "plain forward pass": lambda model, blocks: [model(block[None], use_cache=False) and None for block in blocks],
-    "decoder alone": lambda model, blocks: [
+    "plain forward pass": lambda model, blocks, _: [model(block[None], use_cache=False) and None for block in blocks],
+    "decoder alone": lambda model, blocks, _: [
         model.base_model(block[None], use_cache=False) and None for block in blocks
     ],
-    "trace": trace,
-    "trace without sinks": lambda model, blocks: trace(model, blocks, attention=False),
+    "trace": lambda model, blocks, _: trace(model, blocks),
+    "trace with tokens": lambda model, blocks, tokenizer: trace(model, blocks, tokens=tokenizer),
+    "trace without sinks": lambda model, blocks, _: trace(model, blocks, attention=False),
     "storing all hidden states": store,
 }
 
 
-def prepare(model: str | None, text: str | None, blocks: int, tokens: int) -> tuple[PreTrainedModel, torch.Tensor]:
-    """The model and its token blocks: of a text; else random ones."""
+def prepare(
+    model: str | None, text: str | None, blocks: int, tokens: int
+) -> tuple[PreTrainedModel, torch.Tensor, PreTrainedTokenizerBase]:
+    """The model, its token blocks, of a text or else random ones, and what names their tokens."""
+    tokenizer = load_tokenizer(model or NAMES)
     if model:
-        return load_model(model), load_text(text, load_tokenizer(model), tokens, blocks)
+        return load_model(model), load_text(text, tokenizer, tokens, blocks), tokenizer
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config()).eval()
-    return model, torch.randint(model.config.vocab_size, (blocks, tokens))
+    return model, torch.randint(model.config.vocab_size, (blocks, tokens)), tokenizer
 
 
-def seconds(way: str, model, blocks: torch.Tensor) -> float:
-    """Wall seconds of one way to read the blocks."""
+def seconds(way: str, *read) -> float:
+    """Wall seconds of one way to read the blocks; read: what `prepare` gives."""
     start = time.perf_counter()
-    WAYS[way](model, blocks)
+    WAYS[way](*read)
     return time.perf_counter() - start
 
 
@@ -73,12 +78,12 @@ def rise(way: str, model: str | None, text: str | None, blocks: int, tokens: int
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def own_rise(way: str, model, blocks: torch.Tensor) -> float:
+def own_rise(way: str, model, blocks: torch.Tensor, tokenizer) -> float:
     """How far resident memory rises in this process."""
-    WAYS["decoder alone"](model, blocks[:1, :8])  # what is allocated once, such as the libraries' own buffers
+    WAYS["decoder alone"](model, blocks[:1, :8], tokenizer)  # what is allocated once, as the libraries' own buffers
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = resident("VmRSS")
-    WAYS[way](model, blocks)
+    WAYS[way](model, blocks, tokenizer)
     return resident("VmHWM") - before
 
 
@@ -106,13 +111,13 @@ def main() -> None:
     if bool(arguments.model) != bool(arguments.text):
         options.error("--model and --text go together")
     read = arguments.model, arguments.text
-    model, ids = prepare(*read, arguments.blocks, arguments.tokens)
+    model, ids, tokenizer = prepare(*read, arguments.blocks, arguments.tokens)
     if arguments.rise:
-        print(own_rise(arguments.rise, model, ids))
+        print(own_rise(arguments.rise, model, ids, tokenizer))
         return
     for way in WAYS:
-        WAYS[way](model, ids[:1])
-    rounds = [{way: seconds(way, model, ids) for way in WAYS} for _ in range(arguments.rounds)]
+        WAYS[way](model, ids[:1], tokenizer)
+    rounds = [{way: seconds(way, model, ids, tokenizer) for way in WAYS} for _ in range(arguments.rounds)]
     least = {way: min(times[way] for times in rounds) for way in WAYS}
     rows = [
         {

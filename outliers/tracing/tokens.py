@@ -139,14 +139,16 @@ def merged(one: Statistics, other: Statistics) -> Statistics:
     """The statistics of the tokens of two texts, from those of each."""
     ids = torch.cat([one["tokens.ids"], other["tokens.ids"]]).unique()
     found = {"tokens.ids": ids}
-    rows = [torch.searchsorted(ids, part["tokens.ids"]) for part in (one, other)]
+    rows = torch.searchsorted(ids, other["tokens.ids"])
+    places = torch.searchsorted(one["tokens.ids"], ids).clamp_(max=len(one["tokens.ids"]) - 1)
+    new = one["tokens.ids"][places] != ids
     for name, value in one.items():
         kind = name.rpartition(".")[2]
         if kind in SUMS:
-            found[name] = value.new_zeros(len(ids), *value.shape[1:])
-            found[name][rows[0]] = value
+            found[name] = value.index_select(0, places)
+            found[name][new] = 0
             joined = torch.maximum if kind == "token_max" else torch.add
-            found[name][rows[1]] = joined(found[name][rows[1]], other[name])
+            found[name][rows] = joined(found[name][rows], other[name])
         elif kind in EXTREMES:
             pairs = ((part[name], part[f"{name}_at"]) for part in (one, other))
             found[name], found[f"{name}_at"] = _best(name, *(torch.cat(pair, 1) for pair in zip(*pairs, strict=True)))
