@@ -47,8 +47,7 @@ def ablation_bars(
         axes.axhline(unit * as_it_is[metric], **line)
         axes.set(xlabel="what replaces the features' values", ylabel=label)
         axes.set_xticks(range(len(methods)), methods)
-    handles = panels[0].get_legend_handles_labels()[0]
-    legend(ax, axes, handles, "upper center", len(handles) if len(metrics) > 1 else 1)
+    legend(ax, axes, panels[0].get_legend_handles_labels()[0], "upper center", 3 if len(metrics) > 1 else 1)
     return returned(panels)
 
 

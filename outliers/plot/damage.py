@@ -150,7 +150,7 @@ def damage_bars(
         axes.set_xlabel(place)
     for axes in panels[:, 0]:
         axes.set_ylabel("log-perplexity\n(nats a token)")
-    legend(ax, axes, panels[0, 0].get_legend_handles_labels()[0], "upper center", 3 if ax is None else 1)
+    legend(ax, axes, panels[0, 0].get_legend_handles_labels()[0], "upper center", 3)
     return returned(panels)
 
 

@@ -63,7 +63,9 @@ TICKS = (0.1, 1, 10, 100, 1000, 10_000)
 LONGEST = 28  # characters of a name, of a model or of a scheme
 SCATTER = "± 1 standard deviation"
 HOLLOW = "hollow: outlier features in 16 bits"
-MOST_ENTRIES = 18  # of a column of a legend
+MOST_ENTRIES, EXPLAINED = 18, 3  # of a column of a legend; in it, entries beside the schemes
+BESIDE = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of axes, their legend, which hides no data there
+PLACES = {"right upper": BESIDE, "upper center": {}}  # of a legend: where that is on the caller's axes
 
 _yours: ContextVar[bool] = ContextVar("yours", default=False)
 
@@ -133,12 +135,11 @@ def returned(panels: np.ndarray) -> Axes | np.ndarray:
 
 
 def legend(ax: Axes | None, axes: Axes, handles: Sequence[Artist], place: str, columns: int = 1) -> None:
-    """A legend outside the axes, or inside those of the caller's, whose surroundings are not known."""
-    style = {"handles": handles, "ncols": columns}
+    """A legend outside the axes; on the caller's, whose surroundings are not known, beside or inside them."""
     if ax is None:
-        axes.figure.legend(loc=f"outside {place}", **style)
+        axes.figure.legend(handles=handles, ncols=columns, loc=f"outside {place}")
     else:
-        axes.legend(**style)
+        axes.legend(handles=handles, **PLACES[place])
 
 
 def scheme_legend(
@@ -152,11 +153,16 @@ def scheme_legend(
     explained = [said(HOLLOW, marker="o", fillstyle="none")] * hollow + [said(bars, marker="|")] * bool(bars)
     handles, labels = [*entries.values(), *explained, *others], [*brief(entries)]
     labels += [one.get_label() for one in (*explained, *others)]
-    columns = -(-len(handles) // MOST_ENTRIES)
+    style = {"handles": handles, "labels": labels, "ncols": legend_columns(styles)}
     if ax is None:
-        axes.figure.legend(handles, labels, loc="outside right upper", ncols=columns)
+        axes.figure.legend(loc="outside right upper", **style)
     else:
-        axes.legend(handles, labels, ncols=columns)
+        axes.legend(**BESIDE, **style)
+
+
+def legend_columns(styles: Mapping[str, dict]) -> int:
+    """How many columns a legend of schemes takes."""
+    return -(-(len(styles) + EXPLAINED) // MOST_ENTRIES)
 
 
 def said(label: str, **style) -> Line2D:

@@ -14,6 +14,7 @@ from outliers.plot.style import (
     brief,
     cost_axis,
     figure_function,
+    legend_columns,
     log_axis,
     panels_of,
     parameters_axis,
@@ -59,7 +60,9 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
     found = costs(rows)
     styles = scheme_styles(found or rows)
     models = len({row["model"] for row in found}) + paper * len(FAIRSEQ)
-    axes = panels_of(ax, 1, 1, (3.2 + 0.46 * models, 4.2) if found else (6.4, 3.4)).item()
+    axes = panels_of(
+        ax, 1, 1, (0.6 + 0.46 * models + 2.6 * legend_columns(styles), 4.2) if found else (6.4, 3.4)
+    ).item()
     if found:
         _plot_costs(axes, found, styles, paper)
     else:
