@@ -237,7 +237,7 @@ def test_figures_of_rows_can_be_read(name):
     ],
 )
 def test_one_panel_goes_on_axes_of_ones_own(draw, panel):
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(12, 5), layout="constrained")
     axes, other = figure.subplots(1, 2)
     assert draw(**panel, ax=axes) is axes
     assert axes.has_data()

@@ -17,6 +17,7 @@ from outliers.plot.style import (
     LINEAR,
     MARKERS,
     SCATTER,
+    SLANTED,
     brief,
     chosen,
     color_of,
@@ -176,5 +177,5 @@ def _plot_published(axes: Axes) -> None:
 def _name_places(axes: Axes, names: list[str]) -> None:
     axes.axhline(0, color="black", linewidth=0.6)
     axes.grid(axis="y")
-    axes.set_xticks(range(len(names)), brief(names), rotation=35, ha="right", rotation_mode="anchor")
+    axes.set_xticks(range(len(names)), brief(names), **SLANTED)
     axes.set_xlim(-0.5, len(names) - 0.5)

@@ -61,6 +61,7 @@ TICKS = (0.1, 1, 10, 100, 1000, 10_000)
 
 
 LONGEST = 28  # characters of a name, of a model or of a scheme
+SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}  # names along x
 SCATTER = "± 1 standard deviation"
 HOLLOW = "hollow: outlier features in 16 bits"
 MOST_ENTRIES, EXPLAINED = 18, 3  # of a column of a legend; in it, entries beside the schemes

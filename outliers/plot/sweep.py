@@ -11,6 +11,7 @@ from outliers.plot.style import (
     GREY,
     LINEAR,
     SCATTER,
+    SLANTED,
     brief,
     cost_axis,
     figure_function,
@@ -60,9 +61,8 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
     found = costs(rows)
     styles = scheme_styles(found or rows)
     models = len({row["model"] for row in found}) + paper * len(FAIRSEQ)
-    axes = panels_of(
-        ax, 1, 1, (0.6 + 0.46 * models + 2.6 * legend_columns(styles), 4.2) if found else (6.4, 3.4)
-    ).item()
+    size = (0.6 + 0.46 * models + 2.6 * legend_columns(styles), 4.2) if found else (6.4, 3.4)
+    axes = panels_of(ax, 1, 1, size).item()
     if found:
         _plot_costs(axes, found, styles, paper)
     else:
@@ -107,7 +107,7 @@ def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bo
         edge = {"color": "0.4", "linewidth": 1} if boundary == len(ours) else {"color": "0.85", "linewidth": 0.6}
         axes.axvline(boundary - 0.5, **edge)
     names = [*brief(names_of(ours)), *(name.replace("fairseq-dense-", "paper, ") for name in theirs)]
-    axes.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor")
+    axes.set_xticks(range(len(names)), names, **SLANTED)
     axes.set_xlim(-0.5, len(names) - 0.5)
     cost_axis(axes, [row["value"] for row in (*rows, *published)])
     axes.set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
