@@ -18,9 +18,9 @@ from outliers.terminal.options import options, signed
 
 # Module and function that shows the rows of a command, imported when it runs.
 SECTIONS = {
-    "trace": "outliers.report.artefacts.trace:trace_section",
+    "trace": "outliers.report.artefacts.trace:kept_trace_section",
     "ablate": "outliers.report.artefacts.ablation:ablation_section",
-    "damage": "outliers.report.artefacts.damage:damage_section",
+    "damage": "outliers.report.artefacts.damage:kept_damage_section",
     "emergence": "outliers.report.artefacts.table4:emergence_section",
     "sweep": "outliers.report.artefacts.table1:sweep_section",
     "zeroshot": "outliers.report.artefacts.figure1:zeroshot_section",

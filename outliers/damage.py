@@ -11,23 +11,11 @@ Examples:
 `python -m outliers.damage gpt2 --by error --text c4 --block 1024`
 """
 
-from functools import partial
-from pathlib import Path
-
 from outliers.commands import measuring
 from outliers.specification.kinds import Damage
 from outliers.terminal.command import run
 
-
-def shown(spec: Damage, _folder: Path, rows: list[dict]) -> tuple:
-    """The rows, and what tokens look like."""
-    from outliers.models.load import load_tokenizer
-    from outliers.text.tokens import visible_token
-
-    return rows, partial(visible_token, load_tokenizer(spec.model, spec.revision))
-
-
-damage = measuring("damage", Damage, __doc__, shown=shown)
+damage = measuring("damage", Damage, __doc__, shown=lambda *kept: kept)
 
 if __name__ == "__main__":
     run(damage)

@@ -12,24 +12,11 @@ Examples:
 `python -m outliers.trace facebook/opt-1.3b --text c4 --block 2048 --device cuda --dtype float16`
 """
 
-from functools import partial
-from pathlib import Path
-
 from outliers.commands import measuring
 from outliers.specification.kinds import OneModel
 from outliers.terminal.command import run
 
-
-def shown(spec: OneModel, folder: Path, rows: list[dict]) -> tuple:
-    """The trace, its rows, and what its tokens look like."""
-    from outliers.models.load import load_tokenizer
-    from outliers.text.tokens import visible_token
-    from outliers.tracing.result import Trace
-
-    return Trace.load(folder / "trace"), rows, partial(visible_token, load_tokenizer(spec.model, spec.revision))
-
-
-trace = measuring("trace", OneModel, __doc__, shown=shown)
+trace = measuring("trace", OneModel, __doc__, shown=lambda *kept: kept)
 
 if __name__ == "__main__":
     run(trace)

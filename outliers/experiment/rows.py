@@ -275,7 +275,7 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     if "skip" in asked:  # of schemes, which have thresholds and parts of their own
         said = said_of_schemes(spec)
         rows = [row for row in rows if _says(row, said.get(row.get("scheme", BASELINE)))]
-        asked = {field: value for field, value in asked.items() if field not in ("alpha", "scheme", "skip")}
+        asked = {field: value for field, value in asked.items() if field not in ("alpha", "scheme", "schemes", "skip")}
     is_strange = _strange_to(spec)
     last = {
         tuple(str(row.get(field)) for field in (*WHICH, *IN_A_ROW.values())): row

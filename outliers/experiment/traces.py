@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from outliers.errors import UserError
@@ -14,9 +15,11 @@ from outliers.files import check_replaceable
 from outliers.measurements.bench import Bench, Counted, Job, check_same_weights
 from outliers.measurements.measurement import First
 from outliers.specification.kinds import OfOneModel
+from outliers.tracing.excerpt import Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace
 from outliers.tracing.trace import trace
 
+EXCERPT = "excerpt.safetensors"  # beside a trace
 SECONDS_BETWEEN_SAVES = 30
 logger = logging.getLogger(__name__)
 
@@ -27,7 +30,8 @@ def resumed_trace(
     """The trace of all blocks, and what its parts have cost.
 
     It is on disk every half minute, as the pair `stem`.safetensors and .parquet, if it is to be kept; it then goes on
-    from what is there, if that is the beginning of the same one. Its `about` says which weights it is of.
+    from what is there, if that is the beginning of the same one. Its `about` says which weights it is of. At its end
+    an excerpt of the text is kept beside it, but of a streamed model.
 
     Raises:
         UserError: a hidden state holds NaN or inf; or something else than files stands where it is to be saved.
@@ -57,7 +61,25 @@ def resumed_trace(
             stop_if_asked()
     if first.kept and cells:
         found.save(stem)
+    if first.kept and not spec.stream:  # which would read all layers once more for it
+        _keep_excerpt(engine, job, spec, fields, stem.with_name(EXCERPT), found)
     return found, costs
+
+
+def _keep_excerpt(engine: Engine, job: Job, spec: OfOneModel, fields: dict, path: Path, of: Trace) -> None:
+    """Write the excerpt of a trace, unless it is there."""
+    if saved_excerpt(path, of) is None:
+        ((_, found),) = engine.run([Cell("excerpt", _excerpt, job, (spec, fields, telling_features(of)), 0)])
+        replace(found, about=of.about).save(path)
+
+
+def saved_excerpt(path: Path, of: Trace) -> Excerpt | None:
+    """The excerpt of a trace; None where it is not there, or another's, or damaged."""
+    try:
+        found = Excerpt.load(path)
+    except UserError:
+        return None
+    return found if found.about == of.about else None
 
 
 def said(part: slice) -> str:
@@ -87,6 +109,11 @@ def _trace(
         found = trace(model, blocks, **how, tokens=bench.tokenizer(job) if first.tokens else None)
         weights = bench.weights()
     return found, weights, spent.fields
+
+
+def _excerpt(bench: Bench, job: Job, spec: OfOneModel, fields: dict, features: dict[str, list[int]]) -> Excerpt:
+    model, _ = bench.load(job, spec, fields)
+    return excerpt(model, job.blocks[0], features)
 
 
 def saved_trace(stem: Path, about: dict, tokens: bool) -> Trace | None:

@@ -9,8 +9,8 @@ from outliers.terminal.command import Force, Out, run
 
 DEFAULT = "pocket"
 EXPERIMENTS = (
-    f"A set of experiments ({DEFAULT}, the default, or paper), one of them (paper/table4), or an experiment file; and "
-    "then models in place of theirs."
+    f"A set of experiments ({DEFAULT}, the default, paper, or look, of one model), one of them (paper/table4), or an "
+    "experiment file; and then models in place of theirs."
 )
 
 
@@ -26,12 +26,16 @@ def report(
 ) -> None:
     """Make tables and figures of the LLM.int8() paper, with the published numbers beside the measured ones.
 
+    Or one page of a model: `look` traces it, takes its outlier features out, and measures what 8-bit schemes damage.
+
     Measures what is not finished and writes rows, tables and figures, and one page with all of them, `report.html`.
     What cannot be measured is printed as not run, with the reason.
 
     Examples:
 
     `python -m outliers.report`
+
+    `python -m outliers.report look smollm2-135m`
 
     `python -m outliers.report paper/table4 --device cpu`
 

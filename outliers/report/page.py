@@ -5,14 +5,15 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from outliers.models.names import distinct_names
 from outliers.plot.style import count_label
+from outliers.report.explorer.embedding import packed, plotly
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, Table
 
-TEMPLATE = Path(__file__).with_name("page.html")
+HERE = Path(__file__).parent
 ABOUT = {  # what a section says of its rows: field and form, in this order
     "text": "text {}",
     "protocol": "cut by {}",
@@ -55,7 +56,8 @@ def page(title: str, sections: list[Section], command: str) -> str:
     """
     rows = [row for section in sections for row in section.rows]
     opening = _opening(sections)
-    template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    explorers = [explorer for section in sections for explorer in section.explorers]
+    template = Environment(autoescape=True, trim_blocks=True, loader=FileSystemLoader(HERE)).get_template("page.html")
     return template.render(
         title=title,
         summary=_summary(rows),
@@ -64,9 +66,16 @@ def page(title: str, sections: list[Section], command: str) -> str:
             _shown(number, section, [one for one in section.findings if (number, one) not in opening])
             for number, section in enumerate(sections)
         ],
+        explorers=[explorer._asdict() | {"data": packed(explorer.content)} for explorer in explorers],
+        plotly=plotly() if explorers else None,
+        **{f"explorer_{kind}": Markup(_own(f"explorer/explorer.{kind}")) for kind in ("css", "js")},
         command=command,
         provenance=[_html(table) for table in (provenance(rows), models(rows)) if table],
     )
+
+
+def _own(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
 
 
 def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:

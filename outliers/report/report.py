@@ -11,13 +11,17 @@ from pathlib import Path
 from outliers.errors import UserError, unknown_name
 from outliers.experiment.rows import finished, read_rows, rows_of
 from outliers.files import write_whole
+from outliers.models.names import short_name
 from outliers.report import artefacts
 from outliers.report.page import page
 from outliers.report.paper import Artefact, comparison
 from outliers.report.section import Section
 from outliers.report.write import write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
-from outliers.specification.kinds import Named
+from outliers.specification.kinds import Named, OneModel
+
+# What has no number in the paper, in the order of a page.
+BEYOND = ("trace", "ablation", "damage", "sweep", "remedies")
 
 
 def _gathered() -> dict[str, Artefact]:
@@ -29,7 +33,8 @@ def _gathered() -> dict[str, Artefact]:
     files = [importlib.import_module(f"{artefacts.__name__}.{name}") for name in names]
     groups = [file.ARTEFACTS for file in files if hasattr(file, "ARTEFACTS")]
     groups.sort(key=lambda group: _place(next(iter(group.values())).label))
-    return {name: artefact for group in groups for name, artefact in group.items()}
+    found = {name: artefact for group in groups for name, artefact in group.items()}
+    return dict(sorted(found.items(), key=lambda pair: BEYOND.index(pair[0]) if pair[0] in BEYOND else -1))
 
 
 def _place(label: str) -> tuple[float, bool]:
@@ -62,7 +67,9 @@ def _validated(name: str, device: str | None, models: Sequence[str]) -> Named:
         error = unknown_name("table or figure", str(shows), ARTEFACTS, "in field 'shows'")
         raise UserError(f"{fields.places.get(('shows',), fields.places[()])}, {error}")
     kind = ARTEFACTS[shows].kind
-    others = {"device": device, "models": list(models), "candidates": list(models)}
+    if "model" in kind.model_fields and len(models) > 1:
+        raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each")
+    others = {"device": device, "models": list(models), "candidates": list(models), "model": models and models[0]}
     given = {field: value for field, value in others.items() if value and field in kind.model_fields}
     return make_experiment(fields.replaced(given), kind)
 
@@ -91,15 +98,15 @@ def report(
     """
     specs = experiments(name, device, models)
     alone = len(specs) == 1
-    folder = out or (specs[0].folder if alone else Path("results") / name)
-    places = [folder if alone else folder / spec.folder.name for spec in specs]
+    folder = out or (specs[0].folder if alone else _folder(name, specs))
+    places = [folder if alone else folder / Path(spec.name).name for spec in specs]
     known: dict[str, tuple[list[dict], list[str]]] = {}  # Table 4 and Figures 3 and 4 are one measurement
     sections = []
     for spec, place in zip(specs, places, strict=True):
         measurement = spec.model_copy(update={"shows": None}).model_dump_json()
         if measurement not in known:
             known[measurement] = _rows(spec, place, force, redraw)
-        sections.append(_without_repeats(_section(spec, *known[measurement]), sections))
+        sections.append(_without_repeats(_section(spec, place, *known[measurement]), sections))
     if not any(rows for rows, _ in known.values()):
         raise UserError(next(reasons[0] for _, reasons in known.values()))
     command = ["python", "-m", "outliers.report", name, *models, *(["--device", device] if device else [])]
@@ -142,21 +149,32 @@ def _measured(spec: Named, folder: Path, force: bool) -> tuple[list[dict], str |
         return [], f"device '{spec.device}' has too little memory for it"
 
 
-def _section(spec: Named, rows: list[dict], reasons: list[str]) -> Section:
+def _folder(name: str, specs: Sequence[Named]) -> Path:
+    """Where the results of a set go; each model has a folder of its own where a set is of one."""
+    models = [spec.folder.name for spec in specs if isinstance(spec, OneModel)]
+    return Path("results", name, *models[:1])
+
+
+def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) -> Section:
     """What one table or figure shows, with the published numbers beside it."""
     artefact = ARTEFACTS[spec.shows]
-    section = artefact.section(rows) if rows else Section("", [])
+    made_of = (spec, folder, rows) if artefact.of_folder else (rows,)
+    section = artefact.section(*made_of) if rows else Section("", [])
     beside = []
     if artefact.published:
         beside.append(comparison(spec.shows, artefact.published, artefact.measured(rows) if rows else {}))
     not_run = [f"Not run: {reason}" for reason in reasons]
     printed = [section.printed, *not_run, *(table.form("simple") for table in beside if not table.folded)]
     return section._replace(
-        title=f"{artefact.label}: {section.title[0].lower()}{section.title[1:]}" if rows else artefact.label,
+        title=_titled(artefact.label, section.title) if rows else artefact.label,
         tables=[*section.tables, *beside],
         notes=[*section.notes, *not_run],
         printed="\n\n".join(filter(None, printed)),
     )
+
+
+def _titled(label: str, title: str) -> str:
+    return title if title.startswith(label) else f"{label}: {title[0].lower()}{title[1:]}"
 
 
 def _without_repeats(section: Section, others: Sequence[Section]) -> Section:
@@ -167,6 +185,8 @@ def _without_repeats(section: Section, others: Sequence[Section]) -> Section:
 
 def _title(name: str, specs: list[Named]) -> str:
     label = ARTEFACTS[specs[0].shows].label
+    if len(specs) > 1 and isinstance(specs[0], OneModel):
+        return f"{short_name(specs[0].model)}: its outlier features and what they cost"
     if _place(label)[0] == math.inf:
         return label
     if len(specs) == 1:

@@ -103,6 +103,13 @@ class Finding(NamedTuple):
     at: str
 
 
+class Explorer(NamedTuple):
+    """What people can explore on a page; content: as `outliers.report.explorer` describes it."""
+
+    title: str
+    content: dict
+
+
 class Section(NamedTuple):
     """What one measurement shows.
 
@@ -118,6 +125,7 @@ class Section(NamedTuple):
     notes: Sequence[str] = ()
     further: Mapping[str, pd.DataFrame] = MappingProxyType({})
     findings: Sequence[Finding] = ()
+    explorers: Sequence[Explorer] = ()
 
     @property
     def terminal(self) -> str:

@@ -457,7 +457,8 @@ def said_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) -
         scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
         return {scheme.name: {"alpha": spec.alpha, **said_under(said_of(scheme, spec.skip))}}
     ours = [get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes if scheme != PEER]
-    beside = {BASELINE: {}} if isinstance(spec, Damage) else {PEER: {"alpha": spec.alpha}}
+    peer = {PEER: {"alpha": spec.alpha}} if PEER in spec.schemes else {}
+    beside = {BASELINE: {}} if isinstance(spec, Damage) else peer
     return beside | {scheme.name: said_of(scheme, spec.skip) for scheme in ours}
 
 

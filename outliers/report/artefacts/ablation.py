@@ -6,7 +6,9 @@ from outliers.models.names import short_name
 from outliers.plot.ablation import ablation_bars
 from outliers.quantization.schemes import BASELINE
 from outliers.report.findings.ablation import ablation_findings
+from outliers.report.paper import Artefact
 from outliers.report.section import Drawing, Section, Table
+from outliers.specification.kinds import Ablation
 
 HEADERS = ["without", "method", "top-1 softmax (%)", "perplexity", "damage (%)"]
 
@@ -64,3 +66,6 @@ def _with_interval(row: dict, metric: str, unit: float) -> str:
     if row["subject"] != "control":
         return value
     return f"{value} [{row[f'{metric}_low'] * unit:.2f}, {row[f'{metric}_high'] * unit:.2f}]"
+
+
+ARTEFACTS = {"ablation": Artefact("Ablation", Ablation, ablation_section)}

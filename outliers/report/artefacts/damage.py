@@ -2,17 +2,18 @@
 
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
 
 import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.plot.damage import BARS, Found, damage_bars, damage_map
+from outliers.report.explorer.damage import damage_explorer
 from outliers.report.findings.damage import damage_findings, decibels
+from outliers.report.paper import Artefact
 from outliers.report.section import Drawing, Section, Table, scatter_note
-
-if TYPE_CHECKING:
-    pass
+from outliers.specification.kinds import Damage
 
 Names = Callable[[int], str]  # of a token, by its id
 
@@ -20,6 +21,14 @@ WORST = 10  # projections of a scheme that are listed
 MODEL = ["scheme", "perplexity", "increase (%)", "KL (nats)", "top-1 agreement (%)"]
 PLACES = ["only it: perplexity", "increase (%)", "all but it: perplexity", "increase (%)"]
 ERRORS = ["scheme", "projection", "by token (dB)", "of all (dB)", "max |input|", "feature", "position", "token"]
+
+
+def kept_damage_section(spec: Damage, _folder: Path, rows: list[dict]) -> Section:
+    """What the rows of a specification show, with the names of its model's tokens."""
+    from outliers.models.load import load_tokenizer  # which imports torch
+    from outliers.text.tokens import visible_token
+
+    return damage_section(rows, partial(visible_token, load_tokenizer(spec.model, spec.revision)))
 
 
 def damage_section(rows: list[dict], names: Names) -> Section:
@@ -44,7 +53,7 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     title = f"Damage to {short_name(rows[0]['model'])}"
     further = {"errors": errors[["scheme", *errors.columns.drop("scheme")]]} if len(errors) else {}
     findings = damage_findings(found, names)
-    return Section(title, rows, "\n\n".join(shown), tables, drawings, notes, further, findings)
+    return Section(title, rows, "\n\n".join(shown), tables, drawings, notes, further, findings, damage_explorer(found))
 
 
 HEAT_CAPTION = (
@@ -147,4 +156,4 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
     return [Table("damage_worst", caption, ERRORS, cells, worst, names=2)]
 
 
-# Figures
+ARTEFACTS = {"damage": Artefact("Damage", Damage, kept_damage_section, of_folder=True)}

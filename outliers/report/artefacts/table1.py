@@ -110,4 +110,7 @@ def _cell(value: float, form: str) -> str:
     return f"{value:{form}}" if abs(value) < LARGE else f"{value:{form.replace('f', 'e')}}"
 
 
-ARTEFACTS = {"table1": Artefact("Table 1", Experiment, sweep_section, PUBLISHED, measured)}
+ARTEFACTS = {
+    "table1": Artefact("Table 1", Experiment, sweep_section, PUBLISHED, measured),
+    "sweep": Artefact("Sweep", Experiment, sweep_section),
+}

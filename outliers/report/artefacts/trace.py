@@ -1,7 +1,9 @@
 """What a trace shows."""
 
+import functools
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -10,11 +12,15 @@ from outliers.criterion import FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, S
 from outliers.models.names import short_name
 from outliers.plot.trace import READERS, _outliers, _stream, heat_map, magnitude_by_position, sorted_profile
 from outliers.report.artefacts.table4 import emergence_table
+from outliers.report.explorer.trace import trace_explorer
 from outliers.report.findings.trace import trace_findings
 from outliers.report.findings.words import ranges
+from outliers.report.paper import Artefact
 from outliers.report.section import Drawing, Section, Table
+from outliers.specification.kinds import OneModel
 
 if TYPE_CHECKING:
+    from outliers.tracing.excerpt import Excerpt
     from outliers.tracing.result import Trace
 
 FEATURES = ["feature", "layers", "positions", "pos. mean", "hits", "one-sided", "q1", "median", "q3", "max |x|"]
@@ -33,10 +39,22 @@ STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 Names = Callable[[int], str]  # of a token, by its id
 
 
-def trace_section(trace: "Trace", rows: list[dict], names: Names) -> Section:
+def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:
+    """What the trace that a run of a specification keeps in a folder shows."""
+    from outliers.experiment.traces import EXCERPT, saved_excerpt  # these import torch
+    from outliers.models.load import load_tokenizer
+    from outliers.text.tokens import visible_token
+    from outliers.tracing.result import Trace
+
+    trace = Trace.load(folder / "trace")
+    names = functools.partial(visible_token, load_tokenizer(spec.model, spec.revision))
+    return trace_section(trace, rows, names, saved_excerpt(folder / EXCERPT, trace))
+
+
+def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Excerpt | None" = None) -> Section:
     """The outlier features, the model's row of Table 4, the largest inputs, massive activations, sinks, the figures.
 
-    names: what a token id is called, see `outliers.text.tokens`.
+    names: what a token id is called, see `outliers.text.tokens`. excerpt: of the text, where it was kept.
     """
     of_model = [row for row in rows if "." not in row["metric"]]
     table4 = emergence_table(of_model)
@@ -57,7 +75,8 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names) -> Section:
     drawings = [Drawing.of(draw.__name__, said, draw(trace)) for draw, said in CAPTIONS.items()]
     title = f"Outlier features of {short_name(rows[0]['model'])}"
     findings = trace_findings(trace, {row["metric"]: row["value"] for row in of_model}, names)
-    return Section(title, rows, printed, shown, drawings, notes, further, findings)
+    explorers = [trace_explorer(trace, excerpt, READERS, names)]
+    return Section(title, rows, printed, shown, drawings, notes, further, findings, explorers)
 
 
 def _printed(table: Table) -> str:
@@ -250,3 +269,5 @@ CAPTIONS = {
     magnitude_by_position: "Magnitude by position in the sequence, averaged over sequences.",
     sorted_profile: "Largest absolute value of each feature, sorted; one line a layer. The lowest values are cut off.",
 }
+
+ARTEFACTS = {"trace": Artefact("Outlier features", OneModel, kept_trace_section, of_folder=True)}

@@ -19,14 +19,15 @@ SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damag
 
 
 def damage_findings(found: Mapping[str, "Damages"], names: Names) -> list[Finding]:
-    """Of the scheme that costs most: how much, in which layers and by which value, and in which role; what the others
-    cost, and in which role; the worst output of each."""
+    """Of the scheme that costs most: in which role and by which value, how much, and in which layers; of the others in
+    which role and how much; the worst output of each."""
     schemes = sorted(found.values(), key=lambda one: -one.model.get("damage", 0))
     costly = [one for one in schemes if "damage" in one.model and not _is_scatter(one, one.model)]
-    said = [[_of_model(one)] if "damage" in one.model else [] for one in schemes]
-    for one, of_scheme in zip(schemes, said, strict=True):
-        if one in costly:
-            of_scheme += [*(_of_layers(one, names) if one is costly[0] else []), *_of_roles(one)]
+    said = []
+    for one in schemes:
+        roles = _of_roles(one, names) if one in costly else []
+        layers = _of_layers(one) if costly and one is costly[0] else []
+        said.append([*roles, *([_of_model(one)] if "damage" in one.model else []), *layers])
     return [*itertools.chain(*said), *(finding for one in schemes for finding in _of_errors(one))][:FINDINGS]
 
 
@@ -46,8 +47,8 @@ def _deviation(values: Mapping, name: str) -> float:
     return scatter(values[name], values.get(f"{name}_deviation"))
 
 
-def _of_roles(one: "Damages") -> list[Finding]:
-    """In which role most of it is, if that one costs more than the next."""
+def _of_roles(one: "Damages", names: Names) -> list[Finding]:
+    """In which role most of it is, if that one costs more than the next, and the largest value that it has to hold."""
     if one.roles.empty:
         return []
     first, *others = one.roles.sort_values("perplexity_only", ascending=False).to_dict("records")
@@ -58,6 +59,7 @@ def _of_roles(one: "Damages") -> list[Finding]:
     share = f", {100 * part:.0f} % of the rise of log-perplexity" if 0 < part < 1 else ""
     which = f"Most of what {one.scheme} costs" if part > 0.5 else f"The largest part of what {one.scheme} costs"
     said = f"{which} is in {first['role']} ({percent(first['damage_only'])} alone{share})"
+    said += _largest(one, first["role"], names)
     if pd.notna(first.get("damage_without")):
         said += f"; with {first['role']} exact, {percent(first['damage_without'])} is left"
     return [Finding(f"{said}.", "damage_roles")]
@@ -67,8 +69,8 @@ def _is_more(place: dict, other: dict, name: str = "perplexity_only") -> bool:
     return are_apart(place[name], other[name], _deviation(place, name), _deviation(other, name))
 
 
-def _of_layers(one: "Damages", names: Names) -> list[Finding]:
-    """Which layers cost most alone, and the largest value that they have to hold."""
+def _of_layers(one: "Damages") -> list[Finding]:
+    """Which layers cost most alone."""
     if one.layers.empty:
         return []
     layers = one.layers.sort_values("perplexity_only", ascending=False).head(MOST).to_dict("records")
@@ -83,17 +85,17 @@ def _of_layers(one: "Damages", names: Names) -> list[Finding]:
     costs = ", ".join(f"{layer['layer']:.0f} ({percent(layer['damage_only'])})" for layer in broken)
     which = "layers that cost" if len(broken) > 1 else "layer that costs"
     said = f"Under {one.scheme} the {which} most alone: {costs}"
-    return [Finding(f"{said}{_cause(one, [layer['layer'] for layer in broken], names)}.", "damage_layers")]
+    return [Finding(f"{said}.", "damage_layers")]
 
 
-def _cause(one: "Damages", layers: list[int], names: Names) -> str:
-    """The largest value that layers read, which a scale has to hold; nothing where no input was looked at."""
-    inputs = one.errors[one.errors["layer"].isin(layers)].dropna(subset=["largest"])
+def _largest(one: "Damages", role: str, names: Names) -> str:
+    """The largest value of a role, which a scale has to hold; nothing where no input was looked at."""
+    inputs = one.errors[one.errors["role"] == role].dropna(subset=["largest"])
     if inputs.empty:
         return ""
     most = inputs.loc[inputs["largest"].astype(float).idxmax()].to_dict()
-    place = f"feature {most['feature']:.0f}, position {most['position']:.0f}, token {names(int(most['token']))}"
-    return f"; the {most['role']} of layer {most['layer']} reads a value of {amount(most['largest'])} ({place})"
+    place = f"layer {most['layer']}, feature {most['feature']:.0f}, position {most['position']:.0f}"
+    return f", where values go up to {amount(most['largest'])} ({place}, token {names(int(most['token']))})"
 
 
 def _of_errors(one: "Damages") -> list[Finding]:

@@ -1,0 +1,15 @@
+"""What a page lets people explore: maps of layer by feature or projection, profiles, and the text in colours.
+
+An explorer is data (`Explorer` of `section.py`) that explorer.js draws with Plotly, all within the page. Its content:
+
+    row, value, unit: words for what is down a map, and for what is in its cells.
+    scales: of "log", "linear", "clipped", those to choose from.
+    threshold, colors: where the colours have a step, or null; colours below it and from it on.
+    choice: what the maps differ in. maps, a list:
+        name, said, group: maps of one group are drawn in one profile. column: what is across.
+        values: array (rows, columns). share: how many features a column has, of which it shows the largest.
+        columns: their names, or null where they are numbers. marked: features to choose with a click.
+        positions: {features: numbers, or null for all; values: array (T, features)}, or null.
+        text: {features, values: array (rows, T, features)}, or null.
+    tokens: the text, token by token, or null.
+"""

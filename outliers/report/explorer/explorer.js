@@ -1,0 +1,304 @@
+// The explorers of a page: each section of class "explorer" has its data within it (see embedding.py), and is shown once
+// it is drawn. Without scripts, or in an old browser, the page has its figures.
+"use strict";
+(async () => {
+  const INK = "#1b1b1b", QUIET = "#5c5c5c", LINE = "#d9d9d9";
+  const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
+  const DASHES = ["solid", "dash", "dot", "dashdot"];
+  const MAPPED = 0.998; // share of the cells whose colours a clipped scale tells apart
+  const FAINT = 0.05; // share of the tokens that a logarithmic scale leaves white
+  const CONFIG = {displayModeBar: false, responsive: true, doubleClick: "reset"};
+
+  const sections = [...document.querySelectorAll(".explorer")];
+  if (!sections.length || !("DecompressionStream" in window)) return;
+
+  async function inflated(node) {
+    const letters = atob(node.textContent), bytes = new Uint8Array(letters.length);
+    for (let n = 0; n < letters.length; n++) bytes[n] = letters.charCodeAt(n);
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).arrayBuffer();
+  }
+
+  function float16(bits) {
+    const sign = bits & 0x8000 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    if (exponent === 31) return fraction ? NaN : sign * Infinity;
+    return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * fraction / 1024);
+  }
+
+  const FLOATS = Float64Array.from({length: 65536}, (_, bits) => float16(bits));
+
+  function unpacked(buffer) {
+    const length = new DataView(buffer).getUint32(0, true), body = 4 + length;
+    const codes = new Uint16Array(buffer.slice(body));
+    return JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)), (_, value) => {
+      if (!value || value.offset === undefined) return value;
+      const flat = new Float64Array(value.shape.reduce((one, other) => one * other, 1));
+      for (let n = 0; n < flat.length; n++) flat[n] = value.scale * FLOATS[codes[value.offset / 2 + n]];
+      return nested(flat, value.shape);
+    });
+  }
+
+  function nested(flat, shape) {
+    if (shape.length === 1) return flat;
+    const step = flat.length / shape[0];
+    return Array.from({length: shape[0]}, (_, n) => nested(flat.subarray(n * step, (n + 1) * step), shape.slice(1)));
+  }
+
+  function said(value) {
+    const size = Math.abs(value), digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.1 ? 2 : 4;
+    if (!Number.isFinite(value)) return Number.isNaN(value) ? "not quantized" : value < 0 ? "−∞" : "∞";
+    return value.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits}).replace("-", "−");
+  }
+
+  const short = value => Number(value.toPrecision(3)).toLocaleString("en", {maximumSignificantDigits: 3}).replace("-", "−");
+
+  function explorer(section, data) {
+    const $ = name => section.querySelector(`[name="${name}"]`), part = name => section.querySelector(`[data-part="${name}"]`);
+    const state = {map: 0, row: 0, column: 0, scale: data.scales[0]};
+    const map = () => data.maps[state.map];
+    const feature = () => state.column * map().share;
+    const value = () => map().values[state.row][state.column];
+
+    function columnSaid(column) {
+      const {columns, share, features} = map();
+      if (columns) return columns[column];
+      const first = column * share, last = Math.min(first + share, features) - 1;
+      return share > 1 ? `features ${first}–${last}` : `feature ${first}`;
+    }
+    const label = () => data.value + (data.unit && ` (${data.unit.trim()})`);
+    const place = (row, column) => `${data.row} ${row}, ${columnSaid(column)}`;
+
+    // What a scale makes of values: numbers for colours, their ends, and the ticks of the legend.
+    const SCALES = {
+      log: values => {
+        const positive = values.filter(x => x > 0).sort((a, b) => a - b);
+        const low = Math.log10(positive[Math.floor(positive.length / 100)] || 1);
+        const high = Math.max(Math.log10(positive[positive.length - 1] || 1), low + 0.1);
+        const ticks = [];
+        for (let power = Math.ceil(low); power <= high; power++) ticks.push(power);
+        if (ticks.length < 2) ticks.splice(0, ticks.length, low, high);
+        return {of: x => x > 0 ? Math.log10(x) : low, low, high, ticks, label: ", log scale"};
+      },
+      linear: values => ends(values, 1, ""),
+      clipped: values => ends(values, MAPPED, ", clipped"),
+    };
+
+    function ends(values, share, label) {
+      const finite = values.filter(Number.isFinite).sort((a, b) => a - b);
+      const low = Math.min(finite[0] ?? 0, data.unit ? Infinity : 0);
+      const high = finite[Math.ceil(share * finite.length) - 1] ?? 1;
+      const ticks = [0, 1, 2, 3, 4].map(n => low + (high - low) * n / 4);
+      return {of: x => x, low, high: high > low ? high : low + 1, ticks,
+              label: label && `${label} at ${said(high)}`};
+    }
+
+    function colorscale(scale) {
+      const [below, above] = data.colors;
+      const share = data.threshold === null ? 0 :
+        Math.min(1, Math.max(0, (scale.of(data.threshold) - scale.low) / (scale.high - scale.low)));
+      const spread = (colors, start, end) => colors.map((color, n) => [start + (end - start) * n / (colors.length - 1), color]);
+      if (share === 0) return spread(above, 0, 1);
+      return share === 1 ? spread(below, 0, 1) : [...spread(below, 0, share), ...spread(above, share, 1)];
+    }
+
+    function cross() {
+      const line = {type: "line", layer: "above", line: {color: "#56B4E9", width: 1.5, dash: "dot"}};
+      return [
+        {...line, xref: "x", yref: "paper", x0: state.column, x1: state.column, y0: 0, y1: 1},
+        {...line, xref: "paper", yref: "y", x0: 0, x1: 1, y0: state.row, y1: state.row},
+      ];
+    }
+
+    const font = {family: getComputedStyle(document.body).fontFamily, size: 12, color: INK};
+
+    function drawMap() {
+      const {values, share, columns, column, name} = map(), scale = SCALES[state.scale](values.flatMap(row => Array.from(row)));
+      const named = columns || share > 1, across = Array.from(values[0], (_, n) => named ? columnSaid(n) : n);
+      const trace = {
+        type: "heatmap", x: across, z: values.map(row => Array.from(row, scale.of)), zmin: scale.low, zmax: scale.high,
+        customdata: values, colorscale: colorscale(scale),
+        colorbar: {
+          orientation: "h", thickness: 10, len: 1, x: 0.5, y: 0, yref: "container", yanchor: "bottom", outlinewidth: 0,
+          tickvals: scale.ticks, ticktext: scale.ticks.map(tick => short(state.scale === "log" ? 10 ** tick : tick)),
+          tickfont: {size: 11},
+        },
+        hovertemplate: `${data.row} %{y}, ${named ? "" : column} %{x}: %{customdata:,.4~r}${data.unit}<extra></extra>`,
+      };
+      const layout = {
+        font, height: Math.min(640, 150 + 9 * values.length), margin: {l: 44, r: 8, t: 8, b: columns ? 140 : 80},
+        xaxis: columns
+          ? {type: "category", tickangle: -45, range: [-0.5, across.length - 0.5]}
+          : {type: named ? "category" : "linear", title: {text: column, standoff: 4}, range: [-0.5, across.length - 0.5]},
+        yaxis: {title: {text: data.row, standoff: 4}, range: [values.length - 0.5, -0.5]},
+        shapes: cross(), dragmode: "zoom", hoverlabel: {font: {size: 12}},
+      };
+      part("legend").textContent = `Colour: ${label()}${scale.label}` +
+        (data.threshold === null ? "." : `, with a step at α = ${data.threshold}.`) +
+        (share > 1 ? ` Each column is the largest of ${share} features.` : "");
+      part("map").setAttribute("aria-label",
+        `Map of ${name}: ${data.value} by ${data.row} and ${column}; arrow keys move the chosen cell`);
+      return Plotly.react(part("map"), [trace], layout, CONFIG);
+    }
+
+    function lines(node, drawn, xTitle, yTitle) {
+      const log = state.scale === "log" && drawn.every(one => one.y.every(y => y > 0));
+      const traces = drawn.map((one, n) => ({
+        type: "scatter", mode: "lines", name: one.name, x: one.y.map((_, x) => x), y: one.y,
+        line: {color: COLORS[n % COLORS.length], width: 1.5, dash: DASHES[n % DASHES.length]},
+        text: one.y.map(y => `${said(y)}${data.unit}`), hovertemplate: `${xTitle} %{x}: %{text}<extra>${one.name}</extra>`,
+      }));
+      const layout = {
+        font, height: 260, margin: {l: 52, r: 8, t: 8, b: 40}, showlegend: drawn.length > 1,
+        legend: {orientation: "h", y: 1, yanchor: "bottom", x: 0, font: {size: 11}},
+        xaxis: {title: {text: xTitle, standoff: 4}, showgrid: false, linecolor: INK, zeroline: false},
+        yaxis: {title: {text: yTitle, standoff: 4}, type: log ? "log" : "linear", gridcolor: LINE, zeroline: false,
+                rangemode: data.unit ? "normal" : "tozero"},
+      };
+      return Plotly.react(node, traces, layout, CONFIG);
+    }
+
+    function drawProfiles() {
+      const own = map(), column = columnSaid(state.column);
+      part("heading").textContent = `${own.name}, ${column}`;
+      const together = data.maps.filter(one => one.group === own.group);
+      lines(part("by-row"), together.map(one => ({name: one.name, y: one.values.map(row => row[state.column])})),
+        data.row, label());
+      const drawn = [], {positions, text} = own;
+      const found = positions ? (positions.features ? positions.features.indexOf(feature()) : feature()) : -1;
+      if (found >= 0 && own.share === 1) {
+        drawn.push({name: "largest of all layers, mean over sequences", y: positions.values.map(row => row[found])});
+      }
+      const kept = text ? text.features.indexOf(feature()) : -1;
+      if (kept >= 0) {
+        drawn.push({name: `${data.row} ${state.row}, first sequence`,
+                    y: text.values[state.row].map(row => Math.abs(row[kept]))});
+      }
+      part("by-position").hidden = !drawn.length;
+      if (drawn.length) lines(part("by-position"), drawn, "position", "|x|");
+    }
+
+    function drawText() {
+      const {text, name} = map(), kept = text ? text.features.indexOf(feature()) : -1, node = part("text");
+      node.hidden = !text;
+      if (!text) return;
+      node.replaceChildren();
+      const say = (tag, words, style = "") => {
+        node.append(Object.assign(document.createElement(tag), {textContent: words, className: style}));
+        return node.lastChild;
+      };
+      if (kept < 0) {
+        say("p", `The text is kept at the features that are listed above, and ${columnSaid(state.column)} is none of them.`, "quiet");
+        return;
+      }
+      const values = text.values[state.row].map(row => row[kept]), sizes = values.map(Math.abs).sort((a, b) => a - b);
+      const most = sizes[sizes.length - 1] || 1, least = Math.max(sizes[Math.floor(sizes.length * FAINT)], most / 1e4);
+      const share = state.scale === "log"
+        ? x => Math.max(0, Math.log(Math.abs(x) / least) / Math.log(most / least) || 0) : x => Math.abs(x) / most;
+      say("p", `The beginning of the text by ${columnSaid(state.column)} of ${name} in ${data.row} ${state.row}; ` +
+        `orange: positive, blue: negative; the darkest is ${said(most)}.`, "quiet");
+      const line = say("p", "", "tokens");
+      values.forEach((x, n) => {
+        const token = Object.assign(document.createElement("span"), {
+          textContent: data.tokens[n], title: `position ${n}: ${said(x)}`});
+        token.style.background = `rgba(${x < 0 ? "0, 114, 178" : "213, 94, 0"}, ${share(x).toFixed(3)})`;
+        if (share(x) > 0.6) token.style.color = "#fff";
+        line.append(token, document.createElement("wbr"));
+      });
+    }
+
+    function drawMarked() {
+      const node = part("marked"), {marked, share} = map();
+      node.hidden = !marked.length;
+      node.replaceChildren("features to look at:", ...marked.map(number => {
+        const column = Math.floor(number / share);
+        const button = Object.assign(document.createElement("button"), {type: "button", textContent: number});
+        button.setAttribute("aria-pressed", column === state.column);
+        button.addEventListener("click", () => choose({column, row: largestRow(column)}));
+        return button;
+      }));
+    }
+
+    function largestRow(column) {
+      const down = map().values.map(row => Number.isNaN(row[column]) ? -Infinity : row[column]);
+      return down.indexOf(Math.max(...down));
+    }
+
+    function inSight() { // moves what is zoomed into so that the chosen cell is in it
+      const {xaxis, yaxis} = part("map").layout, moved = {};
+      for (const [name, axis, at] of [["xaxis", xaxis, state.column], ["yaxis", yaxis, state.row]]) {
+        const [start, end] = axis.range, low = Math.min(start, end), high = Math.max(start, end);
+        if (at < low || at > high) {
+          const by = at - (low + high) / 2;
+          moved[`${name}.range`] = [start + by, end + by];
+        }
+      }
+      return moved;
+    }
+
+    function choose(change, redraw = false) {
+      Object.assign(state, change);
+      const {values} = map();
+      state.row = Math.min(Math.max(state.row, 0), values.length - 1);
+      state.column = Math.min(Math.max(state.column, 0), values[0].length - 1);
+      $("row").max = values.length - 1;
+      $("row").value = state.row;
+      $("column").max = map().features - 1;
+      $("column").value = map().columns ? state.column : feature();
+      section.querySelector("output").value =
+        `${place(state.row, state.column)} of ${map().name}: ${said(value())}${data.unit}`;
+      if (redraw) drawMap();
+      else Plotly.relayout(part("map"), {shapes: cross(), ...inSight()});
+      drawMarked();
+      drawProfiles();
+      drawText();
+    }
+
+    function zoom(factor) {
+      const {values} = map(), width = values[0].length, [start, end] = part("map").layout.xaxis.range;
+      const reach = Math.min((end - start) * factor, width) / 2;
+      const low = Math.min(Math.max(state.column - reach, -0.5), width - 0.5 - 2 * reach);
+      Plotly.relayout(part("map"), {"xaxis.range": [low, low + 2 * reach]});
+    }
+
+    function whole() {
+      const {values} = map();
+      Plotly.relayout(part("map"), {"xaxis.range": [-0.5, values[0].length - 0.5], "yaxis.range": [values.length - 0.5, -0.5]});
+    }
+
+    const option = (label, key) => new Option(label, key);
+    $("map").replaceChildren(...data.maps.map((one, n) => option(one.said ? `${one.name}: ${one.said}` : one.name, n)));
+    $("scale").replaceChildren(...data.scales.map(name => option(name, name)));
+    if (data.maps[0].columns) $("column").replaceChildren(...data.maps[0].columns.map(option));
+    $("map").addEventListener("change", event => choose({map: +event.target.value}, true));
+    $("scale").addEventListener("change", event => choose({scale: event.target.value}, true));
+    $("row").addEventListener("change", event => choose({row: Math.round(+event.target.value)}));
+    $("column").addEventListener("change", event => choose({column: Math.floor(+event.target.value / map().share)}));
+    $("in").addEventListener("click", () => zoom(0.5));
+    $("out").addEventListener("click", () => zoom(2));
+    $("whole").addEventListener("click", whole);
+    const MOVES = {ArrowLeft: ["column", -1], ArrowRight: ["column", 1], ArrowUp: ["row", -1], ArrowDown: ["row", 1]};
+    part("map").addEventListener("keydown", event => {
+      const move = MOVES[event.key];
+      if (!move || event.altKey || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      choose({[move[0]]: state[move[0]] + move[1]});
+    });
+
+    section.hidden = false;
+    const tops = Array.from(map().values[0], (_, column) => map().values[largestRow(column)][column]);
+    const largest = tops.indexOf(Math.max(...tops.filter(top => !Number.isNaN(top))));
+    state.column = map().marked.length ? Math.floor(map().marked[0] / map().share) : largest;
+    state.row = largestRow(state.column);
+    drawMap();
+    part("map").on("plotly_click", event => {
+      const [row, column] = event.points[0].pointNumber;
+      choose({row, column});
+    });
+    choose({});
+    section.dataset.drawn = "";
+  }
+
+  const source = new TextDecoder().decode(await inflated(document.getElementById("plotly")));
+  document.head.append(Object.assign(document.createElement("script"), {textContent: source}));
+  for (const section of sections) explorer(section, unpacked(await inflated(section.querySelector(".data"))));
+})();

@@ -1,0 +1,94 @@
+"""The explorer of a trace."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
+from outliers.models.names import short_name
+from outliers.report.section import Explorer
+from outliers.report.style import HEAT
+
+if TYPE_CHECKING:
+    from outliers.tracing.excerpt import Excerpt
+    from outliers.tracing.result import Trace
+
+Names = Callable[[int], str]  # of a token, by its id
+
+CELLS = 150_000  # of a map at most: features of wider models share columns
+SHADES = 16
+STEP = (0.4, 0.65)  # shades of the largest value below the threshold and of the threshold
+
+
+def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", said: dict[str, str], names: Names) -> Explorer:
+    """Maps of the largest |x| by layer and feature, a role each; the text at telling features, where it was kept.
+
+    said: where each role goes. names: what a token id is called.
+    """
+    from outliers.tracing.excerpt import telling_features
+    from outliers.tracing.result import STREAM  # these import torch
+
+    telling = {role: some.tolist() for role, some in excerpt.features.items()} if excerpt else telling_features(trace)
+    stream = [role for role in STREAM if role in trace.roles]
+    positions = _positions(trace, stream, telling)
+    maps = [
+        {
+            "name": role,
+            "said": f"into {said[role]}",
+            "group": "stream" if role in stream else role,
+            "column": "feature" if role in stream else f"feature of {role}",
+            **_map(trace.largest(role).numpy()),
+            "columns": None,
+            "marked": telling[role],
+            "positions": positions if role in stream else None,
+            "text": _text(excerpt, role),
+        }
+        for role in trace.roles
+    ]
+    content = {
+        "row": "layer",
+        "value": "largest |x|",
+        "unit": "",
+        "scales": ["log", "linear", "clipped"],
+        "threshold": trace.alpha,
+        "colors": [_shades(0, STEP[0]), _shades(STEP[1], 1)],
+        "choice": "role",
+        "maps": maps,
+        "tokens": [_bare(names(token)) for token in excerpt.tokens.tolist()] if excerpt else None,
+    }
+    return Explorer(f"Explore the hidden states of {short_name(trace.about['model'])}", content)
+
+
+def _shades(start: float, end: float) -> list[str]:
+    return [to_hex(color) for color in colormaps[HEAT](np.linspace(start, end, SHADES))]
+
+
+def _map(values: np.ndarray) -> dict:
+    """Values (layers, features) as at most `CELLS` cells, each the largest of neighbours."""
+    share = -(-values.size // CELLS)
+    padded = np.pad(values, ((0, 0), (0, -values.shape[1] % share)))
+    return {"values": padded.reshape(len(values), -1, share).max(2), "share": share, "features": values.shape[1]}
+
+
+def _positions(trace: "Trace", stream: list[str], telling: dict[str, list[int]]) -> dict | None:
+    """The largest |x| over the layers at each position, averaged over sequences; of wide models at telling features."""
+    if not stream:
+        return None
+    of_roles = [trace.statistics[f"{role}.magnitude"] for role in stream]
+    means = (functools.reduce(lambda one, other: one.maximum(other), of_roles) / trace.sequences).numpy()
+    features = None if means.size <= CELLS else telling[stream[0]]
+    return {"features": features, "values": means if features is None else means[:, features]}
+
+
+def _text(excerpt: "Excerpt | None", role: str) -> dict | None:
+    if excerpt is None:
+        return None
+    return {"features": excerpt.features[role].tolist(), "values": excerpt.values[role].float().numpy()}
+
+
+def _bare(name: str) -> str:
+    """A token's name without its quotes."""
+    return name[1:-1] if len(name) > 2 and name[0] == name[-1] and name[0] in "'\"" else name

@@ -1,0 +1,117 @@
+"""What a model makes of the beginning of a text at its most telling features, for people who look at it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError, reason_of
+from outliers.files import check_file, write_whole
+from outliers.models.anatomy import readers
+from outliers.models.decoder import inference, run_decoder
+from outliers.models.hooks import input_hooks
+from outliers.tracing.result import STREAM, Trace
+
+POSITIONS = 256  # at most, from the start of the text
+FEATURES = 12  # at most, of a role,
+VALUES = 250_000  # and fewer where layers are many: so many values are kept of all roles
+
+
+@dataclass(frozen=True, eq=False)
+class Excerpt:
+    """The inputs of projections over the first positions of a text, at some features of each role.
+
+    tokens: ids, int64 (T,). features: by role, int64 (features,). values: by role, bfloat16 (layers, T, features).
+    about: what it is of, as that of a trace.
+    """
+
+    tokens: torch.Tensor
+    features: dict[str, torch.Tensor]
+    values: dict[str, torch.Tensor]
+    about: dict = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write it as one safetensors file.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        tensors = {"tokens": self.tokens}
+        tensors |= {f"{role}.features": features for role, features in self.features.items()}
+        tensors |= {f"{role}.values": values.contiguous() for role, values in self.values.items()}
+        write_whole(path, save(tensors, {"about": json.dumps(self.about)}))
+
+    @classmethod
+    def load(cls, path: Path) -> "Excerpt":
+        """Read what `save` wrote.
+
+        Raises:
+            UserError: it is missing or damaged.
+        """
+        try:
+            check_file(path)
+            with safe_open(path, "pt") as file:
+                about = json.loads((file.metadata() or {})["about"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            roles = [name.removesuffix(".features") for name in tensors if name.endswith(".features")]
+            parts = ({role: tensors[f"{role}.{part}"] for role in roles} for part in ("features", "values"))
+            found = cls(tensors["tokens"], *parts, about)
+            found.check()
+        except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+            raise UserError(f"cannot read an excerpt from '{path}': {reason_of(error, 200)}; trace again") from None
+        return found
+
+    def check(self) -> None:
+        """Raise ValueError if its parts do not fit together."""
+        for role, features in self.features.items():
+            shape = tuple(self.values[role].shape[1:])
+            if features.dtype != torch.int64 or shape != (len(self.tokens), len(features)):
+                raise ValueError(f"its {role} is {shape} for {len(self.tokens)} tokens and {len(features)} features")
+
+
+def telling_features(trace: Trace) -> dict[str, list[int]]:
+    """Of each role the features to look at: the outlier features first, then those with the largest values.
+
+    attn_in and ffn_in, which share the features of the residual stream, have the same.
+    """
+    positions = min(trace.block, POSITIONS)
+    most = max(1, min(FEATURES, VALUES // (len(trace.roles) * trace.layers * positions)))
+    stream = tuple(role for role in STREAM if role in trace.roles)
+    found = {role: _telling(trace, stream if role in stream else (role,)) for role in trace.roles}
+    return {role: features[:most] for role, features in found.items()}
+
+
+def _telling(trace: Trace, roles: tuple[str, ...]) -> list[int]:
+    outliers = trace.outlier_features(roles=roles)["feature"].tolist()
+    largest = trace.features(roles).sort_values("max", ascending=False, kind="stable")["feature"].tolist()
+    return list(dict.fromkeys([*outliers, *largest]))
+
+
+@inference
+def excerpt(model: PreTrainedModel, block: torch.Tensor, features: Mapping[str, list[int]]) -> Excerpt:
+    """Run the beginning of a block through a model and keep what projections read at some features.
+
+    Args:
+        model: a causal language model, which is left as it was.
+        block: token ids, int64 (T,).
+        features: by role, as `telling_features` finds them.
+
+    Raises:
+        UserError: the block is longer than the model's context or holds ids outside its vocabulary.
+    """
+    ids, layers = block[:POSITIONS], {role: {} for role in features}
+
+    def keep(layer: int, role: str, x: torch.Tensor) -> None:
+        layers[role][layer] = x[:, features[role]].to("cpu", torch.bfloat16)
+
+    tracked = [one for one in readers(model) if one.role in features]
+    with input_hooks(tracked, keep):
+        for _ in run_decoder(model, [ids]):
+            pass
+    kept = {role: torch.stack([of_role[layer] for layer in sorted(of_role)]) for role, of_role in layers.items()}
+    return Excerpt(ids, {role: torch.tensor(some) for role, some in features.items()}, kept)
