@@ -146,5 +146,5 @@ class Together:
 
 def feature_means(found: Trace) -> Means:
     """Mean of every feature over the text of a trace, by layer and role."""
-    means = {role: found.statistics[f"{role}.sum"] / (found.block * found.sequences) for role in STREAM}
+    means = {role: found.statistics[f"{role}.sum"] / found.positions for role in STREAM}
     return {(layer, role): mean for role, of_role in means.items() for layer, mean in enumerate(of_role)}

@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from outliers.report.section import Explorer
-from outliers.report.style import HEAT
+from outliers.plot.style import HEAT
 
 if TYPE_CHECKING:
     from outliers.measurements.damage.measurement import Damages

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 
 from outliers.models.names import short_name
 from outliers.report.section import Explorer
-from outliers.report.style import HEAT
+from outliers.plot.style import HEAT
 
 if TYPE_CHECKING:
     from outliers.tracing.excerpt import Excerpt
