@@ -258,8 +258,9 @@ def test_rows_may_be_a_data_frame():
 
 
 def test_legends_say_what_marks_mean():
-    words = legend_of(plot.sweep_costs(SWEEP))
-    assert words[-3:] == ["hollow: outlier features in 16 bits", "± 1 standard deviation", "grey: the paper, Table 1"]
+    words = legend_of(plot.sweep_costs([row | {"alpha": 2.5} if row["scheme"] == "llm.int8" else row for row in SWEEP]))
+    hollow = "hollow: outlier features\n(α = 2.5, 6) in 16 bits"
+    assert words[-3:] == [hollow, "± 1 standard deviation", "grey: the paper, Table 1"]
     plain = [{k: v for k, v in row.items() if k != "standard_deviation"} for row in SWEEP if row.get("alpha") is None]
     assert set(legend_of(plot.sweep_costs(plain, paper=False))) == {row["scheme"] for row in plain} - {"fp32"}
     assert "hollow: no outlier feature,\nthe one that comes nearest" in legend_of(plot.figure4(TABLE4, panel="a"))

@@ -168,7 +168,7 @@ def test_zero_shot_tasks_and_latency_take_a_scheme_of_ones_own(own):
     axes = accuracy_by_size(tasks)
     names = [text.get_text() for text in axes.figure.legends[0].get_texts()]
     assert names[:5] == ["float32, not quantized", "absmax", "llm.int8", "mine", "another"]
-    assert names[5:] == ["hollow: outlier features in 16 bits", "± 1 standard error"]
+    assert names[5:] == ["hollow: outlier features\n(α = 6) in 16 bits", "± 1 standard error"]
     lines = {container.get_label(): container.lines[0] for container in axes.containers}
     hollow = {scheme for scheme, line in lines.items() if line.get_fillstyle() == "none"}
     assert hollow == {"mine"}

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
@@ -63,7 +63,7 @@ TICKS = (0.1, 1, 10, 100, 1000, 10_000)
 LONGEST = 28  # characters of a name, of a model or of a scheme
 SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}  # names along x
 SCATTER = "± 1 standard deviation"
-HOLLOW = "hollow: outlier features in 16 bits"
+HOLLOW = "hollow: outlier features\n(α = {}) in 16 bits"
 MOST_ENTRIES, EXPLAINED = 18, 3  # of a column of a legend; in it, entries beside the schemes
 BESIDE = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of axes, their legend, which hides no data there
 PLACES = {"right upper": BESIDE, "upper center": {}}  # of a legend: where that is on the caller's axes
@@ -144,26 +144,27 @@ def legend(ax: Axes | None, axes: Axes, handles: Sequence[Artist], place: str, c
 
 
 def scheme_legend(
-    ax: Axes | None, axes: Axes, entries: Mapping[str, object], styles: Mapping[str, dict], bars: str | None, *others
+    ax: Axes | None, axes: Axes, entries: Mapping[str, object], rows: list[dict], bars: str | None, *others
 ) -> None:
     """A legend of schemes that says what hollow marks and bars are, where there are some.
 
-    entries: by label what was drawn. bars: what they are. others: further entries.
+    entries: by label what was drawn. rows: what it is of. bars: what they are. others: further entries.
     """
-    hollow = any(style["fillstyle"] == "none" for style in styles.values())
-    explained = [said(HOLLOW, marker="o", fillstyle="none")] * hollow + [said(bars, marker="|")] * bool(bars)
+    alphas = sorted({row["alpha"] for row in rows if row.get("alpha") is not None})
+    hollow = HOLLOW.format(", ".join(f"{alpha:g}" for alpha in alphas))
+    explained = [said(hollow, marker="o", fillstyle="none")] * bool(alphas) + [said(bars, marker="|")] * bool(bars)
     handles, labels = [*entries.values(), *explained, *others], [*brief(entries)]
     labels += [one.get_label() for one in (*explained, *others)]
-    style = {"handles": handles, "labels": labels, "ncols": legend_columns(styles)}
+    style = {"handles": handles, "labels": labels, "ncols": legend_columns(entries)}
     if ax is None:
         axes.figure.legend(loc="outside right upper", **style)
     else:
         axes.legend(**BESIDE, **style)
 
 
-def legend_columns(styles: Mapping[str, dict]) -> int:
+def legend_columns(schemes: Collection[str]) -> int:
     """How many columns a legend of schemes takes."""
-    return -(-(len(styles) + EXPLAINED) // MOST_ENTRIES)
+    return -(-(len(schemes) + EXPLAINED) // MOST_ENTRIES)
 
 
 def said(label: str, **style) -> Line2D:

@@ -71,7 +71,7 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
     entries = {scheme: drawn[scheme] for scheme in styles}
     bars = SCATTER if any("standard_deviation" in row for row in found or rows) else None
     grey = [said("grey: the paper, Table 1", marker="o", color=GREY)] if found and paper else []
-    scheme_legend(ax, axes, entries, styles, bars, *grey)
+    scheme_legend(ax, axes, entries, found or rows, bars, *grey)
     return axes
 
 

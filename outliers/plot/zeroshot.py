@@ -101,7 +101,7 @@ def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
     drawn = {container.get_label(): container for container in axes.containers}
     entries = {label_of_weights(scheme, rows[0]["dtype"]): drawn[scheme] for scheme in styles}
     errors = any(mean["standard_error"] is not None for mean in means)
-    scheme_legend(ax, axes, entries, styles, "± 1 standard error" if errors else None)
+    scheme_legend(ax, axes, entries, means, "± 1 standard error" if errors else None)
     return axes
 
 
