@@ -1,7 +1,7 @@
 """Small random models of every architecture, and the shared material where it is present."""
 
-import inspect
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,6 @@ from outliers.experiment.runner import run
 from outliers.models.names import packaged_file
 from outliers.specification.kinds import OneModel
 from outliers.tracing.result import Trace
-from outliers.tracing.trace import trace
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 STORIES = SHARED / "models" / "stories260K"
@@ -41,9 +40,8 @@ needs_int8_units = pytest.mark.skipif(
     not has_int8_units(), reason="needs int8 units (AVX-512 VNNI); without them other code runs"
 )
 
-needs_ragged = pytest.mark.skipif(
-    "attention_mask" not in inspect.signature(trace).parameters, reason="traces take no sequences of several lengths"
-)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such as Debian's package chromium")
 
 LLAMA = {
     "hidden_size": 32,
@@ -231,3 +229,14 @@ def trace_model(spec: OneModel, out: Path | None = None, force: bool = False) ->
     """The trace of a model, as a run keeps it, and its rows."""
     rows = run(spec, out, force)
     return Trace.load((Path(out) if out else place_of(spec)) / "trace"), rows
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()

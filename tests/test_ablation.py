@@ -18,7 +18,7 @@ from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
 from outliers.variants.interventions import METHODS, Intervention
 from outliers.variants.plant import plant
-from tests.conftest import make_model, needs_ragged, padded
+from tests.conftest import make_model, padded
 from tests.test_tracing import hooks
 
 
@@ -130,7 +130,6 @@ def test_top1_counts_each_query_alike(blocks):
     assert abs(found - sum(alone) / 3) > 1e-3, "the mean of those of each sequence is another number"
 
 
-@needs_ragged
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padded_batch_is_ablated_without_its_padding(blocks, side):
     model, (sequences, ids, mask) = make_model("gpt2"), padded(blocks, side)

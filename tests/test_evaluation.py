@@ -19,7 +19,7 @@ from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.convert import quantize
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
-from tests.conftest import C4, STORIES, every_kind, make_model, needs_ragged, needs_shared, padded
+from tests.conftest import C4, STORIES, every_kind, make_model, needs_shared, padded
 
 
 def own_loss(model, blocks) -> float:
@@ -74,7 +74,6 @@ def test_a_batch_as_a_tokenizer_pads_it():
         assert perplexity(model, batch["input_ids"], attention_mask=batch["attention_mask"]) == alone
 
 
-@needs_ragged
 def test_a_padded_batch_through_a_streamed_model(blocks, tmp_path):
     make_model("llama").save_pretrained(tmp_path)
     resident, streamed = make_model("llama"), stream_model(str(tmp_path))

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,9 @@ from outliers.report.artefacts.table1 import PUBLISHED, sweep_section
 from outliers.report.page import about, models, page, provenance
 from outliers.report.paper import comparison
 from outliers.report.section import Finding
+from tests.conftest import needs_chromium
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such as Debian's package chromium")
 PAGES = sorted(KEPT.rglob("report.html"))
 
 
@@ -84,17 +82,6 @@ def test_findings_are_said_once_each_with_a_link_to_where_it_is_from(section):
 
 def test_the_same_rows_make_the_same_page(rows):
     assert len({page("A sweep", [sweep_section(rows)], "") for _ in range(2)}) == 1
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Headless Chromium."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def looked_at(browser, path: Path, width: int) -> dict:

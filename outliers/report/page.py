@@ -87,7 +87,8 @@ def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:
 def _linked(number: int, section: Section, finding: Finding) -> dict:
     """A finding with the place that it is from, a table or else a figure."""
     is_table = any(table.name == finding.at for table in section.tables)
-    return {"text": finding.text, "place": _place(number, "table" if is_table else "figure", finding.at)}
+    text = finding.text.replace(" %", "\N{NO-BREAK SPACE}%")
+    return {"text": text, "place": _place(number, "table" if is_table else "figure", finding.at)}
 
 
 def _place(number: int, kind: str, name: str) -> str:

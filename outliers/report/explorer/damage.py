@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from outliers.report.section import Explorer
 from outliers.plot.style import HEAT
+from outliers.report.section import Explorer
 
 if TYPE_CHECKING:
     from outliers.measurements.damage.measurement import Damages

@@ -65,6 +65,8 @@
       const first = column * share, last = Math.min(first + share, features) - 1;
       return share > 1 ? `features ${first}–${last}` : `feature ${first}`;
     }
+    const amount = value => data.unit && Number.isFinite(value)
+      ? value.toFixed(1).replace("-", "−") + data.unit : said(value);
     const label = () => data.value + (data.unit && ` (${data.unit.trim()})`);
     const place = (row, column) => `${data.row} ${row}, ${columnSaid(column)}`;
 
@@ -145,7 +147,7 @@
       const traces = drawn.map((one, n) => ({
         type: "scatter", mode: "lines", name: one.name, x: one.y.map((_, x) => x), y: one.y,
         line: {color: COLORS[n % COLORS.length], width: 1.5, dash: DASHES[n % DASHES.length]},
-        text: one.y.map(y => `${said(y)}${data.unit}`), hovertemplate: `${xTitle} %{x}: %{text}<extra>${one.name}</extra>`,
+        text: one.y.map(amount), hovertemplate: `${xTitle} %{x}: %{text}<extra>${one.name}</extra>`,
       }));
       const layout = {
         font, height: 260, margin: {l: 52, r: 8, t: 8, b: 40}, showlegend: drawn.length > 1,
@@ -245,7 +247,7 @@
       $("column").max = map().features - 1;
       $("column").value = map().columns ? state.column : feature();
       section.querySelector("output").value =
-        `${place(state.row, state.column)} of ${map().name}: ${said(value())}${data.unit}`;
+        `${place(state.row, state.column)} of ${map().name}: ${amount(value())}`;
       if (redraw) drawMap();
       else Plotly.relayout(part("map"), {shapes: cross(), ...inSight()});
       drawMarked();

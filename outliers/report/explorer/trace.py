@@ -9,8 +9,8 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from outliers.models.names import short_name
-from outliers.report.section import Explorer
 from outliers.plot.style import HEAT
+from outliers.report.section import Explorer
 
 if TYPE_CHECKING:
     from outliers.tracing.excerpt import Excerpt

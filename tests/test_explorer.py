@@ -1,0 +1,406 @@
+"""The explorer of a page, in a real browser; and the excerpt of the text that it shows."""
+
+import base64
+import gzip
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from outliers.errors import UserError
+from outliers.experiment.runner import run
+from outliers.experiment.traces import EXCERPT
+from outliers.models.load import load_model
+from outliers.report.artefacts.damage import kept_damage_section
+from outliers.report.artefacts.trace import kept_trace_section
+from outliers.report.explorer.embedding import packed, plotly
+from outliers.report.explorer.trace import CELLS, _map
+from outliers.report.page import page
+from outliers.report.report import experiments, report
+from outliers.report.section import Finding, Section
+from outliers.specification.kinds import Damage, OneModel
+from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
+from outliers.tracing.result import Trace
+from outliers.tracing.trace import trace
+from tests.conftest import make_model, needs_chromium
+
+MODEL = "pocket/gpt2-0.5m"
+SMALL = {"model": MODEL, "block": 64, "blocks": 2}
+DRAWN = "[...document.querySelectorAll('.explorer')].every(one => 'drawn' in one.dataset)"
+
+
+# The excerpt
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory) -> tuple[OneModel, Path, list[dict]]:
+    """The trace of a small model, in its folder."""
+    spec, folder = OneModel(**SMALL), tmp_path_factory.mktemp("trace")
+    return spec, folder, run(spec, folder)
+
+
+def test_the_excerpt_holds_what_the_layers_read(traced):
+    _, folder, _ = traced
+    found = Excerpt.load(folder / EXCERPT)
+    model = load_model(MODEL)
+    states = model.transformer(found.tokens[None], output_hidden_states=True).hidden_states
+    for layer, block in enumerate(model.transformer.h):
+        expected = block.ln_1(states[layer])[0][:, found.features["attn_in"]]
+        torch.testing.assert_close(found.values["attn_in"][layer].float(), expected, rtol=2**-8, atol=1e-6)
+
+
+def test_it_is_of_the_telling_features(traced):
+    _, folder, _ = traced
+    found, of = Excerpt.load(folder / EXCERPT), Trace.load(folder / "trace")
+    assert found.about == of.about
+    assert {role: some.tolist() for role, some in found.features.items()} == telling_features(of)
+    assert found.features["attn_in"].tolist() == found.features["ffn_in"].tolist()
+    largest = of.largest("ffn_out").amax(0).sort(descending=True).indices[:FEATURES]
+    assert set(found.features["ffn_out"].tolist()) >= set(largest[:3].tolist())
+
+
+def test_outlier_features_come_first():
+    model, blocks = make_model("llama"), torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
+    found = trace(model, blocks, alpha=0.5)
+    outliers = found.outlier_features()["feature"].tolist()
+    assert outliers
+    assert telling_features(found)["attn_in"][: len(outliers)] == outliers[:FEATURES]
+
+
+def test_its_size_is_bounded(traced):
+    _, folder, _ = traced
+    of = Trace.load(folder / "trace")
+    deep = replace(of, block=2048, statistics=of.statistics | {"residual.largest": torch.zeros(80, 5)})
+    assert {len(some) for some in telling_features(deep).values()} == {VALUES // (4 * 80 * 256)}
+    assert {len(some) for some in telling_features(of).values()} == {FEATURES}
+
+
+def test_a_finished_trace_gets_its_excerpt_and_keeps_it(traced, monkeypatch):
+    spec, folder, _ = traced
+    before = (folder / EXCERPT).read_bytes()
+    (folder / EXCERPT).write_bytes(before[:100])
+    run(spec, folder)
+    assert (folder / EXCERPT).read_bytes() == before, "a damaged one is made again"
+    monkeypatch.setattr("outliers.experiment.traces.excerpt", lambda *_: pytest.fail("it is there"))
+    run(spec, folder)
+
+
+def test_a_streamed_model_reads_its_layers_no_further_time(tmp_path):
+    spec = OneModel(**SMALL, stream=True)
+    rows = run(spec, tmp_path)
+    assert not (tmp_path / EXCERPT).exists()
+    section = kept_trace_section(spec, tmp_path, rows)
+    assert section.explorers[0].content["tokens"] is None
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100])
+def test_a_damaged_excerpt(tmp_path, content):
+    (tmp_path / EXCERPT).write_bytes(content)
+    with pytest.raises(UserError, match="trace again"):
+        Excerpt.load(tmp_path / EXCERPT)
+
+
+def test_an_excerpt_whose_parts_do_not_fit(tmp_path):
+    model = load_model(MODEL)
+    found = excerpt(model, torch.arange(8), {"attn_in": [0, 1]})
+    Excerpt(found.tokens[:4], found.features, found.values).save(tmp_path / EXCERPT)
+    with pytest.raises(UserError, match="for 4 tokens and 2 features"):
+        Excerpt.load(tmp_path / EXCERPT)
+
+
+# The data
+
+
+def unpacked(data: str) -> dict:
+    """What `packed` packs."""
+    content = gzip.decompress(base64.b64decode(data))
+    (length,) = struct.unpack_from("<I", content)
+    header, body = json.loads(content[4 : 4 + length]), content[4 + length :]
+
+    def array(value: dict):
+        if "offset" not in value:
+            return value
+        flat = np.frombuffer(body, "<f2", int(np.prod(value["shape"])), value["offset"])
+        return flat.astype(float).reshape(value["shape"]) * value["scale"]
+
+    return json.loads(json.dumps(header), object_hook=array)
+
+
+def test_arrays_are_kept_within_half_a_thousandth():
+    values = np.array([[0.0, 1e-3, 6.5], [-31.7, 3163.0, 2.5e6]])
+    found = unpacked(packed({"one": values, "two": [values, {"same": values}], "three": "x"}))
+    np.testing.assert_allclose(found["one"], values, rtol=5e-4, atol=1e-3)
+    assert found["three"] == "x"
+    assert len(packed({"one": values, "two": values})) < len(packed({"one": values, "two": values.copy()})) + 8
+    odd = unpacked(packed({"one": np.array([np.nan, -np.inf, 1.0])}))["one"]
+    assert np.isnan(odd[0])
+    assert odd[1:].tolist() == [-np.inf, 1.0]
+
+
+def test_wide_models_share_columns():
+    values = np.arange(CELLS * 3.0).reshape(3, CELLS)
+    found = _map(values)
+    assert found["share"] == 3
+    assert found["values"].shape == (3, CELLS // 3)
+    assert found["values"][0, 1] == values[0, 3:6].max()
+
+
+def test_the_maps_are_those_of_the_trace(traced):
+    spec, folder, rows = traced
+    found = unpacked(packed(kept_trace_section(spec, folder, rows).explorers[0].content))
+    of = Trace.load(folder / "trace")
+    assert [one["name"] for one in found["maps"]] == list(of.roles)
+    for one in found["maps"]:
+        np.testing.assert_allclose(one["values"], of.largest(one["name"]).numpy(), rtol=1e-3, atol=1e-6)
+    assert len(found["tokens"]) == SMALL["block"]
+
+
+# The page
+
+
+@pytest.fixture(scope="module")
+def path(traced, tmp_path_factory) -> Path:
+    """A page with both explorers, whose model has a name and whose text a token that HTML must not take as its own."""
+    spec, folder, rows = traced
+    damage = Damage(**SMALL, by=["error"], schemes=["absmax", "llm.int8"])
+    of_damage = run(damage, tmp_path_factory.mktemp("damage"))
+    first = kept_trace_section(spec, folder, rows)
+    content = first.explorers[0].content
+    tokens = ["<script>alert(1)</script>", *content["tokens"][1:]]
+    first = first._replace(explorers=[first.explorers[0]._replace(content=content | {"tokens": tokens})])
+    found = tmp_path_factory.mktemp("page") / "report.html"
+    sections = [first, kept_damage_section(damage, folder, of_damage)]
+    found.write_text(page("A look", sections, "python -m outliers.report look"), encoding="utf-8")
+    return found
+
+
+@pytest.fixture
+def opened(browser, path):
+    """The page in a window, drawn; it says nothing on the console and asks for nothing."""
+    window = browser.new_page(viewport={"width": 1000, "height": 900})
+    said, asked = [], []
+    window.on("console", lambda message: said.append(message.text))
+    window.on("pageerror", lambda error: said.append(str(error)))
+    window.on("request", lambda request: asked.append(request.url))
+    window.goto(path.as_uri())
+    window.wait_for_function(DRAWN)
+    yield window
+    assert said == []
+    assert [url for url in asked if not url.startswith(("data:", "blob:", path.as_uri()))] == []
+    window.close()
+
+
+def output(window, number: int = 1) -> str:
+    """What the explorer says of the chosen cell."""
+    return window.locator(f"#explorer-{number} output").inner_text()
+
+
+def enter(section, name: str, number: int) -> None:
+    """Type a number into a field."""
+    section.locator(f"[name={name}]").fill(str(number))
+    section.locator(f"[name={name}]").press("Enter")
+
+
+@needs_chromium
+def test_hovering_shows_the_value(opened, traced):
+    _, folder, _ = traced
+    values = Trace.load(folder / "trace").largest("attn_in")
+    box = opened.locator("#explorer-1 .map .nsewdrag").bounding_box()
+    layer, feature = 1, values.shape[1] // 2
+    x = box["x"] + box["width"] * (feature + 0.5) / values.shape[1]
+    opened.mouse.move(x, box["y"] + box["height"] * (layer + 0.5) / len(values), steps=3)
+    label = opened.locator("#explorer-1 .map .hoverlayer text").first
+    label.wait_for()
+    said = label.text_content()
+    assert said.startswith(f"layer {layer}, feature {feature}: ")
+    assert float(said.rpartition(" ")[2].replace(",", "")) == pytest.approx(values[layer, feature].item(), rel=2e-3)
+
+
+@needs_chromium
+def test_what_is_chosen_is_shown(opened, traced):
+    _, folder, _ = traced
+    of = Trace.load(folder / "trace")
+    section = opened.locator("#explorer-1")
+    section.locator("[name=map]").select_option(label="ffn_out: into the feed-forward output")
+    enter(section, "row", 2)
+    enter(section, "column", 7)
+    said = output(opened)
+    assert said.startswith("layer 2, feature 7 of ffn_out: ")
+    largest = of.largest("ffn_out")[2, 7].item()
+    assert float(said.rpartition(" ")[2].replace(",", "")) == pytest.approx(largest, abs=0.006)
+    width = opened.evaluate("document.querySelector('#explorer-1 .map').data[0].z[0].length")
+    assert width == of.largest("ffn_out").shape[1]
+    legends = {"linear": "Colour: largest |x|, with a step", "clipped": "clipped at ", "log": "log scale"}
+    for scale, legend in legends.items():
+        section.locator("[name=scale]").select_option(scale)
+        assert legend in section.locator("[data-part=legend]").inner_text()
+    opened.locator("#explorer-2 [name=map]").select_option(label="llm.int8, mean over tokens")
+    assert output(opened, 2).endswith(" dB")
+    assert " of llm.int8, mean over tokens: " in output(opened, 2)
+
+
+@needs_chromium
+def test_the_damage_map_begins_at_the_largest_error(opened):
+    assert " of absmax, mean over tokens: " in output(opened, 2)
+    largest, chosen = opened.evaluate(
+        """() => {
+            const z = document.querySelector('#explorer-2 .map').data[0].z;
+            const chosen = name => +document.querySelector(`#explorer-2 [name=${name}]`).value;
+            return [Math.max(...z.flat()), z[chosen('row')][chosen('column')]];
+        }"""
+    )
+    assert chosen == largest
+
+
+@needs_chromium
+def test_arrow_keys_move_the_chosen_cell(opened):
+    section = opened.locator("#explorer-1")
+    enter(section, "column", 5)
+    enter(section, "row", 1)
+    section.locator(".map").focus()
+    for key, place in (
+        ("ArrowRight", "layer 1, feature 6"),
+        ("ArrowDown", "layer 2, feature 6"),
+        ("ArrowLeft", "layer 2, feature 5"),
+        ("ArrowUp", "layer 1, feature 5"),
+    ):
+        opened.keyboard.press(key)
+        assert output(opened).startswith(f"{place} of attn_in: ")
+    for _ in range(5):
+        opened.keyboard.press("ArrowUp")
+    assert output(opened).startswith("layer 0, "), "it stays on the map"
+
+
+@needs_chromium
+def test_every_control_is_reached_by_keys(opened):
+    opened.locator("#explorer-1 [name=map]").focus()
+    names = []
+    while "map js-plotly-plot" not in names and len(names) < 40:
+        names.append(opened.evaluate("document.activeElement.name || document.activeElement.className"))
+        outline = opened.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", "focus is visible"
+        opened.keyboard.press("Tab")
+    assert {"map", "scale", "row", "column", "in", "out", "whole", "map js-plotly-plot"} <= set(names)
+
+
+@needs_chromium
+def test_zooming(opened):
+    def across() -> float:
+        low, high = opened.evaluate("document.querySelector('#explorer-1 .map').layout.xaxis.range")
+        return high - low
+
+    section = opened.locator("#explorer-1")
+    whole = across()
+    section.get_by_role("button", name="Zoom in").click()
+    assert across() == pytest.approx(whole / 2)
+    section.get_by_role("button", name="Zoom out").click()
+    assert across() == pytest.approx(whole)
+    box = section.locator(".map .nsewdrag").bounding_box()
+    opened.mouse.move(box["x"] + 100, box["y"] + 20)
+    opened.mouse.down()
+    opened.mouse.move(box["x"] + 300, box["y"] + 60, steps=5)
+    opened.mouse.up()
+    opened.wait_for_function(
+        "document.querySelector('#explorer-1 .map').layout.xaxis.range.reduce((a, b) => b - a) < " + str(whole * 0.9)
+    )
+    section.get_by_role("button", name="Whole map").click()
+    assert across() == pytest.approx(whole)
+
+
+@needs_chromium
+def test_the_text_by_a_feature(opened, traced):
+    _, folder, _ = traced
+    found = Excerpt.load(folder / EXCERPT)
+    feature = found.features["attn_in"][1].item()
+    opened.locator("#explorer-1 .marked").get_by_role("button", name=str(feature), exact=True).click()
+    assert f"feature {feature} of attn_in" in output(opened)
+    tokens = opened.locator("#explorer-1 .tokens span")
+    assert tokens.count() == len(found.tokens)
+    assert tokens.first.inner_text() == "<script>alert(1)</script>"
+    layer = int(opened.locator("#explorer-1 [name=row]").input_value())
+    value = found.values["attn_in"][layer, 3, 1].item()
+    said = tokens.nth(3).get_attribute("title").removeprefix("position 3: ").replace("−", "-")
+    assert float(said) == pytest.approx(value, abs=0.006)
+    other = next(one for one in range(100) if one not in found.features["attn_in"].tolist())
+    enter(opened.locator("#explorer-1"), "column", other)
+    assert f"feature {other} is none of them" in opened.locator("#explorer-1 [data-part=text]").inner_text()
+
+
+@needs_chromium
+def test_clicking_a_cell_chooses_it(opened):
+    box = opened.locator("#explorer-1 .map .nsewdrag").bounding_box()
+    opened.mouse.click(box["x"] + box["width"] * 0.25, box["y"] + box["height"] - 4)
+    layers = opened.evaluate("document.querySelector('#explorer-1 .map').data[0].z.length")
+    opened.wait_for_function(f"document.querySelector('#explorer-1 output').value.startsWith('layer {layers - 1}, ')")
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_nothing_overflows(browser, path, width):
+    window = browser.new_page(viewport={"width": width, "height": 900})
+    window.goto(path.as_uri())
+    window.wait_for_function(DRAWN)
+    assert window.evaluate("document.documentElement.scrollWidth") == width
+    beyond = """() => [...document.querySelectorAll('.explorer *')].filter(
+        node => !node.closest('svg') && node.getBoundingClientRect().right > innerWidth + 0.5).length"""
+    assert window.evaluate(beyond) == 0
+    window.close()
+
+
+@needs_chromium
+def test_without_scripts_the_figure_is_there(browser, path):
+    context = browser.new_context(java_script_enabled=False)
+    window = context.new_page()
+    window.goto(path.as_uri())
+    assert window.locator("#section-1-figure-heat_map img").is_visible()
+    assert not window.locator("#explorer-1").is_visible()
+    context.close()
+
+
+@needs_chromium
+def test_print_shows_the_figure(opened):
+    assert opened.locator("#explorer-1").is_visible()
+    opened.emulate_media(media="print")
+    assert not opened.locator("#explorer-1").is_visible()
+    assert opened.locator("#section-1-figure-heat_map img").is_visible()
+
+
+def test_a_page_without_an_explorer_embeds_nothing(path):
+    html = page("None", [Section("None", [])], "")
+    assert len(html) < 20_000
+    assert "explorer" not in html
+    assert len(plotly()) < path.stat().st_size < 5_000_000
+
+
+def test_findings_are_not_broken_before_a_per_cent_sign():
+    section = Section("One", [], findings=[Finding("It is 5 % more.", "x")])
+    assert "5\N{NO-BREAK SPACE}% more" in page("A look", [section], "")
+
+
+# One page of a model
+
+
+def test_the_set_look():
+    specs = experiments("look")
+    assert [spec.shows for spec in specs] == ["trace", "ablation", "damage", "sweep"]
+    specs = experiments("look", models=["pocket/gpt2-0.1m"])
+    assert {getattr(spec, "model", None) or spec.models[0] for spec in specs} == {"pocket/gpt2-0.1m"}
+    with pytest.raises(UserError, match="takes one model, got 2"):
+        experiments("look", models=["pocket/gpt2-0.1m", MODEL])
+
+
+def test_one_page_of_a_model_without_outlier_features(tmp_path):
+    printed = report("look", out=tmp_path, models=["pocket/gpt2-0.1m"])
+    html = (tmp_path / "report.html").read_text()
+    assert "None of 24 features is an outlier feature: no value reaches |x| ≥ 6" in html
+    assert "Not run: 'gpt2-0.1m' has no outlier feature on this text" in printed
+    assert html.count('<section class="explorer"') == 2
+    assert (tmp_path / "damage" / "damage_model.md").exists()
+    again = report("look", out=tmp_path, models=["pocket/gpt2-0.1m"], redraw=True)
+    assert [line for line in again.splitlines() if line.startswith("•")] == [
+        line for line in printed.splitlines() if line.startswith("•")
+    ], "redrawn, rows of no scheme among those of damage"
