@@ -34,6 +34,7 @@ BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = (
 COLORS = (BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY)
 MARKERS = "osv^DPX*"
 SEQUENTIAL = "cividis"  # lightness grows evenly, with and without colour
+HEAT = "inferno"  # so does its, through more hues
 # The rcParams of the figures, beside matplotlib's own defaults; everything that is drawn takes its sizes and colours
 # from rcParams, so that those of the caller can stand in their place.
 LOOK = {
@@ -47,7 +48,7 @@ LOOK = {
     "font.size": 9,
     "grid.color": "0.93",
     "grid.linewidth": 0.6,
-    "image.cmap": "inferno",  # its lightness grows evenly too, through more hues
+    "image.cmap": HEAT,
     "legend.fontsize": 8,
     "legend.frameon": False,
     "lines.linewidth": 1,
