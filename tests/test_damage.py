@@ -445,7 +445,7 @@ def test_figures_show_the_values(found):
     bars = damage_bars(damages).ravel()
     assert len(bars) == 4
     one = damages["absmax"]
-    heights = [bar.get_height() for bar in [one for one in bars[0].containers if hasattr(one, "patches")][-1]]
+    heights = [bar.get_height() for bar in bars[0].containers[-1]]
     saved = [math.log(one.model["perplexity"] / value) for value in one.roles["perplexity_without"]]
     assert heights == pytest.approx(saved)
 

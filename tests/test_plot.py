@@ -17,6 +17,7 @@ from matplotlib.text import Text
 
 import outliers
 from outliers import UserError, plot
+from outliers.measurements.ablation import summary
 from outliers.measurements.damage.measurement import damages_of
 from outliers.models.anatomy import ROLES
 from outliers.plot import style
@@ -125,6 +126,8 @@ def pocket_trace():
 def test_figures_of_a_trace_can_be_read(trace, name):
     axes = getattr(plot, name)(trace)
     check_words(first(axes).figure)
+    if isinstance(axes, np.ndarray):
+        check_words(getattr(plot, name)(trace, role="attn_in").figure)
     alone = Figure(layout="constrained").subplots()
     panel = {} if name == "magnitude_by_position" else {"role": "ffn_in"}
     assert getattr(plot, name)(trace, **panel, ax=alone) is alone
@@ -138,7 +141,7 @@ def test_the_colours_of_a_trace_span_what_is_there(trace):
     assert norm.vmax == pytest.approx(max(largest, trace.alpha))
     assert norm.vmin <= trace.alpha / 2
     bar = figure.axes[-1]
-    assert bar.get_ylabel() == f"largest |x|, logarithmic; below {norm.vmin:.2g} darkest"
+    assert bar.get_ylabel() == f"largest |x|, logarithmic;\nbelow {norm.vmin:.2g} darkest"
     shades = [
         panel.images[0].cmap(norm(panel.images[0].get_array()))[..., :3] @ (0.2126, 0.7152, 0.0722) for panel in panels
     ]
@@ -243,12 +246,22 @@ def test_one_panel_goes_on_axes_of_ones_own(draw, panel):
     assert axes.has_data()
     assert not other.has_data()
     check_words(figure)
-    assert draw(**panel).has_data(), "alone on a figure of its own"
+    alone = draw(**panel)
+    assert alone.has_data()
+    check_words(alone.figure)
     if panel:
         with pytest.raises(UserError, match=r"ax= has room for one panel of \d; choose one by \w+="):
             draw(ax=axes)
         with pytest.raises(UserError, match="unknown"):
             draw(**dict.fromkeys(panel, "none"))
+
+
+def test_an_ablation_is_drawn_as_it_comes():
+    model, tokenizer = (load("pocket/gpt2-0.1m") for load in (outliers.load_model, outliers.load_tokenizer))
+    blocks = outliers.load_text("sample", tokenizer, block=32, blocks=1)
+    measured = outliers.ablate(model, blocks, [3])
+    of_summary = drawn(plot.ablation_bars(summary(measured))[0].figure, "svg")
+    assert drawn(plot.ablation_bars(measured)[0].figure, "svg") == of_summary
 
 
 def test_rows_may_be_a_data_frame():

@@ -22,6 +22,7 @@ from outliers.plot.style import (
     legend,
     panels_of,
     returned,
+    said,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def damage_map(
     schemes, errors = chosen("scheme", scheme, found, ax), chosen("error", error, ACROSS, ax)
     maps = [[_merged(found[scheme].errors, column) for column in errors] for scheme in schemes]
     norm, extend = _scale([one.to_numpy(dtype=float) for of_scheme in maps for one in of_scheme])
-    size = 0.6 + 3.3 * len(errors), min(HIGHEST, 0.7 + 0.95 * len(maps))
+    size = 0.6 + 3.3 * len(errors), min(HIGHEST, 1.1 + 0.95 * len(maps))
     panels = panels_of(ax, len(maps), len(errors), size, sharex=True, sharey=True)
     colors = colormaps[matplotlib.rcParams["image.cmap"]].with_extremes(bad="0.8")
     named = brief(schemes)
@@ -140,7 +141,7 @@ def damage_bars(
     measured = [place for place in PLACES if any(len(getattr(one, f"{place}s")) for one in found.values())]
     schemes, places = chosen("scheme", scheme, found, ax), chosen("place", place, measured, ax)
     widths = [PLACES[place] for place in places]
-    size = 2 * sum(widths), min(HIGHEST, 0.6 + 1.7 * len(schemes))
+    size = max(4.6, 2 * sum(widths)), min(HIGHEST, 0.6 + 1.7 * len(schemes))
     panels = panels_of(ax, len(schemes), len(places), size, sharey="row", sharex="col", width_ratios=widths)
     for row, scheme, name in zip(panels, schemes, brief(schemes), strict=True):
         for axes, place in zip(row, places, strict=True):
@@ -150,7 +151,10 @@ def damage_bars(
         axes.set_xlabel(place)
     for axes in panels[:, 0]:
         axes.set_ylabel("log-perplexity\n(nats a token)")
-    legend(ax, axes, panels[0, 0].get_legend_handles_labels()[0], "upper center", 3)
+    tables = [getattr(found[scheme], f"{place}s") for scheme in schemes for place in places]
+    scattered = any(column.endswith("_deviation") for table in tables for column in table)
+    handles = panels[0, 0].get_legend_handles_labels()[0]
+    legend(ax, axes, handles + [said(SCATTER, marker="|")] * scattered, "upper center", 3)
     return returned(panels)
 
 
@@ -163,12 +167,8 @@ def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, place: str) -> None:
         values = sign * np.log(reference / table[name].to_numpy(dtype=float))
         relative = table.get(f"{name}_deviation", pd.Series(np.nan, table.index)) / table[name]
         places = np.arange(len(table)) + (side - 0.5) * WIDTH
-        axes.bar(
-            places, values, WIDTH, color=color_of(color), hatch=hatch, edgecolor="white", linewidth=0.3, label=label
-        )
-        if relative.notna().any():
-            style = {"fmt": "none", "ecolor": "black", "elinewidth": 0.8}
-            axes.errorbar(places, values, relative, **style, label=SCATTER if side else None)
+        style = {"color": color_of(color), "hatch": hatch, "edgecolor": "white", "linewidth": 0.3, "label": label}
+        axes.bar(places, values, WIDTH, yerr=relative if relative.notna().any() else None, ecolor="black", **style)
     axes.axhline(0, color="black", linewidth=0.6)
     axes.set_xticks(*_some(pd.Index(table[place]), PLACE_LABELS[place]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))

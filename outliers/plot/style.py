@@ -59,8 +59,6 @@ LOOK = {
 }
 LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
 TICKS = (0.1, 1, 10, 100, 1000, 10_000)
-
-
 LONGEST = 28  # characters of a name, of a model or of a scheme
 SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}  # names along x
 SCATTER = "± 1 standard deviation"

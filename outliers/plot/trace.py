@@ -70,7 +70,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
         UserError: the role was not traced, or there are several for `ax`.
     """
     roles = chosen("role", role, trace.roles, ax)
-    panels = panels_of(ax, len(roles), 1, (7.2, 0.6 + (1.15 + 0.01 * trace.layers) * len(roles)))
+    panels = panels_of(ax, len(roles), 1, (7.2, max(2, 0.6 + (1.15 + 0.01 * trace.layers) * len(roles))))
     largest = {role: trace.largest(role).numpy() for role in roles}
     norm = LogNorm(*_bounds(trace, largest.values()), clip=True)
     colors = _lighter_from(norm(trace.alpha))
@@ -96,7 +96,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
             _number(axes, outliers, values.shape[1])
     style = {"aspect": 10 * len(roles), "extend": "min", "extendfrac": 0.1 / len(roles)}
     bar = axes.figure.colorbar(image, ax=list(panels.flat), **style)
-    bar.set_label(f"largest |x|, logarithmic; below {norm.vmin:.2g} darkest")
+    bar.set_label(f"largest |x|, logarithmic;\nbelow {norm.vmin:.2g} darkest")
     log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
     style = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center", "fontsize": "small"}
     bar.ax.annotate(f"α = {trace.alpha:g}", (-0.2, trace.alpha), **style)
