@@ -74,7 +74,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
     largest = {role: trace.largest(role).numpy() for role in roles}
     norm = LogNorm(*_bounds(trace, largest.values()), clip=True)
     colors = _lighter_from(norm(trace.alpha))
-    outliers, stream = _outliers(trace), _stream(trace)
+    outliers, stream = outliers_of(trace), stream_roles(trace)
     places = {place["role"]: place for place in trace.largest_values().to_dict("records")}
     for axes, (role, values) in zip(panels.flat, largest.items(), strict=True):
         extent = (-0.5, values.shape[1] - 0.5, trace.layers - 0.5, -0.5)
@@ -138,16 +138,16 @@ def _number(axes: Axes, features: list[int], width: int) -> None:
     above.tick_params(color=color_of(VERMILION), length=3, pad=1)
 
 
-def _stream(trace: "Trace") -> list[str]:
+def stream_roles(trace: "Trace") -> list[str]:
     """Of the roles that were traced those on the features of the residual stream."""
     from outliers.tracing.result import STREAM
 
     return [role for role in STREAM if role in trace.roles]
 
 
-def _outliers(trace: "Trace") -> list[int]:
+def outliers_of(trace: "Trace") -> list[int]:
     """The outlier features, the most common first."""
-    return trace.outlier_features()["feature"].tolist() if _stream(trace) else []
+    return trace.outlier_features()["feature"].tolist() if stream_roles(trace) else []
 
 
 @figure_function
@@ -159,9 +159,10 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
         trace: as `outliers.trace` returns it, with roles of the residual stream.
         ax: where to draw, in the caller's style; by default a new figure.
     """
-    of_roles = [trace.statistics[f"{role}.magnitude"] for role in _stream(trace)]
-    means = functools.reduce(lambda one, other: one.maximum(other), of_roles) / trace.sequences
-    features = _outliers(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
+    of_roles = [trace.statistics[f"{role}.magnitude"] for role in stream_roles(trace)]
+    sequences = trace.statistics["text.sequences"][:, None]  # that reach each position
+    means = functools.reduce(lambda one, other: one.maximum(other), of_roles) / sequences
+    features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
     axes = panels_of(ax, 1, 1, (5.2, 3.0)).item()
     styles = zip(features, (BLACK, BLUE, ORANGE, GREEN), ("-", "--", "-.", ":"), strict=False)
     for feature, color, line in styles:

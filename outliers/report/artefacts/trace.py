@@ -10,7 +10,7 @@ import pandas as pd
 
 from outliers.criterion import FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
 from outliers.models.names import short_name
-from outliers.plot.trace import READERS, _outliers, _stream, heat_map, magnitude_by_position, sorted_profile
+from outliers.plot.trace import READERS, heat_map, magnitude_by_position, outliers_of, sorted_profile, stream_roles
 from outliers.report.artefacts.table4 import emergence_table
 from outliers.report.explorer.trace import trace_explorer
 from outliers.report.findings.trace import trace_findings
@@ -233,7 +233,7 @@ def _tokens(trace: "Trace") -> list[Table]:
 
 def _carried(trace: "Trace") -> list[tuple[int, str | None]]:
     """Features whose tokens are shown, each with the role of `Trace.tokens`."""
-    features = _outliers(trace)[:CARRIED] or trace.features()["feature"].tolist()[:1]
+    features = outliers_of(trace)[:CARRIED] or trace.features()["feature"].tolist()[:1]
     massive = trace.massive_activations()
     massive = massive.reindex(massive["value"].abs().sort_values(ascending=False, kind="stable").index)
     found = massive[massive["massive"] > 0]["feature"].unique().tolist()[:MASSIVE_CARRIED]
@@ -246,7 +246,7 @@ def _of_carried(trace: "Trace", carried: list[tuple[int, str | None]], by: str) 
     for feature, role in carried:
         table = trace.tokens(feature, by, role)
         table.insert(0, "feature", feature)
-        table.insert(1, "role", role or "+".join(_stream(trace)))
+        table.insert(1, "role", role or "+".join(stream_roles(trace)))
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
