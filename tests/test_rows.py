@@ -316,7 +316,7 @@ OTHERWISE = {
     "transform": "hadamard",
 }
 ELSEWHERE = {"name", "shows", "stream", "memory", "engine", "data", "features", "controls", "candidates"}
-ELSEWHERE |= {"calibration", "calibration_blocks"}
+ELSEWHERE |= {"calibration", "calibration_blocks", "by_token"}
 ABLATED = {"model": "pocket/gpt2-1.7m", "text": "build/pocket/held_out.jsonl", "block": 256, "blocks": 64}
 ASKED = {
     "table1": SPECS["table1"].model_copy(update={"schemes": ["llm.int8"]}),
