@@ -710,7 +710,7 @@ def test_tokens_of_a_trace_are_shown(family):
         first = best[best["token"] >= 0].iloc[0]
         assert tables["tokens"].cells[0][2:4] == [first["token_text"], first["type"]]
         assert len(tables["tokens"].cells) == 8 * len(features)
-        assert tables["contexts"].cells[0][4] == found.tokens(int(features[0][0]), "position")["context"][0]
+        assert tables["contexts"].cells[0][2] == found.tokens(int(features[0][0]), "position")["context"][0].strip()
         data = tables["tokens"].data
         of_first = data[(data["feature"] == int(features[0][0])) & (data["role"] == "attn_in+ffn_in")]
         assert of_first["mean"].tolist() == best["mean"].tolist()

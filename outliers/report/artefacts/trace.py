@@ -30,7 +30,7 @@ SINKS = ["position", "(layer, head) pairs"]
 CARRIERS = ["feature", "in"]  # of tables of tokens, before
 TYPES = ["type of token", "positions", "mean |x|", "max |x|"]
 TOKENS = ["token", "type", "positions", "mean |x|", "max |x|"]
-CONTEXTS = ["|x|", "position", "context"]
+CONTEXTS = ["context", "|x|", "position"]
 SHOWN = 5  # rows of tables that would be long
 FEATURES_SHOWN = 20
 CARRIED, MASSIVE_CARRIED = 3, 2  # features whose tokens are shown: of outlier features, and of massive activations
@@ -193,7 +193,7 @@ def _tokens(trace: "Trace") -> list[Table]:
         for row in _ends(group[group["token"] >= 0])
     ]
     around = [
-        [*_carrier(row), f"{row['magnitude']:,.1f}", str(row["position"]), row["context"]]
+        [*_carrier(row), row["context"].strip(), f"{row['magnitude']:,.1f}", str(row["position"])]
         for _, group in contexts.groupby(["feature", "role"], sort=False)
         for row in [
             *group[group["extreme"] == "strongest"].head(STRONGEST).to_dict("records"),
@@ -226,7 +226,7 @@ def _tokens(trace: "Trace") -> list[Table]:
             [*CARRIERS, *CONTEXTS],
             around,
             contexts,
-            5,
+            3,
         ),
     ]
 
