@@ -425,7 +425,7 @@ def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
     with pytest.raises(UserError, match="No space left on device"):
         trace_model(OneModel(**fields, alpha=2), disk)
     assert read_rows(disk) == kept
-    assert names(disk) == {"rows.jsonl", "trace.parquet", "trace.safetensors", "filler"}
+    assert names(disk) == {"rows.jsonl", "trace.parquet", "trace.safetensors", "excerpt.safetensors", "filler"}
 
 
 def test_nothing_is_measured_where_not_even_the_lock_fits(monkeypatch, small_disk):
