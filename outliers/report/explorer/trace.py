@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from outliers.models.names import short_name
 from outliers.plot.style import HEAT
 from outliers.report.section import Explorer
 
@@ -59,7 +58,7 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", said: dict[str, st
         "maps": maps,
         "tokens": [_bare(names(token)) for token in excerpt.tokens.tolist()] if excerpt else None,
     }
-    return Explorer(f"Explore the hidden states of {short_name(trace.about['model'])}", content)
+    return Explorer("Explore the hidden states", content)
 
 
 def _shades(start: float, end: float) -> list[str]:
@@ -78,7 +77,8 @@ def _positions(trace: "Trace", stream: list[str], telling: dict[str, list[int]])
     if not stream:
         return None
     of_roles = [trace.statistics[f"{role}.magnitude"] for role in stream]
-    means = (functools.reduce(lambda one, other: one.maximum(other), of_roles) / trace.sequences).numpy()
+    sequences = trace.statistics["text.sequences"][:, None]  # that reach each position
+    means = (functools.reduce(lambda one, other: one.maximum(other), of_roles) / sequences).numpy()
     features = None if means.size <= CELLS else telling[stream[0]]
     return {"features": features, "values": means if features is None else means[:, features]}
 
