@@ -41,9 +41,10 @@ def ranges(numbers: list[int]) -> str:
 
 def percent(share: float, deviation: float | None = None) -> str:
     """A change in per cent with its sign and, where that was measured, its standard deviation: +110.6 % ± 1.4."""
-    digits = 1 if abs(share) < 10 else 0
+    digits = 0 if abs(share) >= 10 else 1 if abs(share) >= 0.002 else 2
     scatter = "" if deviation is None or math.isnan(deviation) else f" ± {100 * deviation:.{digits}f}"
-    return f"{100 * share:+.{digits}f} %{scatter}".replace("-", "−")
+    value = round(100 * share, digits) or 0.0  # of −0 the sign goes
+    return f"{value:{'+' if value else ''}.{digits}f} %{scatter}".replace("-", "−")
 
 
 def part(share: float) -> str:
