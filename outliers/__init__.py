@@ -42,6 +42,8 @@ _HOME = {
     "damage": "outliers.measurements.damage.measurement",
     "plant": "outliers.variants.plant",
     "Experiment": "outliers.specification.kinds",
+    "Emergence": "outliers.specification.kinds",
+    "run": "outliers.experiment.runner",
     "sweep": "outliers.experiment.runner",
     "frame": "outliers.experiment.frame",
 }

@@ -7,67 +7,142 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import outliers
 from tests.conftest import needs_smollm2
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 # Notebook: what its words say, and an expression over its own variables that has to be true where they stand.
 CLAIMS = {
-    "1_find_outliers": {
+    "1_find": {
         "One feature of 576": "list(trace.outlier_features()['feature']) == [247] and model.config.hidden_size == 576",
         "nearly half of the layers": "0.4 < trace.outlier_features()['layers'][0] < 0.5",
-        "at nearly every position": "trace.outlier_features()['positions'][0] > 0.95",
-        "all of one sign": "trace.outlier_features()['one_sided'][0]",
+        "at nearly every position, and its values are all of one sign": (
+            "trace.outlier_features()['positions'][0] > 0.95 and trace.outlier_features()['one_sided'][0]"
+        ),
+        "Feature 17 comes near: it is large at nearly every position, but in too few layers": (
+            "(f := trace.features().set_index('feature'))['positions'][17] > 0.95 and f['layers'][17] < 0.25"
+        ),
+        "Feature 507 has larger values than either, at next to no position": (
+            "(f := trace.features().set_index('feature'))['max'][507] > f['max'][[17, 247]].max() "
+            "and f['positions'][507] < 0.01"
+        ),
+        "The largest value by far stands in front of the second feed-forward projection (`ffn_out`), on the first": (
+            "(t := trace.largest_values().set_index('role'))['max']['ffn_out'] > 20 * t['max'].drop('ffn_out').max() "
+            "and t['position']['ffn_out'] == 0"
+        ),
+        "its massive activations. They are on the first token too, in feature 507": (
+            "(t := trace.massive_activations().nlargest(3, 'max'))['max'].min() > trace.largest_values()['max'].max() "
+            "and set(t['position']) == {0} and set(t['feature']) == {507}"
+        ),
+        "position 0 is an attention sink for a large share of all heads, and no other position is one": (
+            "(s := trace.attention_sinks()['share'])[0] > 0.3 and s[1:].max() == 0"
+        ),
+        "computes the same function": "abs(perplexities[0] / perplexities[1] - 1) < 1e-5",
+        "in which no outlier feature grew": "before == [] and sorted(after) == [3, 70]",
+    },
+    "2_look_inside": {
+        "one outlier feature, number 247": "list(trace.outlier_features()['feature']) == [247]",
+        "a bright line through half of the layers, from layer 9 to layer 24": (
+            "(l := (trace.largest('attn_in')[:, 247] >= 6).nonzero()[:, 0].tolist()) and len(l) == trace.layers // 2 "
+            "and (l[0], l[-1]) == (9, 24)"
+        ),
+        "In front of the feed-forward layers it stays below 3": "trace.largest('ffn_in')[:, 247].max() < 3",
         "small on the first token and large on all others": (
             "(m := sum(trace.statistics[f'{role}.magnitude'][:, 247] for role in ('attn_in', 'ffn_in')))[0] "
             "< 0.5 * m[1:].min()"
         ),
-        "The largest value by far stands in front of the second feed-forward projection": (
-            "(t := trace.largest_values().set_index('role'))['max']['ffn_out'] > 20 * t['max'].drop('ffn_out').max() "
-            "and t['position']['ffn_out'] == 0"
+        "All tokens but the first carry it, delimiters a little more than the others": (
+            "(t := trace.tokens(247, by='type').set_index('type')['mean'])['first'] < 2 < 6 < t.drop('first').min() "
+            "and t.idxmax() == 'delimiter' and t.max() < 1.2 * t['word start']"
         ),
-        "position 0 is an attention sink for a large share": "trace.attention_sinks()['share'][0] > 0.3",
-        "computes the same function": "abs(perplexities[0] / perplexities[1] - 1) < 1e-5 and before == []",
-        "with outliers of a known place": "sorted(after) == [3, 70]",
+        'The strongest tokens say little by themselves: "the", "and", the comma': (
+            "set(trace.tokens(247)['token_text'].head(6)) >= {\"'␣the'\", \"'␣and'\", \"','\"}"
+        ),
+        "The weakest ones stand inside words": (
+            "not [t for t in places[places['extreme'] == 'weakest'].head(4)['token_text'] if '␣' in t]"
+        ),
+        "it reaches 24,000 on the first token, a hundred times as much as on the others": (
+            "(t := trace.tokens(507, by='type', role='residual').set_index('type')['mean'])['first'].round(-3) == 24000"
+            " and 90 < t['first'] / t.drop('first').max() < 110"
+        ),
+        "layer 11, which has the largest value of all": (
+            "(t := trace.largest_values().set_index('role'))['layer']['ffn_out'] == 11 "
+            "and t['max'].idxmax() == 'ffn_out' and abs(states.abs().max() - t['max'].max()) < 1e-2"
+        ),
+        "one unit of 1,536 is most of what there is": "states.shape[1] == 1536 and share[first].min() > 0.8",
+        "On the others the largest unit is less than a tenth": "share[~first].mean() < 0.1",
     },
-    "2_what_they_carry": {
-        "one feature of 576": "list(features) == [247]",
-        "perplexity grows several times over": "outlier['damage']['zero'] > 3",
+    "3_ablate": {
+        "one feature of 576": "list(features) == [247] and model.config.hidden_size == 576",
+        "perplexity grows several times over": "found['damage']['outliers', 'zero'] > 3",
         "the attention is about half as sure": (
-            "0.4 < outlier['top1_softmax']['zero'] / found['top1_softmax'][0] < 0.6 and found['subject'][0] == 'none'"
+            "0.4 < found['top1_softmax']['outliers', 'zero'] / measurements['top1_softmax'][0] < 0.6 "
+            "and measurements['subject'][0] == 'none'"
         ),
-        "cost next to nothing": "control['damage']['zero'] < 0.05",
+        "cost next to nothing": "found['damage']['control', 'zero'] < 0.05",
         "with its mean in its place the model loses far less": (
-            "outlier['damage']['mean'] < 0.3 * outlier['damage']['zero']"
+            "found['damage']['outliers', 'mean'] < 0.3 * found['damage']['outliers', 'zero']"
         ),
         "it still costs more than any of the random features, and so does shuffling": (
-            "(outlier['damage'] - measurements[measurements['subject'] == 'control'].groupby('method')['damage'].max())"
-            ".gt(0).all()"
+            "(found['damage']['outliers'] - measurements[measurements['subject'] == 'control'].groupby('method')"
+            "['damage'].max()).gt(0).all()"
+        ),
+        "Ten draws of random features": "len(controls) == 10",
+        "absmax multiplies the perplexity of the whole model, and that of the model without the feature too": (
+            "perplexities['absmax'] > 1.5 * perplexities['as it is'] "
+            "and perplexities['absmax, without the feature'] > 1.5 * perplexities['without the feature']"
         ),
     },
-    "3_quantization_sweep": {
+    "4_quantize": {
         "With one scale for a whole tensor the model is broken": "min(costs['absmax'], costs['zeropoint']) > 0.4",
         "A scale for each token helps most of the way": "costs['absmax-vector'] < 0.2 * costs['absmax']",
         "LLM.int8() loses least": "costs['llm.int8'] == min(costs.values())",
-        "(feature 247) is not what breaks `absmax`": (
-            "(t := largest.set_index('role'))['feature']['attn_in'] == 247 "
-            "and t['max']['ffn_out'] > 100 * t['max']['attn_in']"
+        "Quantized alone it costs as much as everything; with it exact, little is left": (
+            "(t := damage.roles.set_index('role'))['damage_only']['ffn_out'] > 0.7 * costs['absmax'] "
+            "and t['damage_without']['ffn_out'] < 0.15 * costs['absmax'] "
+            "and t['damage_only'].drop('ffn_out').max() < 0.15 * costs['absmax']"
         ),
+        "In layer 11 the mean error of a token is as large as its output: 0 dB": (
+            "abs((t := damage.errors.nlargest(1, 'by_token').iloc[0])['by_token_db']) < 0.1 and t['layer'] == 11"
+        ),
+        "The largest input stands on the first token": "damage.errors.nlargest(1, 'by_token')['position'].item() == 0",
+        "The outlier feature of the attention inputs (feature 247) is not what breaks absmax": (
+            "damage.roles.set_index('role')['damage_only']['attn_in'] < 0.02"
+        ),
+        "this one projection of 210": "len(damage.errors) == 210",
+        "The worst projection is a third of the damage, and the worst four are two thirds": (
+            "0.25 < 1 - repaired[1] / costs['absmax'] < 0.4 and 0.6 < 1 - repaired[4] / costs['absmax'] < 0.75"
+        ),
+        "All of the worst 16 are second feed-forward projections": (
+            "all(path.endswith('down_proj') for path in ranked[:16])"
+        ),
+        "Each of them helps, and both together leave about as little as LLM.int8() does": (
+            "max(saved.values()) < 0.5 * costs['absmax'] "
+            "and abs(saved['absmax+smoothing+hadamard'] - costs['llm.int8']) < 0.01"
+        ),
+        "generates with a KV cache": "'Paris' in answer",
+    },
+    "5_the_papers_figures": {
         "Pocket models hardly notice 8 bits": (
-            "(c := table1(rows).drop(columns='smollm2-135m').pipe(lambda t: t / t.loc['fp32'] - 1)).abs().max().max() "
-            "< 0.01"
+            "(costs.drop(columns='smollm2-135m').pipe(lambda t: t / t.loc['fp32'] - 1)).abs().max().max() < 0.01"
+        ),
+        "absmax breaks it, and LLM.int8() keeps it": (
+            "(c := costs['smollm2-135m'])['absmax'] > 1.5 * c['fp32'] and c['llm.int8'] < 1.04 * c['fp32']"
         ),
         "scatters the results of a real model": (
             "max(r['standard_deviation'] / r['value'] for r in rows if r['model'] == 'smollm2-135m') > 0.002"
         ),
-        "generates with a KV cache": "'Paris' in answer",
-    },
-    "4_the_papers_figures": {
-        "SmolLM2 has one outlier feature, which is at nearly every position": (
-            "models.loc['smollm2-135m', 'count'] == 1 and models.loc['smollm2-135m', 'positions'] > 0.95"
+        "Three of the seven pocket models have outlier features, in most of their layers": (
+            "len(p := table.drop('smollm2-135m')) == 7 and (p['count'] > 0).sum() == 3 "
+            "and p['layers'][p['count'] > 0].min() > 0.5"
         ),
-        "both fractions grow e-fold while perplexity falls by about ten": (
-            "all(9 < fit.scale < 12 for fit in fits.values())"
+        "SmolLM2 has one, which is at nearly every position": (
+            "table['count']['smollm2-135m'] == 1 and table['positions']['smollm2-135m'] > 0.95"
+        ),
+        "The one outlier feature of SmolLM2 is as large as those of small models in the paper; those of its large": (
+            "(p := __import__('outliers.report.artefacts.table4', fromlist=['x']).published_models()"
+            "['median'].abs()).min() < abs(table['median']['smollm2-135m']) < p.median() < p.max() / 2"
         ),
     },
 }
@@ -87,6 +162,11 @@ def kinds(notebook) -> list[list[str]]:
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
+
+
+def code_of(notebook) -> str:
+    """Its code."""
+    return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
 
 
 def words(text: str) -> str:
@@ -127,3 +207,35 @@ def test_kept_outputs_are_clean(path):
     text = path.read_text()
     assert "Warning" not in text
     assert "site-packages" not in text
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_only_public_names_are_used(path):
+    code = code_of(nbformat.read(path, as_version=4))
+    assert not re.findall(r"(?:from|import) +outliers\.\S+", code)
+    used = set(re.findall(r"\boutliers\.(\w+)", code)) - {"get"}  # which is a command
+    assert used <= set(outliers.__all__)
+    assert set(re.findall(r"\boutliers\.plot\.(\w+)", code)) <= set(outliers.plot.__all__)
+
+
+@pytest.mark.parametrize(
+    ("there", "uploaded", "installed"),
+    [
+        (True, [], None),
+        (False, [], "git+<this repository>"),
+        (False, ["outliers-0.1.0.tar.gz"], "outliers-0.1.0.tar.gz"),
+    ],
+)
+def test_the_first_cell_installs_what_is_not_there(there, uploaded, installed, monkeypatch, tmp_path):
+    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+    cell = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    commands = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: there or None)
+    monkeypatch.setattr("subprocess.run", lambda command, **_options: commands.append(command[1:]))
+    monkeypatch.chdir(tmp_path)
+    for name in uploaded:
+        (tmp_path / name).touch()
+    exec(cell, {})
+    *install, get = commands
+    assert install == ([["-m", "pip", "install", "--quiet", installed]] if installed else [])
+    assert get == ["-m", "outliers.get", "smollm2-135m"]
