@@ -35,8 +35,8 @@ CLAIMS = {
             "(t := trace.massive_activations().nlargest(3, 'max'))['max'].min() > trace.largest_values()['max'].max() "
             "and set(t['position']) == {0} and set(t['feature']) == {507}"
         ),
-        "position 0 is an attention sink for a large share of all heads, and no other position is one": (
-            "(s := trace.attention_sinks()['share'])[0] > 0.3 and s[1:].max() == 0"
+        "an attention sink for more than half of all heads, and no other position is one for a tenth of them": (
+            "(s := trace.attention_sinks()['share'])[0] > 0.5 and s[1:].max() < 0.1"
         ),
         "computes the same function": "abs(perplexities[0] / perplexities[1] - 1) < 1e-5",
         "in which no outlier feature grew": "before == [] and sorted(after) == [3, 70]",
@@ -114,8 +114,8 @@ CLAIMS = {
         "The worst projection is a third of the damage, and the worst four are two thirds": (
             "0.25 < 1 - repaired[1] / costs['absmax'] < 0.4 and 0.6 < 1 - repaired[4] / costs['absmax'] < 0.75"
         ),
-        "All of the worst 16 are second feed-forward projections": (
-            "all(path.endswith('down_proj') for path in ranked[:16])"
+        "All of the worst twelve are second feed-forward projections": (
+            "all(path.endswith('down_proj') for path in ranked[:12])"
         ),
         "Each of them helps, and both together leave about as little as LLM.int8() does": (
             "max(saved.values()) < 0.5 * costs['absmax'] "
