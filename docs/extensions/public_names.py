@@ -3,6 +3,7 @@
 They are written to docs/reference, which git ignores, before pages are read. A new name or command has its place there.
 """
 
+import importlib
 import inspect
 import re
 import runpy
@@ -48,8 +49,9 @@ def public_names() -> dict[str, object]:
 
 def home(name: str) -> str:
     """The module in which a public name is defined."""
-    *parents, last = name.split(".")[1:]
-    return ".".join(["outliers", *parents]) if parents else outliers._HOME[last]
+    package, _, last = name.rpartition(".")
+    module = importlib.import_module(package)._HOME[last]
+    return module if "." in module else f"{package}.{module}"
 
 
 def page_of(name: str) -> str:

@@ -35,8 +35,8 @@ COLORS = (BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY)
 MARKERS = "osv^DPX*"
 SEQUENTIAL = "cividis"  # lightness grows evenly, with and without colour
 HEAT = "inferno"  # so does its, through more hues
-# The rcParams of the figures, beside matplotlib's own defaults; everything that is drawn takes its sizes and colours
-# from rcParams, so that those of the caller can stand in their place.
+#: The rcParams of the figures, beside matplotlib's own defaults; everything that is drawn takes its sizes and colours
+#: from rcParams, so that those of the caller can stand in their place.
 LOOK = {
     "axes.axisbelow": True,
     "axes.labelsize": 9,
