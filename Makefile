@@ -23,6 +23,7 @@ notebooks: $(VENV)/installed-dev
 
 # README, docs and a reference of what is public as a site: build/docs/index.html.
 docs: $(VENV)/installed-dev
+	@rm -rf build/docs
 	$(RUN) -m sphinx -q -E -W --keep-going -c docs -d build/doctrees . build/docs
 
 test: $(VENV)/installed-dev

@@ -18,6 +18,7 @@ project = "outliers"
 release = outliers.__version__
 author = copyright = "the authors of outliers"
 language = "en"
+smartquotes = False  # which make a dash of the two of an option
 
 extensions = [
     "myst_parser",
