@@ -28,7 +28,7 @@ docs: $(VENV)/installed-dev
 
 test: $(VENV)/installed-dev
 	@$(MODEL)
-	$(RUN) -m pytest --numprocesses 2 --dist loadfile
+	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # On a machine with an NVIDIA GPU: what has not run on one yet, and one file to send back.
 gpu: $(VENV)/installed-dev
