@@ -40,6 +40,7 @@ _HOME = {
     "table4_row": "outliers.tracing.table4",
     "ablate": "outliers.measurements.ablation",
     "damage": "outliers.measurements.damage.measurement",
+    "train_int8": "outliers.training.layers",
     "plant": "outliers.variants.plant",
     "Experiment": "outliers.specification.kinds",
     "Emergence": "outliers.specification.kinds",

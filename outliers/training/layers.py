@@ -1,0 +1,100 @@
+"""Models whose linear projections and attention train in int8 (LLM.int8(), appendix E)."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from outliers.models.anatomy import anatomy_of, check_plain, decoder_layers, projections
+from outliers.quantization.attention import INT8, check_attention
+from outliers.quantization.linear import stored_weight
+from outliers.quantization.products import Products, product
+
+FFN, LINEAR = ("ffn_in", "ffn_out"), ("attn_in", "attn_out")  # roles of the paper's "FFN" and "Linear"
+
+
+class _Trained:
+    """The forward pass of a projection whose products are those of its `products`."""
+
+    products: Products
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Project (..., features) to (..., outputs), in the dtype of the input or of autocast."""
+        device = hidden_states.device.type
+        if torch.is_autocast_enabled(device):
+            hidden_states = hidden_states.to(torch.get_autocast_dtype(device))
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        projected = product(rows, stored_weight(self), self.products)
+        if self.bias is not None:
+            projected = projected + self.bias.to(projected.dtype)
+        return projected.view(*hidden_states.shape[:-1], -1)
+
+
+class TrainedLinear(_Trained, nn.Linear):
+    """An `nn.Linear` that trains in int8; its weights, and what they are called, stay."""
+
+
+class TrainedConv1D(_Trained, Conv1D):
+    """The `Conv1D` of GPT-2 that trains in int8; its weights, and what they are called, stay."""
+
+
+KINDS = {nn.Linear: TrainedLinear, Conv1D: TrainedConv1D}
+
+
+def train_int8(
+    model: PreTrainedModel,
+    ffn: bool = True,
+    linear: bool = True,
+    attention: bool = False,
+    decomposition: float = 0.0,
+    outlier_threshold: float | None = None,
+    stochastic: bool = False,
+) -> PreTrainedModel:
+    """Let a model compute its projections and their gradients in int8 from now on, in the settings of Table 7.
+
+    The model itself is changed, and returned: its parameters stay the same objects in their dtype, so that an optimizer
+    that has them goes on with them, and what it saves is a plain checkpoint. `train_int8(model, ffn=False,
+    linear=False)` takes it back. Embeddings, norms, the head and the softmax stay as they are.
+
+    Args:
+        model: a causal language model with its weights, on any device.
+        ffn: whether the feed-forward projections are in int8.
+        linear: whether the projections of the attention are: q, k, v and its output.
+        attention: whether the products of queries with keys and of probabilities with values are.
+        decomposition, outlier_threshold, stochastic: see `outliers.quantization.products.Products`.
+
+    Raises:
+        UserError: a number is out of range; the architecture is unknown, or its attention cannot be replaced; or a
+            projection is more than a floating-point weight and a bias, such as one that is quantized already.
+    """
+    products = Products(decomposition, outlier_threshold, stochastic)
+    roles = (FFN if ffn else ()) + (LINEAR if linear else ())
+    if attention:
+        check_attention(model)
+    _take_back(model)
+    found = list(projections(model))
+    for projection in found:
+        check_plain(projection)
+    for projection in found:
+        if projection.role in roles:
+            _put_under(projection.module, products)
+    for layer in decoder_layers(model) if attention else ():
+        layer.get_submodule(anatomy_of(model.config).attention).products = products
+    if attention:
+        model._attention_before = model.config._attn_implementation
+        model.config._attn_implementation = INT8
+    return model
+
+
+def _put_under(module: nn.Module, products: Products) -> None:
+    module.__class__, module.products = KINDS[type(module)], products
+
+
+def _take_back(model: PreTrainedModel) -> None:
+    """Let all projections and the attention compute as they did before."""
+    back = {trained: plain for plain, trained in KINDS.items()}
+    for module in model.modules():
+        if vars(module).pop("products", None):
+            module.__class__ = back.get(type(module), type(module))
+    if before := vars(model).pop("_attention_before", None):
+        model.config._attn_implementation = before
