@@ -177,8 +177,9 @@ def test_a_real_signal_to_a_real_process(tmp_path):
 
 # SIGKILL
 
-# Forks a run for each folder and kills it after a part of the time that an undisturbed one takes, or at its n-th write:
-# before it, in its middle, or after it. Everything is imported once, before the forks.
+# Forks a run for each folder and kills it at a moment: below a half, before its first row; beyond, between that and its
+# end, as long as an undisturbed run takes for either. Or at its n-th write: before it, in its middle, or after it.
+# Everything is imported once, before the forks.
 KILLER = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -216,13 +217,20 @@ def die_at(number, part):
             die()
     Path.write_bytes = counted
 
+def has_rows(folder):
+    return (out / folder / "rows.jsonl").exists()
+
 for folder in ("warm", "timed"):
-    start = time.monotonic()
-    os.waitpid(fork(folder), 0)
-    duration = time.monotonic() - start
+    start, child, first = time.monotonic(), fork(folder), None
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        first = first or (time.monotonic() - start if has_rows(folder) else None)
+        time.sleep(0.001)
+    rest = time.monotonic() - start - first
 for folder, moment in moments.items():
     child = fork(folder)
-    time.sleep(moment * duration)
+    while moment >= 0.5 and not has_rows(folder):
+        time.sleep(0.001)
+    time.sleep(2 * moment * first if moment < 0.5 else (2 * moment - 1) * rest)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 for folder, write in writes.items():
