@@ -47,7 +47,8 @@
   function said(value) {
     const size = Math.abs(value), digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.1 ? 2 : 4;
     if (!Number.isFinite(value)) return Number.isNaN(value) ? "not quantized" : value < 0 ? "−∞" : "∞";
-    return (size >= 1000 ? Math.round(value).toLocaleString("en") : value.toFixed(digits)).replace("-", "−");
+    const text = size >= 1000 ? Math.round(value).toLocaleString("en") : value.toFixed(digits);
+    return text.replace(/^-(?=[0.]*$)/, "").replace("-", "−");
   }
 
   const short = value => Number(value.toPrecision(3)).toLocaleString("en", {maximumSignificantDigits: 3}).replace("-", "−");
