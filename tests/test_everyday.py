@@ -105,28 +105,20 @@ def unpadded(found: float, names: dict) -> None:
     of_strings(found, names | {"sequences": outliers.load_text(names["texts"], names["tokenizer"], block=None)})
 
 
-# Task to what must be true of the value of its last line and of the names that are there then; and what the package has
-# to have for it, which may not be there yet.
-TASKS: dict[str, tuple[Callable, str | None]] = {
-    "tokens of a feature": (tokens, "Trace.tokens"),
-    "error by projection": (errors, None),
-    "a scheme of your own": (near_exact, None),
-    "a callback for a `Trainer`": (watch, None),
-    "two models compared": (compared, "compare"),
-    "hidden-state matrix": (matrix, "hidden_states"),
-    "modules skipped": (less_than_all, None),
-    "your own strings": (of_strings, None),
-    "a data frame of results": (data_frame, None),
-    "your own axes": (own_axes, "plot"),
-    "masked batches": (unpadded, None),
+# Task to what must be true of the value of its last line and of the names that are there then.
+TASKS: dict[str, Callable] = {
+    "tokens of a feature": tokens,
+    "error by projection": errors,
+    "a scheme of your own": near_exact,
+    "a callback for a `Trainer`": watch,
+    "two models compared": compared,
+    "hidden-state matrix": matrix,
+    "modules skipped": less_than_all,
+    "your own strings": of_strings,
+    "a data frame of results": data_frame,
+    "your own axes": own_axes,
+    "masked batches": unpadded,
 }
-
-
-def has(name: str | None) -> bool:
-    found = outliers
-    for part in (name or "").split("."):
-        found = getattr(found, part, None) if part else found
-    return found is not None
 
 
 @pytest.fixture(scope="module", params=["pocket", pytest.param("smollm2", marks=needs_smollm2)])
@@ -150,9 +142,6 @@ def test_the_page_has_the_tasks():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_in_its_lines(known, task, monkeypatch, tmp_path):
-    check, needed = TASKS[task]
-    if not has(needed):
-        pytest.skip(f"outliers.{needed} is not there yet")
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.chdir(tmp_path)
     names, fitting = known
@@ -163,4 +152,4 @@ def test_a_task_in_its_lines(known, task, monkeypatch, tmp_path):
         found = eval(compile(ast.Expression(last.value), "page", "eval"), names)
     else:
         found = exec(compile(ast.Module([last], []), "page", "exec"), names)
-    check(found, names)
+    TASKS[task](found, names)
