@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy import ROLES, Projection, anatomy_of, decoder_layers, readers
@@ -139,7 +139,7 @@ def attention_hooks(
 
     probabilities: (sequences, heads, queries, keys), after the softmax. recompute: a function without arguments that
     runs this attention once more and returns its probabilities; what goes on through the model is not touched. The
-    model attends eagerly meanwhile, because the fused kernels never make the probabilities.
+    model attends eagerly meanwhile, because the fused kernels never make the probabilities; see `eager`.
 
     summed: whether the probabilities may come summed over the queries, (sequences, heads, 1, keys), which costs less.
 
@@ -164,7 +164,10 @@ def attention_hooks(
 
     def probabilities(output) -> torch.Tensor:
         if not isinstance(output, tuple) or output[1] is None:
-            raise UserError("the model's attention gives no probabilities; load it with attn_implementation='eager'")
+            raise UserError(
+                f"the model's attention '{model.config._attn_implementation}' gives no probabilities; expected them "
+                "beside its outputs: load it with attn_implementation='eager', or look at it with attention=False"
+            )
         return output[1]
 
     with eager(model, summed), ExitStack() as stack:
@@ -206,9 +209,14 @@ def hand_over_hooks(module: nn.Module, other: nn.Module) -> None:
 def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
     """Let a model attend by plain products within this context, and make its masks for that.
 
+    An attention function that somebody registered under a name of their own may compute something else, and stays.
+
     summed: whether its probabilities may come summed, see `outliers.models.attending`.
     """
     before = model.config._attn_implementation
+    if _is_own(before):
+        yield
+        return
     upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # which GPT-2 does only under the name of eager
     # `set_attn_implementation` refuses it for Falcon
     model.config._attn_implementation = SUMMED if summed and not upcast else "eager"
@@ -216,3 +224,12 @@ def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = before
+
+
+def _is_own(implementation: str) -> bool:
+    """Whether an attention function is somebody's own: those of transformers and its hub, and that of
+    `outliers.models.attending`, compute what plain products do."""
+    function = AttentionInterface().get(implementation)
+    if function is None or implementation == SUMMED or "/" in implementation:  # names of the hub have a slash
+        return False
+    return function.__module__.partition(".")[0] != "transformers"

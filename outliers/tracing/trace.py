@@ -34,6 +34,7 @@ from outliers.tracing.result import (
 from outliers.tracing.sketch import buckets
 from outliers.tracing.tokens import TokenSums
 
+See = Callable[[torch.Tensor, torch.Tensor], None]
 SKETCHED_AT_ONCE = 1 << 16  # hits, at most,
 STATES_AT_ONCE = 32  # of so many states, whose tensors take memory also if they hold few
 
@@ -47,6 +48,7 @@ def trace(
     variant: Variant = AS_IT_IS,
     tokens: PreTrainedTokenizerBase | None = None,
     attention_mask: Iterable[torch.Tensor] | None = None,
+    see_last: See = lambda ids, states: None,
 ) -> Trace:
     """Run blocks through a model and keep statistics of bounded size of its hidden states.
 
@@ -71,6 +73,8 @@ def trace(
             see `Trace.tokens`, and call them by their names.
         attention_mask: which tokens count and which are padding, shaped as the blocks, as tokenizers return it; each
             sequence then runs without its padding. None where there is none.
+        see_last: called with the ids (T,) and the last hidden states (T, features) of each sequence, of which the head
+            makes logits: what else is made of these needs no pass of its own.
 
     Raises:
         UserError: a role is unknown, or the model has none of them; alpha is not positive; there is no block, one has
@@ -80,6 +84,7 @@ def trace(
     roles = _check_roles(roles)
     alpha = check_threshold("alpha", alpha)
     how = {"roles": roles, "alpha": alpha, "attention": attention, "variant": variant, "tokens": tokens}
+    how |= {"see_last": see_last}
     found = _of_parts(model, sequences(blocks, attention_mask), partial(_trace, **how))
     if found is None:
         raise UserError("no blocks to trace; expected at least one")
@@ -117,6 +122,7 @@ def _trace(
     attention: bool,
     variant: Variant,
     tokens: PreTrainedTokenizerBase | None,
+    see_last: See,
 ) -> Trace | None:
     roles = _in_every_layer(model, roles)
     at_once, longest, room, device = 1, 0, torch.zeros, model.device
@@ -129,8 +135,9 @@ def _trace(
     observer = _Observer(roles, alpha, counts, (at_once, longest), room, tokens)
     watched = Watched(variant, partial(_hooks, observer, attention))
     with eager(model, summed=True) if attention else nullcontext(), under(model, watched) as (changed, left):
-        for number, ids, _states in run_decoder(changed, blocks, observer.begin, left):
+        for number, ids, last in run_decoder(changed, blocks, observer.begin, left):
             observer.end(number, ids)
+            see_last(ids, last)
     return observer.result()
 
 

@@ -1,0 +1,95 @@
+"""Where outlier features are while a model trains: one pass over held-out blocks, which changes nothing of it."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+from transformers import PreTrainedModel
+
+from outliers.criterion import ALPHA
+from outliers.errors import UserError
+from outliers.measurements.perplexity import Loss, finite_loss, perplexity_of
+from outliers.models.decoder import inference
+from outliers.tracing.result import Trace
+from outliers.tracing.table4 import table4_row
+from outliers.tracing.trace import trace
+
+KURTOSES = ("kurtosis_tensor", "kurtosis_token", "kurtosis_feature")
+
+
+def watch(
+    model: nn.Module, blocks: Iterable[torch.Tensor], alpha: float = ALPHA, attention: bool = True
+) -> dict[str, float]:
+    """Measure a model in memory, in the middle of its training in any loop, by one pass over held-out text.
+
+    The training goes on as if nothing had happened: gradients, modes, the states of random generators and attention
+    functions are what they were. The model is measured in the dtype of its weights, without dropout and autocast, and
+    so as its checkpoint would be.
+
+    Args:
+        model: a causal language model that has all of its weights; or what `torch.compile`, `accelerate` or
+            `DistributedDataParallel` made of one.
+        blocks: held-out token ids, int64 (blocks, T), or any iterable of (T,); on any device.
+        alpha: magnitude from which an entry is a hit.
+        attention: whether to find attention sinks. An attention function that somebody registered under a name of their
+            own has to return its probabilities beside its outputs then.
+
+    Returns:
+        Flat names, as reporters plot them: those of `table4_row` without the softmax; `max.ROLE`, the largest |x| of
+        "attn_in", "attn_out", "ffn_in", "ffn_out", as far as the model has them, and of the residual stream,
+        "residual"; `kurtosis_tensor.ROLE`, `kurtosis_token.ROLE` and `kurtosis_feature.ROLE`, the largest over the
+        layers (docs/definitions.md#outlier-features); and `attention_sink`, the share of (layer, head) pairs for which
+        position 0 is a sink.
+
+    Raises:
+        UserError: as `trace`, as `perplexity`; or the weights are spread over several processes.
+    """
+    model = extract_model_from_parallel(model, keep_torch_compile=False)
+    _check_whole(model)
+    with _undisturbed(model):
+        return _watch(model, blocks, alpha, attention)
+
+
+@inference
+def _watch(model: PreTrainedModel, blocks: Iterable[torch.Tensor], alpha: float, attention: bool) -> dict[str, float]:
+    losses: list[Loss] = []
+
+    def see_last(ids: torch.Tensor, states: torch.Tensor) -> None:
+        losses.append(finite_loss(model, ids, states))
+
+    found = trace(model, blocks, alpha=alpha, attention=attention, see_last=see_last)
+    return table4_row(found, perplexity_of(losses)) | _largest(found)
+
+
+def _largest(found: Trace) -> dict[str, float]:
+    """What stands out of a trace, over all layers."""
+    residual = found.statistics["residual.largest"][:, 0].max().item()
+    by_role = found.hidden_states().groupby("role", sort=False).max()
+    row = {f"max.{role}": float(norm) for role, norm in by_role["infinity_norm"].items()} | {"max.residual": residual}
+    row |= {f"{name}.{role}": float(value) for name in KURTOSES for role, value in by_role[name].items()}
+    return row | ({"attention_sink": float(found.attention_sinks()["share"][0])} if found.heads else {})
+
+
+@contextmanager
+def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
+    """Keep what a training would notice beside the model itself: random generators, autocast, what is compiled."""
+    kind = model.device.type
+    devices = [model.device] if kind == "cuda" else []
+    with (
+        torch.random.fork_rng(devices),
+        torch.autocast(kind, enabled=False),
+        torch.compiler.set_stance("force_eager"),  # compiled layers would be compiled again for each hook
+    ):
+        yield
+
+
+def _check_whole(model: nn.Module) -> None:
+    """Raise UserError where a process has parts of the weights only, as under FSDP or ZeRO-3."""
+    for name, parameter in model.named_parameters():
+        if not parameter.numel() or hasattr(parameter, "device_mesh"):
+            raise UserError(
+                f"the weights of '{name}' are spread over several processes; expected a model that has all of them: "
+                "watch one under DistributedDataParallel, or the checkpoints with python -m outliers.emergence"
+            )
