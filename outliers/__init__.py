@@ -36,7 +36,7 @@ _HOME = {
     "hidden_states": "outliers.tracing.states",
     "trace": "outliers.tracing.trace",
     "Trace": "outliers.tracing.result",
-    "watch": "outliers.measurements.watch",
+    "watch": "outliers.measurements.training.watch",
     "compare": "outliers.tracing.compare",
     "table4_row": "outliers.tracing.table4",
     "ablate": "outliers.measurements.ablation",

@@ -17,12 +17,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from outliers.measurements.perplexity import perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
-from outliers.models.pocket.train import C4_TRAINING_ROWS, CONTEXT, LADDER, STEPS, Rung
+from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, Rung
 from outliers.plot.emergence import along_training
 from outliers.report.section import drawn
 from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
+from outliers.training.corpus import C4_TRAINING_ROWS
 
 BLOCKS = 64
 

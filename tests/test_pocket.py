@@ -1,24 +1,16 @@
 """The recipe of the pocket family, and the kept statistics of its training."""
 
-import itertools
-
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from outliers.models.load import load_model
 from outliers.models.names import POCKET, pocket_models
-from outliers.models.pocket.train import (
-    CONTEXT,
-    LADDER,
-    STEPS,
-    batches,
-    build_config,
-    learning_rate,
-    wikitext_articles,
-)
+from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS
+from outliers.training.corpus import blocks_in_order, wikitext_articles
+from outliers.training.loop import learning_rate
+from outliers.training.start import build_config
 
 
 @pytest.mark.parametrize("name", pocket_models())
@@ -29,7 +21,7 @@ def test_shipped_models_have_the_shape_of_their_recipe(name):
 
 
 def test_learning_rate_warms_up_and_ends_at_zero():
-    rates = [learning_rate(step, 3e-3) for step in range(STEPS + 1)]
+    rates = [learning_rate(step, 3e-3, STEPS) for step in range(STEPS + 1)]
     assert rates[0] == pytest.approx(3e-5)
     assert max(rates) == pytest.approx(3e-3, rel=0.01)
     assert rates.index(max(rates)) in (98, 99, 100)
@@ -38,13 +30,12 @@ def test_learning_rate_warms_up_and_ends_at_zero():
 
 def test_batches_are_the_text_in_another_order():
     ids = np.arange(40 * CONTEXT, dtype=np.uint16)
-    first, again = (list(itertools.islice(batches(ids, 4), 25)) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), "the order is seeded"
-    for batch in first:
-        assert batch.shape == (4, CONTEXT)
-        assert (batch.diff(dim=1) == 1).all(), "each block is a piece of the text"
-    epoch = torch.cat(first[:9])[:, 0]
-    assert len(epoch.unique()) == len(epoch), "no block twice in an epoch"
+    first, again, other = (blocks_in_order(ids, 25, 4, seed).astype(int) for seed in (0, 0, 1))
+    assert (first == again).all() and not (first == other).all(), "the order is seeded"
+    assert first.shape == (25 * 4, CONTEXT)
+    assert (np.diff(first) == 1).all(), "each block is a piece of the text"
+    assert len(set(first[: 9 * 4, 0])) == 9 * 4, "no block twice in an epoch"
+    assert (blocks_in_order(ids, 10, 4) == first[: 10 * 4]).all(), "a longer training begins as a shorter one"
 
 
 def test_wikitext_is_detokenised():

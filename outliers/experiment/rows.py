@@ -245,6 +245,8 @@ IN_A_ROW = {
     "batches": "batch",
     "dimensions": "dimension",
     "methods": "method",
+    "runs": "run",
+    "seeds": "seed",
     "bos": "protocol",
 }
 OF_SCHEMES = ("alpha", "scheme_alpha", "scheme_parts", "skip")
@@ -262,6 +264,10 @@ NOT_IN_ROWS = {
     "transform": "the names of the schemes say it",
     "candidates": "rows say of each model whether it was one",
     "by_token": "no row has what it finds",
+    "recipe": "it is a part of each run",
+    **dict.fromkeys(("c4", "wikitext"), "the hash of what is trained on stands for it"),
+    "watched": "rows say after which step they are",
+    "work": "it says where a run is kept meanwhile",
 }
 
 
@@ -317,7 +323,7 @@ def _agrees(row: dict, field: str, value) -> bool:
         return value is None or field not in IN_A_ROW or own in WHICH
     if own == "hardware":
         return any(one.model_dump(exclude_none=True).items() <= row.items() for one in value)
-    if field in IN_A_ROW and isinstance(value, list):
+    if field in IN_A_ROW and isinstance(value, (list, dict)):
         return row[own] in map(_name, value)
     return row[own] == value
 

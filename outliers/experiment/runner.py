@@ -22,10 +22,12 @@ from outliers.measurements.measurement import Measurement, Question, Workload
 from outliers.measurements.memory import MemoryRows
 from outliers.measurements.sweep import Sweep
 from outliers.measurements.tracing import EmergenceRows, TraceRows
+from outliers.measurements.training.measurement import TrainingRows
 from outliers.measurements.zeroshot import ZeroShotRows
 from outliers.models.names import full_name
 from outliers.specification import kinds
 from outliers.specification.kinds import Experiment, Named, OfOneModel, OneModel
+from outliers.specification.recipe import Training
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
 
@@ -39,6 +41,7 @@ MEASUREMENTS: dict[type[Named], type[Measurement]] = {
     kinds.Latency: LatencyRows,
     kinds.LinearLayers: LinearLayerRows,
     kinds.Memory: MemoryRows,
+    Training: TrainingRows,
 }
 OF_TWINS = ("architecture", "parameters", "tokens_hash")  # what models of the same weights have in common
 

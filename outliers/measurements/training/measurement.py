@@ -1,0 +1,184 @@
+"""Training runs that differ in one thing each: what grows in them, and what they end with (LLM.int8(), appendix E)."""
+
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from outliers.measurements.bench import Bench, check_machine, named
+from outliers.measurements.measurement import Measurement, Question
+from outliers.measurements.perplexity import perplexity
+from outliers.measurements.sweep import drawn, scattered
+from outliers.measurements.training.watch import watch
+from outliers.models.load import find_device, load_tokenizer
+from outliers.models.pocket.ladder import LADDER
+from outliers.quantization.convert import quantize
+from outliers.quantization.schemes import BASELINE, get_scheme
+from outliers.specification.recipe import Recipe, Training
+from outliers.text.blocks import find_text, load_text, tokens_hash
+from outliers.text.given import text_name
+from outliers.training.corpus import blocks_in_order, prepare
+from outliers.training.layers import train_int8
+from outliers.training.loop import train
+from outliers.training.start import start
+
+
+# What is kept of a model in the middle of its training; of the trained one it is all that `watch` finds.
+ALONG = ("loss", "perplexity", "count", "layers", "positions", "attention_sink", "max")  # and those of each role
+
+
+class Run(NamedTuple):
+    """A recipe with a seed, by the name that the experiment gives it.
+
+    held_out: blocks (blocks, T) that it is measured on. text: hash of what it is trained on, in its order.
+    """
+
+    label: str
+    recipe: Recipe
+    seed: int
+    held_out: torch.Tensor
+    text: str
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return f"{self.label}, seed {self.seed}"
+
+    @property
+    def key(self) -> str:
+        """12 hex digits of all that decides its weights but the code."""
+        said = json.dumps([self.recipe.model_dump(), self.seed, self.text], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()[:12]
+
+
+class TrainingRows(Measurement[Training]):
+    """Of each run: every metric of `watch` after some steps and at the end; there also the perplexity in float32 and
+    under schemes, with its scatter; and the mean training loss of the last 20 steps before each.
+
+    A run that was stopped goes on from its last checkpoint.
+    """
+
+    unit = "step"
+    experiment = "training"
+
+    def subjects(self) -> list[Run]:
+        check_machine(self.spec)
+        pairs = [(label, recipe, seed) for seed in self.spec.seeds for label, recipe in self.spec.runs.items()]
+        return [self._run(*pair) for pair in pairs]
+
+    def _run(self, label: str, recipe: Recipe, seed: int) -> Run:
+        spec = self.spec
+        tokenizer = self._tokenizer(recipe)
+        held_out = load_text(spec.text, tokenizer, spec.block, spec.blocks)
+        read = hashlib.sha256(self._blocks(recipe, seed).tobytes()).hexdigest()[:12]
+        return Run(label, recipe, seed, held_out, read)
+
+    def total(self, run: Run) -> int:
+        return run.recipe.steps
+
+    def finished_share(self, rows: list[dict], subjects: list) -> float:
+        return len({(row.get("run"), row.get("seed")) for row in rows}) / len(subjects)
+
+    def look(self, _bench: Bench, run: Run) -> tuple[dict, None]:
+        spec = self.spec
+        fields = {
+            "model": run.recipe.start,
+            "run": run.label,
+            "seed": run.seed,
+            **run.recipe.model_dump(exclude={"start"}, exclude_none=True),
+            "trained_on": run.text,
+            "text": text_name(spec.text),
+            "tokens_hash": tokens_hash(run.held_out),
+            "protocol": find_text(spec.text).protocol,
+            **spec.model_dump(include={"block", "blocks", "alpha", "dtype", "draws"}),
+        }
+        return fields, None
+
+    def questions(self, run: Run, _facts: None, _trace: None) -> list[Question]:
+        return [Question(run.label, {}, run)]
+
+    def is_whole(self, _question: Question, rows: list[dict], _trace: None) -> bool:
+        return {f"perplexity.{scheme}" for scheme in self._schemes} <= {row["metric"] for row in rows}
+
+    def steps(self, questions: list[Question]) -> int:
+        return sum(question.about.recipe.steps for question in questions)
+
+    def answer(self, bench: Bench, run: Run, _questions: list[Question], _part: slice, _fields: dict) -> list:
+        spec, recipe = self.spec, run.recipe
+        model = start(recipe, run.seed, find_device(spec.device))
+        facts = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
+        seen = partial(_seen, blocks=run.held_out, alpha=spec.alpha)
+        with named(run.name):
+            folder = Path(spec.work) / run.key
+            at = {*spec.watched, recipe.steps}
+            logged = train(model, recipe, self._blocks(recipe, run.seed), folder, seen, at, bench.bar.update)
+            found = self._under_schemes(model, run)
+        return [(facts, logged, found)]
+
+    def _under_schemes(self, model: PreTrainedModel, run: Run) -> dict[str, dict]:
+        """The perplexity of a trained model under each scheme; that of BASELINE is of its weights in float32."""
+        train_int8(model, ffn=False, linear=False)
+        found = {}
+        for scheme in self._schemes:
+            changed, draws = quantize(model, get_scheme(scheme)), []
+            for draw in range(self.spec.draws):
+                with drawn(changed, draw):
+                    draws.append(perplexity(changed, run.held_out))
+            found[scheme] = scattered(draws)
+        return found
+
+    def rows(self, question: Question, answers: list, _trace: None) -> list[dict]:
+        ((facts, logged, found),) = answers
+        steps = question.about.recipe.steps
+        along = [
+            {"checkpoint": f"step-{entry['step']}", "metric": metric, "value": value}
+            for entry in _watched(logged)
+            for metric, value in entry.items()
+            if metric in ALONG or metric.startswith("max.") or (entry["step"] == steps and metric != "step")
+        ]
+        last = f"step-{steps}"
+        at_the_end = [{"checkpoint": last, "metric": f"perplexity.{name}"} | of_one for name, of_one in found.items()]
+        return [facts | row | {"unit": "1"} for row in along + at_the_end]
+
+    @property
+    def _schemes(self) -> list[str]:
+        return [BASELINE, *(scheme for scheme in self.spec.schemes if scheme != BASELINE)]
+
+    def _corpus(self) -> np.ndarray:
+        work = Path(self.spec.work)
+        work.mkdir(parents=True, exist_ok=True)
+        return prepare(Path(self.spec.c4), Path(self.spec.wikitext), work)
+
+    def _tokenizer(self, recipe: Recipe):
+        if recipe.start in LADDER:
+            self._corpus()
+            return load_tokenizer(str(Path(self.spec.work) / "tokenizer"))
+        return load_tokenizer(recipe.start)
+
+    def _blocks(self, recipe: Recipe, seed: int) -> np.ndarray:
+        """What is trained on, in the order of a seed: ids (steps · batch, T)."""
+        if recipe.start in LADDER:
+            return blocks_in_order(self._corpus(), recipe.steps, recipe.batch, seed)
+        count = recipe.steps * recipe.batch
+        blocks = load_text(self.spec.wikitext, load_tokenizer(recipe.start), self.spec.block, count).numpy()
+        return np.random.default_rng(seed).permutation(blocks)
+
+
+def _seen(model: PreTrainedModel, _step: int, blocks: torch.Tensor, alpha: float) -> dict[str, float]:
+    return watch(model, blocks, alpha)
+
+
+def _watched(logged: list[dict]) -> list[dict]:
+    """What was logged of the model, each with the training loss that was logged last, "loss"."""
+    found, loss = [], {}
+    for entry in logged:
+        if "loss" in entry:
+            loss = {"loss": entry["loss"]}
+        elif "perplexity" in entry:
+            found.append({name: value for name, value in entry.items() if name != "epoch"} | loss)
+    return found

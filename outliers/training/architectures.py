@@ -1,0 +1,124 @@
+"""Changes of GPT-2 that are said to keep outliers away: other attention, positions and norms.
+
+A model is changed in place right after it was built from its configuration, before it is trained. What it is then, no
+configuration of transformers says; so such models are kept as rows, not as weights.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import GPT2LMHeadModel, PreTrainedModel
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+
+from outliers.errors import UserError
+
+CLIPPED_BELOW = -4.0  # γ · T of the clipped softmax, so that γ is alike for sequences of all lengths
+ROTARY_BASE = 10_000.0
+AS_IT_IS = ("softmax", False, "learned", "layernorm")
+GATE_BIAS = 2.0  # of gates when training begins, which are then nine tenths open
+
+
+def softmax(scores: torch.Tensor) -> torch.Tensor:
+    """exp(x_i) / Σ exp(x_j), of scores (…, queries, keys)."""
+    return functional.softmax(scores, -1, dtype=torch.float32)
+
+
+def softmax_plus_one(scores: torch.Tensor) -> torch.Tensor:
+    """exp(x_i) / (1 + Σ exp(x_j)): a head may attend to nothing (Miller, "Attention is off by one", 2023)."""
+    scores = scores.float()
+    largest = scores.amax(-1, keepdim=True).clamp(min=0).detach()
+    exponentials = (scores - largest).exp()
+    return exponentials / ((-largest).exp() + exponentials.sum(-1, keepdim=True))
+
+
+def clipped_softmax(scores: torch.Tensor) -> torch.Tensor:
+    """The softmax stretched from γ to 1 and cut off at 0, so that small probabilities are exactly 0.
+
+    Bondarenko et al., "Quantizable transformers", 2023, equation 4, with ζ = 1 and γ = −4 / T.
+    """
+    below = CLIPPED_BELOW / scores.shape[-1]
+    return ((1 - below) * softmax(scores) + below).clamp(0, 1)
+
+
+NORMALIZED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": softmax,
+    "softmax-plus-one": softmax_plus_one,
+    "clipped-softmax": clipped_softmax,
+}
+
+
+def rotated(states: torch.Tensor) -> torch.Tensor:
+    """Queries or keys (batch, heads, T, features) turned by their positions (Su et al., "RoFormer", 2021)."""
+    length, features = states.shape[-2:]
+    frequencies = ROTARY_BASE ** (-torch.arange(0, features, 2, device=states.device) / features)
+    angles = torch.arange(length, device=states.device)[:, None] * frequencies
+    cosine, sine = angles.cos().to(states.dtype), angles.sin().to(states.dtype)
+    even, odd = states[..., ::2], states[..., 1::2]
+    return torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1).flatten(-2)
+
+
+class ChangedAttention(GPT2Attention):
+    """The causal attention of GPT-2 with parts of it exchanged; of a whole sequence, without a cache."""
+
+    normalize: Callable[[torch.Tensor], torch.Tensor]
+    rotary: bool
+    gate: nn.Linear | None
+
+    def forward(self, hidden_states: torch.Tensor, **_others) -> tuple[torch.Tensor, torch.Tensor]:
+        """States (batch, T, features) to outputs of that shape and probabilities (batch, heads, T, T)."""
+        split = self.c_attn(hidden_states).unflatten(-1, (3, self.num_heads, self.head_dim))
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        if self.rotary:
+            query, key = rotated(query), rotated(key)
+        scores = query @ key.mT * self.scaling
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        probabilities = self.normalize(scores.masked_fill(~causal, -math.inf)).to(value.dtype)
+        states = (probabilities @ value).transpose(1, 2)
+        if self.gate is not None:
+            states = states * self.gate(hidden_states).sigmoid()[..., None]
+        return self.c_proj(states.flatten(-2)), probabilities
+
+
+def change(model: PreTrainedModel, attention: str, gated: bool, positions: str, norm: str) -> PreTrainedModel:
+    """Exchange parts of a GPT-2 that was just built; one whose parts all stay is left as it is.
+
+    Args:
+        attention: a name in `NORMALIZED`.
+        gated: whether the output of each head is multiplied by a sigmoid of its own of what enters the attention
+            (Bondarenko et al., 2023, equation 5, with a linear gate).
+        positions: "learned", or "rotary", with which there is no positional embedding.
+        norm: "layernorm", or "rmsnorm", which has no weights here.
+
+    Raises:
+        UserError: a part of another model is to be exchanged.
+    """
+    asked = attention, gated, positions, norm
+    if asked == AS_IT_IS:
+        return model
+    if not isinstance(model, GPT2LMHeadModel):
+        raise UserError(f"{' and '.join(map(str, asked))} with '{model.config.model_type}'; expected a gpt2")
+    if asked[:3] != AS_IT_IS[:3]:
+        for block in model.transformer.h:
+            _change_attention(block.attn, NORMALIZED[attention], gated, positions == "rotary")
+    if positions == "rotary":
+        model.transformer.wpe.weight.requires_grad_(False).zero_()
+    if norm == "rmsnorm":
+        for block in model.transformer.h:
+            block.ln_1, block.ln_2 = _norm(block.ln_1), _norm(block.ln_2)
+        model.transformer.ln_f = _norm(model.transformer.ln_f)
+    return model
+
+
+def _change_attention(module: GPT2Attention, normalize: Callable, gated: bool, rotary: bool) -> None:
+    module.__class__, module.normalize, module.rotary, module.gate = ChangedAttention, normalize, rotary, None
+    if gated:
+        module.gate = nn.Linear(module.embed_dim, module.num_heads)
+        nn.init.zeros_(module.gate.weight)
+        nn.init.constant_(module.gate.bias, GATE_BIAS)
+
+
+def _norm(before: nn.LayerNorm) -> nn.RMSNorm:
+    return nn.RMSNorm(before.normalized_shape, before.eps, elementwise_affine=False)

@@ -1,0 +1,154 @@
+"""Training that goes on where it was stopped: the Trainer of transformers, with a fixed order of the text."""
+
+import json
+import logging
+import math
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from outliers.errors import BrokenModel
+from outliers.models.pocket.ladder import WARMUP
+from outliers.specification.recipe import Recipe
+from outliers.training.finite import check_finite
+from outliers.training.optimizers import optimizer_of
+
+SAVED_EVERY, LOGGED_EVERY = 100, 20  # steps; the second divides the first, so that no mean of losses is cut
+KEPT = 2  # checkpoints, so that one is whole while the next is written
+STATE = "trainer_state.json"  # what a checkpoint ends with
+logger = logging.getLogger(__name__)
+
+
+def learning_rate(step: int, peak: float, steps: int) -> float:
+    """Linear warm-up, then a cosine to zero."""
+    return peak * min((step + 1) / WARMUP, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+
+
+def train(
+    model: PreTrainedModel,
+    recipe: Recipe,
+    blocks: np.ndarray,
+    folder: Path,
+    seen: Callable[[PreTrainedModel, int], dict] = lambda model, step: {},
+    at: Collection[int] = (),
+    moved: Callable[[int], object] = lambda steps: None,
+) -> list[dict]:
+    """Train a model in place: clip 1.0, bfloat16 autocast, decay on matrices only.
+
+    Every 100 steps a checkpoint is written; a run that was stopped at any moment goes on from the last one that is
+    whole, and its losses are those of one that was not.
+
+    Args:
+        model: as `outliers.training.start.start` makes it.
+        recipe: by which it was made.
+        blocks: token ids, integers (steps · batch, T), in the order in which they are seen.
+        folder: of this run alone, for checkpoints.
+        seen: what to log of the model after so many steps; called with both.
+        at: after how many steps.
+        moved: called with how many steps were taken since the last time, those of a stopped run first.
+
+    Returns:
+        What was logged, in its order: `step` with the mean `loss` of the last 20 steps, or with what was seen.
+
+    Raises:
+        BrokenModel: a loss or a gradient is NaN or inf; the last checkpoint stays.
+    """
+    optimizer = optimizer_of(recipe.optimizer, model, recipe.learning_rate, recipe.weight_decay)
+    schedule = LambdaLR(optimizer, lambda step: learning_rate(step, 1.0, recipe.steps))
+    arguments = TrainingArguments(
+        folder,
+        max_steps=recipe.steps,
+        per_device_train_batch_size=recipe.batch,
+        train_sampling_strategy="sequential",
+        max_grad_norm=1.0,
+        save_steps=SAVED_EVERY,
+        save_total_limit=KEPT,
+        logging_steps=LOGGED_EVERY,
+        logging_nan_inf_filter=False,
+        report_to=[],
+        use_cpu=model.device.type == "cpu",
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+    )
+    trainer = _Trainer(model, arguments, train_dataset=_Blocks(blocks), optimizers=(optimizer, schedule))
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_Looking(trainer.log, seen, at, moved))
+    found = last_checkpoint(folder)
+    try:
+        trainer.train(resume_from_checkpoint=str(found) if found else None)
+    except BrokenModel as error:
+        kept = last_checkpoint(folder)
+        said = f"the last good checkpoint is '{kept}'" if kept else "no checkpoint was written yet"
+        raise BrokenModel(f"{error}; {said}") from None
+    return trainer.state.log_history
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint in the folder of a run that was written whole; those that were not are removed."""
+    of_steps = {int(path.name.rpartition("-")[2]): path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")}
+    for _, path in sorted(of_steps.items(), reverse=True):
+        try:
+            json.loads((path / STATE).read_bytes())
+            return path
+        except (OSError, ValueError):
+            shutil.rmtree(path)
+    return None
+
+
+class _Blocks(Dataset):
+    """Blocks (n, T) as the Trainer takes them."""
+
+    def __init__(self, blocks: np.ndarray):
+        self.blocks = blocks
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, number: int) -> dict:
+        return {"input_ids": torch.from_numpy(self.blocks[number].astype(np.int64))}
+
+
+class _Trainer(Trainer):
+    """The Trainer with a loss that is compiled as a whole, and that stops where it is no number."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.model_accepts_loss_kwargs = False
+        self.compiled = torch.compile(self._loss)
+
+    def _loss(self, input_ids: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(input_ids.device.type, torch.bfloat16):
+            logits = self.model(input_ids, use_cache=False).logits
+        return functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), input_ids[:, 1:].flatten())
+
+    def compute_loss(self, _model, inputs: dict, **_others) -> torch.Tensor:
+        return self.compiled(**inputs)
+
+    def training_step(self, model, inputs: dict, *others) -> torch.Tensor:
+        loss = super().training_step(model, inputs, *others)
+        check_finite(self.state.global_step + 1, self.model, loss, lambda: self._loss(**self._prepare_inputs(inputs)))
+        return loss
+
+
+class _Looking(TrainerCallback):
+    """Logs what is seen of the model after some steps, before a checkpoint is written that shall have it."""
+
+    def __init__(self, log: Callable, seen: Callable, at: Collection[int], moved: Callable):
+        self.log, self.seen, self.at, self.moved = log, seen, at, moved
+
+    def on_train_begin(self, _arguments, state, _control, **_others) -> None:
+        self.moved(state.global_step)
+
+    def on_step_end(self, _arguments, state, _control, model: PreTrainedModel, **_others) -> None:
+        self.moved(1)
+        if state.global_step in self.at:
+            self.log(self.seen(model, state.global_step))
