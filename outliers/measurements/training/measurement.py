@@ -27,7 +27,6 @@ from outliers.training.layers import train_int8
 from outliers.training.loop import train
 from outliers.training.start import start
 
-
 # What is kept of a model in the middle of its training; of the trained one it is all that `watch` finds.
 ALONG = ("loss", "perplexity", "count", "layers", "positions", "attention_sink", "max")  # and those of each role
 
