@@ -3,11 +3,13 @@
 import os
 import warnings
 from functools import cache
+from types import ModuleType
 
 import torch
 
-from outlier_kernels import cpu, reference
+from outlier_kernels import cpu, reference, reference_products
 from outlier_kernels.cpu import codes, packed, plain
+from outlier_kernels.cpu import products as cpu_products
 from outlier_kernels.cpu.packed import Packed
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
@@ -190,6 +192,30 @@ def _multiply(
         kernels = reference
     given = hidden_states, weight, bias, activations, threshold
     return kernels.LINEAR[arithmetic](*given) if exact is None else kernels.LINEAR[arithmetic](*given, exact)
+
+
+def magnitudes(matrices: torch.Tensor) -> torch.Tensor:
+    """`reference_products.magnitudes`: the largest |x| of each feature of (..., rows, features)."""
+    return _products_for(matrices).magnitudes(matrices)
+
+
+@torch.no_grad()
+def product(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    outliers: torch.Tensor | None = None,
+    exact: torch.Tensor | None = None,
+    stochastic: bool = False,
+) -> torch.Tensor:
+    """left · rightᵀ in int8, for matrices that are both quantized for it, as `reference_products.product` has it."""
+    return _products_for(left, right).product(left, right, outliers, exact, stochastic)
+
+
+def _products_for(*operands: torch.Tensor) -> ModuleType:
+    """Whose products of matrices these are."""
+    if path(operands[0].device) == "cpu" and cpu_products.serves(*operands):
+        return cpu_products
+    return reference_products
 
 
 @torch.library.custom_op("outlier_kernels::linear", mutates_args=())

@@ -119,8 +119,8 @@ def dynamic_range_and_zero_point(
     return dynamic_range, -(dynamic_range * low).round_() - code_max
 
 
-def int8_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Exact product of int8 codes, (m, k) with (n, k) to int32 (m, n).
+def int8_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Exact product of int8 codes, (m, k) with (n, k) to int32 (m, n); out: where it goes on a CPU, contiguous.
 
     Raises:
         ValueError: an operand is not int8, the features differ, or k could overflow int32.
@@ -134,11 +134,12 @@ def int8_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.is_cuda:
         return _padded_int_mm(a, b)
     if a.shape[1] == 1:  # torch._int_mm leaves the result of one feature uninitialized on CPUs (torch 2.13)
-        return a.int() * b.int().t()
+        return torch.mul(a.int(), b.int().t(), out=out)
     if torch.cpu._is_vnni_supported():
         row = a.flatten()[None] if len(a) == 1 else a  # of another stride torch._int_mm reads beyond it (torch 2.13)
-        return torch._int_mm(row, b.t())
-    return _matmul_in_floats(a, b)  # without VNNI the int8 instructions saturate 16-bit pair sums
+        return torch._int_mm(row, b.t()) if out is None else torch._int_mm(row, b.t(), out=out)
+    sums = _matmul_in_floats(a, b)  # without VNNI the int8 instructions saturate 16-bit pair sums
+    return sums if out is None else out.copy_(sums)
 
 
 def _matmul_in_floats(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -8,17 +8,13 @@ Gᵀ·X. Each has absmax scales for the rows of its left operand and the columns
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce, wraps
+from functools import wraps
 
 import torch
-from outlier_kernels import dispatch, reference
-from outlier_kernels.formats import ROWS, Quantizer
-from outlier_kernels.reference import CODE_MAX, EXACT_IN_FLOATS, Quantized
+from outlier_kernels import dispatch
 
 from outliers.criterion import check_threshold
 from outliers.errors import UserError, shown
-
-COLUMNS = Quantizer("int8", "column")
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ def _without_autocast(compute: Callable) -> Callable:
 @_without_autocast
 def forward_product(left: torch.Tensor, right: torch.Tensor, share: float, threshold: float | None) -> torch.Tensor:
     """X·Wᵀ, in the dtype of X."""
-    return _decomposed(left, right, outliers_of(left, share, threshold), False).to(left.dtype)
+    return dispatch.product(left, right, outliers_of(left, share, threshold))
 
 
 @forward_product.register_fake
@@ -122,7 +118,7 @@ def gradient_of_left(
     gradient: torch.Tensor, right: torch.Tensor, share: float, _threshold: float | None, stochastic: bool
 ) -> torch.Tensor:
     """G·W, in the dtype of G."""
-    return _decomposed(gradient, right.mT, outliers_of(gradient, share), stochastic).to(gradient.dtype)
+    return dispatch.product(gradient, right.mT, outliers_of(gradient, share), stochastic=stochastic)
 
 
 @gradient_of_left.register_fake
@@ -136,12 +132,8 @@ def gradient_of_right(
     gradient: torch.Tensor, left: torch.Tensor, share: float, threshold: float | None, stochastic: bool
 ) -> torch.Tensor:
     """Gᵀ·X, in the dtype of G; autograd brings it into that of W."""
-    found, outliers = _vector_wise(gradient.mT, left.mT, stochastic), outliers_of(left, share, threshold)
-    if outliers is not None and outliers.ndim == 1:
-        found[:, outliers] = _in_16_bits(gradient.mT, left[:, outliers].mT).to(found.dtype)
-    elif outliers is not None:  # of each matrix others
-        found = torch.where(outliers[..., None, :], _in_16_bits(gradient.mT, left.mT), found)
-    return found.to(gradient.dtype)
+    exact = outliers_of(left, share, threshold)
+    return dispatch.product(gradient.mT, left.mT, exact=exact, stochastic=stochastic)
 
 
 @gradient_of_right.register_fake
@@ -155,66 +147,12 @@ def outliers_of(left: torch.Tensor, share: float, threshold: float | None = None
     share: of them, those with the largest magnitudes, of equal ones the first; at least one where it is above 0.
     threshold: those with an entry of at least this magnitude, instead.
     """
-    magnitudes = left.abs().amax(-2)
+    count = math.ceil(share * left.shape[-1])
+    if threshold is None and not count:
+        return None
+    magnitudes = dispatch.magnitudes(left)
     if threshold is not None:
         found = magnitudes >= threshold
         return found if found.any() else None
-    count = math.ceil(share * magnitudes.shape[-1])
-    if not count:
-        return None
     largest = magnitudes.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     return torch.zeros_like(magnitudes, dtype=torch.bool).scatter_(-1, largest, True)
-
-
-def _decomposed(
-    left: torch.Tensor, right: torch.Tensor, outliers: torch.Tensor | None, stochastic: bool
-) -> torch.Tensor:
-    """left · rightᵀ, the outliers (equation 8) in 16 bits: float (..., m, n)."""
-    if outliers is None:
-        return _vector_wise(left, right, stochastic)
-    of_rows = outliers[..., None, :]
-    rest = [operand.masked_fill(of_rows, 0) for operand in (left, right)]  # zeros change no absmax scale
-    if outliers.ndim == 1:
-        in_16_bits = _in_16_bits(left[:, outliers], right[:, outliers])
-    else:  # of each matrix others
-        in_16_bits = _in_16_bits(left.masked_fill(~of_rows, 0), right)
-    return _vector_wise(*rest, stochastic) + in_16_bits
-
-
-def _in_16_bits(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left · rightᵀ: in float16 on a GPU, in float32 at least on a CPU, as `reference.outlier_product` has it."""
-    dtype = torch.promote_types(left.dtype, torch.float32)
-    narrow = torch.float16 if left.is_cuda and dtype == torch.float32 else dtype
-    return (left.to(narrow) @ right.to(narrow).mT).to(dtype)
-
-
-def _vector_wise(left: torch.Tensor, right: torch.Tensor, stochastic: bool) -> torch.Tensor:
-    """left · rightᵀ in int8, with a scale for each row of either: float (..., m, n).
-
-    stochastic: whether the left operand is rounded by chance.
-    """
-    if left.ndim == 2 and not stochastic:
-        left = left.to(torch.promote_types(left.dtype, torch.float32))
-        return dispatch.linear(left, dispatch.quantize_weight(right, COLUMNS), activations=ROWS)
-    of_left, of_right = quantize_rows(left, stochastic), quantize_rows(right)
-    if left.ndim == 2:
-        return reference.matmul(of_left, of_right)
-    return _batched_sums(of_left.codes, of_right.codes) * of_left.scale * of_right.scale.mT
-
-
-def quantize_rows(matrix: torch.Tensor, stochastic: bool = False) -> Quantized:
-    """Absmax codes of (..., m, k) with a scale a row (..., m, 1); stochastic: rounded up with a chance of how near the
-    value is to the code above it."""
-    if not stochastic:
-        made = reference.quantize(matrix.reshape(-1, matrix.shape[-1]), ROWS)
-        return Quantized(made.codes.view(matrix.shape), made.scale.view(*matrix.shape[:-1], 1))
-    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    scale = reference.absmax_scale(matrix.amin(-1, keepdim=True), matrix.amax(-1, keepdim=True))
-    codes = (matrix / scale).add_(torch.rand_like(matrix)).floor_().clamp_(-CODE_MAX, CODE_MAX)
-    return Quantized(codes.to(torch.int8), scale)
-
-
-def _batched_sums(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Products of codes (..., m, k) and (..., n, k), int32 (..., m, n): float32 holds sums of so few exactly."""
-    parts = zip(left.split(EXACT_IN_FLOATS, -1), right.split(EXACT_IN_FLOATS, -1), strict=True)
-    return reduce(torch.add, ((some.float() @ others.float().mT).to(torch.int32) for some, others in parts))

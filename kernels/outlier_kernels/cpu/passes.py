@@ -18,6 +18,7 @@ FLOAT32, BFLOAT16, FLOAT16 = (KINDS[dtype] for dtype in (torch.float32, torch.bf
 MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float but for its sign: as a whole number in the order of |x|
 ROUND = np.float32(12_582_912)  # 1.5 · 2^23: added to a small float, its lowest bits hold the nearest whole number
 CODE_MAX = np.float32(127)
+LEAST_DIVISOR, LARGEST_DIVISOR = np.float32(2.0**-60), np.float32(2.0**60)
 STRIP = 4096  # outputs at once
 FUSED = 3  # outlier columns that are added in the loop that writes the outputs
 INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
@@ -301,6 +302,113 @@ def _round_to_codes(row, scale, count, codes, offset):
     return np.float32(total)
 
 
+@inlined
+def _code(value):
+    """The nearest whole number, ties to even, of a quotient; a subnormal scale has so few digits that quotients are up
+    to 190. NaN passes through, and becomes 0."""
+    value = CODE_MAX if value > CODE_MAX else value
+    value = -CODE_MAX if value < -CODE_MAX else value
+    return np.int8(bits_of(value + ROUND) - bits_of(ROUND))
+
+
+@inlined
+def _is_ordinary(scale):
+    """Whether `_quotient` divides by it: not by what is near the ends of the range, nor by NaN."""
+    return (scale > LEAST_DIVISOR) & (scale < LARGEST_DIVISOR)
+
+
+@inlined
+def _quotient(value, scale, inverse):
+    """value / scale, as division rounds it, from the rounded inverse of the scale (Markstein's theorem): the first
+    correction is the quotient or a neighbour of it, and the second the quotient. Quotients below 1/4 may be others."""
+    near = value * inverse
+    near = fma(fma(-near, scale, value), inverse, near)
+    return fma(fma(-near, scale, value), inverse, near)
+
+
+@Pass
+def codes_by_row(arguments):
+    """Absmax codes of matrices whose rows have a scale each and lie in one piece; a piece is a row of any of them.
+
+    After the counters: x, its kind, places of the matrices (int64, bytes), rows of a matrix, bytes from row to row,
+    features; flags of features that are left out (bool), how many from matrix to matrix, or none; then codes (matrices,
+    rows, features) and scales (matrices, rows).
+    """
+    x, kind, places = arguments[3], arguments[4], _address(arguments[5], np.int64)
+    rows, stride, features, flags = arguments[6], arguments[7], arguments[8], arguments[9]
+    scales = _address(arguments[12], np.float32)
+    row = np.empty(features, np.float32)
+    first, at_once = _taken(arguments, arguments[2]), arguments[2]
+    while first < arguments[1]:
+        for r in range(first, min(first + at_once, arguments[1])):
+            load(kind, x + places[r // rows] + r % rows * stride, features, row)
+            if flags:
+                left_out = _address(flags + r // rows * arguments[10], np.uint8)
+                for i in range(features):
+                    row[i] = np.float32(0) if left_out[i] else row[i]
+            scale = _largest(row, features) / CODE_MAX
+            scale = np.float32(1) if scale == 0 else scale
+            scales[r] = scale
+            codes = _address(arguments[11] + r * features, np.int8)
+            if _is_ordinary(scale):
+                inverse = np.float32(1) / scale
+                for i in range(features):
+                    codes[i] = _code(_quotient(row[i], scale, inverse))
+            else:
+                for i in range(features):
+                    codes[i] = _code(row[i] / scale)
+        first = _taken(arguments, at_once)
+
+
+@Pass
+def codes_by_column(arguments):
+    """The same of matrices that lie transposed, (features, rows), as their codes do then; a piece is a strip of rows.
+
+    After the counters: x, its kind, its bytes an entry, places of the matrices (int64, bytes), rows of a matrix, bytes
+    from feature to feature, features, rows of a strip; flags of features that are left out (bool), how many from matrix
+    to matrix, or none; then codes (matrices, features, rows) and scales (matrices, rows).
+    """
+    x, kind, size, places = arguments[3], arguments[4], arguments[5], _address(arguments[6], np.int64)
+    rows, stride, features, width = arguments[7], arguments[8], arguments[9], arguments[10]
+    strips = -(-rows // width)
+    row, most = np.empty(width, np.float32), np.empty(width, np.int32)
+    scale, inverse = np.empty(width, np.float32), np.empty(width, np.float32)
+    piece = _taken(arguments, 1)
+    while piece < arguments[1]:
+        matrix, start = piece // strips, piece % strips * width
+        count = min(width, rows - start)
+        left_out = _address(arguments[11] + matrix * arguments[12], np.uint8)
+        address, first = x + places[matrix] + start * size, arguments[13] + matrix * features * rows + start
+        for i in range(count):
+            most[i] = 0
+        for k in range(features):
+            if arguments[11] == 0 or left_out[k] == 0:
+                load(kind, address + k * stride, count, row)
+                for i in range(count):
+                    most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
+        scales = _address(arguments[14] + 4 * (matrix * rows + start), np.float32)
+        ordinary = True
+        for i in range(count):
+            one = float_of(most[i]) / CODE_MAX
+            one = np.float32(1) if one == 0 else one
+            ordinary = ordinary & _is_ordinary(one)
+            scale[i], inverse[i], scales[i] = one, np.float32(1) / one, one
+        for k in range(features):
+            codes = _address(first + k * rows, np.int8)
+            if arguments[11] and left_out[k]:
+                for i in range(count):
+                    codes[i] = 0
+            else:
+                load(kind, address + k * stride, count, row)
+                if ordinary:
+                    for i in range(count):
+                        codes[i] = _code(_quotient(row[i], scale[i], inverse[i]))
+                else:
+                    for i in range(count):
+                        codes[i] = _code(row[i] / scale[i])
+        piece = _taken(arguments, 1)
+
+
 @Pass
 def bitsandbytes_codes(arguments):
     """Absmax codes of rows as bitsandbytes makes them, see `reference.quantize_bitsandbytes`; a piece is a row.
@@ -535,6 +643,40 @@ def finish_sums(arguments):
                 if arguments[12]:
                     _add(row, arguments[12] + 4 * start, width)
                 store(kind, result + size * place, width, row)
+        first = _taken(arguments, at_once)
+
+
+@Pass
+def finish_products(arguments):
+    """From sums of products of codes of matrices to outputs; a piece is a row of any of them.
+
+    After the counters: sums (int32), how many in a row; rows of a matrix; scales of rows, and of the columns of each
+    matrix (float32); values (rows, count) and columns (matrices, count, outputs), float32, whose products are added up
+    one after the other, and their count; then outputs, and their kind.
+    """
+    outputs, rows, row_scales = arguments[4], arguments[5], _address(arguments[6], np.float32)
+    count, result, kind = arguments[10], arguments[11], arguments[12]
+    size = 4 if kind == FLOAT32 else 2
+    width = min(STRIP, outputs)
+    row, added = np.empty(width, np.float32), np.empty(width, np.float32)
+    first, at_once = _taken(arguments, arguments[2]), arguments[2]
+    while first < arguments[1]:
+        for r in range(first, min(first + at_once, arguments[1])):
+            matrix, scale = r // rows, row_scales[r]
+            for start in range(0, outputs, width):
+                some, place = min(width, outputs - start), r * outputs + start
+                sums = _address(arguments[3] + 4 * place, np.int32)
+                scales = _address(arguments[7] + 4 * (matrix * outputs + start), np.float32)
+                for i in range(some):
+                    row[i] = np.float32(sums[i]) * scale * scales[i]
+                if count:
+                    for i in range(some):
+                        added[i] = 0
+                    columns = arguments[9] + 4 * (matrix * count * outputs + start)
+                    _add_columns(added, some, arguments[8] + 4 * r * count, columns, count, 4 * outputs)
+                    for i in range(some):
+                        row[i] += added[i]
+                store(kind, result + size * place, some, row)
         first = _taken(arguments, at_once)
 
 

@@ -1,0 +1,132 @@
+"""Products whose operands are both quantized when they meet: bit by bit those of `reference_products`.
+
+The passes read operands in the dtype and the layout that they come in, transposed ones where they lie, and outputs are
+finished in the dtype that is asked for while their sums are in cache.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from outlier_kernels import reference, reference_products
+from outlier_kernels.cpu import codes
+from outlier_kernels.cpu.compiled import KINDS, passes
+
+AT_ONCE = 1 << 18  # sums that are finished before the next ones are made
+STRIP = 128  # rows of a transposed matrix at once
+FEW = 64  # up to so many outliers, adding one after the other is as fast as torch's matrix product
+
+
+def serves(*operands: torch.Tensor) -> bool:
+    """Whether the passes read these operands."""
+    return all(one.dtype in KINDS and one.numel() > 0 for one in operands)
+
+
+def magnitudes(matrices: torch.Tensor) -> torch.Tensor:
+    """`reference_products.magnitudes`."""
+    if matrices.ndim > 2:
+        return reference_products.magnitudes(matrices)
+    low, high = codes.extremes(codes.as_rows(matrices))
+    return torch.maximum(-low, high).to(matrices.dtype)
+
+
+def product(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    outliers: torch.Tensor | None = None,
+    exact: torch.Tensor | None = None,
+    stochastic: bool = False,
+) -> torch.Tensor:
+    """`reference_products.product`."""
+    count = 0 if outliers is None else int(outliers.sum(-1).max())
+    if stochastic or count > FEW:
+        return reference_products.product(left, right, outliers, exact, stochastic)
+    outliers = outliers if count else None
+    left, right = left.resolve_neg(), right.resolve_neg()
+    (of_left, row_scales), (of_right, column_scales) = quantize_rows(left, outliers), quantize_rows(right, outliers)
+    m, n = left.shape[-2], right.shape[-2]
+    result = left.new_empty(*left.shape[:-1], n)
+    outputs, row_scales, values = result.view(-1, n), row_scales.flatten(), None
+    if outliers is not None:
+        places, found = _places(outliers)
+        values = _gathered(left, places, found).view(-1, count)
+        columns = _gathered(right, places, found).mT.contiguous().view(-1, count, n)
+    for matrices, first, sums in _sums(of_left, of_right):
+        some = slice(matrices.start * m + first, matrices.start * m + first + sums.shape[0] * sums.shape[1])
+        added = (None, None) if values is None else (values[some], columns[matrices])
+        given = sums, n, sums.shape[1], row_scales[some], column_scales[matrices], *added, count
+        passes().finish_products(some.stop - some.start, n, *given, outputs[some], KINDS[result.dtype])
+    if exact is not None:
+        _put_columns(result, left, right, exact)
+    return result
+
+
+def quantize_rows(matrices: torch.Tensor, outliers: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Absmax codes of (..., m, k), int8 (matrices, m, k), and a scale for each row, float32 (matrices, m).
+
+    outliers: features that are left out, bool (..., k); their codes are 0.
+    """
+    if 1 not in matrices.stride()[-2:]:
+        matrices = matrices.contiguous()
+    (m, k), leading = matrices.shape[-2:], matrices.shape[:-2]
+    places = torch.zeros(1, dtype=torch.int64, device="cpu")
+    for size, stride in zip(leading, matrices.stride()[:-2], strict=True):
+        among = torch.arange(size, device="cpu") * (stride * matrices.element_size())
+        places = (places[:, None] + among).flatten()
+    scale = matrices.new_empty(len(places), m, dtype=torch.float32)
+    flags = None if outliers is None else outliers.contiguous()
+    left_out = (flags, 0 if flags is None or flags.ndim == 1 else k)
+    size, of_rows = matrices.element_size(), matrices.stride(-1) == 1
+    stride = matrices.stride(-2 if of_rows else -1) * size
+    found = scale.new_empty((len(places), m, k) if of_rows else (len(places), k, m), dtype=torch.int8)
+    given = matrices, KINDS[matrices.dtype]
+    if of_rows:
+        passes().codes_by_row(len(places) * m, k, *given, places, m, stride, k, *left_out, found, scale)
+        return found, scale
+    strip = min(STRIP, m)
+    strips = -(-m // strip) * len(places)
+    passes().codes_by_column(strips, strip * k, *given, size, places, m, stride, k, strip, *left_out, found, scale)
+    return found.mT, scale
+
+
+def _sums(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[slice, int, torch.Tensor]]:
+    """Products of codes (matrices, m, k) and (matrices, n, k), some after the other: which matrices, from which row on,
+    and their int32 sums (matrices, rows, n), in memory that the next ones take."""
+    (matrices, m, _), n = left.shape, right.shape[1]
+    rows = min(m, max(1, AT_ONCE // n))
+    at_once = max(1, AT_ONCE // (rows * n)) if rows == m else 1
+    room = left.new_empty(min(at_once, matrices), rows, n, dtype=torch.int32)
+    others = right.unbind()
+    for start in range(0, matrices, at_once):
+        some = slice(start, min(start + at_once, matrices))
+        for first in range(0, m, rows):
+            among = left[some, first : first + rows].unbind()
+            sums = room.flatten()[: len(among) * len(among[0]) * n].view(len(among), -1, n)
+            for one, other, out in zip(among, others[some], sums.unbind(), strict=True):
+                reference.int8_matmul(one, other, out)
+            yield some, first, sums
+
+
+def _places(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where flags (..., k) are set, int64 (..., count) in order, as many places for all; and which of them are set."""
+    count = int(flags.sum(-1).max())
+    places = flags.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return places, flags.gather(-1, places)
+
+
+def _gathered(matrices: torch.Tensor, places: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Some features of matrices (..., rows, k), 0 where there is none: float32 (..., rows, count), contiguous."""
+    some = matrices.gather(-1, places[..., None, :].expand(*matrices.shape[:-1], -1)).float()
+    return some.masked_fill_(~found[..., None, :], 0).contiguous()
+
+
+def _put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> None:
+    """Put columns of left · rightᵀ in 16 bits into a result (..., m, n); exact: which, bool (..., n)."""
+    if exact.ndim == 1:
+        result[:, exact] = reference_products.product_in_16_bits(left, right[exact]).to(result.dtype)
+        return
+    places, found = _places(exact)
+    rows = right.gather(-2, places[..., None].expand(*places.shape, right.shape[-1]))
+    columns = places[..., None, :].expand(*result.shape[:-1], -1)
+    made = reference_products.product_in_16_bits(left, rows).to(result.dtype)
+    result.scatter_(-1, columns, torch.where(found[..., None, :], made, result.gather(-1, columns)))

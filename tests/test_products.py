@@ -1,0 +1,92 @@
+"""Products that train, on every path, against the reference."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outlier_kernels import dispatch, reference_products
+from outlier_kernels.cpu import products as cpu_products
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(1, 1, 1), (1, 4, 4), (5, 1, 3), (300, 33, 7), (700, 130, 600), (2, 3, 77, 5, 40), (3, 1, 40, 77, 1)]
+
+
+def laid_out(*shape: int) -> dict[str, torch.Tensor]:
+    """Random matrices that lie in memory in the ways in which they come."""
+    *leading, rows, features = shape
+    heads = torch.randn(*leading[:-1], rows, *leading[-1:], features)  # as those of an attention lie
+    return {
+        "rows": torch.randn(shape),
+        "columns": torch.randn(*leading, features, rows).mT,
+        "heads": heads.movedim(-2, -3) if leading else torch.randn(rows, 2 * features)[:, features:],
+        "neither": torch.randn(*leading, rows, 2 * features)[..., ::2],
+    }
+
+
+def flags(share: float, *shape: int) -> torch.Tensor | None:
+    return torch.rand(shape) < share if share else None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["rows", "columns", "heads", "neither"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("share", "of_columns"), [(0.0, 0.0), (0.0, 0.3), (0.1, 0.0), (1.0, 1.0)])
+def test_products_on_a_cpu_are_those_of_the_reference(shape, layout, dtype, share, of_columns):
+    """Bit for bit where nothing is multiplied in 16 bits, and of as many outliers in each matrix as there are."""
+    torch.manual_seed(0)
+    *leading, m, k, n = shape
+    left, right = laid_out(*leading, m, k)[layout].to(dtype), laid_out(*leading, n, k)[layout]
+    given = left, right, flags(share, *leading, k), flags(of_columns, *leading, n)
+    found, wanted = cpu_products.product(*given), reference_products.product(*given)
+    assert found.dtype == dtype
+    if not share and not of_columns:
+        assert torch.equal(found, wanted)
+    else:
+        eps = torch.finfo(dtype).eps if dtype != torch.float32 else 0
+        torch.testing.assert_close(found, wanted, rtol=eps, atol=1e-5)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(2.0**-70, 2.0**70, width=32), st.integers(1, 126), st.integers(-2, 2), st.booleans())
+def test_codes_are_those_of_a_division(largest, code, steps, transposed):
+    """Also of values that are next to halfway between two codes, at scales from far below to far above 1."""
+    tie = np.float32(np.float64(np.float32(largest) / np.float32(127)) * (code + 0.5))
+    for _ in range(abs(steps)):
+        tie = np.nextafter(tie, np.float32(math.copysign(np.inf, steps)))
+    matrix = torch.tensor([[largest, tie, -tie, 0.0], [tie, 0.0, -largest, -tie]])
+    wanted = reference_products.quantize_rows(matrix)
+    codes, scale = cpu_products.quantize_rows(matrix.mT.contiguous().mT if transposed else matrix)
+    assert torch.equal(scale[0, :, None], wanted.scale)
+    assert torch.equal(codes[0], wanted.codes)
+
+
+def test_codes_of_many_numbers_are_those_of_a_division():
+    torch.manual_seed(0)
+    matrix = torch.randn(2000, 500) * torch.randn(2000, 1).exp()
+    for one in (matrix, matrix.mT.contiguous().mT):
+        codes, scale = cpu_products.quantize_rows(one)
+        wanted = reference_products.quantize_rows(one)
+        assert torch.equal(codes[0], wanted.codes)
+        assert torch.equal(scale[0, :, None], wanted.scale)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_nan_and_inf_are_seen(poison, transposed):
+    torch.manual_seed(0)
+    left, right = torch.randn(4, 20), torch.randn(3, 20)
+    left[2, 5] = poison
+    found = cpu_products.product(left.mT.contiguous().mT if transposed else left, right)
+    assert not torch.isfinite(found[2]).any()
+    assert torch.isfinite(found[[0, 1, 3]]).all()
+
+
+@pytest.mark.parametrize("shape", [(9, 33), (2, 3, 9, 33)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_magnitudes(shape, dtype):
+    matrices = torch.randn(shape).to(dtype)
+    for one in (matrices, matrices.mT):
+        assert torch.equal(dispatch.magnitudes(one), reference_products.magnitudes(one))
