@@ -18,7 +18,7 @@ FLOAT32, BFLOAT16, FLOAT16 = (KINDS[dtype] for dtype in (torch.float32, torch.bf
 MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float but for its sign: as a whole number in the order of |x|
 ROUND = np.float32(12_582_912)  # 1.5 · 2^23: added to a small float, its lowest bits hold the nearest whole number
 CODE_MAX = np.float32(127)
-LEAST_DIVISOR, LARGEST_DIVISOR = np.float32(2.0**-60), np.float32(2.0**60)
+LEAST_NORMAL = np.float32(2.0**-126)
 STRIP = 4096  # outputs at once
 FUSED = 3  # outlier columns that are added in the loop that writes the outputs
 INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
@@ -303,27 +303,49 @@ def _round_to_codes(row, scale, count, codes, offset):
 
 
 @inlined
-def _code(value):
-    """The nearest whole number, ties to even, of a quotient; a subnormal scale has so few digits that quotients are up
-    to 190. NaN passes through, and becomes 0."""
-    value = CODE_MAX if value > CODE_MAX else value
-    value = -CODE_MAX if value < -CODE_MAX else value
-    return np.int8(bits_of(value + ROUND) - bits_of(ROUND))
+def _code(quotient):
+    """The nearest whole number, ties to even. NaN becomes 0."""
+    return np.int8(bits_of(quotient + ROUND) - bits_of(ROUND))
 
 
 @inlined
-def _is_ordinary(scale):
-    """Whether `_quotient` divides by it: not by what is near the ends of the range, nor by NaN."""
-    return (scale > LEAST_DIVISOR) & (scale < LARGEST_DIVISOR)
+def _clamped(quotient):
+    """A subnormal scale has so few digits that quotients are up to 190. NaN passes through."""
+    quotient = CODE_MAX if quotient > CODE_MAX else quotient
+    return -CODE_MAX if quotient < -CODE_MAX else quotient
 
 
 @inlined
-def _quotient(value, scale, inverse):
-    """value / scale, as division rounds it, from the rounded inverse of the scale (Markstein's theorem): the first
-    correction is the quotient or a neighbour of it, and the second the quotient. Quotients below 1/4 may be others."""
-    near = value * inverse
-    near = fma(fma(-near, scale, value), inverse, near)
-    return fma(fma(-near, scale, value), inverse, near)
+def _is_normal(scale):
+    """Whether all quotients are between two codes, so that they need not be clamped."""
+    return (scale >= LEAST_NORMAL) & (scale < np.inf)
+
+
+@Pass
+def magnitudes(arguments):
+    """The largest |x| of each feature of matrices, NaN where there is one; a piece is a strip of features.
+
+    After the counters: x, its kind, its bytes an entry, places of the matrices (int64, bytes), rows of a matrix, bytes
+    from row to row, features, features of a strip; then magnitudes (float32, (matrices, features)).
+    """
+    x, kind, size, places = arguments[3], arguments[4], arguments[5], _address(arguments[6], np.int64)
+    rows, stride, features, width = arguments[7], arguments[8], arguments[9], arguments[10]
+    strips = -(-features // width)
+    row, most = np.empty(width, np.float32), np.empty(width, np.int32)
+    piece = _taken(arguments, 1)
+    while piece < arguments[1]:
+        matrix, start = piece // strips, piece % strips * width
+        count = min(width, features - start)
+        for i in range(count):
+            most[i] = 0
+        for r in range(rows):
+            load(kind, x + places[matrix] + r * stride + start * size, count, row)
+            for i in range(count):
+                most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
+        found = _address(arguments[11] + 4 * (matrix * features + start), np.int32)
+        for i in range(count):
+            found[i] = most[i]
+        piece = _taken(arguments, 1)
 
 
 @Pass
@@ -350,13 +372,12 @@ def codes_by_row(arguments):
             scale = np.float32(1) if scale == 0 else scale
             scales[r] = scale
             codes = _address(arguments[11] + r * features, np.int8)
-            if _is_ordinary(scale):
-                inverse = np.float32(1) / scale
-                for i in range(features):
-                    codes[i] = _code(_quotient(row[i], scale, inverse))
-            else:
+            if _is_normal(scale):
                 for i in range(features):
                     codes[i] = _code(row[i] / scale)
+            else:
+                for i in range(features):
+                    codes[i] = _code(_clamped(row[i] / scale))
         first = _taken(arguments, at_once)
 
 
@@ -372,7 +393,7 @@ def codes_by_column(arguments):
     rows, stride, features, width = arguments[7], arguments[8], arguments[9], arguments[10]
     strips = -(-rows // width)
     row, most = np.empty(width, np.float32), np.empty(width, np.int32)
-    scale, inverse = np.empty(width, np.float32), np.empty(width, np.float32)
+    scale = np.empty(width, np.float32)
     piece = _taken(arguments, 1)
     while piece < arguments[1]:
         matrix, start = piece // strips, piece % strips * width
@@ -387,12 +408,12 @@ def codes_by_column(arguments):
                 for i in range(count):
                     most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
         scales = _address(arguments[14] + 4 * (matrix * rows + start), np.float32)
-        ordinary = True
+        normal = True
         for i in range(count):
             one = float_of(most[i]) / CODE_MAX
             one = np.float32(1) if one == 0 else one
-            ordinary = ordinary & _is_ordinary(one)
-            scale[i], inverse[i], scales[i] = one, np.float32(1) / one, one
+            normal = normal & _is_normal(one)
+            scale[i], scales[i] = one, one
         for k in range(features):
             codes = _address(first + k * rows, np.int8)
             if arguments[11] and left_out[k]:
@@ -400,12 +421,12 @@ def codes_by_column(arguments):
                     codes[i] = 0
             else:
                 load(kind, address + k * stride, count, row)
-                if ordinary:
-                    for i in range(count):
-                        codes[i] = _code(_quotient(row[i], scale[i], inverse[i]))
-                else:
+                if normal:
                     for i in range(count):
                         codes[i] = _code(row[i] / scale[i])
+                else:
+                    for i in range(count):
+                        codes[i] = _code(_clamped(row[i] / scale[i]))
         piece = _taken(arguments, 1)
 
 
@@ -667,15 +688,20 @@ def finish_products(arguments):
                 some, place = min(width, outputs - start), r * outputs + start
                 sums = _address(arguments[3] + 4 * place, np.int32)
                 scales = _address(arguments[7] + 4 * (matrix * outputs + start), np.float32)
-                for i in range(some):
-                    row[i] = np.float32(sums[i]) * scale * scales[i]
                 if count:
+                    values, columns = (
+                        arguments[8] + 4 * r * count,
+                        arguments[9] + 4 * (matrix * count * outputs + start),
+                    )
+                    value, column = _address(values, np.float32)[0], _address(columns, np.float32)
                     for i in range(some):
-                        added[i] = 0
-                    columns = arguments[9] + 4 * (matrix * count * outputs + start)
-                    _add_columns(added, some, arguments[8] + 4 * r * count, columns, count, 4 * outputs)
+                        added[i] = value * column[i]
+                    _add_columns(added, some, values + 4, columns + 4 * outputs, count - 1, 4 * outputs)
                     for i in range(some):
-                        row[i] += added[i]
+                        row[i] = np.float32(sums[i]) * scale * scales[i] + added[i]
+                else:
+                    for i in range(some):
+                        row[i] = np.float32(sums[i]) * scale * scales[i]
                 store(kind, result + size * place, some, row)
         first = _taken(arguments, at_once)
 

@@ -24,10 +24,15 @@ def serves(*operands: torch.Tensor) -> bool:
 
 def magnitudes(matrices: torch.Tensor) -> torch.Tensor:
     """`reference_products.magnitudes`."""
-    if matrices.ndim > 2:
-        return reference_products.magnitudes(matrices)
-    low, high = codes.extremes(codes.as_rows(matrices))
-    return torch.maximum(-low, high).to(matrices.dtype)
+    matrices = matrices.resolve_neg()
+    matrices = matrices if matrices.stride(-1) == 1 else matrices.contiguous()
+    rows, features = matrices.shape[-2:]
+    found = matrices.new_empty(*matrices.shape[:-2], features, dtype=torch.float32)
+    places, size, strip = _places(matrices), matrices.element_size(), min(STRIP, features)
+    pieces = len(places) * -(-features // strip)
+    given = matrices, KINDS[matrices.dtype], size, places, rows, matrices.stride(-2) * size, features, strip
+    passes().magnitudes(pieces, rows * strip, *given, found)
+    return found.to(matrices.dtype)
 
 
 def product(
@@ -48,7 +53,7 @@ def product(
     result = left.new_empty(*left.shape[:-1], n)
     outputs, row_scales, values = result.view(-1, n), row_scales.flatten(), None
     if outliers is not None:
-        places, found = _places(outliers)
+        places, found = _set_places(outliers)
         values = _gathered(left, places, found).view(-1, count)
         columns = _gathered(right, places, found).mT.contiguous().view(-1, count, n)
     for matrices, first, sums in _sums(of_left, of_right):
@@ -68,11 +73,7 @@ def quantize_rows(matrices: torch.Tensor, outliers: torch.Tensor | None = None) 
     """
     if 1 not in matrices.stride()[-2:]:
         matrices = matrices.contiguous()
-    (m, k), leading = matrices.shape[-2:], matrices.shape[:-2]
-    places = torch.zeros(1, dtype=torch.int64, device="cpu")
-    for size, stride in zip(leading, matrices.stride()[:-2], strict=True):
-        among = torch.arange(size, device="cpu") * (stride * matrices.element_size())
-        places = (places[:, None] + among).flatten()
+    (m, k), places = matrices.shape[-2:], _places(matrices)
     scale = matrices.new_empty(len(places), m, dtype=torch.float32)
     flags = None if outliers is None else outliers.contiguous()
     left_out = (flags, 0 if flags is None or flags.ndim == 1 else k)
@@ -87,6 +88,15 @@ def quantize_rows(matrices: torch.Tensor, outliers: torch.Tensor | None = None) 
     strips = -(-m // strip) * len(places)
     passes().codes_by_column(strips, strip * k, *given, size, places, m, stride, k, strip, *left_out, found, scale)
     return found.mT, scale
+
+
+def _places(matrices: torch.Tensor) -> torch.Tensor:
+    """Bytes from the first entry to that of each matrix, int64 (matrices,)."""
+    places = torch.zeros(1, dtype=torch.int64, device="cpu")
+    for size, stride in zip(matrices.shape[:-2], matrices.stride()[:-2], strict=True):
+        among = torch.arange(size, device="cpu") * (stride * matrices.element_size())
+        places = (places[:, None] + among).flatten()
+    return places
 
 
 def _sums(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[slice, int, torch.Tensor]]:
@@ -107,7 +117,7 @@ def _sums(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[slice, int,
             yield some, first, sums
 
 
-def _places(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _set_places(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Where flags (..., k) are set, int64 (..., count) in order, as many places for all; and which of them are set."""
     count = int(flags.sum(-1).max())
     places = flags.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[..., :count]
@@ -122,11 +132,13 @@ def _gathered(matrices: torch.Tensor, places: torch.Tensor, found: torch.Tensor)
 
 def _put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> None:
     """Put columns of left · rightᵀ in 16 bits into a result (..., m, n); exact: which, bool (..., n)."""
-    if exact.ndim == 1:
-        result[:, exact] = reference_products.product_in_16_bits(left, right[exact]).to(result.dtype)
+    if exact.ndim == 1:  # of left in float32, which is a gradient that lies transposed, the product is read in one go
+        made = reference_products.product_in_16_bits(right[exact], left).mT
+        result[:, exact] = made.to(result.dtype)
         return
-    places, found = _places(exact)
-    rows = right.gather(-2, places[..., None].expand(*places.shape, right.shape[-1]))
-    columns = places[..., None, :].expand(*result.shape[:-1], -1)
-    made = reference_products.product_in_16_bits(left, rows).to(result.dtype)
-    result.scatter_(-1, columns, torch.where(found[..., None, :], made, result.gather(-1, columns)))
+    for one, of_left, of_right, flags in zip(result, left, right, exact, strict=True):  # which in float32 fit a cache
+        places, found = _set_places(flags)
+        rows = of_right.gather(-2, places[..., None].expand(*places.shape, of_right.shape[-1]))
+        columns = places[..., None, :].expand(*one.shape[:-1], -1)
+        made = reference_products.product_in_16_bits(of_left, rows).to(one.dtype)
+        one.scatter_(-1, columns, torch.where(found[..., None, :], made, one.gather(-1, columns)))
