@@ -221,6 +221,14 @@ def test_compiled(blocks):
         torch.testing.assert_close(one, gradient)
 
 
+def test_one_compiled_function_of_models_with_other_decompositions(blocks):
+    """A share that differs from that of the last model must not become one that varies, which nothing can compile."""
+    compiled = torch.compile(lambda model: model(blocks[:2], labels=blocks[:2]).loss, backend="aot_eager")
+    for share in (0.0, 0.02, 0.1):
+        model = train_int8(make_model("gpt2"), decomposition=share)
+        assert abs(compiled(model).item() - model(blocks[:2], labels=blocks[:2]).loss.item()) < 1e-5
+
+
 def test_under_the_trainer_of_transformers(tmp_path, blocks):
     from transformers import Trainer, TrainingArguments
 

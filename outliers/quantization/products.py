@@ -5,10 +5,11 @@ Gᵀ·X. Each has absmax scales for the rows of its left operand and the columns
 6). So have the products of attention, those of queries with keys and of probabilities with values.
 """
 
+import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import wraps
+from dataclasses import dataclass, field
+from functools import cache, wraps
 
 import torch
 from outlier_kernels import dispatch
@@ -36,6 +37,7 @@ class Products:
     outlier_threshold: float | None = None
     stochastic: bool = False
     exact: bool = False
+    written: str = field(init=False, repr=False, compare=False)  # as operators take it: see `_read`
 
     def __post_init__(self):
         if not isinstance(self.decomposition, (int, float)) or not 0 <= self.decomposition < 1:
@@ -45,6 +47,15 @@ class Products:
             object.__setattr__(self, "outlier_threshold", check_threshold("outlier_threshold", self.outlier_threshold))
             if self.decomposition:
                 raise UserError("decomposition by a share of the features and by a threshold; expected one of the two")
+        given = self.decomposition, self.outlier_threshold, self.stochastic, self.exact
+        object.__setattr__(self, "written", json.dumps(given))
+
+
+@cache
+def _read(written: str) -> Products:
+    """What an operator was called with: text, for torch.compile takes a number that differs between two models for one
+    that varies, and cannot hand such a number to a function with gradients of its own."""
+    return Products(*json.loads(written))
 
 
 def product(left: torch.Tensor, right: torch.Tensor, how: Products) -> torch.Tensor:
@@ -63,7 +74,7 @@ def product(left: torch.Tensor, right: torch.Tensor, how: Products) -> torch.Ten
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(left, right, how):
-        return left @ right.mT if how.exact else forward_product(left, right, how.decomposition, how.outlier_threshold)
+        return left @ right.mT if how.exact else forward_product(left, right, how.written)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -74,7 +85,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx, gradient):
         (left, right), how = ctx.saved_tensors, ctx.how
         products = EXACT_GRADIENTS if how.exact else (gradient_of_left, gradient_of_right)
-        arguments = () if how.exact else (how.decomposition, how.outlier_threshold, how.stochastic)
+        arguments = () if how.exact else (how.written,)
         operands = (right, left)
         found = [
             of_one(gradient, operand, *arguments) if needed else None
@@ -102,42 +113,41 @@ def _without_autocast(compute: Callable) -> Callable:
 
 @torch.library.custom_op("outliers::forward_product", mutates_args=())
 @_without_autocast
-def forward_product(left: torch.Tensor, right: torch.Tensor, share: float, threshold: float | None) -> torch.Tensor:
+def forward_product(left: torch.Tensor, right: torch.Tensor, written: str) -> torch.Tensor:
     """X·Wᵀ, in the dtype of X."""
-    return dispatch.product(left, right, outliers_of(left, share, threshold))
+    how = _read(written)
+    return dispatch.product(left, right, outliers_of(left, how.decomposition, how.outlier_threshold))
 
 
 @forward_product.register_fake
-def _(left, right, _share, _threshold):
+def _(left, right, _written):
     return left.new_empty(*left.shape[:-1], right.shape[-2])
 
 
 @torch.library.custom_op("outliers::gradient_of_left", mutates_args=())
 @_without_autocast
-def gradient_of_left(
-    gradient: torch.Tensor, right: torch.Tensor, share: float, _threshold: float | None, stochastic: bool
-) -> torch.Tensor:
+def gradient_of_left(gradient: torch.Tensor, right: torch.Tensor, written: str) -> torch.Tensor:
     """G·W, in the dtype of G."""
-    return dispatch.product(gradient, right.mT, outliers_of(gradient, share), stochastic=stochastic)
+    how = _read(written)
+    return dispatch.product(gradient, right.mT, outliers_of(gradient, how.decomposition), stochastic=how.stochastic)
 
 
 @gradient_of_left.register_fake
-def _(gradient, right, *_how):
+def _(gradient, right, _written):
     return gradient.new_empty(*gradient.shape[:-1], right.shape[-1])
 
 
 @torch.library.custom_op("outliers::gradient_of_right", mutates_args=())
 @_without_autocast
-def gradient_of_right(
-    gradient: torch.Tensor, left: torch.Tensor, share: float, threshold: float | None, stochastic: bool
-) -> torch.Tensor:
+def gradient_of_right(gradient: torch.Tensor, left: torch.Tensor, written: str) -> torch.Tensor:
     """Gᵀ·X, in the dtype of G; autograd brings it into that of W."""
-    exact = outliers_of(left, share, threshold)
-    return dispatch.product(gradient.mT, left.mT, exact=exact, stochastic=stochastic)
+    how = _read(written)
+    exact = outliers_of(left, how.decomposition, how.outlier_threshold)
+    return dispatch.product(gradient.mT, left.mT, exact=exact, stochastic=how.stochastic)
 
 
 @gradient_of_right.register_fake
-def _(gradient, left, *_how):
+def _(gradient, left, _written):
     return gradient.new_empty(*gradient.shape[:-2], gradient.shape[-1], left.shape[-1])
 
 

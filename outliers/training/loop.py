@@ -122,7 +122,7 @@ class _Trainer(Trainer):
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.model_accepts_loss_kwargs = False
+        torch.compiler.reset()  # which gives up after some models of one process
         self.compiled = torch.compile(self._loss)
 
     def _loss(self, input_ids: torch.Tensor) -> torch.Tensor:
