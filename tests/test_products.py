@@ -26,20 +26,27 @@ def laid_out(*shape: int) -> dict[str, torch.Tensor]:
     }
 
 
-def flags(share: float, *shape: int) -> torch.Tensor | None:
-    return torch.rand(shape) < share if share else None
+def places(share: float, *shape: int) -> torch.Tensor | None:
+    """Of each matrix others, and not as many."""
+    if not share:
+        return None
+    found = torch.where(torch.rand(shape) < share, torch.arange(shape[-1]), -1).sort(-1).values
+    return found[found >= 0] if found.ndim == 1 else found[..., -1 - int(share * shape[-1]) :]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["rows", "columns", "heads", "neither"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("share", "of_columns"), [(0.0, 0.0), (0.0, 0.3), (0.1, 0.0), (1.0, 1.0)])
-def test_products_on_a_cpu_are_those_of_the_reference(shape, layout, dtype, share, of_columns):
-    """Bit for bit where nothing is multiplied in 16 bits, and of as many outliers in each matrix as there are."""
+@pytest.mark.parametrize(
+    ("share", "of_columns", "seed"),
+    [(0.0, 0.0, None), (0.0, 0.0, 2**62 + 5), (0.0, 0.3, None), (0.1, 0.0, None), (0.3, 0.3, 7), (1.0, 1.0, None)],
+)
+def test_products_on_a_cpu_are_those_of_the_reference(shape, layout, dtype, share, of_columns, seed):
+    """Bit for bit where everything is multiplied in int8."""
     torch.manual_seed(0)
     *leading, m, k, n = shape
     left, right = laid_out(*leading, m, k)[layout].to(dtype), laid_out(*leading, n, k)[layout]
-    given = left, right, flags(share, *leading, k), flags(of_columns, *leading, n)
+    given = left, right, places(share, *leading, k), places(of_columns, *leading, n), seed
     found, wanted = cpu_products.product(*given), reference_products.product(*given)
     assert found.dtype == dtype
     if not share and not of_columns:
@@ -90,3 +97,37 @@ def test_magnitudes(shape, dtype):
     matrices = torch.randn(shape).to(dtype)
     for one in (matrices, matrices.mT):
         assert torch.equal(dispatch.magnitudes(one), reference_products.magnitudes(one))
+
+
+def test_philox():
+    """By the known answers of Random123, its authors' own code."""
+    found = reference_products.philox(torch.tensor(0), torch.tensor(0), 0)
+    assert tuple(map(int, found)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+
+
+def test_chances_are_even_and_those_of_a_seed():
+    matrices = torch.empty(2, 3, 50, 1001)
+    found = reference_products.chances(matrices, 3)
+    assert torch.equal(found, reference_products.chances(matrices, 3))
+    assert (found != reference_products.chances(matrices, 4)).float().mean() > 0.999
+    assert found.unique().numel() > 0.98 * found.numel()
+    assert found.min() >= 0 and found.max() < 1
+    counts = torch.histc(found, 64, 0, 1)
+    expected = found.numel() / 64
+    assert ((counts - expected).square() / expected).sum() < 110  # chi-squared of 63 degrees, below 1 in 5,000
+    neighbours = torch.corrcoef(torch.stack([found[..., 1:].flatten(), found[..., :-1].flatten()]))
+    assert neighbours[0, 1].abs() < 0.01
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_codes_by_chance_are_right_on_average(transposed):
+    """As often the code above as the value is near to it: within five standard deviations of a coin of that weight."""
+    matrix = torch.linspace(-12.7, 12.7, 101).repeat(5, 1)
+    matrix = matrix.mT.contiguous().mT if transposed else matrix
+    draws = [cpu_products.quantize_rows(matrix, seed=seed)[0][0] for seed in range(1000)]
+    codes = torch.stack(draws).float()
+    exact = matrix.double() / (12.7 / 127)
+    part = exact - exact.floor()
+    error = (codes.mean(0) - exact).abs()
+    assert (error < 5 * (part * (1 - part) / len(draws)).sqrt() + 1e-3).all()
+    assert ((codes == exact.floor()) | (codes == exact.ceil()) | ((codes - exact).abs() < 1e-4)).all()

@@ -205,10 +205,10 @@ def product(
     right: torch.Tensor,
     outliers: torch.Tensor | None = None,
     exact: torch.Tensor | None = None,
-    stochastic: bool = False,
+    seed: int | None = None,
 ) -> torch.Tensor:
     """left · rightᵀ in int8, for matrices that are both quantized for it, as `reference_products.product` has it."""
-    return _products_for(left, right).product(left, right, outliers, exact, stochastic)
+    return _products_for(left, right).product(left, right, outliers, exact, seed)
 
 
 def _products_for(*operands: torch.Tensor) -> ModuleType:

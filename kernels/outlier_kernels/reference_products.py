@@ -8,22 +8,57 @@ from outlier_kernels import reference
 from outlier_kernels.formats import ROWS
 from outlier_kernels.reference import CODE_MAX, EXACT_IN_FLOATS, Quantized
 
+# Philox4x32: ten rounds of two multiplications, whose keys grow by two constants (Salmon et al., 2011).
+MULTIPLIERS, KEY_STEPS, ROUNDS, WORD = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10, 0xFFFFFFFF
+
 
 def magnitudes(matrices: torch.Tensor) -> torch.Tensor:
     """The largest |x| of each feature of (..., rows, features): (..., features) in their dtype."""
     return matrices.abs().amax(-2)
 
 
-def quantize_rows(matrices: torch.Tensor, stochastic: bool = False) -> Quantized:
-    """Absmax codes of (..., m, k) with a scale a row (..., m, 1); stochastic: rounded up with a chance of how near the
-    value is to the code above it."""
-    if not stochastic:
+def quantize_rows(matrices: torch.Tensor, outliers: torch.Tensor | None = None, seed: int | None = None) -> Quantized:
+    """Absmax codes of (..., m, k) with a scale a row (..., m, 1).
+
+    Args:
+        outliers: places of features that are left out, int64 (..., count), -1 for none; their codes are 0.
+        seed: of `chances`, by which values are rounded up as often as they are near to the code above them; None to
+            round them to the nearest code.
+    """
+    if outliers is not None:  # zeros change no absmax scale
+        matrices = matrices.masked_fill(flags_of(outliers, matrices.shape[-1])[..., None, :], 0)
+    if seed is None:
         made = reference.quantize(matrices.reshape(-1, matrices.shape[-1]), ROWS)
         return Quantized(made.codes.view(matrices.shape), made.scale.view(*matrices.shape[:-1], 1))
     matrices = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
     scale = reference.absmax_scale(matrices.amin(-1, keepdim=True), matrices.amax(-1, keepdim=True))
-    codes = (matrices / scale).add_(torch.rand_like(matrices)).floor_().clamp_(-CODE_MAX, CODE_MAX)
+    codes = (matrices / scale).add_(chances(matrices, seed)).floor_().clamp_(-CODE_MAX, CODE_MAX)
     return Quantized(codes.to(torch.int8), scale)
+
+
+def chances(matrices: torch.Tensor, seed: int) -> torch.Tensor:
+    """Numbers from [0, 1) for the entries of (..., m, k), float32: of row r and feature i, with rows counted through
+    all matrices, the first 24 bits of word i % 4 of Philox at the counter (i // 4, r, 0, 0)."""
+    features = matrices.shape[-1]
+    rows = torch.arange(matrices[..., 0].numel(), device=matrices.device)[:, None]
+    fours = torch.arange(-(-features // 4), device=matrices.device)
+    words = torch.stack(philox(fours, rows, seed), -1).flatten(1)[:, :features]
+    return ((words >> 8).float() * 2**-24).view(matrices.shape)
+
+
+def philox(first: torch.Tensor, second: torch.Tensor, seed: int) -> tuple[torch.Tensor, ...]:
+    """Four random words at the counters (first, second, 0, 0), all whole numbers below 2^32 in int64.
+
+    seed: the key, below 2^63.
+    """
+    first, second = torch.broadcast_tensors(first, second)
+    words, key = (first, second, torch.zeros_like(first), torch.zeros_like(first)), (seed & WORD, seed >> 32)
+    for _ in range(ROUNDS):
+        a, b = (word * factor for word, factor in zip(words[::2], MULTIPLIERS, strict=True))  # their lowest 64 bits
+        high_a, high_b = (number >> 32 & WORD for number in (a, b))
+        words = high_b ^ words[1] ^ key[0], b & WORD, high_a ^ words[3] ^ key[1], a & WORD
+        key = tuple(word + step & WORD for word, step in zip(key, KEY_STEPS, strict=True))
+    return words
 
 
 def product(
@@ -31,49 +66,48 @@ def product(
     right: torch.Tensor,
     outliers: torch.Tensor | None = None,
     exact: torch.Tensor | None = None,
-    stochastic: bool = False,
+    seed: int | None = None,
 ) -> torch.Tensor:
     """left · rightᵀ in int8, each row of either with an absmax scale (equation 6).
 
     Args:
         left: float (..., m, k).
         right: float (..., n, k), of any dtype too.
-        outliers: inner dimensions that are multiplied in 16 bits (equation 8), bool (..., k); scales are without them.
-        exact: columns of the product that are computed in 16 bits, bool (..., n).
-        stochastic: whether `left` is rounded by chance.
+        outliers: places of inner dimensions that are multiplied as they are (equation 8), int64 (..., count) in
+            ascending order, -1 before them where a matrix has fewer; no scale is over them.
+        exact: places of columns of the product that are computed without codes, the same (..., count).
+        seed: by which `left` is rounded by chance, see `quantize_rows`.
 
     Returns:
-        (..., m, n) in the dtype of `left`; it was rounded to that from float32.
+        (..., m, n) in the dtype of `left`; until then it is float32, or float64 where `left` is.
     """
-    if outliers is None:
-        found = _vector_wise(left, right, stochastic)
-    else:
-        of_rows = outliers[..., None, :]
-        rest = [operand.masked_fill(of_rows, 0) for operand in (left, right)]  # zeros change no absmax scale
-        if outliers.ndim == 1:
-            in_16_bits = product_in_16_bits(left[:, outliers], right[:, outliers])
-        else:  # of each matrix others
-            in_16_bits = product_in_16_bits(left.masked_fill(~of_rows, 0), right)
-        found = _vector_wise(*rest, stochastic) + in_16_bits
-    if exact is not None and exact.ndim == 1:
-        found[:, exact] = product_in_16_bits(left, right[exact])
-    elif exact is not None:
-        found = torch.where(exact[..., None, :], product_in_16_bits(left, right), found)
+    of_left, of_right = quantize_rows(left, outliers, seed), quantize_rows(right, outliers)
+    found = _dequantized(of_left, of_right)
+    if outliers is not None:
+        flags = flags_of(outliers, left.shape[-1])[..., None, :]
+        found = found + exact_product(left.masked_fill(~flags, 0), right)
+    if exact is not None:
+        flags = flags_of(exact, right.shape[-2])[..., None, :]
+        found = torch.where(flags, exact_product(left, right), found)
     return found.to(left.dtype)
 
 
-def product_in_16_bits(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left · rightᵀ: in float16 on a GPU, in float32 at least on a CPU, as `reference.outlier_product` has it."""
+def exact_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left · rightᵀ in float32 at least: of operands of 16 bits what their units compute before it is rounded."""
     dtype = torch.promote_types(left.dtype, torch.float32)
-    narrow = torch.float16 if left.is_cuda and dtype == torch.float32 else dtype
-    return (left.to(narrow) @ right.to(narrow).mT).to(dtype)
+    return left.to(dtype) @ right.to(dtype).mT
 
 
-def _vector_wise(left: torch.Tensor, right: torch.Tensor, stochastic: bool) -> torch.Tensor:
-    of_left, of_right = quantize_rows(left, stochastic), quantize_rows(right)
-    if left.ndim == 2:
-        return reference.matmul(of_left, of_right)
-    return _batched_sums(of_left.codes, of_right.codes) * of_left.scale * of_right.scale.mT
+def flags_of(places: torch.Tensor, size: int) -> torch.Tensor:
+    """Which of so many are among places (..., count), of which -1 are none: bool (..., size)."""
+    flags = torch.zeros(*places.shape[:-1], size + 1, dtype=torch.bool, device=places.device)
+    return flags.scatter_(-1, torch.where(places < 0, size, places), True)[..., :size]
+
+
+def _dequantized(left: Quantized, right: Quantized) -> torch.Tensor:
+    if left.codes.ndim == 2:
+        return reference.matmul(left, right)
+    return _batched_sums(left.codes, right.codes) * left.scale * right.scale.mT
 
 
 def _batched_sums(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -129,7 +129,7 @@ def _(left, right, _written):
 def gradient_of_left(gradient: torch.Tensor, right: torch.Tensor, written: str) -> torch.Tensor:
     """G·W, in the dtype of G."""
     how = _read(written)
-    return dispatch.product(gradient, right.mT, outliers_of(gradient, how.decomposition), stochastic=how.stochastic)
+    return dispatch.product(gradient, right.mT, outliers_of(gradient, how.decomposition), seed=_seed(how.stochastic))
 
 
 @gradient_of_left.register_fake
@@ -143,7 +143,7 @@ def gradient_of_right(gradient: torch.Tensor, left: torch.Tensor, written: str) 
     """Gᵀ·X, in the dtype of G; autograd brings it into that of W."""
     how = _read(written)
     exact = outliers_of(left, how.decomposition, how.outlier_threshold)
-    return dispatch.product(gradient.mT, left.mT, exact=exact, stochastic=how.stochastic)
+    return dispatch.product(gradient.mT, left.mT, exact=exact, seed=_seed(how.stochastic))
 
 
 @gradient_of_right.register_fake
@@ -151,8 +151,14 @@ def _(gradient, left, _written):
     return gradient.new_empty(*gradient.shape[:-2], gradient.shape[-1], left.shape[-1])
 
 
+def _seed(stochastic: bool) -> int | None:
+    """What a product is rounded by, from torch's generator; None for to the nearest code."""
+    return int(torch.randint(2**63 - 1, (), device="cpu")) if stochastic else None
+
+
 def outliers_of(left: torch.Tensor, share: float, threshold: float | None = None) -> torch.Tensor | None:
-    """Which inner dimensions of a left operand (..., m, k) are multiplied in 16 bits, bool (..., k); None for none.
+    """Which inner dimensions of a left operand (..., m, k) are multiplied in 16 bits, int64 (..., count) in ascending
+    order, after -1 where a matrix has fewer than others; None for none.
 
     share: of them, those with the largest magnitudes, of equal ones the first; at least one where it is above 0.
     threshold: those with an entry of at least this magnitude, instead.
@@ -161,8 +167,9 @@ def outliers_of(left: torch.Tensor, share: float, threshold: float | None = None
     if threshold is None and not count:
         return None
     magnitudes = dispatch.magnitudes(left)
-    if threshold is not None:
-        found = magnitudes >= threshold
-        return found if found.any() else None
-    largest = magnitudes.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    return torch.zeros_like(magnitudes, dtype=torch.bool).scatter_(-1, largest, True)
+    if threshold is None:
+        return magnitudes.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(-1).values
+    found = magnitudes >= threshold
+    count = int(found.sum(-1).max())
+    places = torch.arange(left.shape[-1], device=left.device)
+    return torch.where(found, places, -1).sort(-1).values[..., -count:] if count else None

@@ -13,12 +13,15 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from outlier_kernels.cpu.compiled import HITS, KINDS, NOTHING, Pass
+from outlier_kernels.reference_products import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 FLOAT32, BFLOAT16, FLOAT16 = (KINDS[dtype] for dtype in (torch.float32, torch.bfloat16, torch.float16))
 MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float but for its sign: as a whole number in the order of |x|
 ROUND = np.float32(12_582_912)  # 1.5 · 2^23: added to a small float, its lowest bits hold the nearest whole number
 CODE_MAX = np.float32(127)
 LEAST_NORMAL = np.float32(2.0**-126)
+WORD, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # of numbers in 64 bits the lower half, and how many bits it has
+MULTIPLIERS, KEY_STEPS = tuple(map(np.uint64, MULTIPLIERS)), tuple(map(np.uint64, KEY_STEPS))
 STRIP = 4096  # outputs at once
 FUSED = 3  # outlier columns that are added in the loop that writes the outputs
 INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
@@ -91,14 +94,20 @@ def fma(_context, a, b, c):
     return types.float32(types.float32, types.float32, types.float32), code
 
 
-@intrinsic
-def rint(_context, value):
-    """To the nearest whole number, ties to even."""
+def _to_whole(name: str):
+    """An operation of LLVM from a float to a whole one."""
 
-    def code(_context, builder, _signature, arguments):
-        return builder.call(builder.module.declare_intrinsic("llvm.rint", [ir.FloatType()]), arguments)
+    @intrinsic
+    def operation(_context, value):
+        def code(_context, builder, _signature, arguments):
+            return builder.call(builder.module.declare_intrinsic(name, [ir.FloatType()]), arguments)
 
-    return types.float32(types.float32), code
+        return types.float32(types.float32), code
+
+    return operation
+
+
+rint, floor = map(_to_whole, ("llvm.rint", "llvm.floor"))  # rint: to the nearest, ties to even
 
 
 @inlined
@@ -321,6 +330,27 @@ def _is_normal(scale):
     return (scale >= LEAST_NORMAL) & (scale < np.inf)
 
 
+@inlined
+def _philox(words, count, seed):
+    """Four random words (4, count) in the place of counters, see `reference_products.philox`. All counters go through a
+    round before the next one, so that a round is a loop of few numbers."""
+    key, other = np.uint64(seed) & WORD, np.uint64(seed) >> HALF
+    a, b, c, d = words[0], words[1], words[2], words[3]
+    for _ in range(ROUNDS):
+        first, second = np.uint32(key), np.uint32(other)
+        for i in range(count):
+            high, low = np.uint64(a[i]) * MULTIPLIERS[0], np.uint64(c[i]) * MULTIPLIERS[1]
+            a[i], b[i] = np.uint32(low >> HALF) ^ b[i] ^ first, np.uint32(low)
+            c[i], d[i] = np.uint32(high >> HALF) ^ d[i] ^ second, np.uint32(high)
+        key, other = (key + KEY_STEPS[0]) & WORD, (other + KEY_STEPS[1]) & WORD
+
+
+@inlined
+def _chance(word):
+    """The first 24 bits of a word as a number below 1."""
+    return np.float32(np.int32(word >> np.uint32(8))) * np.float32(2.0**-24)
+
+
 @Pass
 def magnitudes(arguments):
     """The largest |x| of each feature of matrices, NaN where there is one; a piece is a strip of features.
@@ -353,13 +383,15 @@ def codes_by_row(arguments):
     """Absmax codes of matrices whose rows have a scale each and lie in one piece; a piece is a row of any of them.
 
     After the counters: x, its kind, places of the matrices (int64, bytes), rows of a matrix, bytes from row to row,
-    features; flags of features that are left out (bool), how many from matrix to matrix, or none; then codes (matrices,
-    rows, features) and scales (matrices, rows).
+    features; flags of features that are left out (bool), how many from matrix to matrix, or none; whether they are
+    rounded by chance, and the seed; then codes (matrices, rows, features) and scales (matrices, rows).
     """
     x, kind, places = arguments[3], arguments[4], _address(arguments[5], np.int64)
     rows, stride, features, flags = arguments[6], arguments[7], arguments[8], arguments[9]
-    scales = _address(arguments[12], np.float32)
-    row = np.empty(features, np.float32)
+    scales, by_chance, seed = _address(arguments[14], np.float32), arguments[11], arguments[12]
+    fours = -(-features // 4)
+    row, words = np.empty(features, np.float32), np.empty((4, fours), np.uint32)
+    chances = np.empty((fours, 4), np.float32)
     first, at_once = _taken(arguments, arguments[2]), arguments[2]
     while first < arguments[1]:
         for r in range(first, min(first + at_once, arguments[1])):
@@ -371,8 +403,18 @@ def codes_by_row(arguments):
             scale = _largest(row, features) / CODE_MAX
             scale = np.float32(1) if scale == 0 else scale
             scales[r] = scale
-            codes = _address(arguments[11] + r * features, np.int8)
-            if _is_normal(scale):
+            codes = _address(arguments[13] + r * features, np.int8)
+            if by_chance:
+                for k in range(fours):
+                    words[0, k], words[1, k], words[2, k], words[3, k] = k, r, 0, 0
+                _philox(words, fours, seed)
+                for k in range(fours):
+                    for j in range(4):
+                        chances[k, j] = _chance(words[j, k])
+                of_row = chances.ravel()
+                for i in range(features):
+                    codes[i] = _code(_clamped(floor(row[i] / scale + of_row[i])))
+            elif _is_normal(scale):
                 for i in range(features):
                     codes[i] = _code(row[i] / scale)
             else:
@@ -387,19 +429,21 @@ def codes_by_column(arguments):
 
     After the counters: x, its kind, its bytes an entry, places of the matrices (int64, bytes), rows of a matrix, bytes
     from feature to feature, features, rows of a strip; flags of features that are left out (bool), how many from matrix
-    to matrix, or none; then codes (matrices, features, rows) and scales (matrices, rows).
+    to matrix, or none; whether they are rounded by chance, and the seed; then codes (matrices, features, rows) and
+    scales (matrices, rows).
     """
     x, kind, size, places = arguments[3], arguments[4], arguments[5], _address(arguments[6], np.int64)
     rows, stride, features, width = arguments[7], arguments[8], arguments[9], arguments[10]
     strips = -(-rows // width)
     row, most = np.empty(width, np.float32), np.empty(width, np.int32)
-    scale = np.empty(width, np.float32)
+    by_chance, seed = arguments[13], arguments[14]
+    scale, words = np.empty(width, np.float32), np.empty((4, width), np.uint32)
     piece = _taken(arguments, 1)
     while piece < arguments[1]:
         matrix, start = piece // strips, piece % strips * width
         count = min(width, rows - start)
         left_out = _address(arguments[11] + matrix * arguments[12], np.uint8)
-        address, first = x + places[matrix] + start * size, arguments[13] + matrix * features * rows + start
+        address, first = x + places[matrix] + start * size, arguments[15] + matrix * features * rows + start
         for i in range(count):
             most[i] = 0
         for k in range(features):
@@ -407,7 +451,7 @@ def codes_by_column(arguments):
                 load(kind, address + k * stride, count, row)
                 for i in range(count):
                     most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
-        scales = _address(arguments[14] + 4 * (matrix * rows + start), np.float32)
+        scales = _address(arguments[16] + 4 * (matrix * rows + start), np.float32)
         normal = True
         for i in range(count):
             one = float_of(most[i]) / CODE_MAX
@@ -416,12 +460,19 @@ def codes_by_column(arguments):
             scale[i], scales[i] = one, one
         for k in range(features):
             codes = _address(first + k * rows, np.int8)
+            if by_chance and k % 4 == 0:
+                for i in range(count):
+                    words[0, i], words[1, i], words[2, i], words[3, i] = k // 4, matrix * rows + start + i, 0, 0
+                _philox(words, count, seed)
             if arguments[11] and left_out[k]:
                 for i in range(count):
                     codes[i] = 0
             else:
                 load(kind, address + k * stride, count, row)
-                if normal:
+                if by_chance:
+                    for i in range(count):
+                        codes[i] = _code(_clamped(floor(row[i] / scale[i] + _chance(words[k % 4, i]))))
+                elif normal:
                     for i in range(count):
                         codes[i] = _code(row[i] / scale[i])
                 else:

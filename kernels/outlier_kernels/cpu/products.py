@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import torch
 
 from outlier_kernels import reference, reference_products
-from outlier_kernels.cpu import codes
 from outlier_kernels.cpu.compiled import KINDS, passes
 
 AT_ONCE = 1 << 18  # sums that are finished before the next ones are made
@@ -40,22 +39,21 @@ def product(
     right: torch.Tensor,
     outliers: torch.Tensor | None = None,
     exact: torch.Tensor | None = None,
-    stochastic: bool = False,
+    seed: int | None = None,
 ) -> torch.Tensor:
     """`reference_products.product`."""
-    count = 0 if outliers is None else int(outliers.sum(-1).max())
-    if stochastic or count > FEW:
-        return reference_products.product(left, right, outliers, exact, stochastic)
-    outliers = outliers if count else None
+    count = 0 if outliers is None else outliers.shape[-1]
+    if count > FEW:
+        return reference_products.product(left, right, outliers, exact, seed)
     left, right = left.resolve_neg(), right.resolve_neg()
-    (of_left, row_scales), (of_right, column_scales) = quantize_rows(left, outliers), quantize_rows(right, outliers)
+    of_left, row_scales = quantize_rows(left, outliers, seed)
+    of_right, column_scales = quantize_rows(right, outliers)
     m, n = left.shape[-2], right.shape[-2]
     result = left.new_empty(*left.shape[:-1], n)
     outputs, row_scales, values = result.view(-1, n), row_scales.flatten(), None
-    if outliers is not None:
-        places, found = _set_places(outliers)
-        values = _gathered(left, places, found).view(-1, count)
-        columns = _gathered(right, places, found).mT.contiguous().view(-1, count, n)
+    if count:
+        values = _features(left, outliers).contiguous().view(-1, count)
+        columns = _features(right, outliers).mT.contiguous().view(-1, count, n)
     for matrices, first, sums in _sums(of_left, of_right):
         some = slice(matrices.start * m + first, matrices.start * m + first + sums.shape[0] * sums.shape[1])
         added = (None, None) if values is None else (values[some], columns[matrices])
@@ -66,27 +64,27 @@ def product(
     return result
 
 
-def quantize_rows(matrices: torch.Tensor, outliers: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Absmax codes of (..., m, k), int8 (matrices, m, k), and a scale for each row, float32 (matrices, m).
-
-    outliers: features that are left out, bool (..., k); their codes are 0.
-    """
+def quantize_rows(
+    matrices: torch.Tensor, outliers: torch.Tensor | None = None, seed: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`reference_products.quantize_rows` of (..., m, k): codes, int8 (matrices, m, k) in the order in which the
+    matrices lie, and scales, float32 (matrices, m)."""
     if 1 not in matrices.stride()[-2:]:
         matrices = matrices.contiguous()
     (m, k), places = matrices.shape[-2:], _places(matrices)
     scale = matrices.new_empty(len(places), m, dtype=torch.float32)
-    flags = None if outliers is None else outliers.contiguous()
-    left_out = (flags, 0 if flags is None or flags.ndim == 1 else k)
+    flags = None if outliers is None else reference_products.flags_of(outliers, k).contiguous()
+    how = flags, 0 if flags is None or flags.ndim == 1 else k, seed is not None, seed
     size, of_rows = matrices.element_size(), matrices.stride(-1) == 1
     stride = matrices.stride(-2 if of_rows else -1) * size
     found = scale.new_empty((len(places), m, k) if of_rows else (len(places), k, m), dtype=torch.int8)
     given = matrices, KINDS[matrices.dtype]
     if of_rows:
-        passes().codes_by_row(len(places) * m, k, *given, places, m, stride, k, *left_out, found, scale)
+        passes().codes_by_row(len(places) * m, k, *given, places, m, stride, k, *how, found, scale)
         return found, scale
     strip = min(STRIP, m)
     strips = -(-m // strip) * len(places)
-    passes().codes_by_column(strips, strip * k, *given, size, places, m, stride, k, strip, *left_out, found, scale)
+    passes().codes_by_column(strips, strip * k, *given, size, places, m, stride, k, strip, *how, found, scale)
     return found.mT, scale
 
 
@@ -117,28 +115,20 @@ def _sums(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[slice, int,
             yield some, first, sums
 
 
-def _set_places(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where flags (..., k) are set, int64 (..., count) in order, as many places for all; and which of them are set."""
-    count = int(flags.sum(-1).max())
-    places = flags.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    return places, flags.gather(-1, places)
-
-
-def _gathered(matrices: torch.Tensor, places: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """Some features of matrices (..., rows, k), 0 where there is none: float32 (..., rows, count), contiguous."""
-    some = matrices.gather(-1, places[..., None, :].expand(*matrices.shape[:-1], -1)).float()
-    return some.masked_fill_(~found[..., None, :], 0).contiguous()
+def _features(matrices: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Some features of matrices (..., rows, k), 0 where there is none: float32 (..., rows, count)."""
+    some = matrices.gather(-1, places.clamp(min=0)[..., None, :].expand(*matrices.shape[:-1], -1)).float()
+    return some.masked_fill_((places < 0)[..., None, :], 0)
 
 
 def _put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> None:
-    """Put columns of left · rightᵀ in 16 bits into a result (..., m, n); exact: which, bool (..., n)."""
+    """Put columns of left · rightᵀ that are computed without codes into a result (..., m, n), see `product`."""
     if exact.ndim == 1:  # of left in float32, which is a gradient that lies transposed, the product is read in one go
-        made = reference_products.product_in_16_bits(right[exact], left).mT
-        result[:, exact] = made.to(result.dtype)
+        result[:, exact] = reference_products.exact_product(right[exact], left).mT.to(result.dtype)
         return
-    for one, of_left, of_right, flags in zip(result, left, right, exact, strict=True):  # which in float32 fit a cache
-        places, found = _set_places(flags)
-        rows = of_right.gather(-2, places[..., None].expand(*places.shape, of_right.shape[-1]))
-        columns = places[..., None, :].expand(*one.shape[:-1], -1)
-        made = reference_products.product_in_16_bits(of_left, rows).to(one.dtype)
-        one.scatter_(-1, columns, torch.where(found[..., None, :], made, one.gather(-1, columns)))
+    for one, of_left, of_right, places in zip(result, left, right, exact, strict=True):  # which in float32 fit a cache
+        found = places.clamp(min=0)
+        rows = of_right.gather(-2, found[..., None].expand(*places.shape, of_right.shape[-1]))
+        columns = found[..., None, :].expand(*one.shape[:-1], -1)
+        made = reference_products.exact_product(of_left, rows).to(one.dtype)
+        one.scatter_(-1, columns, torch.where((places < 0)[..., None, :], one.gather(-1, columns), made))
