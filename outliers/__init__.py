@@ -37,6 +37,7 @@ _HOME = {
     "trace": "outliers.tracing.trace",
     "Trace": "outliers.tracing.result",
     "watch": "outliers.measurements.training.watch",
+    "OutlierCallback": "outliers.experiment.callback",
     "compare": "outliers.tracing.compare",
     "table4_row": "outliers.tracing.table4",
     "ablate": "outliers.measurements.ablation",

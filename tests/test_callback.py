@@ -1,0 +1,209 @@
+"""The callback of transformers' Trainer: what it says and writes, and that the training does not notice."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import outliers
+from outliers.errors import BrokenModel, UserError
+from outliers.experiment.rows import finished, read_rows
+from outliers.models.load import weights_hash
+from tests.test_watch import BLOCKS, HELD_OUT, small
+
+STEPS = 6
+TEXTS = torch.randint(128, (32, 24), generator=torch.Generator().manual_seed(9))
+
+
+class Told(TrainerCallback):
+    """A reporter that keeps what it is told, at which step."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, _args, state, _control, logs=None, **_others):
+        self.logs.append((state.global_step, dict(logs)))
+
+
+def trainer_of(folder: Path, every: int | None = 2, told: Told | None = None, **arguments) -> Trainer:
+    """A Trainer of a small model with dropout; every: None without the callback."""
+    quiet = {"report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no", "use_cpu": True}
+    given = {"max_steps": STEPS, "per_device_train_batch_size": 2, "learning_rate": 1e-2, **quiet, **arguments}
+    data = [{"input_ids": ids, "labels": ids} for ids in TEXTS]
+    trainer = Trainer(small(), TrainingArguments(str(folder), **given), train_dataset=data, callbacks=[told or Told()])
+    if every:
+        trainer.add_callback(outliers.OutlierCallback(trainer, HELD_OUT, every))
+    return trainer
+
+
+def trained(*given, **arguments) -> Trainer:
+    """A Trainer that has trained from where it was made, which seeds random numbers."""
+    trainer = trainer_of(*given, **arguments)
+    trainer.train()
+    return trainer
+
+
+def losses_of(trainer: Trainer) -> list[tuple]:
+    """What the Trainer logged by itself: losses and norms of gradients by step."""
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return [(entry["step"], entry["loss"], entry["grad_norm"], entry["learning_rate"]) for entry in history]
+
+
+def weights_of(trainer: Trainer) -> list[torch.Tensor]:
+    return [parameter.detach() for parameter in trainer.model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"gradient_accumulation_steps": 2, "logging_steps": 4},
+        {"bf16": True, "activation_checkpointing": True},
+        {"torch_compile": True, "torch_compile_backend": "aot_eager", "max_steps": 3},
+    ],
+    ids=str,
+)
+def test_the_training_does_not_notice(arguments, tmp_path):
+    with_it, without = (trained(tmp_path / name, every, **arguments) for name, every in (("a", 1), ("b", None)))
+    assert losses_of(with_it) == losses_of(without) != []
+    assert all(map(torch.equal, weights_of(with_it), weights_of(without)))
+    assert with_it.state.log_history[-1]["train_loss"] == without.state.log_history[-1]["train_loss"]
+
+
+def test_reporters_are_told(tmp_path):
+    told = Told()
+    trainer = trainer_of(tmp_path, 4, told, logging_steps=4)
+    trainer.train()
+    found = [(step, logs) for step, logs in told.logs if "outliers/count" in logs]
+    assert [step for step, _ in found] == [0, 4, STEPS]
+    last = outliers.watch(trainer.model, HELD_OUT)
+    said = {name.removeprefix("outliers/"): value for name, value in found[-1][1].items() if "outliers/" in name}
+    assert said == {name: last[name] for name in said}
+    assert {"perplexity", "count", "layers", "max.residual", "kurtosis_token.ffn_in", "attention_sink"} <= said.keys()
+    assert "most_common" not in said
+    assert [entry["step"] for entry in trainer.state.log_history if "outliers/count" in entry] == [0, 4, STEPS]
+    assert [step for step, logs in told.logs if "loss" in logs] == [4]
+
+
+def test_rows_are_those_of_the_model(tmp_path):
+    trainer = trainer_of(tmp_path)
+    first = weights_hash(trainer.model)
+    trainer.train()
+    rows = read_rows(tmp_path / "outliers")
+    assert rows == finished(rows)
+    assert list(dict.fromkeys(row["checkpoint"] for row in rows)) == ["step-0", "step-2", "step-4", "step-6"]
+    assert (rows[0]["weights_hash"], rows[-1]["weights_hash"]) == (first, weights_hash(trainer.model))
+    assert {row["experiment"] for row in rows} == {"emergence"}
+    last = {row["metric"]: row["value"] for row in rows if row["checkpoint"] == "step-6"}
+    assert last == outliers.watch(trainer.model, HELD_OUT)
+
+
+def test_rows_say_what_those_of_an_emergence_say(tmp_path):
+    trainer = trainer_of(tmp_path / "training")
+    trainer.train()
+    spec = outliers.Emergence(models=["pocket/gpt2-0.1m"], text="sample", block=32, blocks=2)
+    expected = {**outliers.run(spec, tmp_path / "out")[0], "checkpoint": "step-6"}
+    row = read_rows(tmp_path / "training" / "outliers")[-1]
+    assert expected.keys() - row.keys() == {"peak_memory_bytes"}
+    assert row.keys() <= expected.keys()
+    own = {"model", "parameters", "weights_hash", "text", "tokens_hash", "protocol", "metric", "value", "wall_seconds"}
+    same = row.keys() - own
+    assert {field: row[field] for field in same} == {field: expected[field] for field in same}
+
+
+def test_it_goes_on_where_a_checkpoint_is(tmp_path):
+    whole = trainer_of(tmp_path / "whole", save_strategy="steps", save_steps=3)
+    whole.train()
+    going_on = trainer_of(tmp_path / "whole")
+    going_on.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    alone = trainer_of(tmp_path / "alone", None, save_strategy="steps", save_steps=3)
+    alone.train()
+    assert losses_of(going_on) == losses_of(whole) == losses_of(alone)
+    rows = read_rows(tmp_path / "whole" / "outliers")
+    places = [(row["checkpoint"], row["metric"]) for row in rows]
+    assert len(places) == len(set(places))
+    assert list(dict.fromkeys(checkpoint for checkpoint, _ in places)) == ["step-0", "step-2", "step-4", "step-6"]
+    lines = (tmp_path / "whole" / "outliers" / "rows.jsonl").read_text().splitlines()
+    assert len(lines) == len(rows)
+    left = (tmp_path / "whole" / "outliers" / "rows.jsonl.left").read_text().splitlines()
+    assert {json.loads(line)["checkpoint"] for line in left} == {"step-4", "step-6"}
+    assert [(entry["step"]) for entry in going_on.state.log_history if "outliers/count" in entry] == [0, 2, 4, 6]
+
+
+def test_other_models_rows_stay(tmp_path):
+    for name in ("one", "other"):
+        trainer = trainer_of(tmp_path / name, None)
+        trainer.add_callback(outliers.OutlierCallback(trainer, HELD_OUT, 3, folder=tmp_path / "rows", name=name))
+        trainer.train()
+    rows = read_rows(tmp_path / "rows")
+    assert list(dict.fromkeys((row["model"], row["checkpoint"]) for row in rows)) == [
+        (name, checkpoint) for name in ("one", "other") for checkpoint in ("step-0", "step-3", "step-6")
+    ]
+    assert not (tmp_path / "rows" / "rows.jsonl.left").exists()
+
+
+def test_what_somebody_else_wrote_meanwhile_stays(tmp_path):
+    trainer = trainer_of(tmp_path)
+    path = tmp_path / "outliers" / "rows.jsonl"
+
+    class Writes(TrainerCallback):
+        def on_step_begin(self, _args, state, _control, **_others):
+            if state.global_step == 3:
+                row = json.loads(path.read_text().splitlines()[0])
+                path.write_text(path.read_text() + json.dumps(row | {"model": "somebody's"}) + "\n")
+
+    trainer.add_callback(Writes())
+    trainer.train()
+    rows = read_rows(tmp_path / "outliers")
+    assert [row["checkpoint"] for row in rows if row["model"] == "somebody's"] == ["step-0"]
+    assert {row["checkpoint"] for row in rows} == {"step-0", "step-2", "step-4", "step-6"}
+
+
+def test_other_processes_measure_nothing(tmp_path):
+    trainer = trainer_of(tmp_path)
+    trainer.state.is_world_process_zero = False
+    (callback,) = (one for one in trainer.callback_handler.callbacks if isinstance(one, outliers.OutlierCallback))
+    for event in (callback.on_train_begin, callback.on_step_end):
+        event(trainer.args, trainer.state, trainer.control, model=trainer.model)
+    assert not (tmp_path / "outliers").exists()
+
+
+def test_a_model_that_breaks_says_at_which_step(tmp_path):
+    trainer = trainer_of(tmp_path)
+
+    class Breaks(TrainerCallback):
+        def on_step_begin(self, _args, state, _control, model=None, **_others):
+            if state.global_step == 3:
+                model.transformer.h[1].mlp.c_fc.bias.data[5] = torch.nan
+
+    trainer.add_callback(Breaks())
+    with pytest.raises(BrokenModel, match=r"^step 4: NaN or inf in the hidden states of layer"):
+        trainer.train()
+    assert read_rows(tmp_path / "outliers")[-1]["checkpoint"] == "step-2"
+
+
+def test_what_cannot_be_measured_is_refused_before_a_step(tmp_path):
+    trainer = trainer_of(tmp_path, None)
+    trainer.add_callback(outliers.OutlierCallback(trainer, torch.full((1, 8), 128)))
+    with pytest.raises(UserError, match="token id 128 is outside the model's vocabulary"):
+        trainer.train()
+    assert not trainer.state.global_step
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"blocks": [[1, 2]]}, "blocks are of type list; expected int64 token ids"),
+        ({"blocks": BLOCKS.float()}, "blocks are float32"),
+        ({"blocks": BLOCKS[0]}, "expected int64 token ids"),
+        ({"every": 0}, "every is 0; expected a number of steps, at least 1"),
+        ({"every": 1.5}, "every is 1.5"),
+        ({"alpha": -1.0}, "alpha"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_refused(arguments, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        outliers.OutlierCallback(trainer_of(tmp_path, None), **{"blocks": BLOCKS} | arguments)
