@@ -22,16 +22,17 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.extra.numpy import arrays  # noqa: E402
-from outlier_kernels import reference, states  # noqa: E402
+from outlier_kernels import reference, reference_products, states  # noqa: E402
 from outlier_kernels import triton as kernels  # noqa: E402
 from outlier_kernels.reference import Quantized  # noqa: E402
-from outlier_kernels.triton import outlier_features, product, quantization, tiles  # noqa: E402
+from outlier_kernels.triton import outlier_features, product, products, quantization, tiles  # noqa: E402
 from outlier_kernels.triton import states as triton_states  # noqa: E402
 from outlier_kernels.triton.outlier_features import find_outliers  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from tests.test_kernels import int8  # noqa: E402
+from tests.test_products import laid_out, places  # noqa: E402
 from tests.test_states import assert_same_states  # noqa: E402
 
 # numpy, which interprets the kernels, warns of divisions by zero and casts of NaN whose results are not used.
@@ -89,7 +90,8 @@ def interpreter():
     """
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:
-            modules = (triton.language.standard, quantization, outlier_features, product, triton_states)
+            of_triton = (triton.language.standard, triton.language.random)
+            modules = (*of_triton, quantization, outlier_features, product, products, triton_states)
             functions = [value for module in modules for value in vars(module).values()]
             known = {each.fn: InterpretedFunction(each.fn) for each in functions if isinstance(each, JITFunction)}
             for function in known.values():
@@ -268,6 +270,82 @@ def test_what_the_kernels_refuse():
         kernels.quantize(x.double(), True)
 
 
+BATCHES = [(1, 1, 1), (130, 20, 18), (2, 3, 19, 40, 21), (3, 4, 17, 66), (2, 1, 2, 6, 5, 4)]
+
+
+def on_device(*given: torch.Tensor | int | None) -> list[torch.Tensor | int | None]:
+    return [one.to(DEVICE) if isinstance(one, torch.Tensor) else one for one in given]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["rows", "columns", "heads", "neither"])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 533), (2, 3, 9, 40)], ids=str)
+@pytest.mark.parametrize(("share", "seed"), [(0.0, None), (0.2, 2**62 + 5)])
+def test_codes_of_batches_are_the_reference_bit_for_bit(shape, layout, dtype, share, seed):
+    torch.manual_seed(0)
+    matrices = laid_out(*shape)[layout].to(dtype)
+    given = matrices, places(share, *shape[:-2], shape[-1]), seed
+    codes, scale = products.quantize_rows(*on_device(*given))
+    wanted = reference_products.quantize_rows(*given)
+    assert torch.equal(codes[..., : shape[-1]].cpu().view(shape), wanted.codes)
+    assert torch.equal(scale.cpu().view(wanted.scale.shape), wanted.scale)
+    assert not codes[..., shape[-1] :].any()
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_codes_of_hostile_matrices(name, seed):
+    codes, scale = products.quantize_rows(*on_device(MATRICES[name], None, seed))
+    wanted = reference_products.quantize_rows(MATRICES[name], None, seed)
+    assert torch.equal(codes[0, :, : MATRICES[name].shape[1]].cpu(), wanted.codes)
+    assert torch.equal(scale.cpu().view(-1, 1), wanted.scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", BATCHES, ids=str)
+@pytest.mark.parametrize(
+    ("layout", "share", "of_columns", "seed"),
+    [("heads", 0.0, 0.0, None), ("columns", 0.0, 0.3, 5), ("heads", 0.3, 0.0, None), ("rows", 1.0, 1.0, None)],
+)
+def test_products_are_those_of_the_reference(shape, layout, dtype, share, of_columns, seed):
+    torch.manual_seed(0)
+    *leading, m, k, n = shape
+    left, right = laid_out(*leading, m, k)[layout].to(dtype), laid_out(*leading, n, k)[layout].to(dtype)
+    given = left, right, places(share, *leading, k), places(of_columns, *leading, n), seed
+    found, wanted = products.product(*on_device(*given)).cpu(), reference_products.product(*given)
+    assert_same_output(found, wanted)
+    if dtype == torch.float32 and not share and not of_columns:
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_products_do_not_hide_nan_and_inf(poison):
+    left, right = random(2, 4, 40), random(2, 3, 40)
+    left[1, 2, 5] = poison
+    found = products.product(*on_device(left, right)).cpu()
+    assert not torch.isfinite(found[1, 2]).any()
+    assert torch.isfinite(found[0]).all()
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: the interpreter is too slow for models of this size")
+def test_models_train_on_a_gpu_as_on_a_cpu():
+    """With everything in int8, within what the order of float32 sums changes."""
+    from outliers.training.layers import train_int8
+    from tests.conftest import make_model
+
+    losses = []
+    for device in ("cpu", "cuda"):
+        model = train_int8(make_model("gpt2"), attention=True, decomposition=0.02, stochastic=True).to(device)
+        torch.manual_seed(0)
+        loss = model(
+            torch.arange(96, device=device).view(2, 48), labels=torch.arange(96, device=device).view(2, 48)
+        ).loss
+        loss.backward()
+        losses.append((loss.item(), torch.stack([one.grad.float().norm().cpu() for one in model.parameters()])))
+    assert abs(losses[0][0] - losses[1][0]) < 1e-3
+    torch.testing.assert_close(losses[0][1], losses[1][1], rtol=0.05, atol=1e-3)
+
+
 @pytest.mark.parametrize("kept", ["magnitudes", "hits", "nothing"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (5, 33), (40, 300)], ids=str)
@@ -316,9 +394,10 @@ def compiled() -> list[dict]:
 
 
 def test_products_compile_to_int8_tensor_core_instructions(compiled):
-    products = [kernel for kernel in compiled if kernel["name"] == "product"]
-    assert len(products) >= 2 * sum(map(len, tiles.TILES.values()))
-    assert not [kernel for kernel in products if not kernel["int8"]]
+    for name in ("product", "multiply_rows"):
+        made = [kernel for kernel in compiled if kernel["name"] == name]
+        assert len(made) >= 2 * sum(map(len, tiles.TILES.values()))
+        assert not [kernel for kernel in made if not kernel["int8"]]
 
 
 def test_kernels_fit_into_shared_memory(compiled):
@@ -343,11 +422,24 @@ HEAVY_LAYERS = [
     (torch.float32, False, 4096, 6.0),
     (torch.float32, True, 5140, 6.0),
 ]
+# Of products that train, for the tiles of light and heavy ones: the dtypes; leading dimensions, inner dimension and
+# columns; and how many outliers, or none and a seed. A layer, queries with keys, and probabilities with values.
+LIGHT_PRODUCTS = [
+    (torch.bfloat16, torch.bfloat16, (), 5140, 4096, 103, None),
+    (torch.float16, torch.float16, (2, 3), 64, 512, 2, None),
+    (torch.bfloat16, torch.bfloat16, (2, 3), 512, 128, 0, 2**40),
+]
+HEAVY_PRODUCTS = [
+    (torch.bfloat16, torch.float32, (), 5140, 4096, 103, None),
+    (torch.float32, torch.float32, (2, 3), 64, 512, 2, None),
+    (torch.float32, torch.float32, (2, 3), 512, 128, 0, 2**40),
+]
 # Of states: dtype, features, whether what is kept is of the same dtype, or bool, or nothing.
 STATES = list(itertools.product(DTYPES, (4096, 5140), (True, torch.bool, None)))
 TYPES = {
     torch.int8: "*i8",
     torch.int32: "*i32",
+    torch.int64: "*i64",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
@@ -367,8 +459,8 @@ def compile_launch(kernel: JITFunction, arguments: dict, options: dict, capabili
         elif value is None or value == 1 or name.isupper():
             signature[name], constants[(index,)] = "constexpr", value
         else:
-            signature[name] = "i32" if isinstance(value, int) else "fp32"
-        if signature[name].startswith("*") or (signature[name] == "i32" and value % 16 == 0):
+            signature[name] = ("i64" if value >= 2**31 else "i32") if isinstance(value, int) else "fp32"
+        if signature[name].startswith("*") or (signature[name] in ("i32", "i64") and value % 16 == 0):
             multiples[(index,)] = [["tt.divisibility", 16]]
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     binary = triton.compile(ASTSource(kernel, signature, constants, multiples), target=target, options=options)
@@ -404,6 +496,11 @@ def compile_all() -> None:
                 weight = kernels.quantize(torch.empty(4096, features, device="meta"), symmetric)
                 bias = torch.empty(4096, dtype=dtype, device="meta")
                 kernels.linear(x, weight, bias, int8(symmetric), threshold)
+            for one, other, leading, k, n, count, seed in LIGHT_PRODUCTS if light else HEAVY_PRODUCTS:
+                left = torch.empty(*leading, 1 if tokens == 32 else 4096, k, dtype=one, device="meta")
+                right = torch.empty(*leading, k, n, dtype=other, device="meta").mT
+                outliers = torch.empty(*leading, count, dtype=torch.int64, device="meta") if count else None
+                products.product(left, right, outliers, None, seed)
             for dtype, features, kept in STATES:
                 x = torch.empty(512, features, dtype=dtype, device="meta")
                 kept = kept and torch.empty_like(x, dtype=dtype if kept is True else kept)

@@ -213,8 +213,14 @@ def product(
 
 def _products_for(*operands: torch.Tensor) -> ModuleType:
     """Whose products of matrices these are."""
-    if path(operands[0].device) == "cpu" and cpu_products.serves(*operands):
+    runs = path(operands[0].device)
+    if runs == "cpu" and cpu_products.serves(*operands):
         return cpu_products
+    if runs == "triton":
+        from outlier_kernels.triton import products as triton_products
+
+        if triton_products.serves(*operands):
+            return triton_products
     return reference_products
 
 

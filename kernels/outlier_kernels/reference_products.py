@@ -98,6 +98,17 @@ def exact_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return left.to(dtype) @ right.to(dtype).mT
 
 
+def put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> None:
+    """Put columns of left · rightᵀ that are computed without codes into a result (..., m, n), see `product`; places
+    that are none do again what the last one of their matrix does."""
+    last = exact[..., -1:]
+    places = torch.where(exact < 0, last, exact).clamp(min=0)
+    rows = right.gather(-2, places[..., None].expand(*places.shape, right.shape[-1]))
+    columns = places[..., None, :].expand(*result.shape[:-1], -1)
+    made = exact_product(left, rows).to(result.dtype)
+    result.scatter_(-1, columns, torch.where((last < 0)[..., None, :], result.gather(-1, columns), made))
+
+
 def flags_of(places: torch.Tensor, size: int) -> torch.Tensor:
     """Which of so many are among places (..., count), of which -1 are none: bool (..., size)."""
     flags = torch.zeros(*places.shape[:-1], size + 1, dtype=torch.bool, device=places.device)

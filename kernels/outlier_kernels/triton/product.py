@@ -28,7 +28,8 @@ def multiply(
     tokens, features = hidden_states.shape
     outputs, padded = len(weight.codes), quantized.codes.stride(0)
     output = hidden_states.new_empty(tokens, outputs)
-    tile = tiles.choose(hidden_states, quantized.zero_point is None)
+    light = quantized.zero_point is None and hidden_states.itemsize == 2
+    tile = tiles.choose(tokens, light, hidden_states.device)
     small = [None if part is None else part.contiguous() for part in (*weight[1:], bias)]
     product[triton.cdiv(tokens, tile.rows), triton.cdiv(outputs, tile.columns)](
         *quantized,

@@ -47,9 +47,11 @@ TILES = {
 }
 
 
-def choose(hidden_states: torch.Tensor, symmetric: bool) -> Tile:
-    """The tile for (tokens, features); that of capability 8.0 on every device that has no tiles of its own."""
-    capability = torch.cuda.get_device_capability(hidden_states.device) if hidden_states.is_cuda else (8, 0)
-    light = symmetric and hidden_states.itemsize == 2
-    by_tokens = TILES.get((capability, light), TILES[(8, 0), light])
-    return next(tile for largest, tile in by_tokens.items() if len(hidden_states) <= largest)
+def choose(rows: int, light: bool, device: torch.device) -> Tile:
+    """The tile for so many rows, such as tokens; that of capability 8.0 on every device that has no tiles of its own.
+
+    light: whether inputs are 16 bits wide and absmax.
+    """
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 0)
+    by_rows = TILES.get((capability, light), TILES[(8, 0), light])
+    return next(tile for largest, tile in by_rows.items() if rows <= largest)
