@@ -18,6 +18,7 @@ from outliers.files import locked, part_of, read_whole, remove_all_left, remove_
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.schemes import BASELINE
 from outliers.specification.kinds import BOS, Machine, Named, OfOneModel, said_of_schemes
+from outliers.specification.recipe import Recipe, Training
 
 MOST_BYTES = 2**30  # of a file of rows, of about a kilobyte each
 logger = logging.getLogger(__name__)
@@ -250,6 +251,7 @@ IN_A_ROW = {
     "bos": "protocol",
 }
 OF_SCHEMES = ("alpha", "scheme_alpha", "scheme_parts", "skip")
+OF_A_RECIPE = ("model", *(field for field in Recipe.model_fields if field != "start"))
 # All of a specification is in rows but this.
 NOT_IN_ROWS = {
     "name": "rows that are measured under one are drawn under others",
@@ -278,6 +280,9 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     Of rows that differ in nothing but texts, weights, versions, code or machine the last one counts.
     """
     asked = {field: getattr(spec, field) for field in type(spec).model_fields if field not in NOT_IN_ROWS}
+    if isinstance(spec, Training):
+        rows = [row for row in rows if _is_of_run(spec, row)]
+        asked = {field: value for field, value in asked.items() if field not in ("runs", "schemes")}
     if "skip" in asked:  # of schemes, which have thresholds and parts of their own
         said = said_of_schemes(spec)
         unsaid = BASELINE if isinstance(spec, OfOneModel) else None  # sweeps say it of every row
@@ -289,8 +294,24 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
         for row in rows
         if not is_strange(row) and all(_agrees(row, field, value) for field, value in asked.items())
     }
-    models = asked.get("models") or []
-    return sorted(last.values(), key=lambda row: models.index(row["model"]) if row.get("model") in models else 0)
+    order = [*(asked.get("models") or []), *getattr(spec, "runs", [])]
+    return sorted(last.values(), key=lambda row: _place(order, row.get("run", row.get("model"))))
+
+
+def _place(order: list[str], name: str | None) -> int:
+    return order.index(name) if name in order else 0
+
+
+def _is_of_run(spec: Training, row: dict) -> bool:
+    """Whether a row says all of the recipe that the specification has for its run, and is under a scheme of it."""
+    recipe = spec.runs.get(row.get("run"))
+    scheme = row["metric"].partition("perplexity.")[2]
+    schemes = [BASELINE, *map(_name, spec.schemes)]
+    return (
+        recipe is not None
+        and {field: row[field] for field in OF_A_RECIPE if row.get(field) is not None} == recipe.in_rows
+        and (not scheme or scheme in schemes)
+    )
 
 
 def _says(row: dict, of_scheme: dict | None) -> bool:
@@ -312,7 +333,8 @@ def _kinds(kind: type[Named]) -> list[type[Named]]:
 
 
 def _fields_in_rows(kind: type[Named]) -> set[str]:
-    return {IN_A_ROW.get(field, field) for field in kind.model_fields if field not in NOT_IN_ROWS}
+    of_runs = {*OF_A_RECIPE, "checkpoint"} if issubclass(kind, Training) else set()
+    return of_runs | {IN_A_ROW.get(field, field) for field in kind.model_fields if field not in NOT_IN_ROWS}
 
 
 def _agrees(row: dict, field: str, value) -> bool:

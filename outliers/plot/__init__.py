@@ -15,6 +15,7 @@ _HOME = {
     "figure3": "emergence",
     "figure4": "emergence",
     "along_training": "emergence",
+    "causes": "training",
     "your_style": "style",
     "LOOK": "style",
 }

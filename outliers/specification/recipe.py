@@ -66,6 +66,11 @@ class Recipe(BaseModel):
         return usual | {name: value for name, value in fields.items() if value is not None}
 
     @property
+    def in_rows(self) -> dict:
+        """What the rows of a run say of its recipe: what it starts from as `model`, and the fields that are given."""
+        return {"model": self.start, **self.model_dump(exclude={"start"}, exclude_none=True)}
+
+    @property
     def from_nothing(self) -> bool:
         """Whether what is trained is built and not loaded."""
         return self.start in LADDER

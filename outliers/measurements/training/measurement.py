@@ -86,10 +86,9 @@ class TrainingRows(Measurement[Training]):
     def look(self, _bench: Bench, run: Run) -> tuple[dict, None]:
         spec = self.spec
         fields = {
-            "model": run.recipe.start,
             "run": run.label,
             "seed": run.seed,
-            **run.recipe.model_dump(exclude={"start"}, exclude_none=True),
+            **run.recipe.in_rows,
             "trained_on": run.text,
             "text": text_name(spec.text),
             "tokens_hash": tokens_hash(run.held_out),
