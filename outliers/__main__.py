@@ -10,7 +10,19 @@ from outliers.errors import unknown_name
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
 from outliers.terminal.command import answering, called
 
-NAMES = ("get", "trace", "ablate", "damage", "emergence", "sweep", "zeroshot", "memory", "latency", "report")
+NAMES = (
+    "get",
+    "trace",
+    "ablate",
+    "damage",
+    "emergence",
+    "sweep",
+    "zeroshot",
+    "memory",
+    "latency",
+    "training",
+    "report",
+)
 
 
 def _description(name: str) -> str:

@@ -3,7 +3,7 @@
 import difflib
 import os
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +26,7 @@ SECTIONS = {
     "zeroshot": "outliers.report.artefacts.figure1:zeroshot_section",
     "memory": "outliers.report.artefacts.table3:memory_section",
     "latency": "outliers.report.artefacts.table6:latency_section",
+    "training": "outliers.report.report:shown_section",
 }
 OF_MODELS = ("models", "candidates")  # what an experiment has others of where models are named
 ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
@@ -54,9 +55,7 @@ def measuring(
     """
 
     def command(positional: list[str] | None, models: list[str] | None, out: Path | None, force: bool, **given) -> None:
-        fields = {field: value for field, value in given.items() if value is not None}
-        # The fields themselves divide what has commas.
-        fields = {field: ",".join(value) if isinstance(value, list) else value for field, value in fields.items()}
+        fields = _fields(given)
         experiment, chosen = _named(name, kind, positional or [], models or [], default)
         if experiment is None and not chosen:
             chosen = instead(fields)
@@ -76,6 +75,46 @@ def measuring(
             Parameter("force", option, default=False, annotation=Force),
         ],
     )
+
+
+def of_experiments(name: str, kind: type[Named], doc: str, without: Iterable[str], example: str) -> Callable:
+    """A command that runs experiments of a kind that names no models, by the names that they have or by their files.
+
+    Args:
+        name, kind, doc: as `measuring`.
+        without: fields that only a file can say.
+        example: an experiment that comes along.
+    """
+
+    def command(experiment: str | None, out: Path | None, force: bool, **given) -> None:
+        if experiment is None:
+            raise UserError(f"no experiment is named; expected one, such as `{' '.join([*called(name), example])}`")
+        spec = specify(experiment, _fields(given), None, kind)
+
+        from outliers.report.report import check_shown
+
+        check_shown(spec)
+        _measure(name, spec, out, force, lambda *kept: kept)
+
+    command.__name__, command.__doc__ = name, doc.partition("\n\n")[2]
+    said = f"The name of one that comes along, such as {example}, or a file."
+    place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=said, show_default=False)]
+    option = Parameter.KEYWORD_ONLY
+    return signed(
+        command,
+        [
+            Parameter("experiment", option, default=None, annotation=place),
+            *options(kind, without=[*Named.model_fields, *without]),
+            Parameter("out", option, default=None, annotation=Out),
+            Parameter("force", option, default=False, annotation=Force),
+        ],
+    )
+
+
+def _fields(given: dict) -> dict:
+    """What is given of some options; the fields themselves divide what has commas."""
+    fields = {field: value for field, value in given.items() if value is not None}
+    return {field: ",".join(value) if isinstance(value, list) else value for field, value in fields.items()}
 
 
 def _of_one(kind: type[Named]) -> bool:

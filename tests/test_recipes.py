@@ -70,7 +70,8 @@ def test_runs_have_what_the_recipe_says_and_their_own():
     ("fields", "said"),
     [
         ({"runs": {"a": {"optimizer": "adam"}}}, "runs.a.optimizer"),
-        ({"runs": {"a": {"epochs": 3}}}, "runs.a.epochs"),
+        ({"runs": {"a": {"epochs": 3}}}, r"unknown field of runs\.a 'epochs'; did you mean steps"),
+        ({"recipe": {"step": 3}, "runs": {"a": {}}}, r"unknown field of runs\.a 'step'; did you mean steps\?"),
         ({"runs": {"a": {"decomposition": 1}}}, "runs.a.decomposition"),
         ({"runs": {}}, "runs"),
         ({"runs": {"a": {}}, "seeds": [-1]}, "seeds"),

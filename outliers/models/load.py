@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, reason_of, unknown_name
@@ -53,7 +52,6 @@ def refusals(name: str, source: Source | None = None, part: str = ""):
 
     source: where it is, if that is asked too. part: such as "the tokenizer of ".
     """
-    transformers_logging.disable_progress_bar()
     try:
         with quiet():
             yield
@@ -68,8 +66,6 @@ def refusals(name: str, source: Source | None = None, part: str = ""):
         if "safetensors" in reason:
             reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
         raise UserError(f"cannot load {part}'{name}': {reason}") from None
-    finally:
-        transformers_logging.enable_progress_bar()
 
 
 def quantized_from(name: str, revision: str | None = None) -> str | None:

@@ -27,13 +27,16 @@ def skeleton(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let transformers warn of nothing."""
-    verbosity = logging.get_verbosity()
+    """Let transformers warn of nothing, and show no bars."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 @contextmanager

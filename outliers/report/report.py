@@ -177,6 +177,18 @@ def _titled(label: str, title: str) -> str:
     return title if title.startswith(label) else f"{label}: {title[0].lower()}{title[1:]}"
 
 
+def shown_section(spec: Named, folder: Path, rows: list[dict]) -> Section:
+    """What rows of an experiment show, by what it says that it shows."""
+    return _section(spec, folder, rows, [])
+
+
+def check_shown(spec: Named) -> None:
+    """Raise UserError unless there is a table or figure that an experiment of this kind can show."""
+    of_kind = [name for name, artefact in ARTEFACTS.items() if artefact.kind is type(spec)]
+    if spec.shows not in of_kind:
+        raise unknown_name("table or figure", str(spec.shows), of_kind, "in field 'shows'")
+
+
 def _without_repeats(section: Section, others: Sequence[Section]) -> Section:
     """A section without what the findings of others say: several figures are drawn from the same rows."""
     said = {finding.text for other in others for finding in other.findings}

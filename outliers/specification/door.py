@@ -1,15 +1,22 @@
 """What is looked at before a command imports torch or transformers, which takes seconds."""
 
+from pathlib import Path
 from typing import TypeVar
 
+from outliers.errors import UserError
 from outliers.models.config_file import check_weights, read_config_file
 from outliers.models.configs import known_configs
 from outliers.models.source import config_path, find_model
 from outliers.specification.kinds import Memory, Named
+from outliers.specification.recipe import Training
 from outliers.text.documents import check_hub
 from outliers.text.task_data import check_task
 
 Kind = TypeVar("Kind", bound=Named)
+TEXTS = {  # what trainings read, by their fields
+    "c4": "the first 1,000 rows of C4 (allenai/c4 of the hub, en, train split) as JSON lines",
+    "wikitext": "WikiText-2 (Salesforce/wikitext of the hub, wikitext-2-v1, train split) as text",
+}
 
 
 def checked(spec: Kind) -> Kind:
@@ -30,9 +37,27 @@ def checked(spec: Kind) -> Kind:
             for revision in revisions or [getattr(spec, "revision", None)]:
                 _check_model(name, revision, of_weights)
     check_hub(getattr(spec, "text", ""))
+    if isinstance(spec, Training):
+        check_training(spec)
     for task in getattr(spec, "tasks", []):
         check_task(task)
     return spec
+
+
+def check_training(spec: Training) -> None:
+    """See that the files are there that runs are trained on, and the models that they train further.
+
+    Raises:
+        UserError: one is not; it says what it is and where it comes from.
+    """
+    from_nothing = any(run.from_nothing for run in spec.runs.values())
+    for field in ("c4", "wikitext") if from_nothing else ("wikitext",):
+        if not Path(getattr(spec, field)).is_file():
+            raise UserError(
+                f"text file '{getattr(spec, field)}' does not exist; expected {TEXTS[field]}: give it with --{field}"
+            )
+    for name in dict.fromkeys(run.start for run in spec.runs.values() if not run.from_nothing):
+        _check_model(name, None, of_weights=True)
 
 
 def _check_model(name: str, revision: str | None, of_weights: bool) -> None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -480,7 +480,9 @@ def _field_error(error: ValidationError, kind: type[Named]) -> FieldError:
     first = error.errors(include_url=False, include_context=False)[0]
     path, field = first["loc"], ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        found = FieldError(str(unknown_name("field", field, kind.model_fields)))
+        *place, name = path
+        of = f"field of {'.'.join(map(str, place))}" if place else "field"
+        found = FieldError(str(unknown_name(of, str(name), _kind_at(kind, place).model_fields)))
     elif first["type"] == UNKNOWN:
         found = FieldError(first["msg"])
     else:
@@ -488,3 +490,19 @@ def _field_error(error: ValidationError, kind: type[Named]) -> FieldError:
         found = FieldError(f"field '{field}': {message}, got {shown(first['input'])}")
     found.path = path[:-1] if first["type"] == "missing" else path
     return found
+
+
+def _kind_at(kind: type[BaseModel], path: list) -> type[BaseModel]:
+    """What a specification has in some place, such as one of its runs."""
+    for part in path:
+        if part in kind.model_fields:
+            kind = next(_kinds_in(kind.model_fields[part].annotation), kind)
+    return kind
+
+
+def _kinds_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """The specifications that values of a type are, or hold."""
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _kinds_in(part)

@@ -80,6 +80,7 @@ class Training(Spread):
     """Training runs that differ in one thing each: rungs of the pocket ladder on its text, or a model on WikiText-2."""
 
     name: Name = "training"
+    shows: Line | None = "causes"
     recipe: dict = Field({}, description="Fields that all runs have.")
     runs: dict[Line, Recipe] = Field(min_length=1, description="By their names, the fields in which they differ.")
     seeds: Seeds = Field([0], description="Of weights and order of the text; each run is run with each.")

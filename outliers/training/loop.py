@@ -17,6 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from outliers.errors import BrokenModel
 from outliers.models.pocket.ladder import WARMUP
+from outliers.models.skeleton import quiet
 from outliers.specification.recipe import Recipe
 from outliers.training.finite import check_finite
 from outliers.training.optimizers import optimizer_of
@@ -84,7 +85,8 @@ def train(
     trainer.add_callback(_Looking(trainer.log, seen, at, moved))
     found = last_checkpoint(folder)
     try:
-        trainer.train(resume_from_checkpoint=str(found) if found else None)
+        with quiet():  # it has a bar for each file that it writes
+            trainer.train(resume_from_checkpoint=str(found) if found else None)
     except BrokenModel as error:
         kept = last_checkpoint(folder)
         said = f"the last good checkpoint is '{kept}'" if kept else "no checkpoint was written yet"

@@ -19,6 +19,7 @@ from outliers.models.load import find_device, load_tokenizer
 from outliers.models.pocket.ladder import LADDER
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import BASELINE, get_scheme
+from outliers.specification.door import check_training
 from outliers.specification.recipe import Recipe, Training
 from outliers.text.blocks import find_text, load_text, tokens_hash
 from outliers.text.given import text_name
@@ -67,6 +68,7 @@ class TrainingRows(Measurement[Training]):
 
     def subjects(self) -> list[Run]:
         check_machine(self.spec)
+        check_training(self.spec)
         pairs = [(label, recipe, seed) for seed in self.spec.seeds for label, recipe in self.spec.runs.items()]
         return [self._run(*pair) for pair in pairs]
 
@@ -98,7 +100,7 @@ class TrainingRows(Measurement[Training]):
         return fields, None
 
     def questions(self, run: Run, _facts: None, _trace: None) -> list[Question]:
-        return [Question(run.label, {}, run)]
+        return [Question("training", {}, run)]
 
     def is_whole(self, _question: Question, rows: list[dict], _trace: None) -> bool:
         return {f"perplexity.{scheme}" for scheme in self._schemes} <= {row["metric"] for row in rows}

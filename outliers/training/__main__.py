@@ -1,0 +1,25 @@
+"""`python -m outliers.training`: train models that differ in one thing each, and see what grows in them.
+
+Run training experiments: int8 training beside 16 bits, and what grows outlier features.
+
+Trains each run with each seed, looks at it after some steps, measures the trained models under schemes, and writes
+rows, tables, figures and a page to results/NAME. It takes hours: a run that was stopped at any moment goes on from its
+last checkpoint, in the folder of --work. Which experiments come along: training/causes, training/table7.
+
+Examples:
+
+`python -m outliers.training training/table7 --c4 c4_en_1000.jsonl --wikitext wikitext2_train.txt.gz`
+
+`python -m outliers.training training/causes --seeds 0,1,2 --engine ray`
+
+`python -m outliers.training mine.yaml --out results/mine`
+"""
+
+from outliers.commands import of_experiments
+from outliers.specification.recipe import Training
+from outliers.terminal.command import run
+
+training = of_experiments("training", Training, __doc__, without=("recipe", "runs"), example="training/causes")
+
+if __name__ == "__main__":
+    run(training)
