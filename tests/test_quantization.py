@@ -424,7 +424,7 @@ def test_int8_mistakes(tmp_path, blocks):
         "unknown way to keep weights 'int4'": lambda: quantize(model, "absmax", keep="int4"),
         "does not keep int8 codes alone": lambda: save_quantized(quantize(model, "absmax"), tmp_path),
         "cannot read an int8 model from": lambda: load_quantized(tmp_path / "nothing"),
-        "quantizes nothing; use load_model": lambda: load_int8("pocket/gpt2-0.1m", "fp32"),
+        "quantizes no projections; use load_model": lambda: load_int8("pocket/gpt2-0.1m", "fp32"),
         "unknown dtype 'int4'": lambda: load_int8("pocket/gpt2-0.1m", dtype="int4"),
     }.items():
         with pytest.raises(UserError, match=message):

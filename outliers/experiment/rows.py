@@ -263,7 +263,7 @@ NOT_IN_ROWS = {
     **dict.fromkeys(
         ("calibration", "calibration_blocks"), "the hash of the tokens stands for it, in rows of what is calibrated"
     ),
-    "transform": "the names of the schemes say it",
+    **dict.fromkeys(("transform", "attention"), "the names of the schemes say it"),
     "candidates": "rows say of each model whether it was one",
     "by_token": "no row has what it finds",
     "recipe": "it is a part of each run",

@@ -26,7 +26,7 @@ from outliers.models.source import local_files
 from outliers.models.stream import check_one_device, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.calibration import Calibration, calibrate
-from outliers.quantization.convert import check_calibrated, check_groups, quantize, skipped
+from outliers.quantization.convert import check_attends, check_calibrated, check_groups, quantize, skipped
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import BOS, Calibrated, Machine, Settings
 from outliers.terminal.progress import Progress
@@ -250,10 +250,11 @@ def check_schemes(config: PretrainedConfig, schemes: Iterable[Scheme | None], sk
     """Raise UserError if a scheme does not fit a model, or `skip` matches nothing of it, or all that a scheme
     quantizes; None: another library's."""
     own = [scheme for scheme in schemes if scheme]
-    if not skip and not any(scheme.group for scheme in own):
+    if not skip and not any(scheme.group or scheme.attention is not None for scheme in own):
         return
     model = skeleton(config, torch.bfloat16)
     for scheme in own:
+        check_attends(model, scheme)
         check_groups(model, scheme, skipped(model, skip, scheme))
 
 

@@ -26,7 +26,7 @@ from outliers.measurements.sweep import schemes_of
 from outliers.models.anatomy import check_block, context_length, projections
 from outliers.models.decoder import inference
 from outliers.models.load import load_config, load_model
-from outliers.quantization.convert import check_kept
+from outliers.quantization.convert import check_kept, quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
@@ -166,9 +166,11 @@ def _schemes(spec: Latency) -> list[Scheme | None]:
 
 def _load(subject: UnderScheme, spec: Latency) -> PreTrainedModel:
     (job, scheme), place = subject, (spec.dtype, spec.device, subject.job.revision)
-    if scheme and scheme.quantizes:
+    if scheme and scheme.quantizes_projections:
         return load_int8(job.model, scheme, *place, skip=spec.skip)
     model = load_model(job.model, *place)
+    if scheme and scheme.quantizes:
+        return quantize(model, scheme, skip=spec.skip)
     return model if scheme else with_bitsandbytes(model, spec.alpha)
 
 
@@ -179,8 +181,9 @@ def _fields(subject: UnderScheme, spec: Latency, settings: Settings, model: PreT
     if not scheme:
         fields |= {"kernels": PEER, "alpha": settings.alpha, "outlier_weights": "dequantized"}
         fields |= left_fields(model, fields["parameters"])
-    if not scheme or not scheme.quantizes:
-        return fields | {"weights_bytes": sum(weight.nbytes for weight in model.parameters())}
+    if not scheme or not scheme.quantizes_projections:
+        fields["weights_bytes"] = sum(weight.nbytes for weight in model.parameters())
+        return fields | (row_fields(scheme, model, spec.skip) if scheme else {})
     quantized = [module for *_, module in projections(model) if isinstance(module, Int8Linear)]
     buffers = [buffer for layer in quantized for buffer in layer.buffers()]  # codes and scales
     digest = hashlib.sha256(fields["weights_hash"].encode())

@@ -121,7 +121,8 @@ def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
     for scheme in schemes:
         kinds = (part and (part.format, part.symmetric, part.group) for part in (scheme.activations, scheme.weights))
         remedies = scheme.transform, scheme.token_threshold, scheme.token_roles, scheme.clip, scheme.clip_roles
-        alike[*kinds, scheme.outlier_threshold, scheme.arithmetic, *remedies].append(scheme)
+        attention = scheme.attention, scheme.attention_products
+        alike[*kinds, scheme.outlier_threshold, scheme.arithmetic, *remedies, *attention].append(scheme)
     return [[Part(perplexity, partial(with_codes, some[0]), len(some) * draws) for some in alike.values()]]
 
 

@@ -70,9 +70,9 @@ def points(rows: list[dict]) -> list[Point]:
     formats: dict[tuple, str] = {}
     found = []
     for row in rows:
-        if row["scheme"] == BASELINE or row["model"] not in baseline:
-            continue
         scheme, remedy = get_scheme(row["scheme"]), row["scheme"].partition("+")[2]
+        if not scheme.quantizes_projections or row["model"] not in baseline:
+            continue
         if row.get("alpha") is not None:
             remedy = "+".join(filter(None, [FEATURES.format(row["alpha"]), remedy]))
         format = formats.setdefault((scheme.activations, scheme.weights), row["scheme"].partition("+")[0])

@@ -1,15 +1,39 @@
 """Attention in int8: the products that the paper leaves in 16 bits (LLM.int8(), section 7 and appendix E)."""
 
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
 
 from outliers.errors import UserError
+from outliers.models.anatomy import Projection, anatomy_of, decoder_layers
 from outliers.quantization.products import Products, product
+from outliers.quantization.schemes import Scheme
+from outliers.quantization.transforms import PRODUCTS
 
 INT8 = "int8"  # its name among the implementations of attention
 WITHOUT_EFFECT = {"use_cache", "position_ids", "sliding_window", "is_causal"}  # arguments that the mask stands for
+ROLE = "attention"  # of what attention multiplies, beside the roles of projections
+
+
+class AttentionProducts(NamedTuple):
+    """How each of `PRODUCTS` is computed: queries times keys, and probabilities times values."""
+
+    scores: Products
+    values: Products
+
+    @classmethod
+    def of(cls, scheme: Scheme) -> "AttentionProducts":
+        """Those of a scheme whose attention is in int8."""
+        asked = scheme.attention_products or PRODUCTS
+        return cls(*(Products(scheme.attention) if name in asked else EXACT for name in PRODUCTS))
+
+
+EXACT = Products(exact=True)
+IN_INT8, IN_16_BITS = AttentionProducts(Products(), Products()), AttentionProducts(EXACT, EXACT)
 
 
 def int8_attention(
@@ -24,8 +48,10 @@ def int8_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """An attention function of transformers: states (batch, heads, T, features) to outputs (batch, T, heads, features).
 
-    Queries times keys and probabilities times values are products as `module.products` says, each head's for itself:
-    queries and keys have a scale a token, probabilities one a query, values one a feature. The softmax is exact.
+    Queries times keys and probabilities times values are products as `module.attention_products` says, each head's for
+    itself: queries and keys have a scale a token, probabilities one a query, values one a feature. The softmax is
+    exact. attention_mask: what is added to the scores, or True where a query attends; None for all keys, or for those
+    up to each query where there are several queries and the module is causal.
 
     Returns:
         The outputs; and the probabilities, (batch, heads, T, keys).
@@ -35,15 +61,24 @@ def int8_attention(
     """
     if unknown := [name for name, given in others.items() if given is not None and name not in WITHOUT_EFFECT]:
         raise UserError(f"attention in int8 with '{unknown[0]}'; expected a softmax of scores under a mask alone")
-    products = getattr(module, "products", Products())
+    products = getattr(module, "attention_products", IN_INT8)
     groups = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(groups, 1) if groups > 1 else states for states in (key, value))
-    scores = product(query, key, products) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = product(query, key, products.scores) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if attention_mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True):
+        attention_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attention_mask is not None:
-        scores = scores + attention_mask[..., : key.shape[2]]
+        scores = _masked(scores, attention_mask[..., : key.shape[2]])
     probabilities = functional.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     kept = functional.dropout(probabilities, dropout, module.training)
-    return product(kept, value.mT, products).transpose(1, 2).contiguous(), probabilities
+    return product(kept, value.mT, products.values).transpose(1, 2).contiguous(), probabilities
+
+
+def _masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Scores under a mask, of whichever implementation it was made for."""
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores + mask
 
 
 def check_attention(model: PreTrainedModel) -> None:
@@ -53,6 +88,39 @@ def check_attention(model: PreTrainedModel) -> None:
             f"the attention of '{model.config.model_type}' cannot be replaced in transformers; expected an "
             "architecture such as gpt2, opt or llama, or attention in 16 bits"
         )
+
+
+def attentions(model: PreTrainedModel) -> Iterator[Projection]:
+    """The attention of each decoder layer; path: of its products, which are no module of their own."""
+    anatomy = anatomy_of(model.config)
+    for layer, block in enumerate(decoder_layers(model)):
+        path = f"{anatomy.layers}.{layer}.{anatomy.attention}.products"
+        yield Projection(layer, ROLE, path, block.get_submodule(anatomy.attention))
+
+
+def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Collection[str] = ()) -> None:
+    """Let the attention of a model multiply so from now on.
+
+    left: paths of `attentions` that stay in 16 bits.
+
+    Raises:
+        UserError: its attention cannot be replaced, or is in int8 already.
+    """
+    check_attention(model)
+    if model.config._attn_implementation == INT8:
+        raise UserError("the attention of this model is in int8 already; expected one in 16 bits")
+    for one in attentions(model):
+        one.module.attention_products = IN_16_BITS if one.path in left else products
+    model.attention_before = model.config._attn_implementation
+    model.config._attn_implementation = INT8
+
+
+def take_attention_back(model: PreTrainedModel) -> None:
+    """Let the attention of a model multiply as it did before `put_attention`."""
+    if before := vars(model).pop("attention_before", None):
+        model.config._attn_implementation = before
+        for one in attentions(model):
+            del one.module.attention_products
 
 
 AttentionInterface.register(INT8, int8_attention)

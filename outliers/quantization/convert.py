@@ -4,9 +4,11 @@ import copy
 import fnmatch
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import accumulate
 from typing import Literal
 
+import torch
 from outlier_kernels.formats import FORMATS
 from torch import nn
 from transformers import PreTrainedModel
@@ -15,10 +17,11 @@ from transformers.pytorch_utils import Conv1D
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy import Projection, check_plain, projections
 from outliers.models.hooks import check_hooks, hand_over_hooks
+from outliers.quantization.attention import AttentionProducts, attentions, put_attention, take_attention_back
 from outliers.quantization.calibration import Calibration
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, stored_weight
-from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 
 KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
 
@@ -30,10 +33,11 @@ def quantize(
     skip: Collection[str] = (),
     calibration: Calibration | None = None,
 ) -> PreTrainedModel:
-    """Return `model` with every linear projection of its decoder layers under a scheme.
+    """Return `model` with every linear projection of its decoder layers under a scheme, and its attention.
 
     The given model is not changed; the new one shares all that is not quantized. Embeddings, norms, the head, the
-    attention function and the experts of a mixture stay as they are, and so do forward hooks. `fp32` quantizes nothing.
+    experts of a mixture and, unless the scheme has it in int8, attention stay as they are, and so do forward hooks.
+    `fp32` quantizes nothing.
 
     Args:
         model: a causal language model, on any device, also "meta", or spread over several.
@@ -42,7 +46,8 @@ def quantize(
             exact weights; such a model can be put under another scheme, and codes that both have in common are shared.
             "int8" keeps nothing but the codes, a byte a weight; outlier features meet weights rebuilt from them.
         skip: patterns, as in names of files, of paths of modules whose projections stay exact, such as "*.down_proj" or
-            "model.layers.0"; the head, which always does, may be among them.
+            "model.layers.0"; the head, which always does, may be among them. What the attention "…self_attn" multiplies
+            is skipped with it, or alone as "…self_attn.products".
         calibration: how large the inputs of this model are, which some remedies have to know; see `calibrate`.
 
     Raises:
@@ -52,7 +57,7 @@ def quantize(
             projections are skipped; groups of features that share a scale do not divide those of a projection; codes of
             weights that the scheme does not quantize, or that are no int8, are to be kept, or the exact weights are not
             that it multiplies some tokens with; the scheme needs a calibration, and there is none, or one of another
-            model.
+            model; the scheme has attention in int8, and that of the model cannot be replaced, or trains in int8.
     """
     scheme = get_scheme(scheme)
     if keep not in KINDS:
@@ -72,12 +77,22 @@ def quantize(
     copied = copy.deepcopy(model, memo)
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
         vars(copied).pop(name, None)
+    _attend(copied, scheme, left)
     return copied
 
 
+def _attend(model: PreTrainedModel, scheme: Scheme, left: Collection[str]) -> None:
+    """Put the attention of a model under a scheme, in the place of the one that it may have been under."""
+    if vars(model).pop("attention_scheme", None):
+        take_attention_back(model)
+    if scheme.attention is not None:
+        put_attention(model, AttentionProducts.of(scheme), left)
+        model.attention_scheme = scheme.name
+
+
 def check_kept(scheme: Scheme) -> None:
-    """Raise UserError if a scheme quantizes, but has no int8 codes of weights that could be kept."""
-    if not scheme.quantizes:
+    """Raise UserError if a scheme quantizes projections, but has no int8 codes of weights that could be kept."""
+    if not scheme.quantizes_projections:
         return
     if scheme.weights is None:
         raise UserError(f"scheme '{scheme.name}' quantizes no weights, whose codes could be kept; use keep='exact'")
@@ -110,6 +125,18 @@ def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] =
             )
 
 
+def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:
+    """Raise UserError if a scheme has attention in int8 and a model, which may be on the meta device, more than the
+    softmax that this replaces."""
+    if scheme.attention is None:
+        return
+    alone = replace(SCHEMES[BASELINE], attention=scheme.attention)
+    with torch.inference_mode():
+        two_tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+        # with a mask, for without one transformers looks at positions for where several sequences begin
+        quantize(model, alone).base_model(two_tokens, attention_mask=torch.ones_like(two_tokens), use_cache=False)
+
+
 def check_calibrated(scheme: Scheme, calibration: object | None) -> None:
     """Raise UserError if a scheme needs a calibration and there is none."""
     if calibration is None and scheme.needs_calibration:
@@ -120,19 +147,26 @@ def check_calibrated(scheme: Scheme, calibration: object | None) -> None:
 
 
 def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme) -> set[str]:
-    """The paths of projections that stay exact: each pattern's own, and those in the modules that it matches."""
+    """The paths of what stays exact, projections and what attention multiplies: each pattern's own, and those in the
+    modules that it matches."""
     listed = isinstance(skip, Collection) and not isinstance(skip, str)
     if not listed or not all(isinstance(pattern, str) for pattern in skip):
         raise UserError(f"skip is {shown(skip)}; expected a list of patterns, such as ['lm_head', '*.down_proj']")
-    paths = [projection.path for projection in projections(model)]
+    paths = [one.path for one in (*projections(model), *attentions(model))]
     modules = [name for name, _ in model.named_modules() if name]
     for pattern in skip:
-        if not fnmatch.filter(modules, pattern):
+        if not fnmatch.filter([*modules, *paths], pattern):
             raise unknown_name("module to skip", pattern, paths, "(patterns match whole paths: '*' matches any text)")
     skipped = {path for path in paths if any(_matches(path, pattern) for pattern in skip)}
-    if scheme.quantizes and len(skipped) == len(set(paths)):
+    if scheme.quantizes and skipped.issuperset(one.path for one in quantized_parts(model, scheme)):
         raise UserError(f"skip={list(skip)} leaves nothing for scheme '{scheme.name}' to quantize; use 'fp32'")
     return skipped
+
+
+def quantized_parts(model: PreTrainedModel, scheme: Scheme) -> list[Projection]:
+    """What of a model a scheme quantizes, where nothing is skipped: its projections, and what attention multiplies."""
+    found = list(projections(model)) if scheme.quantizes_projections else []
+    return found + (list(attentions(model)) if scheme.attention is not None else [])
 
 
 def _matches(path: str, pattern: str) -> bool:
@@ -153,7 +187,7 @@ def _under(
     check_hooks(projection.path, module)
     exact = _bare(module.projection if quantized else module, memo)
     new = exact
-    if kind and scheme.quantizes:
+    if kind and scheme.quantizes_projections:
         calibrated = scheme.at(projection.role).needs_calibration
         new = kind(exact, scheme, projection.role, calibration.of(projection) if calibrated else None)
     if quantized and kind is QuantizedLinear and new is not exact:

@@ -30,7 +30,7 @@ def row_fields(scheme: Scheme, model: PreTrainedModel | None = None, skip: Colle
     modules = [] if model is None else [projection.module for projection in projections(model)]
     small = any(isinstance(module, Int8Linear) for module in modules)
     fields = said_of(scheme, skip)
-    if model is not None:
+    if model is not None and scheme.quantizes_projections:
         fields["kernels"] = kernels_of(scheme, model)
         fields |= bits_of(scheme, model, skip) if says_bits(scheme) else {}
     if scheme.outlier_threshold is not None:

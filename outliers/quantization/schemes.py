@@ -25,24 +25,30 @@ from outliers.quantization.transforms import (
 
 
 class Setting(NamedTuple):
-    """A remedy that is no transform: the fields of a scheme that have its number and its roles, what labels say of it,
-    and a number that it may have."""
+    """What a name says of a scheme as it says a remedy, but no transform: the fields that have its number and its
+    roles, what labels say of it, a number that it may have, and the one that it has where none is said, with a label
+    of its own."""
 
     field: str
     roles: str
     label: str
     example: float
+    default: float | None = None
+    plain: str = ""
 
 
 SETTINGS = {
     "tokens": Setting("token_threshold", "token_roles", "tokens from {:g} on exact", 20),
     "clip": Setting("clip", "clip_roles", "clipped at {:g}", 0.999),
+    "attention": Setting(
+        "attention", "attention_products", "attention in int8 but for {percent:g} %", 0.02, 0.0, "attention in int8"
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to quantize the linear projections of the decoder layers.
+    """One way to quantize the linear projections of the decoder layers, and what attention multiplies.
 
     activations, weights: how each operand is quantized; None for one that is not. outlier_threshold: features with an
     input of at least this magnitude are multiplied in 16 bits (section 3.2); None does without the decomposition.
@@ -52,6 +58,9 @@ class Scheme:
     them, or one's own. token_threshold: tokens with an input of at least this magnitude are multiplied exactly, the
     scales of the others are without them. clip: the quantile of their magnitudes at which the inputs are clamped that
     are quantized. token_roles, clip_roles: of the inputs of the projections where that is done; none for all.
+    attention: None for attention in 16 bits; in int8 the share of the inner dimension of its products that is
+    multiplied in 16 bits all the same, that with the largest magnitudes (appendix E). attention_products: which of
+    `PRODUCTS` are in int8; none for both.
 
     Raises:
         UserError: a part is unknown, or two do not go together: the number would be that of another scheme.
@@ -68,6 +77,8 @@ class Scheme:
     token_roles: tuple[str, ...] = ()
     clip: float | None = None
     clip_roles: tuple[str, ...] = ()
+    attention: float | None = None
+    attention_products: tuple[str, ...] = ()
 
     def __post_init__(self):
         if self.label == "":
@@ -82,15 +93,16 @@ class Scheme:
             if getattr(self, field) is not None:
                 threshold = check_threshold(f"{field} of scheme '{self.name}'", getattr(self, field))
                 object.__setattr__(self, field, threshold)
-        for setting in SETTINGS.values():
-            object.__setattr__(self, setting.roles, checked_roles(getattr(self, setting.roles)))
+        for name, setting in SETTINGS.items():
+            object.__setattr__(self, setting.roles, checked_roles(getattr(self, setting.roles), name))
         self._check_clip()
+        self._check_attention()
         transforms_of(self.transform)
         for operand in OPERANDS:
             if expected := getattr(ARITHMETICS[self.arithmetic], operand):
                 where = f" with arithmetic '{self.arithmetic}'"
                 self._check(operand, str(getattr(self, operand)), [expected], where)
-        if not self.quantizes:
+        if not self.quantizes_projections:
             for part in ("outlier_threshold", "transform", "token_threshold"):
                 self._check(part, getattr(self, part), [None], " where no operand is quantized")
 
@@ -116,6 +128,17 @@ class Scheme:
             raise UserError(f"clip of scheme '{self.name}' is {clip:g} where no input is quantized; expected None")
         object.__setattr__(self, "clip", float(clip))
 
+    def _check_attention(self) -> None:
+        share = self.attention
+        if share is None:
+            return
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share < 1:
+            raise UserError(
+                f"attention of scheme '{self.name}' is {shown(share)}; expected None, or the share of its products "
+                "that stays in 16 bits, from 0 on and below 1"
+            )
+        object.__setattr__(self, "attention", float(share))
+
     def _check(self, part: str, value: object, expected: Iterable, where: str = "") -> None:
         if not any(type(value) is type(one) and value == one for one in expected):
             known = " or ".join(map(repr, expected))
@@ -124,6 +147,11 @@ class Scheme:
     @property
     def quantizes(self) -> bool:
         """Whether it quantizes anything."""
+        return self.quantizes_projections or self.attention is not None
+
+    @property
+    def quantizes_projections(self) -> bool:
+        """Whether it quantizes an operand of projections."""
         return self.activations is not None or self.weights is not None
 
     @property
@@ -341,11 +369,12 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
     for one in remedies:
         if one.name in SETTINGS:
             setting = SETTINGS[one.name]
-            if one.number is None:
+            number = setting.default if one.number is None else one.number
+            if number is None:
                 raise UserError(f"remedy '{one}' has no number; expected one, as in {one.name}={setting.example:g}")
             if setting.field in given or getattr(scheme, setting.field) is not None:
                 raise UserError(f"scheme '{scheme.name}+{written}' has '{one.name}' twice; expected it once")
-            given |= {setting.field: one.number, setting.roles: one.roles}
+            given |= {setting.field: number, setting.roles: one.roles}
     if transforms := [str(one) for one in remedies if one.name in TRANSFORMS]:
         if isinstance(scheme.transform, Transform):
             raise UserError(f"scheme '{scheme.name}' has a transform of one's own, which none can follow")
@@ -358,7 +387,9 @@ def _label(remedy: Remedy) -> str:
     """What labels say of a remedy."""
     where = f" in {', '.join(remedy.roles)}" if remedy.roles else ""
     if remedy.name in SETTINGS:
-        return SETTINGS[remedy.name].label.format(remedy.number) + where
+        setting = SETTINGS[remedy.name]
+        plain = remedy.number in (None, setting.default)
+        return (setting.plain if plain else setting.label.format(remedy.number, percent=100 * remedy.number)) + where
     number = "" if remedy.number is None else f" {remedy.number:g}"
     return (find_transform(remedy.name).label or remedy.name) + number + where
 
@@ -379,7 +410,7 @@ def is_own(scheme: Scheme) -> bool:
 def says_bits(scheme: Scheme) -> bool:
     """Whether rows say how many bits its values take: of all that quantize but the paper's and that of bitsandbytes,
     which are 8 bits and scales of so much that they count next to nothing."""
-    return scheme.quantizes and not _is_one_of(scheme, _OWN)
+    return scheme.quantizes_projections and not _is_one_of(scheme, _OWN)
 
 
 def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
@@ -401,7 +432,7 @@ def said_of(scheme: Scheme, skip: Collection[str] = ()) -> dict:
     if not scheme.quantizes:
         return {}
     found = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_own(scheme) else scheme.parts}
-    found["arithmetic"] = None if scheme.has_exact_sums else "simulated"
+    found["arithmetic"] = None if scheme.has_exact_sums or not scheme.quantizes_projections else "simulated"
     found["skip"] = sorted(set(skip)) or None
     return {field: value for field, value in found.items() if value is not None}
 

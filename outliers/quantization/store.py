@@ -29,6 +29,7 @@ from outliers.models.load import (
 from outliers.models.skeleton import skeleton
 from outliers.models.source import Source, find_model
 from outliers.models.weight_files import is_there, regular_file
+from outliers.quantization.attention import IN_16_BITS, attentions
 from outliers.quantization.calibration import Calibration, neutral
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
@@ -48,6 +49,7 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
     found = list(projections(model))
     schemes = {module.scheme for *_, module in found if isinstance(module, Int8Linear)}
     exact = [path for *_, path, module in found if not isinstance(module, Int8Linear)]
+    exact += [one.path for one in attentions(model) if vars(one.module).get("attention_products") == IN_16_BITS]
     if len(schemes) != 1 or any(isinstance(module, QuantizedLinear) for *_, module in found):
         raise UserError("this model does not keep int8 codes alone; make one with quantize(model, scheme, keep='int8')")
     folder, tensors, seen = Path(folder), {}, set()
@@ -134,8 +136,8 @@ def load_int8(
             calibration.
     """
     scheme = get_scheme(scheme)
-    if not scheme.quantizes:
-        raise UserError(f"scheme '{scheme.name}' quantizes nothing; use load_model")
+    if not scheme.quantizes_projections:
+        raise UserError(f"scheme '{scheme.name}' quantizes no projections; use load_model")
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     find_device(device)

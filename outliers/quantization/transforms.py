@@ -69,10 +69,16 @@ TRANSFORMS: dict[str, str | Transform] = {
 }
 
 
+# What attention multiplies: queries with keys, and probabilities with values.
+PRODUCTS = ("scores", "values")
+PLACES = {"attention": PRODUCTS}  # where remedies apply that are not for inputs of projections
+
+
 class Remedy(NamedTuple):
     """A remedy as a name says it, `NAME[=NUMBER][@ROLE/ROLE]`.
 
-    number: None where none is said. roles: of the inputs of the projections where it applies; none for all.
+    number: None where none is said. roles: of the inputs of the projections where it applies, or what `PLACES` has for
+    it; none for all.
     """
 
     name: str
@@ -94,7 +100,7 @@ class Remedy(NamedTuple):
             value = math.nan
         if value is not None and not math.isfinite(value):
             raise UserError(f"remedy '{written}' has {shown(number)} as its number; expected one, as in tokens=20")
-        return cls(name, value, checked_roles(roles.split("/")) if at else ())
+        return cls(name, value, checked_roles(roles.split("/"), name) if at else ())
 
     def __str__(self) -> str:
         number = "" if self.number is None else f"={self.number:.12g}"
@@ -120,16 +126,17 @@ class Applied(NamedTuple):
         return not (self.roles and roles) or not set(self.roles).isdisjoint(roles)
 
 
-def checked_roles(roles: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """The roles in the order of their table; raise UserError if one is unknown."""
+def checked_roles(roles: list[str] | tuple[str, ...], remedy: str) -> tuple[str, ...]:
+    """The roles where a remedy applies in the order of their table; raise UserError if one is unknown."""
     if not roles:
         return ()
     from outliers.models.anatomy import ROLES  # late, for it brings torch
 
+    known = PLACES.get(remedy, ROLES)
     for role in roles:
-        if role not in ROLES:
-            raise unknown_name("role", str(role), ROLES)
-    return tuple(role for role in ROLES if role in roles)
+        if role not in known:
+            raise unknown_name("role", str(role), known)
+    return tuple(role for role in known if role in roles)
 
 
 def find_transform(name: str) -> Transform:

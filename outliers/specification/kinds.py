@@ -30,6 +30,8 @@ from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
+ATTENTION_16 = "16-bit"  # attention as it is
+ATTENTION = re.compile(r"16-bit|int8(\+(?P<percent>[0-9]{1,2}(\.[0-9]{1,6})?)%)?")
 PEER = "bitsandbytes"  # among the schemes of a latency: the layers of that library
 UNKNOWN = "unknown_name"  # the kind of a mistake whose message says all
 LARGEST_LAYER = 131_072  # features: so many products of codes have a sum that int32 holds
@@ -99,6 +101,39 @@ def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
     return schemes
 
 
+def _attention(value: str) -> str:
+    if not ATTENTION.fullmatch(value):
+        raise ValueError("expected 16-bit, int8, or int8+2% for a share of its products in 16 bits")
+    return value
+
+
+def _with_attention(spec):
+    """The same specification whose schemes are there with each of the attentions that its field `attention` says;
+    their names say it then, of int8."""
+    if spec.attention == [ATTENTION_16]:
+        return spec
+    written = ["" if one == ATTENTION_16 else _share(one) for one in spec.attention]
+    try:
+        schemes = [_attending(scheme, one) for scheme in spec.schemes for one in written]
+    except UserError as error:
+        raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
+    spec.schemes, spec.attention = list(dict.fromkeys(schemes)), [ATTENTION_16]
+    return spec
+
+
+def _share(attention: str) -> str:
+    """What the name of a scheme says of attention in int8."""
+    percent = ATTENTION.fullmatch(attention)["percent"]
+    return "attention" if percent is None else f"attention={float(percent) / 100:.12g}"
+
+
+def _attending(scheme: str | Scheme, written: str) -> str | Scheme:
+    if scheme == PEER or not written:
+        return scheme
+    found = remedied(get_scheme(scheme), written)
+    return found.name if isinstance(scheme, str) else found
+
+
 def _with_transform(spec):
     """The same specification whose schemes have the remedies that its field `transform` says, but for those that
     quantize nothing; their names say it then."""
@@ -116,7 +151,7 @@ def _with_transform(spec):
 
 
 def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
-    if scheme == PEER or not get_scheme(scheme).quantizes:
+    if scheme == PEER or not get_scheme(scheme).quantizes_projections:
         return scheme
     found = remedied(get_scheme(scheme), written)
     return found.name if isinstance(scheme, str) else found
@@ -155,6 +190,7 @@ OneScheme = _one_scheme()
 Schemes = _schemes()
 SchemesAndPeer = _schemes(PEER)
 Skip = Annotated[list[Line], Split, Once]
+Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, Field(min_length=1), Once]
 Tokens = _whole(10**7, ge=2)  # of a sequence
 Count = _whole(10**6)
 Repeats = _whole(10**4)
@@ -171,6 +207,7 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file."
 TRANSFORM = "Remedies that all schemes get, such as hadamard or smoothing=0.75+tokens=20; by default none."
+ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
 OUTLIER = "From which magnitude on a value is an outlier."
 SKIP = "Projections that stay exact, by patterns such as *.down_proj; by default none."
@@ -261,6 +298,7 @@ class Experiment(Calibrated):
         TABLE1, description="fp32, which quantizes nothing, and any of docs/schemes.md, such as w4a8-g64 or mxfp4."
     )
     transform: Line | None = Field(None, description=TRANSFORM)
+    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
     skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
     draws: Repeats = Field(
@@ -268,6 +306,7 @@ class Experiment(Calibrated):
     )
 
     _apply_transform = model_validator(mode="after")(_with_transform)
+    _apply_attention = model_validator(mode="after")(_with_attention)
 
 
 class OfOneModel(Settings):
@@ -317,6 +356,7 @@ class Damage(OfOneModel, Calibrated):
 
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
+    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
     skip: Skip = Field([], description=SKIP)
     by: Names = Field(
         list(DAMAGE_BY),
@@ -326,6 +366,8 @@ class Damage(OfOneModel, Calibrated):
     draws: Repeats = Field(
         1, description="Measure perplexities so many times with embeddings changed by 1e-6, for mean ± scatter."
     )
+
+    _apply_attention = model_validator(mode="after")(_with_attention)
 
 
 class Emergence(Settings):
@@ -409,6 +451,7 @@ class Latency(Machine):
         description="As of a sweep, fp32 without quantization, or bitsandbytes for the layers of that library.",
     )
     transform: Line | None = Field(None, description=TRANSFORM)
+    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
     skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
     text: Text = Field("sample", description=TEXT)
@@ -420,6 +463,7 @@ class Latency(Machine):
     repeats: _whole(10**4, ge=2) = Field(3, description="Timed generations.")
 
     _apply_transform = model_validator(mode="after")(_with_transform)
+    _apply_attention = model_validator(mode="after")(_with_attention)
 
 
 class ZeroShot(Spread):
@@ -429,6 +473,7 @@ class ZeroShot(Spread):
     models: Names = Field(description=MODEL)
     schemes: Schemes = Field(["fp32", "absmax-vector", "llm.int8"], description="fp32 is not quantized.")
     transform: Line | None = Field(None, description=TRANSFORM)
+    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
     skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
     tasks: Names = Field(
@@ -444,6 +489,7 @@ class ZeroShot(Spread):
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
 
     _apply_transform = model_validator(mode="after")(_with_transform)
+    _apply_attention = model_validator(mode="after")(_with_attention)
 
 
 def alpha_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) -> float | None:

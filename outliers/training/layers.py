@@ -5,8 +5,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from outliers.models.anatomy import anatomy_of, check_plain, decoder_layers, projections
-from outliers.quantization.attention import INT8, check_attention
+from outliers.models.anatomy import check_plain, projections
+from outliers.quantization.attention import AttentionProducts, check_attention, put_attention, take_attention_back
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.products import Products, product
 
@@ -78,11 +78,8 @@ def train_int8(
     for projection in found:
         if projection.role in roles:
             _put_under(projection.module, products)
-    for layer in decoder_layers(model) if attention else ():
-        layer.get_submodule(anatomy_of(model.config).attention).products = products
     if attention:
-        model._attention_before = model.config._attn_implementation
-        model.config._attn_implementation = INT8
+        put_attention(model, AttentionProducts(products, products))
     return model
 
 
@@ -96,5 +93,4 @@ def _take_back(model: PreTrainedModel) -> None:
     for module in model.modules():
         if vars(module).pop("products", None):
             module.__class__ = back.get(type(module), type(module))
-    if before := vars(model).pop("_attention_before", None):
-        model.config._attn_implementation = before
+    take_attention_back(model)

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from outliers.measurements.damage.errors import EXACT
 from outliers.measurements.perplexity import Loss, finite_loss, variant_losses
-from outliers.models.anatomy import anatomy_of, projections
+from outliers.models.anatomy import anatomy_of
 from outliers.models.decoder import inference, run_exchanged
 from outliers.models.stream import is_streamed
-from outliers.quantization.convert import skipped
+from outliers.quantization.convert import quantized_parts, skipped
 from outliers.variants.variant import Quantized
 
 ONLY, WITHOUT = "only", "without"
@@ -24,7 +24,7 @@ class Exchange(NamedTuple):
     """What is quantized.
 
     kind: "only" a place, or all "without" it. field: "role" or "layer". place: its name or number. exact: patterns of
-    the projections that stay exact for it.
+    what stays exact for it.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Exchange(NamedTuple):
 
 
 def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Exchange]:
-    """Every role or every layer with a projection that a variant quantizes, alone, and then all but it.
+    """Every role or every layer of which a variant quantizes something, alone, and then all but it.
 
     Where there is one place, all but it is nothing.
 
@@ -49,7 +49,7 @@ def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Ex
     """
     left, prefix = skipped(model, variant.skip, variant.scheme), anatomy_of(model.config).layers
     places: dict[str | int, dict[str, None]] = {}
-    for one in projections(model):
+    for one in quantized_parts(model, variant.scheme):
         if one.path not in left:
             layer = f"{prefix}.{one.layer}"
             pattern = {"role": f"{prefix}.*{one.path.removeprefix(layer)}", "layer": layer}[field]
