@@ -54,7 +54,7 @@ def damage_map(
 
     Args:
         damages: as `outliers.damage` returns it, or several by their scheme.
-        scheme: the one to draw; by default all.
+        scheme: the one to draw; by default all that quantize projections, for nothing else has errors.
         error: the panels to draw, "db" (over all tokens) or "by_token_db" (mean over tokens, which one of massive
             values does not hide); by default both. Of one scheme and error there is one panel.
         ax: where to draw that panel, in the caller's style; by default a new figure.
@@ -65,7 +65,7 @@ def damage_map(
     Raises:
         UserError: there is no such scheme or error, or there are several panels for `ax`.
     """
-    found = _by_scheme(damages)
+    found = {scheme: one for scheme, one in _by_scheme(damages).items() if len(one.errors)}
     schemes, errors = chosen("scheme", scheme, found, ax), chosen("error", error, ACROSS, ax)
     maps = [[_merged(found[scheme].errors, column) for column in errors] for scheme in schemes]
     norm, extend = _scale([one.to_numpy(dtype=float) for of_scheme in maps for one in of_scheme])
@@ -140,22 +140,28 @@ def damage_bars(
     found = _by_scheme(damages)
     measured = [place for place in PLACES if any(len(getattr(one, f"{place}s")) for one in found.values())]
     schemes, places = chosen("scheme", scheme, found, ax), chosen("place", place, measured, ax)
+    tables = {place: _aligned([getattr(found[scheme], f"{place}s") for scheme in schemes], place) for place in places}
     widths = [PLACES[place] for place in places]
     size = max(4.6, 2 * sum(widths)), min(HIGHEST, 0.6 + 1.7 * len(schemes))
     panels = panels_of(ax, len(schemes), len(places), size, sharey="row", sharex="col", width_ratios=widths)
-    for row, scheme, name in zip(panels, schemes, brief(schemes), strict=True):
-        for axes, place in zip(row, places, strict=True):
-            _bars(axes, found[scheme], getattr(found[scheme], f"{place}s"), place)
+    for row, scheme, name, *of_scheme in zip(panels, schemes, brief(schemes), *tables.values(), strict=True):
+        for axes, place, table in zip(row, places, of_scheme, strict=True):
+            _bars(axes, found[scheme], table, place)
         row[0].set_title(name, loc="left")
     for axes, place in zip(panels[-1], places, strict=True):
         axes.set_xlabel(place)
     for axes in panels[:, 0]:
         axes.set_ylabel("log-perplexity\n(nats a token)")
-    tables = [getattr(found[scheme], f"{place}s") for scheme in schemes for place in places]
-    scattered = any(column.endswith("_deviation") for table in tables for column in table)
+    scattered = any(column.endswith("_deviation") for of_place in tables.values() for one in of_place for column in one)
     handles = panels[0, 0].get_legend_handles_labels()[0]
     legend(ax, axes, handles + [said(SCATTER, marker="|")] * scattered, "upper center", 3)
     return returned(panels)
+
+
+def _aligned(tables: list[pd.DataFrame], place: str) -> list[pd.DataFrame]:
+    """Tables of several schemes with a row for each place that one of them has, for their panels share an axis."""
+    every = dict.fromkeys(one for table in tables for one in table[place])
+    return [table.set_index(place).reindex(list(every)).reset_index() for table in tables]
 
 
 def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, place: str) -> None:

@@ -63,14 +63,16 @@ class Asked(NamedTuple):
 def plan(model: PreTrainedModel, schemes: Sequence[Scheme], by: Iterable[str], skip: Sequence[str]) -> list[Asked]:
     """What is asked of a model: the errors of all schemes first, then scheme by scheme.
 
-    Roles and layers bring what is over the model: it is what they are compared with.
+    Roles and layers bring what is over the model: it is what they are compared with. Projections alone have errors, so
+    a scheme that quantizes none of them has none.
 
     Args:
         model: of which the names of modules are looked at, and no weight.
         schemes, by, skip: as for `damage`.
 
     Raises:
-        UserError: a part of the damage is unknown, or none is asked for, or a scheme quantizes nothing.
+        UserError: a part of the damage is unknown, or none is asked for, or a scheme quantizes nothing, or nothing of
+            which an error is asked for.
     """
     by, variants = {by} if isinstance(by, str) else set(by), [Quantized(scheme, tuple(skip)) for scheme in schemes]
     if not by:
@@ -82,12 +84,20 @@ def plan(model: PreTrainedModel, schemes: Sequence[Scheme], by: Iterable[str], s
             raise UserError(
                 f"scheme '{scheme.name}' quantizes nothing, so it damages nothing; expected one such as absmax"
             )
+        if by == {"error"} and not scheme.quantizes_projections:
+            raise UserError(
+                f"scheme '{scheme.name}' quantizes no projection, and nothing else has an error of its own; expected "
+                "another part of the damage: role, layer or model"
+            )
     asked = []
     if "error" in by:
         left = skipped(model, skip, schemes[0])
         places = tuple((one.layer, one.role, one.path) for one in projections(model))
         quantized = tuple(place for place in places if place[2] not in left)
-        asked += [Asked("input", places=places), *(Asked("error", one, places=quantized) for one in variants)]
+        asked += [
+            Asked("input", places=places),
+            *(Asked("error", one, places=quantized) for one in variants if one.scheme.quantizes_projections),
+        ]
     if by - {"error"}:
         asked.append(Asked("baseline"))
     for variant in variants if by - {"error"} else ():
