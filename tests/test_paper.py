@@ -227,7 +227,9 @@ def test_every_table_and_figure_has_an_experiment_of_each_set():
         assert {known for known in experiment_files() if known.startswith(f"{name}/")} == {
             f"{name}/{shown}" for shown in of_paper
         }
-    assert [spec.shows for spec in [*experiments("look"), *experiments("remedies")]] == list(BEYOND)
+    assert [spec.shows for spec in [*experiments("look"), *experiments("remedies"), *experiments("attention")]] == list(
+        BEYOND
+    )
 
 
 def test_a_device_replaces_that_of_the_files():

@@ -13,7 +13,6 @@ from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy import ROLES, Projection, anatomy_of, decoder_layers, readers
 from outliers.models.attending import SUMMED
 
-KEPT = ("int8",)  # implementations of attention that give probabilities, and are what is looked at
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
 RESIDUAL = "residual"  # stands beside the roles for the output of a decoder layer
 
@@ -208,7 +207,7 @@ def hand_over_hooks(module: nn.Module, other: nn.Module) -> None:
 
 @contextmanager
 def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
-    """Let a model attend by plain products within this context, and make its masks for that; or in int8, if it does.
+    """Let a model attend by plain products within this context, and make its masks for that.
 
     An attention function that somebody registered under a name of their own may compute something else, and stays.
 
@@ -219,9 +218,8 @@ def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
         yield
         return
     upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # which GPT-2 does only under the name of eager
-    plain = SUMMED if summed and not upcast else "eager"
     # `set_attn_implementation` refuses it for Falcon
-    model.config._attn_implementation = before if before in KEPT else plain
+    model.config._attn_implementation = SUMMED if summed and not upcast else "eager"
     try:
         yield
     finally:

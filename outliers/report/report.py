@@ -21,7 +21,7 @@ from outliers.specification.files import experiment_files, make_experiment, read
 from outliers.specification.kinds import Named, OneModel
 
 # What has no number in the paper, in the order of a page.
-BEYOND = ("trace", "ablation", "damage", "sweep", "remedies", "causes")
+BEYOND = ("trace", "ablation", "damage", "sweep", "remedies", "attention", "causes")
 
 
 def _gathered() -> dict[str, Artefact]:
