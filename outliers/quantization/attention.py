@@ -1,21 +1,24 @@
 """Attention in int8: the products that the paper leaves in 16 bits (LLM.int8(), section 7 and appendix E)."""
 
+import copy
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import eager_mask
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection, anatomy_of, decoder_layers
+from outliers.models.attending import SUMMED
 from outliers.quantization.products import Products, product
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.transforms import PRODUCTS
 
 INT8 = "int8"  # its name among the implementations of attention
 WITHOUT_EFFECT = {"use_cache", "position_ids", "sliding_window", "is_causal"}  # arguments that the mask stands for
+MASKS_OF = ("sdpa", "eager", SUMMED)  # implementations whose masks say all of what queries attend to
 ROLE = "attention"  # of what attention multiplies, beside the roles of projections
 
 
@@ -33,7 +36,7 @@ class AttentionProducts(NamedTuple):
 
 
 EXACT = Products(exact=True)
-IN_INT8, IN_16_BITS = AttentionProducts(Products(), Products()), AttentionProducts(EXACT, EXACT)
+IN_INT8 = AttentionProducts(Products(), Products())
 
 
 def int8_attention(
@@ -101,26 +104,42 @@ def attentions(model: PreTrainedModel) -> Iterator[Projection]:
 def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Collection[str] = ()) -> None:
     """Let the attention of a model multiply so from now on.
 
-    left: paths of `attentions` that stay in 16 bits.
+    Its modules get configurations of their own that say so: that of the model stays, and with it the masks, and what
+    layers compute whose attention is left.
+
+    left: paths of `attentions` that stay as they are.
 
     Raises:
-        UserError: its attention cannot be replaced, or is in int8 already.
+        UserError: its attention cannot be replaced, is in int8 already, or has masks that do not say all.
     """
     check_attention(model)
-    if model.config._attn_implementation == INT8:
+    found, before = [one for one in attentions(model) if one.path not in left], model.config._attn_implementation
+    if is_in_int8(model):
         raise UserError("the attention of this model is in int8 already; expected one in 16 bits")
-    for one in attentions(model):
-        one.module.attention_products = IN_16_BITS if one.path in left else products
-    model.attention_before = model.config._attn_implementation
-    model.config._attn_implementation = INT8
+    if before not in MASKS_OF:
+        raise UserError(f"attention in int8 in the place of '{before}'; expected attn_implementation='sdpa' or 'eager'")
+    for _, _, _, module in found:
+        module.attention_products, module.config_before = products, module.config
+        module.config = _saying_so(module.config)
+
+
+def _saying_so(config: PretrainedConfig) -> PretrainedConfig:
+    own = copy.copy(config)
+    own._attn_implementation = INT8
+    return own
+
+
+def is_in_int8(model: PreTrainedModel) -> bool:
+    """Whether `put_attention` has put attention of a model into int8."""
+    return any("attention_products" in vars(one.module) for one in attentions(model))
 
 
 def take_attention_back(model: PreTrainedModel) -> None:
     """Let the attention of a model multiply as it did before `put_attention`."""
-    if before := vars(model).pop("attention_before", None):
-        model.config._attn_implementation = before
-        for one in attentions(model):
-            del one.module.attention_products
+    for _, _, _, module in attentions(model):
+        if "attention_products" in vars(module):
+            module.config = vars(module).pop("config_before")
+            del module.attention_products
 
 
 AttentionInterface.register(INT8, int8_attention)

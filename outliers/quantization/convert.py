@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy import Projection, check_plain, projections
-from outliers.models.hooks import check_hooks, hand_over_hooks
+from outliers.models.hooks import check_hooks, eager, hand_over_hooks
 from outliers.quantization.attention import AttentionProducts, attentions, put_attention, take_attention_back
 from outliers.quantization.calibration import Calibration
 from outliers.quantization.int8 import Int8Linear
@@ -131,7 +131,7 @@ def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:
     if scheme.attention is None:
         return
     alone = replace(SCHEMES[BASELINE], attention=scheme.attention)
-    with torch.inference_mode():
+    with torch.inference_mode(), eager(model):
         two_tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
         # with a mask, for without one transformers looks at positions for where several sequences begin
         quantize(model, alone).base_model(two_tokens, attention_mask=torch.ones_like(two_tokens), use_cache=False)

@@ -29,7 +29,7 @@ from outliers.models.load import (
 from outliers.models.skeleton import skeleton
 from outliers.models.source import Source, find_model
 from outliers.models.weight_files import is_there, regular_file
-from outliers.quantization.attention import IN_16_BITS, attentions
+from outliers.quantization.attention import attentions, is_in_int8
 from outliers.quantization.calibration import Calibration, neutral
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
@@ -49,7 +49,8 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
     found = list(projections(model))
     schemes = {module.scheme for *_, module in found if isinstance(module, Int8Linear)}
     exact = [path for *_, path, module in found if not isinstance(module, Int8Linear)]
-    exact += [one.path for one in attentions(model) if vars(one.module).get("attention_products") == IN_16_BITS]
+    if is_in_int8(model):
+        exact += [one.path for one in attentions(model) if not hasattr(one.module, "attention_products")]
     if len(schemes) != 1 or any(isinstance(module, QuantizedLinear) for *_, module in found):
         raise UserError("this model does not keep int8 codes alone; make one with quantize(model, scheme, keep='int8')")
     folder, tensors, seen = Path(folder), {}, set()
