@@ -23,7 +23,10 @@ from outliers.models.anatomy import ROLES
 from outliers.plot import style
 from outliers.report.artefacts.ablation import ablation_summary
 from outliers.report.section import Drawing, drawn
+from outliers.specification.files import make_experiment, read_experiment
+from outliers.specification.recipe import Training
 from tests.conftest import STORIES, needs_shared, needs_smollm2
+from tests.training_rows import rows_of_runs
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
 POCKET = pd.read_csv(Path(outliers.__file__).parent / "models" / "pocket" / "emergence.csv")
@@ -185,6 +188,10 @@ def many_models(rows: list[dict], times: int) -> list[dict]:
 SWEEP, TABLE4 = kept("pocket/table1"), kept("pocket/table4")
 REMEDIES, ZEROSHOT = kept("remedies"), kept("pocket/figure1")
 DAMAGES = damages_of(kept("damage/smollm2-135m"))
+OF_CAUSES = make_experiment(read_experiment("training/causes"), Training)
+TRAINED, ELEVEN = (
+    rows_of_runs(OF_CAUSES, {run: [100.0] for run in list(OF_CAUSES.runs)[:count]}, {"Muon": 90.0}) for count in (3, 11)
+)
 WITHOUT = [row for row in SWEEP if row["scheme"] != "fp32"]
 FROM_ROWS = {
     "sweep": lambda: plot.sweep_costs(SWEEP),
@@ -214,6 +221,9 @@ FROM_ROWS = {
     "damage by place, six schemes": lambda: plot.damage_bars(
         {f"{name}-{n}": DAMAGES[name] for name in DAMAGES for n in range(3)}
     ),
+    "causes": lambda: plot.causes(TRAINED),
+    "causes, eleven runs": lambda: plot.causes(ELEVEN),
+    "causes, one run": lambda: plot.causes(TRAINED, run="Muon"),
     "ablation": lambda: plot.ablation_bars(ablation_summary(kept("smollm2-135m/ablation"))),
     "ablation, pocket": lambda: plot.ablation_bars(ablation_summary(kept("ablation/gpt2-1.7m"))),
 }
@@ -234,6 +244,7 @@ def test_figures_of_rows_can_be_read(name):
         (lambda **to: plot.figure3(TABLE4, **to), {"panel": "a"}),
         (lambda **to: plot.figure4(TABLE4, **to), {"panel": "a"}),
         (lambda **to: plot.along_training(POCKET, **to), {"panel": "perplexity"}),
+        (lambda **to: plot.causes(TRAINED, **to), {"run": "Muon"}),
         (lambda **to: plot.damage_map(DAMAGES, **to), {"scheme": "absmax", "error": "db"}),
         (lambda **to: plot.damage_bars(DAMAGES, **to), {"scheme": "absmax", "place": "layer"}),
         (lambda **to: plot.ablation_bars(ablation_summary(kept("ablation/gpt2-1.7m")), **to), {"metric": "damage"}),

@@ -333,7 +333,7 @@ def _kinds(kind: type[Named]) -> list[type[Named]]:
 
 
 def _fields_in_rows(kind: type[Named]) -> set[str]:
-    of_runs = {*OF_A_RECIPE, "checkpoint"} if issubclass(kind, Training) else set()
+    of_runs = {*OF_A_RECIPE, "checkpoint", "protocol"} if issubclass(kind, Training) else set()
     return of_runs | {IN_A_ROW.get(field, field) for field in kind.model_fields if field not in NOT_IN_ROWS}
 
 

@@ -15,6 +15,7 @@ from outliers.report.section import FINDINGS, Drawing, Finding, Section, Table
 
 HERE = Path(__file__).parent
 ABOUT = {  # what a section says of its rows: field and form, in this order
+    "steps": "{} training steps",
     "text": "text {}",
     "protocol": "cut by {}",
     "blocks": "{} blocks",
@@ -123,11 +124,13 @@ def _source(drawing: Drawing) -> str:
 
 
 def _summary(rows: list[dict]) -> str:
-    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows if "model" in row)
-    if not names:
+    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows if "model" in row and "run" not in row)
+    runs = {(row["model"], row["run"], row["seed"]) for row in rows if "run" in row}
+    said = [", ".join(names.values()) if len(names) <= MANY else f"{len(names)} models"] if names else []
+    said += [f"{len(runs)} training run{'s' if len(runs) > 1 else ''}"] if runs else []
+    if not said:
         return "Nothing was measured."
-    said = ", ".join(names.values()) if len(names) <= MANY else f"{len(names)} models"
-    return f"{len(rows):,} measurements of {said}."
+    return f"{len(rows):,} measurements of {' and '.join(said)}."
 
 
 def about(rows: list[dict]) -> str:

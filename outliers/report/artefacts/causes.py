@@ -85,7 +85,7 @@ def _schemes(found: pd.DataFrame) -> list[str]:
 
 def causes_table(found: pd.DataFrame) -> Table:
     """A row a run; of several seeds the mean with its interval."""
-    columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+.2f") for scheme in _schemes(found))]
+    columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(found))]
     cells, data = [], []
     for run, of_run in found.groupby("run", sort=False):
         means = {column.metric: mean(of_run[column.metric].tolist()) for column in columns}

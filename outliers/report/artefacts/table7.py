@@ -186,7 +186,7 @@ def _with_interval(more: Ratio | None) -> str:
 
 def _signed(ratio: float) -> str:
     """By how many per cent more, as tables have it."""
-    return f"{100 * (ratio - 1):+.1f}"
+    return f"{100 * (ratio - 1):+z.1f}"
 
 
 def _unrounded(one: Setting) -> dict:

@@ -1,0 +1,423 @@
+"""Training runs as people see them: the command, the tables beside the published ones, the figure, the sentences."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import ttest_1samp
+
+from outliers.errors import UserError
+from outliers.experiment.rows import rows_of
+from outliers.plot.training import causes, checkpoints, trained
+from outliers.report.artefacts.causes import causes_section, causes_table, ends
+from outliers.report.artefacts.table7 import (
+    OF_TABLE9,
+    OF_TABLE10,
+    PUBLISHED,
+    TASKS,
+    measured,
+    table7_section,
+    table9_section,
+    table10_section,
+)
+from outliers.report.page import page
+from outliers.report.report import experiments, report
+from outliers.report.seeds import mean, ratio
+from outliers.specification.recipe import Recipe, Training
+from outliers.terminal import progress
+from outliers.text.documents import sample
+from tests.conftest import SHARED
+from tests.test_commands import call
+from tests.training_rows import TABLE7, rows_of_runs
+
+SEEDS = [0, 1, 2]
+RECIPE = {"start": "gpt2-0.5m", "steps": 1000}
+SPEC = Training(recipe=RECIPE, runs=TABLE7, seeds=SEEDS, watched=[100, 400])
+CAUSES = Training(
+    recipe=RECIPE,
+    runs={"as it is": {}, "Muon": {"optimizer": "muon"}, "rotary": {"positions": "rotary"}},
+    seeds=SEEDS,
+    watched=[100, 400],
+)
+PLAIN = [100.0, 104.0, 98.0]
+PAPER = SHARED / "paper"
+needs_paper = pytest.mark.skipif(not PAPER.exists(), reason="needs the paper's tables beside the clone")
+
+
+def ended(costs: dict[str, Sequence[float]]) -> list[dict]:
+    """Rows of Table 7 in which runs cost so many per cent, by seed."""
+    found = {
+        run: [one * (1 + cost / 100) for one, cost in zip(PLAIN, of_run, strict=False)] for run, of_run in costs.items()
+    }
+    seeds = SEEDS[: len(next(iter(costs.values())))]
+    return rows_of_runs(SPEC.model_copy(update={"seeds": seeds}), found)
+
+
+COSTS = {
+    "16 bits": (0, 0, 0),
+    "FFN": (0.1, -0.1, 0.0),
+    "FFN, linear": (0.5, 0.6, 0.4),
+    "FFN, linear, 2 %": (0.2, 0.3, 0.1),
+    "FFN, linear, attention, 2 %": (30, 31, 29),
+}
+
+
+# Which rows are an experiment's.
+
+
+def test_rows_of_training_runs_are_those_that_are_asked_for():
+    rows = rows_of_runs(SPEC, dict.fromkeys(TABLE7, PLAIN))
+    kept = Path(__file__).parent.parent / "results" / "kept"
+    others = [json.loads(line) for run in ("training", "remedies") for line in (kept / run / "rows.jsonl").open()]
+    found = rows_of(SPEC, [*reversed(others), *rows, *others])
+    assert list(dict.fromkeys(row["run"] for row in found)) == list(TABLE7), "in the order of the experiment"
+    assert sorted(map(str, found)) == sorted(map(str, rows))
+    back = rows_of(SPEC, list(reversed(rows)))
+    assert list(dict.fromkeys(row["run"] for row in back)) == list(TABLE7)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"recipe": RECIPE | {"steps": 900}},
+        {"recipe": RECIPE | {"start": "gpt2-0.1m"}},
+        {"recipe": RECIPE | {"weight_decay": 0.0}},
+        {"recipe": RECIPE | {"stochastic": True}},
+        {"runs": {"other": {}}},
+        {"seeds": [7]},
+        {"blocks": 7},
+        {"alpha": 7.0},
+        {"text": "c4"},
+        {"draws": 1},
+    ],
+    ids=str,
+)
+def test_rows_of_what_was_trained_otherwise_are_not_shown(fields):
+    asked = {"recipe": RECIPE, "runs": TABLE7, "seeds": SEEDS} | fields
+    assert rows_of(Training(**asked), rows_of_runs(SPEC, dict.fromkeys(TABLE7, PLAIN))) == []
+
+
+def test_rows_under_other_schemes_are_not_shown():
+    rows = rows_of_runs(SPEC, {"16 bits": PLAIN})
+    asked = SPEC.model_copy(update={"schemes": ["llm.int8"]})
+    metrics = {row["metric"] for row in rows_of(asked, rows)}
+    assert {"perplexity", "perplexity.fp32", "perplexity.llm.int8"} <= metrics
+    assert "perplexity.absmax" not in metrics
+
+
+# Several seeds.
+
+positive = st.floats(0.5, 2.0)
+
+
+@given(st.lists(st.tuples(positive, positive), min_size=2, max_size=6))
+def test_intervals_are_those_of_scipy(pairs):
+    ours, theirs = (dict(enumerate(values)) for values in zip(*pairs, strict=True))
+    found, logarithms = ratio(ours, theirs), np.log([one / other for one, other in pairs])
+    assert found.value == pytest.approx(np.exp(logarithms.mean()))
+    if logarithms.std() > 1e-6:
+        interval = ttest_1samp(logarithms, 0).confidence_interval(0.95)
+        assert found.interval == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
+        assert found.is_shown == (ttest_1samp(logarithms, 0).pvalue < 0.05)
+    of_mean = mean(list(ours.values()))
+    assert of_mean.value == pytest.approx(np.mean(list(ours.values())))
+    assert ratio(theirs, ours).value == pytest.approx(1 / found.value)
+
+
+def test_what_one_seed_says():
+    assert mean([3.0]) == (3.0, None, 1)
+    found = ratio({0: 2.0, 1: 3.0}, {0: 1.0, 7: 9.0})
+    assert (found.value, found.interval, found.seeds, found.is_shown) == (2.0, None, 1, False), (
+        "of seeds that both have"
+    )
+    assert ratio({0: 2.0}, {1: 2.0}) is None
+    assert ratio({0: 0.0}, {0: 2.0}) is None
+
+
+# Tables 7, 9 and 10.
+
+
+def test_table_7_has_the_papers_columns_and_ours():
+    section = table7_section(ended(COSTS))
+    (table,) = section.tables
+    assert table.headers[1:6] == ["FFN", "Linear", "Attention", "Decomp", "PPL"]
+    cells = {tuple(row[1:5]): row for row in table.cells}
+    assert cells["", "", "", "0 %"][5:] == ["100.67±7.59", "-", "100.67±7.59", "-", "-", "-"]
+    assert cells["yes", "yes", "", "0 %"][6:] == ["+0.5 [+0.3, +0.7]", *cells["yes", "yes", "", "0 %"][7:]]
+    assert cells["yes", "yes", "", "0 %"][-2:] == ["+0.5", "+5.3"], "what the paper's models lost"
+    assert cells["yes", "yes", "yes", "2 %"][-2:] == ["+45.3", "-"]
+    assert table.data.set_index("run").loc["FFN, linear", "increase"] == pytest.approx(0.005, rel=0.01)
+    assert "over 3 seeds" in section.printed
+
+
+def test_table_7_of_one_seed_has_no_intervals():
+    section = table7_section(ended({run: costs[:1] for run, costs in COSTS.items()}))
+    assert section.tables[0].cells[2][5:7] == ["100.50", "+0.5"]
+    assert "trained once" in section.printed
+
+
+def test_without_16_bits_there_is_nothing_to_compare_with():
+    section = table7_section(ended({"FFN": (0, 0, 0)}))
+    assert section.tables[0].cells[0][6] == "-"
+    assert section.findings == []
+
+
+def test_table_7_is_measured_by_the_keys_of_the_published():
+    found = measured(ended(COSTS))
+    assert set(found) == {("479k", *key) for _, *key in PUBLISHED.values if ("479k", *key) in found}
+    assert found["479k", "16 bits", "0 %"] == pytest.approx(np.mean(PLAIN))
+
+
+@needs_paper
+def test_table_7_is_as_published():
+    with (PAPER / "table7_int8_training.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    named = {"ffn_int8": "FFN", "linear_int8": "linear", "attention_int8": "attention"}
+    published = {}
+    for row in rows:
+        parts = ", ".join(name for column, name in named.items() if row[column] == "yes") or "16 bits"
+        published[row["params"], parts, f"{row['decomposition_pct']} %"] = float(row["ppl"])
+    assert PUBLISHED.values == published
+
+
+@needs_paper
+def test_tables_9_and_10_are_as_published():
+    text = (PAPER / "llm_int8_paper.txt").read_text()
+    lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.count("|") > 8]
+    scores = [[float(cell) for cell in line if re.fullmatch(r"\d\d\.\d+", cell)] for line in lines]
+    scores = [of_line for of_line in scores if len(of_line) == len(TASKS)]
+    for published, taken in ((OF_TABLE9, slice(0, 6)), (OF_TABLE10, slice(6, 12))):
+        rows: dict[tuple, list] = {}
+        for (*row, _task), value in published.values.items():
+            rows.setdefault(tuple(row), []).append(value)
+        assert list(rows.values()) == scores[taken]
+    methods = [line[0].partition(" (")[0] for line in lines if line[0] and line[-2].startswith("8")]
+    assert methods[:6] == [method for method, *_ in dict.fromkeys((key[0],) for key in OF_TABLE9.values)]
+
+
+def test_fine_tuning_stands_beside_scores_of_another_metric():
+    section = table10_section(ended(COSTS))
+    assert section.tables[0].headers[-1] == "GLUE mean"
+    assert [row[-1] for row in section.tables[0].cells] == ["88.6", "88.8", "87.7", "88.7", "-"]
+    (table,) = table9_section(ended(COSTS)).tables
+    assert [row[0] for row in table.cells if row[1] != "not run"] == ["32-bit Baseline", "Vector-wise"]
+    assert table.cells[-1][1:] == ["100.67±7.42", "+0.0 [-0.2, +0.2]", "88.81"]
+
+
+def said(section) -> str:
+    return " ".join(finding.text for finding in section.findings)
+
+
+@pytest.mark.parametrize(
+    ("costs", "words"),
+    [
+        ((0.5, 0.6, 0.4), "with all projections in int8, ends at +0.5 % [+0.3, +0.7] beside 16 bits: within 2 %"),
+        ((5.5, 5.6, 5.4), "ends at +5.5 % [+5.3, +5.7] beside 16 bits: beyond 2 %"),
+        ((-5.5, -5.6, -5.4), "beside 16 bits: beyond 2 %"),
+        ((1.0, 4.0, -2.0), "whether that is within 2 % the scatter over 3 seeds does not show"),
+        ((0.5,), "+0.5 % beside 16 bits: within 2 %, with one seed"),
+        ((2.5,), "+2.5 % beside 16 bits: beyond 2 %, with one seed"),
+    ],
+)
+def test_whether_int8_holds_16_bits_is_said_as_far_as_seeds_show_it(costs, words):
+    rows = ended({"16 bits": (0,) * len(costs), "FFN, linear": costs})
+    assert words in said(table7_section(rows))
+
+
+def test_what_parts_and_decomposition_cost():
+    words = said(table7_section(ended(COSTS)))
+    assert "That feed-forward projections alone in int8 cost anything could not be shown: 0.00 % [−0.2, +0.2]." in words
+    assert "2 % of features in 16 bits bring this down: +0.20 % [−0.05, +0.4]." in words
+    assert "With the products of attention in int8 too, it ends at +30.0 % [+27.5, +32.5], at best." in words
+    assert "Of the +30.0 % [+27.5, +32.5] of 'FFN, linear, attention, 2 %', " in words
+    worse = COSTS | {"FFN": (1, 1.1, 0.9), "FFN, linear, 2 %": (0.5, 0.6, 0.41)}
+    words = said(table7_section(ended(worse)))
+    assert "Feed-forward projections alone in int8 end at +1.0 % [+0.8, +1.2]." in words
+    assert "That 2 % of features in 16 bits bring this down could not be shown." in words
+
+
+# What grows outlier features.
+
+ENDS = {"as it is": PLAIN, "Muon": [95.0, 99.0, 93.0], "rotary": [90.0, 104.0, 99.0]}
+
+
+def test_every_run_is_a_row_with_what_grew_in_it():
+    (table,) = causes_section(rows_of_runs(CAUSES, ENDS, {"as it is": 20.0})).tables
+    cells = [dict(zip(table.headers, row, strict=True)) for row in table.cells]
+    assert [row["run"] for row in cells] == list(ENDS)
+    assert cells[0]["outlier features"] == "1±0" and cells[1]["outlier features"] == "0±0"
+    assert cells[0]["residual"].startswith("202.0±")
+    assert cells[0]["absmax (%)"] == "+10.00±0.00", "over the same weights in float32"
+    data = table.data.set_index("run")
+    assert data.loc["as it is", "max.residual"] == pytest.approx(np.mean([200, 202, 204.02]))
+    one = causes_table(ends(rows_of_runs(CAUSES.model_copy(update={"seeds": [0]}), ENDS)))
+    assert one.cells[0][1] == "100.0"
+    assert one.cells[0][-1] == "+1.00±0.10", "by rounding"
+
+
+def test_what_differs_beyond_the_scatter_of_seeds_is_said():
+    rows = rows_of_runs(CAUSES, ENDS, {"as it is": 20.0, "Muon": 5.0})
+    words = said(causes_section(rows))
+    assert "Outlier features by the criterion grew in one of three runs, and none in 'Muon' and 'rotary'." in words
+    assert "Beside 'as it is' the largest |x| of the residual stream is × 0.2 [0.2, 0.2] in 'rotary'" in words.replace(
+        "\xa0", " "
+    )
+    assert "the perplexity is × 0.95 [0.947, 0.954] in 'Muon'." in words.replace("\xa0", " "), (
+        "of rotary it is not shown"
+    )
+    same = said(causes_section(rows_of_runs(CAUSES, dict.fromkeys(ENDS, PLAIN))))
+    assert "No outlier feature by the criterion grew in any of three runs." in same
+    assert "That the perplexity of any run is another than that of 'as it is' could not be shown." in same
+    assert "absmax costs at most +10.0 % ± 0.1 of the perplexity" in same
+
+
+def test_of_one_seed_nothing_is_told_apart():
+    section = causes_section(rows_of_runs(CAUSES.model_copy(update={"seeds": [0]}), ENDS, {"as it is": 20.0}))
+    assert "Beside" not in said(section)
+    assert "ends between 40.0 in 'Muon' and 200 in 'as it is'" in said(section)
+    assert "trained once" in section.notes[0]
+
+
+def test_the_figure_shows_every_seed_and_the_first_run_in_grey():
+    rows = rows_of_runs(CAUSES, ENDS, {"as it is": 20.0})
+    panels = causes(rows)
+    assert [axes.get_title(loc="left").split("\n") for axes in panels] == [
+        ["as it is", "perplexity 100.7"],
+        ["Muon", "perplexity 95.7"],
+        ["rotary", "perplexity 97.7"],
+    ]
+    own = [line for line in panels[1].lines if line.get_linewidth() == 1]
+    assert len(own) == 2 * len(SEEDS)
+    assert own[0].get_xydata().tolist()[-1] == [1000, 40]
+    found = checkpoints(pd.DataFrame(rows))
+    assert set(found["step"]) == {100, 400, 1000} and len(trained(rows)) == 9
+    with pytest.raises(UserError, match="unknown run 'Moun'; did you mean Muon"):
+        causes(rows, run="Moun")
+
+
+def test_a_page_counts_runs():
+    section = causes_section(rows_of_runs(CAUSES, ENDS))
+    assert "measurements of 9 training runs." in page("t", [section], "c")
+
+
+# The command.
+
+TINY = {
+    "recipe": {"start": "gpt2-0.1m", "steps": 6, "batch": 2},
+    "runs": {"as it is": {}, "FFN, linear": {"int8": ["ffn", "linear"]}},
+}
+SMALL = ["--blocks", "1", "--draws", "2", "--watched", "3", "--seeds", "0,1", "--work", "work"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """One with an experiment, and texts to train on."""
+    folder = tmp_path_factory.mktemp("training")
+    documents = sample()
+    (folder / "tiny.yaml").write_text(json.dumps(TINY))
+    (folder / "seven.yaml").write_text(json.dumps(TINY | {"shows": "table7"}))
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
+    (folder / "text.txt").write_text("\n".join(f" = {n} = \n {text}" for n, text in enumerate(documents)))
+    return folder
+
+
+@pytest.fixture
+def train(folder, monkeypatch, capsys):
+    """Exit code, output and errors of the command in that folder."""
+    monkeypatch.chdir(folder)
+    texts = ["--c4", "rows.jsonl", "--wikitext", "text.txt"]
+
+    def typed(*arguments) -> tuple[int, str, str]:
+        with torch.compiler.set_stance("force_eager"):
+            return call(monkeypatch, capsys, *arguments, *texts, *SMALL, command="training")
+
+    return typed
+
+
+def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch, caplog):
+    steps = []
+    monkeypatch.setattr(progress.Progress, "update", _noting(progress.Progress.update, steps))
+    code, out, err = train("tiny.yaml")
+    assert (code, err) == (0, ""), "no bars of a library"
+    assert "FFN, linear" in out and "trained once" not in out
+    assert sum(count for _, count in steps) == 4 * 6
+    assert {line for line, _ in steps} >= {"as it is, seed 0, training: ", "FFN, linear, seed 1, training: "}
+    results = folder / "results" / "tiny"
+    assert {"rows.jsonl", "causes.md", "causes.png", "trained.csv", "report.html"} <= {
+        one.name for one in results.iterdir()
+    }
+    kept = (results / "causes.md").read_text()
+    assert train("tiny.yaml") == (0, out, ""), "nothing is trained again"
+    (folder / "tiny-redrawn.yaml").write_text(
+        json.dumps(TINY | {"shows": "causes", "seeds": [0, 1], "blocks": 1, "draws": 2})
+    )
+    report("tiny-redrawn.yaml", results, redraw=True)
+    assert (results / "causes.md").read_text() == kept
+    code, out, _ = train("seven.yaml", "--out", "results/tiny")
+    assert code == 0 and "Table 7" in (results / "report.html").read_text()
+    assert (results / "table7_published.md").exists()
+
+
+def _noting(update, steps: list):
+    def noting(bar, count: int = 1) -> None:
+        steps.append((bar.desc, count))
+        update(bar, count)
+
+    return noting
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no experiment is named; expected one, such as `python -m outliers.training training/causes`"),
+        (["causes"], "unknown experiment 'causes'; did you mean training/causes"),
+        (["training/causes"], "text file 'c4_en_1000.jsonl' does not exist; expected the first 1,000 rows of C4"),
+        (
+            ["training/causes", "--c4", "rows.jsonl"],
+            "text file 'wikitext2_train.txt.gz' does not exist; expected WikiText",
+        ),
+        (["training/table10"], "text file 'wikitext2_train.txt.gz' does not exist; expected WikiText-2"),
+        (["training/causes", "--seeds", "x"], "field 'seeds.0'"),
+        (["training/causes", "--runs", "x"], "No such option: --runs"),
+        (["wrong.yaml"], "wrong.yaml, line 3, unknown field of runs.a 'epochs'; did you mean steps"),
+        (["table1.yaml"], "unknown table or figure 'table1'; did you mean table10"),
+        (["pocket/table1"], "field 'runs': Field required"),
+    ],
+)
+def test_mistakes(arguments, message, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    Path("wrong.yaml").write_text("runs:\n  a:\n    epochs: 3\n")
+    Path("table1.yaml").write_text("shows: table1\nruns: {a: {}}\n")
+    code, out, err = call(monkeypatch, capsys, *arguments, command="training")
+    assert (code, out) == (2, "")
+    assert message in err and err.startswith("error: ") and err.count("\n") == 1
+    assert not Path("results/training").exists() and not Path("build").exists()
+
+
+def test_a_mistake_is_said_before_anything_is_imported_that_takes_seconds(folder):
+    program = (
+        "import sys, runpy; sys.argv = ['training', 'training/causes']\n"
+        "try: runpy.run_module('outliers.training', run_name='__main__')\n"
+        "except SystemExit as stop: assert stop.code == 2\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("error: text file")
+
+
+def test_the_experiments_of_trainings():
+    found = {spec.shows: spec for spec in experiments("training")}
+    assert list(found) == ["table7", "table10", "table9", "causes"]
+    assert found["table9"].runs == found["table10"].runs
+    assert all(isinstance(run, Recipe) for spec in found.values() for run in spec.runs.values())
