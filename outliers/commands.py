@@ -11,6 +11,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outliers.errors import UserError, unknown_name
+from outliers.files import writing
 from outliers.specification.files import experiment_files, is_experiment, specify
 from outliers.specification.kinds import MODEL, Named, OfOneModel
 from outliers.terminal.command import Force, Out, called, typed
@@ -32,6 +33,8 @@ OF_MODELS = ("models", "candidates")  # what an experiment has others of where m
 ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
 
 EXPERIMENT = "Before them, an experiment file or the name of one that comes along, whose models they replace."
+REDRAW = "Measure nothing: draw the rows in this folder, such as those of a training that was watched."
+Redraw = Annotated[Path | None, Option("--redraw", help=REDRAW, metavar="FOLDER", show_default=False)]
 Models = Annotated[list[str] | None, Option("--model", "--models", help="The same by an option.", metavar="A,B,…")]
 
 
@@ -42,6 +45,7 @@ def measuring(
     default: str | None = None,
     instead: Callable[[dict], dict] = lambda fields: {},
     shown: Callable[[Named, Path, list[dict]], tuple] = lambda spec, folder, rows: (rows,),
+    redraws: bool = False,
 ) -> Callable:
     """A command that measures a kind of specification, as a function from whose parameters Typer makes its options.
 
@@ -52,9 +56,20 @@ def measuring(
         default: the experiment that is measured where neither one nor models are given.
         instead: what fields of that experiment are instead, by those that are given.
         shown: what its section is made of.
+        redraws: whether it can draw the rows of a folder that something else wrote.
     """
 
-    def command(positional: list[str] | None, models: list[str] | None, out: Path | None, force: bool, **given) -> None:
+    def command(
+        positional: list[str] | None,
+        models: list[str] | None,
+        out: Path | None,
+        force: bool,
+        redraw: Path | None = None,
+        **given,
+    ) -> None:
+        if redraw is not None:
+            _redraw(name, redraw, out, [positional, models, force, *given.values()])
+            return
         fields = _fields(given)
         experiment, chosen = _named(name, kind, positional or [], models or [], default)
         if experiment is None and not chosen:
@@ -73,6 +88,7 @@ def measuring(
             *options(kind, without=[*Named.model_fields, "model", "models"]),
             Parameter("out", option, default=None, annotation=Out),
             Parameter("force", option, default=False, annotation=Force),
+            *([Parameter("redraw", option, default=None, annotation=Redraw)] if redraws else []),
         ],
     )
 
@@ -176,3 +192,26 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Calla
     folder = place_of(spec, out) if isinstance(spec, OfOneModel) else out or spec.folder
     section = pkgutil.resolve_name(SECTIONS[name])(*shown(spec, folder, run(spec, folder, force)))
     print(write(section, folder, typed(name)))
+
+
+def _redraw(name: str, folder: Path, out: Path | None, others: list) -> None:
+    """Print and write what the finished rows in a folder show, into the same folder by default.
+
+    Raises:
+        UserError: there are none of this command; or something else was typed, which decides what is measured.
+    """
+    from outliers.experiment.rows import finished, read_rows
+    from outliers.report.write import write
+
+    if any(one not in (None, False) for one in others):
+        raise UserError(f"--redraw '{folder}' with models or options of a measurement; expected --out alone beside it")
+    rows = [row for row in finished(read_rows(folder)) if row.get("experiment") == name]
+    if not rows:
+        raise UserError(
+            f"'{folder}' has no finished rows of {name}; expected a folder with `rows.jsonl`, such as the one in which "
+            "outliers.OutlierCallback writes them"
+        )
+    place = out or folder
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+    print(write(pkgutil.resolve_name(SECTIONS[name])(rows), place, typed(name)))

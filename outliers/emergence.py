@@ -12,6 +12,8 @@ Examples:
 `python -m outliers.emergence --model gpt2 --model gpt2-medium --model gpt2-large --text c4 --block 1024`
 
 `python -m outliers.emergence --model EleutherAI/pythia-160m --revisions step1000,step8000,step64000,step143000`
+
+`python -m outliers.emergence --redraw my-training/outliers`
 """
 
 from outliers.commands import measuring
@@ -19,7 +21,9 @@ from outliers.specification.kinds import Emergence
 from outliers.terminal.command import run
 
 OWN_RESULTS = {"name": "emergence", "shows": None}
-emergence = measuring("emergence", Emergence, __doc__, default="pocket/table4", instead=lambda fields: OWN_RESULTS)
+emergence = measuring(
+    "emergence", Emergence, __doc__, default="pocket/table4", instead=lambda fields: OWN_RESULTS, redraws=True
+)
 
 if __name__ == "__main__":
     run(emergence)

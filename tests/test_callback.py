@@ -11,6 +11,8 @@ import outliers
 from outliers.errors import BrokenModel, UserError
 from outliers.experiment.rows import finished, read_rows
 from outliers.models.load import weights_hash
+from tests.test_commands import call
+from tests.test_plot import KEPT
 from tests.test_watch import BLOCKS, HELD_OUT, small
 
 STEPS = 6
@@ -159,6 +161,34 @@ def test_what_somebody_else_wrote_meanwhile_stays(tmp_path):
     rows = read_rows(tmp_path / "outliers")
     assert [row["checkpoint"] for row in rows if row["model"] == "somebody's"] == ["step-0"]
     assert {row["checkpoint"] for row in rows} == {"step-0", "step-2", "step-4", "step-6"}
+
+
+def test_what_it_wrote_is_drawn(tmp_path, monkeypatch, capsys):
+    trained(tmp_path)
+    folder = tmp_path / "outliers"
+    before = (folder / "rows.jsonl").read_bytes()
+    code, out, err = call(monkeypatch, capsys, "--redraw", folder, command="emergence")
+    assert (code, err) == (0, "")
+    assert "@step-6" in out
+    assert {"growth.png", "growth.svg", "report.html", "table4.md"} <= {path.name for path in folder.iterdir()}
+    assert (folder / "rows.jsonl").read_bytes() == before
+    axes = outliers.plot.growth(read_rows(folder), panel="count")
+    steps, counts = axes.lines[0].get_data()
+    assert list(steps) == [0, 2, 4, 6]
+    assert list(counts) == [row["value"] for row in read_rows(folder) if row["metric"] == "count"]
+
+
+def test_the_growth_of_two_models_is_drawn_apart(tmp_path, monkeypatch, capsys):
+    rows = read_rows(KEPT / "growth")
+    with pytest.raises(UserError, match="rows of 2 models that were watched"):
+        outliers.plot.growth([*rows, *(row | {"model": "another"} for row in rows)])
+    with pytest.raises(UserError, match="rows of 0 models that were watched"):
+        outliers.plot.growth(read_rows(KEPT / "training"))
+    lines = [json.dumps(row | {"model": name}) + "\n" for name in ("one", "another") for row in rows[:70]]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    assert call(monkeypatch, capsys, "--redraw", tmp_path, "--out", tmp_path / "out", command="emergence")[0] == 0
+    assert {"growth.png", "growth-2.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["rows.jsonl"]
 
 
 def test_other_processes_measure_nothing(tmp_path):

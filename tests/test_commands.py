@@ -222,6 +222,9 @@ def test_other_commands(monkeypatch, capsys, tmp_path, command, arguments, folde
         ("report", ["pocke"], "unknown experiment 'pocke'; did you mean pocket"),
         ("report", ["mine.yaml"], "experiment file 'mine.yaml' does not exist"),
         ("report", ["pocket", "--redraw"], "'results/pocket/table1' has no finished rows"),
+        ("emergence", ["--redraw", "nothing"], "'nothing' has no finished rows of emergence; expected a folder with"),
+        ("emergence", ["a", "--redraw", "b"], "--redraw 'b' with models or options of a measurement"),
+        ("emergence", ["--redraw", "b", "--block", "8"], "--redraw 'b' with models or options of a measurement"),
     ],
 )
 def test_mistakes_with_other_commands(monkeypatch, capsys, tmp_path, command, arguments, message):
@@ -535,6 +538,7 @@ OPTIONS = {
     "memory": (*MEASURING, "--gpu", "--context"),
     "zeroshot": (*MEASURING, "--task", "--limit"),
     "report": (*MEASURING, "--redraw"),
+    "emergence": (*MEASURING, "--revisions", "--redraw"),
 }
 LATE = {"torch", "transformers", "pandas", "matplotlib"}
 

@@ -21,6 +21,7 @@ from outliers.measurements.ablation import summary
 from outliers.measurements.damage.measurement import damages_of
 from outliers.models.anatomy import ROLES
 from outliers.plot import style
+from outliers.plot.watched import PANELS
 from outliers.report.artefacts.ablation import ablation_summary
 from outliers.report.section import Drawing, drawn
 from outliers.specification.files import make_experiment, read_experiment
@@ -185,6 +186,13 @@ def many_models(rows: list[dict], times: int) -> list[dict]:
     ]
 
 
+def many_steps(rows: list[dict], times: int) -> list[dict]:
+    steps = [int(row["checkpoint"].removeprefix("step-")) for row in rows]
+    places = [(row, step + n * (max(steps) + 20)) for n in range(times) for row, step in zip(rows, steps, strict=True)]
+    return [row | {"checkpoint": f"step-{step}"} for row, step in places]
+
+
+GROWTH = kept("growth")
 SWEEP, TABLE4 = kept("pocket/table1"), kept("pocket/table4")
 REMEDIES, ZEROSHOT = kept("remedies"), kept("pocket/figure1")
 DAMAGES = damages_of(kept("damage/smollm2-135m"))
@@ -213,6 +221,8 @@ FROM_ROWS = {
     "figure 4, training": lambda: plot.figure4(kept("training"), paper=False),
     "training": lambda: plot.along_training(POCKET),
     "training, long names": lambda: plot.along_training(POCKET.assign(model=POCKET["model"].map(LONG.format))),
+    "growth": lambda: plot.growth(GROWTH),
+    "growth, many steps": lambda: plot.growth(many_steps(GROWTH, 10)),
     "damage": lambda: plot.damage_map(DAMAGES),
     "damage, twenty schemes": lambda: plot.damage_map(
         {f"{name}-{n}": DAMAGES[name] for name in DAMAGES for n in range(10)}
@@ -245,6 +255,7 @@ def test_figures_of_rows_can_be_read(name):
         (lambda **to: plot.figure4(TABLE4, **to), {"panel": "a"}),
         (lambda **to: plot.along_training(POCKET, **to), {"panel": "perplexity"}),
         (lambda **to: plot.causes(TRAINED, **to), {"run": "Muon"}),
+        *((lambda **to: plot.growth(GROWTH, **to), {"panel": panel}) for panel in PANELS),
         (lambda **to: plot.damage_map(DAMAGES, **to), {"scheme": "absmax", "error": "db"}),
         (lambda **to: plot.damage_bars(DAMAGES, **to), {"scheme": "absmax", "place": "layer"}),
         (lambda **to: plot.ablation_bars(ablation_summary(kept("ablation/gpt2-1.7m")), **to), {"metric": "damage"}),

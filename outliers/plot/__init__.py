@@ -17,6 +17,7 @@ _HOME = {
     "figure4": "emergence",
     "along_training": "emergence",
     "causes": "training",
+    "growth": "watched",
     "your_style": "style",
     "LOOK": "style",
 }

@@ -4,9 +4,11 @@ import functools
 
 import pandas as pd
 
+from outliers.models.names import short_name
 from outliers.plot.emergence import Fit, by_model, distinct_models, figure3, figure4, fits_of
 from outliers.plot.published import TABLE4, TABLE4_COLUMNS
 from outliers.plot.style import count_label
+from outliers.plot.watched import growth, watched
 from outliers.report.elsewhere import elsewhere
 from outliers.report.findings.emergence import emergence_findings
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
@@ -56,13 +58,25 @@ PANELS = {  # what draws each alone, which panel it is, title, caption
     ),
     "figure4b": (figure4, "b", "Number of outlier features", "Number of outlier features, by perplexity."),
 }
+GROWTH = (
+    "the largest |x| of each hidden state, the number of outlier features, the layers and positions that the most "
+    "common one affects, and the perplexity, along the training."
+)
 GREY_POINTS = "Grey: the models of the paper, as published (Table 4)."
 
 
 def emergence_section(rows: list[dict]) -> Section:
-    """Table 4, the exponential fits, and Figures 3 and 4."""
-    drawings = [Drawing.of(draw.__name__, caption, draw(rows, paper=False)) for draw, caption in FIGURES.items()]
+    """Table 4, the exponential fits, Figures 3 and 4, and how outlier features grew in what was watched in training."""
+    drawings = [_growth_drawing(rows, model, number) for number, model in enumerate(watched(rows), 1)]
+    drawings += [Drawing.of(draw.__name__, caption, draw(rows, paper=False)) for draw, caption in FIGURES.items()]
     return table4_section(rows)._replace(drawings=drawings)
+
+
+def _growth_drawing(rows: list[dict], model: str, number: int) -> Drawing:
+    """Of one of the models that were watched; the file of the first one has no number."""
+    name = "growth" if number == 1 else f"growth-{number}"
+    axes = growth([row for row in rows if row["model"] == model])
+    return Drawing.of(name, f"{short_name(model)}: {GROWTH}", axes)
 
 
 def table4_section(rows: list[dict]) -> Section:
