@@ -149,6 +149,9 @@ def place(small_model, tmp_path_factory) -> Path:
     (folder / "my_documents.jsonl").write_text(DOCUMENTS * 50)
     (folder / "my_experiment.yaml").write_text(_smaller(my_experiment(), small_model))
     save_gguf(AutoModelForCausalLM.from_pretrained(small_model), folder / "model.gguf")
+    watched = folder / "my-training" / "outliers"
+    watched.mkdir(parents=True)
+    shutil.copy(ROOT / "results" / "kept" / "growth" / "rows.jsonl", watched)
     for name, path in files.experiment_files().items():
         small = folder / "experiments" / f"{name}.yaml"
         small.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +185,7 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
         "path/to/model.gguf": "model.gguf",
     }
     arguments = [stands_for.get(argument, argument) for argument in shlex.split(typed)[3:]]
-    sizes = ["--block", "32", "--blocks", "1"] if _reads_text(module) else []
+    sizes = ["--block", "32", "--blocks", "1"] if _reads_text(module) and "--redraw" not in arguments else []
     monkeypatch.setattr(sys, "argv", [module, *arguments, *sizes])
     try:
         runpy.run_module(module, run_name="__main__")

@@ -22,6 +22,7 @@ from outlier_kernels.reference import CODE_MAX
 from outliers import criterion
 from outliers.estimate.advice import table as table_of_needs
 from outliers.estimate.needs import Need, Room
+from outliers.experiment.callback import EVERY
 from outliers.experiment.provenance import code_hash
 from outliers.experiment.rows import read_rows
 from outliers.measurements.ablation import CONTROLS, RESAMPLES
@@ -31,6 +32,7 @@ from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
+from outliers.plot.training import watched
 from outliers.report.artefacts.ablation import ablation_section
 from outliers.report.artefacts.damage import damage_section
 from outliers.report.artefacts.table1 import sweep_section
@@ -202,6 +204,21 @@ def default(benchmark: str, option: str):
     return next(ast.literal_eval(keyword.value) for keyword in of_option.keywords if keyword.arg == "default")
 
 
+def grown() -> dict[str, float]:
+    """Of the kept training that was watched: its outlier feature, and from which step on it is one."""
+    (steps,) = watched(kept_rows("growth")).values()
+    without = steps.index[steps["count"] == 0].max() + 1
+    (feature,) = set(steps["most_common"][without:])
+    return {"feature": feature, "step": steps["step"][without]}
+
+
+def cost_of_watching() -> dict[str, float]:
+    """Of the most held-out text: how many times that of a step, and the share of the training, %."""
+    row = json.loads(read("results/kept/benchmarks/callback_cost.json"))["rows"][-1]
+    _tokens, batch = in_source("benchmarks/callback_cost.py", r'"pocket/gpt2-1\.7m", (\d+), (\d+)')
+    return {"held_out": row["held_out"] / int(batch), "share": 100 * row["share"]}
+
+
 def gains_from(path: str) -> int:
     """The model dimension from which on LLM.int8() is faster than 16 bits in the layers of Table 5."""
     layers = table(path)
@@ -359,6 +376,15 @@ CLAIMS = {
             "LLM.int8() gains at model dimensions from {} on",
             lambda: (gains_from("results/kernels/layers-intel-xeon-amx.csv"),),
         ),
+    ],
+    "docs/training.md": [
+        ("after every {} steps", lambda: (EVERY,)),
+        ("feature {feature:.0f} is an outlier feature by the criterion from step {step} on", grown),
+        (
+            "with {} blocks of {} tokens a step",
+            lambda: in_source("benchmarks/callback_cost.py", r'"pocket/gpt2-1\.7m", (\d+), (\d+)')[::-1],
+        ),
+        ("with {held_out:.0f} times the text of a step it is {share:.1f} % of the training", cost_of_watching),
     ],
     "docs/paper.md": [
         (
@@ -703,7 +729,7 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_runs(block, monkeypatch, tmp_path):
-    """Each block by itself, with a pocket model in the place of the one that is downloaded."""
+    """Each block by itself, with a pocket model in the place of the one that is downloaded, and few steps."""
     tables = [
         ("outliers.models.anatomy", "ANATOMIES"),
         ("outliers.quantization.schemes", "SCHEMES"),
@@ -715,7 +741,8 @@ def test_python_runs(block, monkeypatch, tmp_path):
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.chdir(tmp_path)
     try:
-        exec(compile(block.replace("smollm2-135m", "pocket/gpt2-1.7m"), "block", "exec"), {"__name__": "block"})
+        small = block.replace("smollm2-135m", "pocket/gpt2-1.7m").replace("max_steps=400", "max_steps=3")
+        exec(compile(small, "block", "exec"), {"__name__": "block"})
     finally:
         for table, rows in zip(tables, before, strict=True):  # what a block adds goes with it
             table.clear()
