@@ -25,6 +25,7 @@ from outliers.plot.style import (
 
 ABOUT = ("run", "seed", "steps", "model", "parameters", "int8", "decomposition")  # fields of rows
 COLUMNS = 4  # of panels
+ALONG, LARGEST = "training step", "largest |x|"
 # What is drawn of a run, by its name in the legend: metrics of which the largest counts, colour, line.
 LINES = {
     "residual stream": (("max.residual",), BLUE, "-"),
@@ -74,28 +75,35 @@ def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Axe
     found = checkpoints(rows)
     names = list(dict.fromkeys(found["run"]))
     shown, first = chosen("run", run, names, ax), found[found["run"] == names[0]]
-    columns = min(COLUMNS, len(shown))
-    lines = -(-len(shown) // columns)
-    size = (max(3.6, 0.6 + 1.6 * columns), 0.9 + 1.45 * lines)
-    panels = panels_of(ax, lines, columns, size, sharex=True, sharey=True)
-    for axes, name in zip(panels.flat, shown, strict=False):
+    panels = _panels(ax, len(shown))
+    for axes, name in zip(panels, shown, strict=True):
         own = found[found["run"] == name]
         _plot_lines(axes, first, {"color": GREY, "linewidth": 0.8, "zorder": 1})
         _plot_lines(axes, own, {})
         axes.set_title(_title(name, own), fontsize="small")
-    for axes in panels.flat[len(shown) :]:
-        axes.remove()
-    panels = panels.ravel()[: len(shown)]
-    _scale(panels, columns, found)
-    if ax is None:
-        panels[0].figure.supxlabel("training step", fontsize="medium")
-        panels[0].figure.supylabel("largest |x|", fontsize="medium")
-    else:
-        ax.set(xlabel="training step", ylabel="largest |x|")
-    others = [said(f"grey: {brief(names[:1])[0]}", color=GREY, linestyle="-")] if set(shown) - {names[0]} else []
+    _scale(panels, found)
     handles = [said(label, color=color_of(color), linestyle=line) for label, (_, color, line) in LINES.items()]
-    legend(ax, panels[0], [*handles, *others], "upper center", len(handles) + len(others))
+    if set(shown) - {names[0]}:
+        handles.append(said(f"grey: {brief(names[:1])[0]}", color=GREY, linestyle="-"))
+    if len(panels) == 1:
+        panels[0].set(xlabel=ALONG, ylabel=LARGEST)
+        legend(ax, panels[0], handles, "right upper")
+    else:
+        panels[0].figure.supxlabel(ALONG, fontsize="medium")
+        panels[0].figure.supylabel(LARGEST, fontsize="medium")
+        legend(ax, panels[0], handles, "upper center", min(len(panels), len(handles)))
     return returned(panels)
+
+
+def _panels(ax: Axes | None, count: int) -> np.ndarray:
+    """So many panels in rows of `COLUMNS`."""
+    columns = min(COLUMNS, count)
+    lines = -(-count // columns)
+    size = (5.2, 2.6) if count == 1 else (0.6 + 1.6 * columns, 0.9 + 1.45 * lines)
+    panels = panels_of(ax, lines, columns, size, sharex=True, sharey=True)
+    for axes in panels.flat[count:]:
+        axes.remove()
+    return panels.ravel()[:count]
 
 
 def _plot_lines(axes: Axes, of_run: pd.DataFrame, style: dict) -> None:
@@ -114,7 +122,7 @@ def _title(name: str, of_run: pd.DataFrame) -> str:
     return f"{textwrap.fill(brief([name])[0], 24)}\nperplexity {perplexity:.1f}"
 
 
-def _scale(panels: np.ndarray, columns: int, found: pd.DataFrame) -> None:
+def _scale(panels: np.ndarray, found: pd.DataFrame) -> None:
     """Logarithmic scales, with numbers along x below the last panel of each column."""
     metrics = found.columns.intersection([metric for metrics, *_ in LINES.values() for metric in metrics])
     low, high = found[metrics].min(axis=None), found[metrics].max(axis=None)
@@ -124,5 +132,5 @@ def _scale(panels: np.ndarray, columns: int, found: pd.DataFrame) -> None:
         log_axis(axes.xaxis, found["step"].min(), found["step"].max())
         axes.xaxis.set_major_formatter(count_label)
         log_axis(axes.yaxis, low, high)
-    for axes in panels[-columns:]:
+    for axes in panels[-COLUMNS:]:
         axes.xaxis.set_tick_params(labelbottom=True)
