@@ -32,6 +32,11 @@ from linear_layer import table as layers_table  # noqa: E402
 
 PLACE = re.compile(r"<!-- table: (?P<name>[^>]+) -->\n(?P<content>((?!<!--).)*)<!-- end of table -->", re.DOTALL)
 NOT_MEASURED = "*Not measured yet"
+MAKES = {  # by the ending of what is kept; of reports, those of trainings alone may wait
+    ".csv": "kernels/benchmarks/linear_layer.py",
+    ".json": "benchmarks/{}.py",
+    ".md": "-m outliers.training training/{}",
+}
 
 
 def pages() -> list[Path]:
@@ -51,8 +56,7 @@ def table(name: str) -> str:
         return TABLES[name]()
     path = ROOT / name
     if not path.exists():
-        program = "kernels/benchmarks/linear_layer" if path.suffix == ".csv" else f"benchmarks/{path.stem}"
-        return f"{NOT_MEASURED}: `python {program}.py` makes this table.*"
+        return f"{NOT_MEASURED}: `python {MAKES[path.suffix].format(path.stem)}` makes this table.*"
     text = path.read_text(encoding="utf-8").strip()
     drawn = {".json": lambda: benchmark_table(json.loads(text)), ".csv": lambda: layers_table(pd.read_csv(path))}
     return drawn.get(path.suffix, lambda: text)()

@@ -32,7 +32,7 @@ from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
-from outliers.plot.training import watched
+from outliers.plot.watched import watched
 from outliers.report.artefacts.ablation import ablation_section
 from outliers.report.artefacts.damage import damage_section
 from outliers.report.artefacts.table1 import sweep_section
