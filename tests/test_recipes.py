@@ -238,6 +238,7 @@ def test_a_killed_training_goes_on_with_the_same_losses(tmp_path, monkeypatch):
 
 def test_what_is_seen_is_logged_once(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "SAVED_EVERY", 4)
+    monkeypatch.setattr(loop, "LOGGED_EVERY", 2)
     recipe = Recipe(**TINY, steps=8)
 
     def seen(_model, step):
@@ -249,7 +250,9 @@ def test_what_is_seen_is_logged_once(tmp_path, monkeypatch):
     train = lambda: loop.train(start(recipe, 0), recipe, blocks_for(recipe), tmp_path / "run", seen, at=(2, 4, 6, 8))  # noqa: E731
     with pytest.raises(KeyboardInterrupt):
         train()
-    assert [entry["seen"] for entry in train() if "seen" in entry] == [2, 4, 6, 8]
+    log = train()
+    assert [entry["seen"] for entry in log if "seen" in entry] == [2, 4, 6, 8]
+    assert [entry["step"] for entry in log if "loss" in entry] == [2, 4, 6, 8], "beside its losses"
 
 
 def test_a_checkpoint_that_is_not_whole_is_no_checkpoint(tmp_path):

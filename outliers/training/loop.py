@@ -150,7 +150,9 @@ class _Looking(TrainerCallback):
     def on_train_begin(self, _arguments, state, _control, **_others) -> None:
         self.moved(state.global_step)
 
-    def on_step_end(self, _arguments, state, _control, model: PreTrainedModel, **_others) -> None:
+    def on_step_end(self, _arguments, state, control, model: PreTrainedModel, **_others) -> None:
         self.moved(1)
         if state.global_step in self.at:
+            asked = control.should_log  # which logging takes back, though the Trainer has not logged its loss yet
             self.log(self.seen(model, state.global_step))
+            control.should_log = asked

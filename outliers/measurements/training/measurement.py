@@ -29,7 +29,7 @@ from outliers.training.loop import train
 from outliers.training.start import start
 
 # What is kept of a model in the middle of its training; of the trained one it is all that `watch` finds.
-ALONG = ("loss", "perplexity", "count", "layers", "positions", "attention_sink", "max")  # and those of each role
+ALONG = ("perplexity", "count", "layers", "positions", "attention_sink", "max")  # and those of each role
 
 
 class Run(NamedTuple):
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
 class TrainingRows(Measurement[Training]):
     """Of each run: every metric of `watch` after some steps and at the end; there also the perplexity in float32 and
-    under schemes, with its scatter; and the mean training loss of the last 20 steps before each.
+    under schemes, with its scatter.
 
     A run that was stopped goes on from its last checkpoint.
     """
@@ -137,9 +137,12 @@ class TrainingRows(Measurement[Training]):
         steps = question.about.recipe.steps
         along = [
             {"checkpoint": f"step-{entry['step']}", "metric": metric, "value": value}
-            for entry in _watched(logged)
+            for entry in logged
+            if "perplexity" in entry
             for metric, value in entry.items()
-            if metric in ALONG or metric.startswith("max.") or (entry["step"] == steps and metric != "step")
+            if metric in ALONG
+            or metric.startswith("max.")
+            or (entry["step"] == steps and metric not in ("step", "epoch"))
         ]
         last = f"step-{steps}"
         at_the_end = [{"checkpoint": last, "metric": f"perplexity.{name}"} | of_one for name, of_one in found.items()]
@@ -171,14 +174,3 @@ class TrainingRows(Measurement[Training]):
 
 def _seen(model: PreTrainedModel, _step: int, blocks: torch.Tensor, alpha: float) -> dict[str, float]:
     return watch(model, blocks, alpha)
-
-
-def _watched(logged: list[dict]) -> list[dict]:
-    """What was logged of the model, each with the training loss that was logged last, "loss"."""
-    found, loss = [], {}
-    for entry in logged:
-        if "loss" in entry:
-            loss = {"loss": entry["loss"]}
-        elif "perplexity" in entry:
-            found.append({name: value for name, value in entry.items() if name != "epoch"} | loss)
-    return found
