@@ -3,9 +3,9 @@
     python benchmarks/int8_training.py gpt2-1.7m
 
 A rung of the pocket ladder takes steps as it is trained: its batch, bfloat16 autocast, a compiled loss, clipping and
-AdamW, on random tokens. Products are in 16 bits, or in int8 in the settings of Table 7. All settings take
-steps in turn on one thread, several rounds; kept are the medians of the processor's time, which others on the machine
-share less in than in the clock's, and the smallest as shares of the smallest in 16 bits.
+AdamW, on random tokens. Products are in 16 bits, or in int8 in the settings of Table 7. All settings take steps in
+turn on one thread, several rounds; kept are the medians of the processor's time, which others on the machine share
+less in than in the clock's, and the smallest as shares of the smallest in 16 bits.
 """
 
 import statistics
