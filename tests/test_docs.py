@@ -40,7 +40,9 @@ from outliers.report.artefacts.table3 import memory_section
 from outliers.report.artefacts.table4 import table4_section
 from outliers.report.artefacts.table5 import speed_section
 from outliers.report.artefacts.table6 import latency_section
+from outliers.report.artefacts.table7 import TABLE7
 from outliers.specification.kinds import Memory
+from outliers.specification.recipe import Recipe
 from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
@@ -131,6 +133,11 @@ def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
     found = table("results/kept/remedies/remedies_smollm2-135m.csv")
     found = found[found["format"] == format].assign(increase=lambda rows: 100 * (rows["ratio"] - 1))
     return found.set_index("remedy")[column].to_dict()
+
+
+def sizes_of_table7() -> list[str]:
+    """Of the models that the paper trained, in the order of its table: millions and billions of parameters."""
+    return [size[:-1] for size in dict.fromkeys(size for size, *_ in TABLE7)]
 
 
 def scatter_of(scheme: str) -> float:
@@ -386,6 +393,13 @@ CLAIMS = {
         ),
         ("with {held_out:.0f} times the text of a step it is {share:.1f} % of the training", cost_of_watching),
     ],
+    "docs/causes.md": [
+        ("weight decay {:g} on matrices", lambda: (Recipe().weight_decay,)),
+        (
+            "the first {} rows of C4 (en, train split)",
+            lambda: in_source("outliers/specification/door.py", r"the first ([\d,]+) rows of C4"),
+        ),
+    ],
     "docs/paper.md": [
         (
             "The pocket models and SmolLM2-135M on the embedded text, {} blocks of {} tokens",
@@ -401,6 +415,11 @@ CLAIMS = {
             "for one sequence of {} tokens and {} GiB of each GPU left free",
             lambda: (Memory(models=["gpt2"]).context, Memory(models=["gpt2"]).headroom),
         ),
+        (
+            "the first {} rows of C4 (en, train split)",
+            lambda: in_source("outliers/specification/door.py", r"the first ([\d,]+) rows of C4"),
+        ),
+        ("the paper's models of {} million and {} billion parameters", lambda: sizes_of_table7()),
         ("({:.2f} billion parameters)", lambda: (parameters("openai-community/gpt2-xl") / 1e9,)),
         ("which is exact within {:g} %", lambda: (100 * RELATIVE_ERROR,)),
         (
@@ -511,7 +530,7 @@ def test_sentences_without_numbers():
 # What is not prose, and names that have digits.
 NOT_PROSE = re.compile(
     r"```.*?```|<!-- table: .*?<!-- end of table -->|<!--.*?-->|`[^`]+`|\]\([^)]*\)"
-    r"|(?:Tables?|Figures?|[Ss]ections?|equations?) \d[\w.]*(?:(?:, | and )\d[\w.]*)*|et\s+al\.,\s+\d{4}"
+    r"|(?:Tables?|Figures?|[Ss]ections?|equations?) \d[\w.]*(?:(?:, | and | to )\d[\w.]*)*|et\s+al\.,\s+\d{4}"
     r"|\b(?:8|16|32) bits?\b|95 % (?=intervals|bootstrap)|Zen 4",
     re.DOTALL,
 )
