@@ -314,6 +314,7 @@ OTHERWISE = {
     "scheme": "absmax",
     "skip": ["lm_head"],
     "transform": "hadamard",
+    "attention": ["int8"],
 }
 ELSEWHERE = {"name", "shows", "stream", "memory", "engine", "data", "features", "controls", "candidates"}
 ELSEWHERE |= {"calibration", "calibration_blocks", "by_token"}

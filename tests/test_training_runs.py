@@ -18,6 +18,7 @@ from scipy.stats import ttest_1samp
 
 from outliers.errors import UserError
 from outliers.experiment.rows import rows_of
+from outliers.plot.style import GREY
 from outliers.plot.training import causes, checkpoints, trained
 from outliers.report.artefacts.causes import causes_section, causes_table, ends
 from outliers.report.artefacts.table7 import (
@@ -299,6 +300,8 @@ def test_the_figure_shows_every_seed_and_the_first_run_in_grey():
     own = [line for line in panels[1].lines if line.get_linewidth() == 1]
     assert len(own) == 2 * len(SEEDS)
     assert own[0].get_xydata().tolist()[-1] == [1000, 40]
+    grey = [line for line in panels[1].lines if line.get_color() == GREY]
+    assert len(grey) == 2 * len(SEEDS) and grey[0].get_xydata().tolist()[-1] == [1000, 200]
     found = checkpoints(pd.DataFrame(rows))
     assert set(found["step"]) == {100, 400, 1000} and len(trained(rows)) == 9
     with pytest.raises(UserError, match="unknown run 'Moun'; did you mean Muon"):
