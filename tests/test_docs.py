@@ -32,7 +32,10 @@ from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
+from outliers.plot.published import TABLE7
+from outliers.plot.sweep import costs
 from outliers.plot.watched import watched
+from outliers.quantization.schemes import BASELINE
 from outliers.report.artefacts.ablation import ablation_section
 from outliers.report.artefacts.damage import damage_section
 from outliers.report.artefacts.table1 import sweep_section
@@ -138,6 +141,31 @@ def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
 def sizes_of_table7() -> list[str]:
     """Of the models that the paper trained, in the order of its table: millions and billions of parameters."""
     return [size[:-1] for size in dict.fromkeys(size for size, *_ in TABLE7)]
+
+
+def attention_costs() -> dict[str, float]:
+    """What attention in int8 costs SmolLM2 where nothing else is quantized, in per cent."""
+    found = table("results/kept/attention/attention_smollm2-135m.csv")
+    return found[found["scheme"] == BASELINE].set_index("attention")["increase"].to_dict()
+
+
+def attention_layers() -> dict[str, float]:
+    """What it costs in one layer alone, at worst, and in all but layer 1 or another one, in per cent."""
+    layers = damages_of(kept_rows("attention/layers"))["fp32+attention"].layers.set_index("layer")
+    without = 100 * layers["damage_without"]
+    worst = 100 * layers["damage_only"].max()
+    return {"worst": worst, "without_1": without[1], "without_another": without.drop(1).min()}
+
+
+def attention_of_pocket() -> list[float]:
+    """What it costs each pocket model, in per cent."""
+    found = costs(kept_rows("attention/pocket"))
+    return [row["value"] for row in found if row["scheme"] == "fp32+attention"]
+
+
+def lost_codes() -> list[float]:
+    """The shares of probabilities whose codes are 0, of all keys and without the largest, in per cent."""
+    return [row["lost"] for row in json.loads(read("results/kept/benchmarks/attention_codes.json"))["rows"]]
 
 
 def scatter_of(scheme: str) -> float:
@@ -347,6 +375,36 @@ CLAIMS = {
         ("nvfp4 ({none:.1f} to {hadamard:.1f})", lambda: remedies_of("nvfp4", "perplexity")),
     ],
     "docs/schemes.md": [
+        (
+            "ended at a perplexity of {:.2f} instead of {:.2f} with 2 % in 16 bits, and at {:.2f} with 10 %",
+            lambda: [
+                TABLE7["209M", *setting]
+                for setting in (
+                    ("FFN, linear, attention", "2 %"),
+                    ("FFN, linear", "2 %"),
+                    ("FFN, linear, attention", "10 %"),
+                )
+            ],
+        ),
+        (
+            "SmolLM2-135M on the embedded text, {} blocks of {} tokens, {} draws",
+            lambda: (*size("attention"), draws("attention")),
+        ),
+        ("attention in int8 costs {int8:+.1f} % of perplexity", attention_costs),
+        (
+            "values costs {int8, values alone:+.1f} % alone, that of queries with keys {int8, scores alone:+.2f} %",
+            attention_costs,
+        ),
+        ("{:.1f} % of all that a query gives, on average", lambda: lost_codes()[:1]),
+        ("largest probabilities it is {:.1f} %", lambda: lost_codes()[1:]),
+        ("in 16 bits {int8+2%:+.2f} % is left", attention_costs),
+        (
+            "the worst costs {worst:+.2f} %, which is about the scatter. With layer 1 exact, {without_1:+.2f} % is "
+            "left of what all of them cost together, and with any other at least {without_another:+.2f} %",
+            attention_layers,
+        ),
+        ("({} blocks of {} tokens) change by", lambda: size("attention/pocket")),
+        ("change by {:.2f} % and {:.2f} %", lambda: map(abs, attention_of_pocket())),
         ("({} unless you say otherwise)", lambda: (criterion.ALPHA,)),
         ("is no number ({:.0f} nats)", lambda: (LARGEST_LOSS,)),
         (

@@ -9,6 +9,7 @@ import pytest
 from outliers.measurements.damage.measurement import damages_of
 from outliers.plot.emergence import Fit
 from outliers.report.artefacts.ablation import ablation_section
+from outliers.report.artefacts.attention import attention_section
 from outliers.report.artefacts.damage import damage_section
 from outliers.report.artefacts.figure1 import zeroshot_section
 from outliers.report.artefacts.remedies import NONE, Point, remedies_section
@@ -45,6 +46,7 @@ SECTIONS = {
     "pocket/table6": latency_section,
     "pocket/figure1": zeroshot_section,
     "remedies": remedies_section,
+    "attention": attention_section,
 }
 
 

@@ -195,6 +195,7 @@ def many_steps(rows: list[dict], times: int) -> list[dict]:
 GROWTH = kept("growth")
 SWEEP, TABLE4 = kept("pocket/table1"), kept("pocket/table4")
 REMEDIES, ZEROSHOT = kept("remedies"), kept("pocket/figure1")
+ATTENTION = kept("attention")
 DAMAGES = damages_of(kept("damage/smollm2-135m"))
 OF_CAUSES = make_experiment(read_experiment("training/causes"), Training)
 TRAINED, ELEVEN = (
@@ -211,6 +212,9 @@ FROM_ROWS = {
     "sweep without a baseline": lambda: plot.sweep_costs(WITHOUT),
     "remedies": lambda: plot.remedy_costs(REMEDIES),
     "remedies, one panel": lambda: plot.remedy_costs(REMEDIES, panel="block"),
+    "attention": lambda: plot.attention_costs(ATTENTION),
+    "attention, several models": lambda: plot.attention_costs(ATTENTION + many_models(ATTENTION, 2), paper=False),
+    "attention, one panel": lambda: plot.attention_costs(ATTENTION, model="smollm2-135m"),
     "accuracy": lambda: plot.accuracy_by_size(ZEROSHOT),
     "figure 3": lambda: plot.figure3(TABLE4),
     "figure 3, training": lambda: plot.figure3(kept("training"), paper=False),

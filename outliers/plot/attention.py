@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from outliers.models.names import distinct_names
-from outliers.plot.published import ATTENTION_TRAINED, UNQUANTIZED_209M
+from outliers.plot.published import TABLE7
 from outliers.plot.records import Rows, records
 from outliers.plot.style import (
     GREY,
@@ -26,6 +26,10 @@ from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 
 NOT_QUANTIZED = "16-bit"
 PAPER = "the paper, 209M, in training"
+TRAINED = {  # with the projections in int8 too, and of their features the same share in 16 bits
+    "16-bit": ("FFN, linear", "2 %"),
+    **{f"int8+{share}%": ("FFN, linear, attention", f"{share} %") for share in (2, 5, 10)},
+}
 
 
 class Point(NamedTuple):
@@ -114,8 +118,7 @@ def attention_costs(
         own = [point for point in found if point.model == panel]
         _plot_panel(axes, own, columns, styles) if own else _plot_published(axes)
         axes.set_title(panel)
-    published = [100 * (value / UNQUANTIZED_209M - 1) for value in ATTENTION_TRAINED.values()] * (PAPER in shown)
-    cost_axis(panels[0], [*(point.increase for point in found), *published])
+    cost_axis(panels[0], [*(point.increase for point in found), *(_published() if PAPER in shown else ())])
     for axes in panels:
         axes.grid(visible=True, axis="y")
     panels[0].set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
@@ -141,10 +144,15 @@ def _plot_panel(axes: Axes, found: list[Point], columns: list[str], styles: dict
     _name_places(axes, columns)
 
 
+def _published() -> list[float]:
+    """The paper's increases, in per cent."""
+    unquantized = TABLE7["209M", "16 bits", "0 %"]
+    return [100 * (TABLE7["209M", *key] / unquantized - 1) for key in TRAINED.values()]
+
+
 def _plot_published(axes: Axes) -> None:
-    increases = [100 * (value / UNQUANTIZED_209M - 1) for value in ATTENTION_TRAINED.values()]
-    axes.plot(range(len(increases)), increases, "o", color=GREY)
-    _name_places(axes, list(ATTENTION_TRAINED))
+    axes.plot(range(len(TRAINED)), _published(), "o", color=GREY)
+    _name_places(axes, list(TRAINED))
 
 
 def _name_places(axes: Axes, names: list[str]) -> None:

@@ -45,10 +45,23 @@ TABLE4 = {
     "fairseq-dense-13b": (12.5, 13e9, 7, 6, 1.00, 0.73, -63, -58, -45, 0.37, 0.16),
 }
 
-# Perplexity of 209 million parameters, trained with the projections in int8: LLM.int8(), Table 7. By its attention; the
-# projections have 2 % of their features in 16 bits where the attention has none in int8, else as many as that.
-ATTENTION_TRAINED = {"16-bit": 16.78, "int8+2%": 24.33, "int8+5%": 20.00, "int8+10%": 19.00}
-UNQUANTIZED_209M = 16.74
+# LLM.int8(), Table 7. Parameters, parts in int8 and the share of features that is not, as printed: perplexity of models
+# that were trained so.
+TABLE7 = {
+    ("209M", "16 bits", "0 %"): 16.74,
+    ("209M", "FFN", "0 %"): 16.77,
+    ("209M", "FFN, linear", "0 %"): 16.83,
+    ("209M", "FFN, linear", "2 %"): 16.78,
+    ("209M", "FFN, linear", "5 %"): 16.77,
+    ("209M", "FFN, linear", "10 %"): 16.80,
+    ("209M", "FFN, linear, attention", "2 %"): 24.33,
+    ("209M", "FFN, linear, attention", "5 %"): 20.00,
+    ("209M", "FFN, linear, attention", "10 %"): 19.00,
+    ("1.1B", "16 bits", "0 %"): 9.99,
+    ("1.1B", "FFN", "0 %"): 9.93,
+    ("1.1B", "FFN, linear", "0 %"): 10.52,
+    ("1.1B", "FFN, linear", "1 %"): 10.41,
+}
 
 
 class Other(NamedTuple):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from outliers.models.names import short_name
+from outliers.plot.published import TABLE7
 from outliers.plot.style import count_label
 from outliers.plot.training import trained
 from outliers.quantization.schemes import BASELINE
@@ -18,22 +19,6 @@ from outliers.specification.recipe import Training
 
 PARTS = {"ffn": "FFN", "linear": "linear", "attention": "attention"}  # of a recipe: as keys and sentences have them
 EXACT = f"perplexity.{BASELINE}"
-# Parts in int8 and the share of features that is not, as printed: perplexity of 209M and of 1.1B parameters.
-TABLE7 = {
-    ("209M", "16 bits", "0 %"): 16.74,
-    ("209M", "FFN", "0 %"): 16.77,
-    ("209M", "FFN, linear", "0 %"): 16.83,
-    ("209M", "FFN, linear", "2 %"): 16.78,
-    ("209M", "FFN, linear", "5 %"): 16.77,
-    ("209M", "FFN, linear", "10 %"): 16.80,
-    ("209M", "FFN, linear, attention", "2 %"): 24.33,
-    ("209M", "FFN, linear, attention", "5 %"): 20.00,
-    ("209M", "FFN, linear, attention", "10 %"): 19.00,
-    ("1.1B", "16 bits", "0 %"): 9.99,
-    ("1.1B", "FFN", "0 %"): 9.93,
-    ("1.1B", "FFN, linear", "0 %"): 10.52,
-    ("1.1B", "FFN, linear", "1 %"): 10.41,
-}
 # RoBERTa-large, fine-tuned on each task of GLUE.
 TASKS = ["MNLI", "QNLI", "QQP", "RTE", "SST-2", "MRPC", "CoLA", "STS-B", "mean"]
 GLUE = "mean"
