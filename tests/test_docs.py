@@ -43,7 +43,6 @@ from outliers.report.artefacts.table3 import memory_section
 from outliers.report.artefacts.table4 import table4_section
 from outliers.report.artefacts.table5 import speed_section
 from outliers.report.artefacts.table6 import latency_section
-from outliers.report.artefacts.table7 import TABLE7
 from outliers.specification.kinds import Memory
 from outliers.specification.recipe import Recipe
 from outliers.text.documents import LONGEST_LINE
