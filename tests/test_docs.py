@@ -443,6 +443,10 @@ CLAIMS = {
     ],
     "docs/training.md": [
         ("after every {} steps", lambda: (EVERY,)),
+        (
+            "every {} steps it writes a checkpoint",
+            lambda: in_source("outliers/training/loop.py", r"SAVED_EVERY, LOGGED_EVERY = (\d+)"),
+        ),
         ("feature {feature:.0f} is an outlier feature by the criterion from step {step} on", grown),
         (
             "with {} blocks of {} tokens a step",
