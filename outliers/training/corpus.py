@@ -1,8 +1,10 @@
 """The text of a training, in the order in which it is seen."""
 
+import hashlib
 import random
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer
@@ -32,12 +34,21 @@ def wikitext_articles(text: str) -> list[str]:
     return [article.strip() for article in articles if len(article) > 200]
 
 
-def prepare(c4: Path, wikitext: Path, work: Path) -> np.ndarray:
-    """Train the pocket family's tokenizer and tokenise its text, once: uint16 ids (tokens,), documents in a seeded
-    order. The tokenizer is left in the folder `work / "tokenizer"`."""
-    ids_file, tokenizer_folder = work / "tokens.npy", work / "tokenizer"
+class Corpus(NamedTuple):
+    """The text of the pocket family as ids, uint16 (tokens,), documents in a seeded order; and its tokenizer's folder."""
+
+    ids: np.ndarray
+    tokenizer: Path
+
+
+def prepare(c4: Path, wikitext: Path, work: Path) -> Corpus:
+    """Train the tokenizer and tokenise the text, once for the same two files: both are kept in a folder of `work`."""
+    digest = hashlib.sha256(c4.read_bytes() + wikitext.read_bytes()).hexdigest()[:12]
+    folder = work / f"corpus-{digest}"
+    ids_file, tokenizer_folder = folder / "tokens.npy", folder / "tokenizer"
     if ids_file.exists():
-        return np.load(ids_file)
+        return Corpus(np.load(ids_file), tokenizer_folder)
+    folder.mkdir(parents=True, exist_ok=True)
     documents = read_file(c4)[:C4_TRAINING_ROWS] + wikitext_articles("\n".join(read_file(wikitext)))
     random.Random(0).shuffle(documents)
     tokenizer = ByteLevelBPETokenizer()
@@ -51,8 +62,10 @@ def prepare(c4: Path, wikitext: Path, work: Path) -> np.ndarray:
     )
     fast.save_pretrained(tokenizer_folder)
     ids = np.concatenate([np.array([*row.ids, 0], dtype=np.uint16) for row in tokenizer.encode_batch(documents)])
-    np.save(ids_file, ids)
-    return ids
+    part = folder / "part.npy"
+    np.save(part, ids)
+    part.replace(ids_file)  # which is there once all of it is
+    return Corpus(ids, tokenizer_folder)
 
 
 def blocks_in_order(ids: np.ndarray, steps: int, batch: int, seed: int = 0) -> np.ndarray:

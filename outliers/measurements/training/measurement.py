@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.measurements.bench import Bench, check_machine, named
 from outliers.measurements.measurement import Measurement, Question
@@ -23,7 +23,7 @@ from outliers.specification.door import check_training
 from outliers.specification.recipe import Recipe, Training
 from outliers.text.blocks import find_text, load_text, tokens_hash
 from outliers.text.given import text_name
-from outliers.training.corpus import blocks_in_order, prepare
+from outliers.training.corpus import Corpus, blocks_in_order, prepare
 from outliers.training.layers import train_int8
 from outliers.training.loop import train
 from outliers.training.start import start
@@ -152,21 +152,16 @@ class TrainingRows(Measurement[Training]):
     def _schemes(self) -> list[str]:
         return [BASELINE, *(scheme for scheme in self.spec.schemes if scheme != BASELINE)]
 
-    def _corpus(self) -> np.ndarray:
-        work = Path(self.spec.work)
-        work.mkdir(parents=True, exist_ok=True)
-        return prepare(Path(self.spec.c4), Path(self.spec.wikitext), work)
+    def _corpus(self) -> Corpus:
+        return prepare(Path(self.spec.c4), Path(self.spec.wikitext), Path(self.spec.work))
 
-    def _tokenizer(self, recipe: Recipe):
-        if recipe.start in LADDER:
-            self._corpus()
-            return load_tokenizer(str(Path(self.spec.work) / "tokenizer"))
-        return load_tokenizer(recipe.start)
+    def _tokenizer(self, recipe: Recipe) -> PreTrainedTokenizerBase:
+        return load_tokenizer(str(self._corpus().tokenizer) if recipe.start in LADDER else recipe.start)
 
     def _blocks(self, recipe: Recipe, seed: int) -> np.ndarray:
         """What is trained on, in the order of a seed: ids (steps · batch, T)."""
         if recipe.start in LADDER:
-            return blocks_in_order(self._corpus(), recipe.steps, recipe.batch, seed)
+            return blocks_in_order(self._corpus().ids, recipe.steps, recipe.batch, seed)
         count = recipe.steps * recipe.batch
         blocks = load_text(self.spec.wikitext, load_tokenizer(recipe.start), self.spec.block, count).numpy()
         return np.random.default_rng(seed).permutation(blocks)

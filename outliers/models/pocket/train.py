@@ -12,30 +12,30 @@ import json
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from outliers.models.pocket.ladder import CHECKPOINTS, LADDER
 from outliers.specification.recipe import Recipe
-from outliers.training.corpus import blocks_in_order, prepare
+from outliers.training.corpus import Corpus, blocks_in_order, prepare
 from outliers.training.loop import train
 from outliers.training.start import start
 
 
-def save(model: PreTrainedModel, step: int, folder: Path, work: Path) -> dict:
+def save(model: PreTrainedModel, step: int, folder: Path, tokenizer: Path) -> dict:
     """Write one checkpoint as fp16 safetensors with its tokenizer; there is nothing to log."""
     folder = folder / f"step-{step:04d}"
     copy.deepcopy(model).half().save_pretrained(folder)
-    PreTrainedTokenizerFast.from_pretrained(work / "tokenizer").save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(tokenizer).save_pretrained(folder)
     return {}
 
 
-def train_rung(name: str, ids: np.ndarray, work: Path) -> None:
+def train_rung(name: str, corpus: Corpus, work: Path) -> None:
     """Train one rung with seed 0: its models in `work / name / "step-0025"` and so on, its losses in `log.jsonl`."""
     recipe, folder = Recipe(start=name), work / name
-    blocks = blocks_in_order(ids, recipe.steps, recipe.batch)
-    logged = train(start(recipe, 0), recipe, blocks, folder, partial(save, folder=folder, work=work), CHECKPOINTS)
+    blocks = blocks_in_order(corpus.ids, recipe.steps, recipe.batch)
+    saved = partial(save, folder=folder, tokenizer=corpus.tokenizer)
+    logged = train(start(recipe, 0), recipe, blocks, folder, saved, CHECKPOINTS)
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in logged if "loss" in entry))
 
 
@@ -51,10 +51,9 @@ def main() -> None:
     if unknown := set(arguments.names) - set(LADDER):
         parser.error(f"unknown rung {sorted(unknown)}; expected: {', '.join(LADDER)}")
     torch.set_num_threads(arguments.threads)
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    ids = prepare(arguments.c4, arguments.wikitext, arguments.work)
+    corpus = prepare(arguments.c4, arguments.wikitext, arguments.work)
     for name in arguments.names or LADDER:
-        train_rung(name, ids, arguments.work)
+        train_rung(name, corpus, arguments.work)
 
 
 if __name__ == "__main__":
