@@ -35,7 +35,7 @@ def wikitext_articles(text: str) -> list[str]:
 
 
 class Corpus(NamedTuple):
-    """The text of the pocket family as ids, uint16 (tokens,), documents in a seeded order; and its tokenizer's folder."""
+    """The pocket family's text as ids, uint16 (tokens,), documents in a seeded order; and its tokenizer's folder."""
 
     ids: np.ndarray
     tokenizer: Path
