@@ -40,6 +40,8 @@ NEEDS = {
     "a GPU": r"--device (?:cuda|auto)|device: cuda|make gpu",
     "a cluster": r"^(?:sbatch|ray) ",
     "downloads": r"outliers\.get ",
+    "texts and a night": r"outliers\.training training/",
+    "finished runs": r"outliers\.report training",
 }
 # Programs beside this project's own: that their files, targets and options are there is tested in test_docs.py.
 OTHERS = {"git", "make", ".", "sbatch", "ray"}

@@ -304,7 +304,7 @@ KINDS = {
     for kind in MEASUREMENTS
     if (name := kind.model_fields["name"].default) in COMMANDS and {"model", "models"} & {*kind.model_fields}
 }  # of what a command measures of models
-VALUES = (["a", "b"], ["1", "2"], ["fp32", "absmax"], ["8x24", "16"])
+VALUES = (["a", "b"], ["1", "2"], ["fp32", "absmax"], ["16-bit", "int8"], ["8x24", "16"])
 
 
 def takes(kind: type[Named], field: str, values: list[str]) -> bool:

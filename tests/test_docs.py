@@ -144,7 +144,7 @@ def sizes_of_table7() -> list[str]:
 
 def attention_costs() -> dict[str, float]:
     """What attention in int8 costs SmolLM2 where nothing else is quantized, in per cent."""
-    found = table("results/kept/attention/attention_smollm2-135m.csv")
+    found = table("results/kept/attention/smollm2-135m/attention_smollm2-135m.csv")
     return found[found["scheme"] == BASELINE].set_index("attention")["increase"].to_dict()
 
 
@@ -388,7 +388,7 @@ CLAIMS = {
         ),
         (
             "SmolLM2-135M on the embedded text, {} blocks of {} tokens, {} draws",
-            lambda: (*size("attention"), draws("attention")),
+            lambda: (*size("attention/smollm2-135m"), draws("attention/smollm2-135m")),
         ),
         ("attention in int8 costs {int8:+.1f} % of perplexity", attention_costs),
         (

@@ -46,7 +46,7 @@ SECTIONS = {
     "pocket/table6": latency_section,
     "pocket/figure1": zeroshot_section,
     "remedies": remedies_section,
-    "attention": attention_section,
+    "attention/smollm2-135m": attention_section,
 }
 
 

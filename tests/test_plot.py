@@ -195,7 +195,7 @@ def many_steps(rows: list[dict], times: int) -> list[dict]:
 GROWTH = kept("growth")
 SWEEP, TABLE4 = kept("pocket/table1"), kept("pocket/table4")
 REMEDIES, ZEROSHOT = kept("remedies"), kept("pocket/figure1")
-ATTENTION = kept("attention")
+ATTENTION = kept("attention/smollm2-135m")
 DAMAGES = damages_of(kept("damage/smollm2-135m"))
 OF_CAUSES = make_experiment(read_experiment("training/causes"), Training)
 TRAINED, ELEVEN = (
