@@ -17,7 +17,7 @@ PROVENANCE = (
     *("wall_seconds", "peak_memory_bytes"),
 )
 RESULT = ("value", "standard_deviation", "standard_error", "q1", "q3", "unit")
-FIRST = ("experiment", "model", "checkpoint", "scheme", "task", "batch", "dimension", *WHICH, *RESULT)
+FIRST = ("experiment", "model", "run", "seed", "checkpoint", "scheme", "task", "batch", "dimension", *WHICH, *RESULT)
 
 
 def frame(results: str | os.PathLike | Iterable[dict], provenance: bool = False) -> pd.DataFrame:
