@@ -21,6 +21,7 @@ from outliers.models.load import weights_hash
 from outliers.models.weight_files import state_of
 from outliers.text.blocks import tokens_hash
 from outliers.text.given import checked_ids, text_name
+from outliers.training.loop import log_beside
 
 EVERY = 100  # steps; benchmarks/callback_cost.py says what that costs
 PREFIX = "outliers/"  # of what reporters call a metric
@@ -105,10 +106,8 @@ class OutlierCallback(TrainerCallback):
             raise BrokenModel(f"step {step}: {error}") from None
         common = {**self._fields(step, model), "wall_seconds": round(time.perf_counter() - start, 3)}
         self.rows.add(step, [common | row for row in tidy([found])])
-        asked = control.should_log  # which logging takes back, though the Trainer has not logged its loss yet
         told = {name: value for name, value in found.items() if name.partition(".")[0] in REPORTED}
-        self.trainer.log({f"{PREFIX}{name}": value for name, value in told.items()})
-        control.should_log = asked
+        log_beside(self.trainer.log, control, {f"{PREFIX}{name}": value for name, value in told.items()})
 
     def _fields(self, step: int, model: torch.nn.Module) -> dict:
         """What the rows of a step have in common, as `EmergenceRows` has them."""

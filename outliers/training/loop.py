@@ -1,7 +1,6 @@
 """Training that goes on where it was stopped: the Trainer of transformers, with a fixed order of the text."""
 
 import json
-import logging
 import math
 import shutil
 from collections.abc import Callable, Collection
@@ -12,7 +11,7 @@ import torch
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from outliers.errors import BrokenModel
@@ -25,7 +24,6 @@ from outliers.training.optimizers import optimizer_of
 SAVED_EVERY, LOGGED_EVERY = 100, 20  # steps; the second divides the first, so that no mean of losses is cut
 KEPT = 2  # checkpoints, so that one is whole while the next is written
 STATE = "trainer_state.json"  # what a checkpoint ends with
-logger = logging.getLogger(__name__)
 
 
 def learning_rate(step: int, peak: float, steps: int) -> float:
@@ -106,6 +104,14 @@ def last_checkpoint(folder: Path) -> Path | None:
     return None
 
 
+def log_beside(log: Callable[[dict], None], control: TrainerControl, values: dict) -> None:
+    """Let a Trainer log values of a callback beside its own, which it would leave out for them: logging takes back that
+    the loss of this step was to be logged too."""
+    asked = control.should_log
+    log(values)
+    control.should_log = asked
+
+
 class _Blocks(Dataset):
     """Blocks (n, T) as the Trainer takes them."""
 
@@ -153,6 +159,4 @@ class _Looking(TrainerCallback):
     def on_step_end(self, _arguments, state, control, model: PreTrainedModel, **_others) -> None:
         self.moved(1)
         if state.global_step in self.at:
-            asked = control.should_log  # which logging takes back, though the Trainer has not logged its loss yet
-            self.log(self.seen(model, state.global_step))
-            control.should_log = asked
+            log_beside(self.log, control, self.seen(model, state.global_step))

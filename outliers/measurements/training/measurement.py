@@ -16,7 +16,6 @@ from outliers.measurements.perplexity import perplexity
 from outliers.measurements.sweep import drawn, scattered
 from outliers.measurements.training.watch import watch
 from outliers.models.load import find_device, load_tokenizer
-from outliers.models.pocket.ladder import LADDER
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.specification.door import check_training
@@ -156,11 +155,11 @@ class TrainingRows(Measurement[Training]):
         return prepare(Path(self.spec.c4), Path(self.spec.wikitext), Path(self.spec.work))
 
     def _tokenizer(self, recipe: Recipe) -> PreTrainedTokenizerBase:
-        return load_tokenizer(str(self._corpus().tokenizer) if recipe.start in LADDER else recipe.start)
+        return load_tokenizer(str(self._corpus().tokenizer) if recipe.from_nothing else recipe.start)
 
     def _blocks(self, recipe: Recipe, seed: int) -> np.ndarray:
         """What is trained on, in the order of a seed: ids (steps · batch, T)."""
-        if recipe.start in LADDER:
+        if recipe.from_nothing:
             return blocks_in_order(self._corpus().ids, recipe.steps, recipe.batch, seed)
         count = recipe.steps * recipe.batch
         blocks = load_text(self.spec.wikitext, load_tokenizer(recipe.start), self.spec.block, count).numpy()
