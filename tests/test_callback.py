@@ -1,6 +1,9 @@
 """The callback of transformers' Trainer: what it says and writes, and that the training does not notice."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,21 @@ def test_reporters_are_told(tmp_path):
     assert "most_common" not in said
     assert [entry["step"] for entry in trainer.state.log_history if "outliers/count" in entry] == [0, 4, STEPS]
     assert [step for step, logs in told.logs if "loss" in logs] == [4]
+
+
+def test_tensorboard_has_it(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trainer = trained(tmp_path, 4, report_to=["tensorboard"])
+    (file,) = tmp_path.rglob("events.out.tfevents*")
+    found = events.EventAccumulator(str(file)).Reload()
+    written = {tag: [(entry.step, entry.value) for entry in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    assert [step for step, _ in written["train/loss"]] == [1, 2, 3, 4, 5, 6]
+    logged = {entry["step"]: entry for entry in trainer.state.log_history if "outliers/count" in entry}
+    names = [name for name in logged[STEPS] if name.startswith("outliers/")]
+    assert len(names) == len([tag for tag in written if tag.startswith("train/outliers/")]) > 10
+    for name in names:
+        expected = [(step, pytest.approx(logged[step][name], rel=1e-6)) for step in (0, 4, STEPS)]
+        assert written[f"train/{name}"] == expected
 
 
 def test_rows_are_those_of_the_model(tmp_path):
@@ -191,13 +209,29 @@ def test_the_growth_of_two_models_is_drawn_apart(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["rows.jsonl"]
 
 
-def test_other_processes_measure_nothing(tmp_path):
-    trainer = trainer_of(tmp_path)
-    trainer.state.is_world_process_zero = False
-    (callback,) = (one for one in trainer.callback_handler.callbacks if isinstance(one, outliers.OutlierCallback))
-    for event in (callback.on_train_begin, callback.on_step_end):
-        event(trainer.args, trainer.state, trainer.control, model=trainer.model)
-    assert not (tmp_path / "outliers").exists()
+DISTRIBUTED = """
+import sys
+from pathlib import Path
+from tests.test_callback import losses_of, trained
+without, with_it = (trained(Path(sys.argv[1], name), every) for name, every in (("without", None), ("with", 2)))
+assert with_it.args.world_size == 2
+assert losses_of(with_it) == losses_of(without) != []
+measured = [entry["step"] for entry in with_it.state.log_history if "outliers/count" in entry]
+assert measured == ([0, 2, 4, 6] if with_it.is_world_process_zero() else [])
+"""
+
+
+def test_of_two_processes_one_measures(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(DISTRIBUTED)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    root = Path(__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run([*launch, program, tmp_path], cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path / "with" / "outliers")
+    assert len(rows) == len(finished(rows))
+    assert list(dict.fromkeys(row["checkpoint"] for row in rows)) == ["step-0", "step-2", "step-4", "step-6"]
 
 
 def test_a_model_that_breaks_says_at_which_step(tmp_path):
