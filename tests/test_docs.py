@@ -45,6 +45,7 @@ from outliers.report.artefacts.table3 import memory_section
 from outliers.report.artefacts.table4 import table4_section
 from outliers.report.artefacts.table5 import speed_section
 from outliers.report.artefacts.table6 import latency_section
+from outliers.report.artefacts.table7 import table7_section, table9_section, table10_section
 from outliers.report.seeds import of_runs
 from outliers.specification.kinds import Memory
 from outliers.specification.recipe import Recipe
@@ -145,10 +146,22 @@ def sizes_of_table7() -> list[str]:
     return [size[:-1] for size in dict.fromkeys(size for size, *_ in TABLE7)]
 
 
-def int8_beside_16_bits(run: str) -> list[float]:
-    """What the runs of Table 7 in int8 end with beside 16 bits, seed by seed, in per cent."""
-    values = of_runs(trained(kept_rows("training-runs/table7")), "perplexity")
+def int8_beside_16_bits(run: str, table: str = "table7", metric: str = "perplexity") -> list[float]:
+    """What the runs of a table in int8 end with beside 16 bits, seed by seed, in per cent."""
+    values = of_runs(trained(kept_rows(f"training-runs/{table}")), metric)
     return [100 * (value / values["16 bits"][seed] - 1) for seed, value in sorted(values[run].items())]
+
+
+def worst_beside_16_bits(table: str = "table7", metric: str = "perplexity") -> float:
+    """What the worst of all runs of a table ends with, beside 16 bits of the same seed, in per cent."""
+    runs = trained(kept_rows(f"training-runs/{table}"))["run"].unique()
+    return max(max(int8_beside_16_bits(run, table, metric)) for run in runs)
+
+
+def absmax_after_fine_tuning(run: str) -> float:
+    """What absmax adds to the perplexity of a model of Table 10, in per cent."""
+    (found,) = trained(kept_rows("training-runs/table10")).query(f"run == '{run}'").to_dict("records")
+    return 100 * (found["perplexity.absmax"] / found["perplexity.fp32"] - 1)
 
 
 def attention_costs() -> dict[str, float]:
@@ -488,6 +501,20 @@ CLAIMS = {
             "each within {:.0f} %",
             lambda: [math.ceil(max(map(abs, int8_beside_16_bits("FFN, linear"))))],
         ),
+        ("of all runs in int8 the worst ends {:.1f} % above", lambda: [worst_beside_16_bits()]),
+        ("All projections in int8 cost {:.1f} %", lambda: int8_beside_16_bits("FFN, linear", "table10")),
+        (
+            "and {:g} % of the features in 16 bits bring that down to {:.1f} %",
+            lambda: [1, *int8_beside_16_bits("FFN, linear, 1 %", "table10")],
+        ),
+        (
+            "in float32 stay within {:.1f} % of",
+            lambda: [math.ceil(10 * worst_beside_16_bits("table10", "perplexity.fp32")) / 10],
+        ),
+        (
+            "absmax adds {:.0f} % to its perplexity, and {:.0f} % to that of the one trained in 16 bits",
+            lambda: map(absmax_after_fine_tuning, ("FFN, linear", "16 bits")),
+        ),
         (
             "The pocket models and SmolLM2-135M on the embedded text, {} blocks of {} tokens",
             lambda: size("pocket/table1"),
@@ -667,14 +694,26 @@ DRAWN = {
     "pocket/table6": latency_section,
     "emergence": table4_section,
     "training": table4_section,
+    "training-runs/table7": table7_section,
+    "training-runs/table10": table10_section,
     **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
 }
 
 
-@pytest.mark.parametrize("run", DRAWN)
-def test_kept_tables_are_those_of_their_rows(run):
-    for drawn in DRAWN[run](kept_rows(run)).tables:
+@pytest.mark.parametrize(("run", "section"), [*DRAWN.items(), ("training-runs/table10", table9_section)])
+def test_kept_tables_are_those_of_their_rows(run, section):
+    for drawn in section(kept_rows(run)).tables:
         assert read(f"results/kept/{run}/{drawn.name}.md") == drawn.form("github") + "\n"
+
+
+def test_outlier_features_of_models_that_trained_in_int8():
+    said = {
+        "table7": "None of these models has an outlier feature",
+        "table10": "[one outlier feature](damage.md) in both",
+    }
+    assert all(words in read("docs/paper.md") for words in said.values())
+    found = {name: {*trained(kept_rows(f"training-runs/{name}"))["count"]} for name in said}
+    assert found == {"table7": {0}, "table10": {1}}
 
 
 @pytest.mark.parametrize("model", [*pocket_models(), pytest.param("smollm2-135m", marks=needs_smollm2)])
@@ -682,6 +721,7 @@ def test_kept_rows_are_of_the_models_that_this_repository_names(model):
     """But those of a latency under 8 bits, whose hash is that of codes too."""
     folders = [file.parent.relative_to(KEPT) for file in KEPT.rglob("rows.jsonl")]
     rows = [row for folder in folders for row in kept_rows(folder) if row.get("model") == model]
+    rows = [row for row in rows if row["experiment"] != "training"]  # which are of what became of it
     exact = [row for row in rows if not row["metric"].startswith("latency") or row["scheme"] == "fp32"]
     kept = {(row["dtype"], row["weights_hash"]) for row in exact}
     assert kept

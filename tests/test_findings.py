@@ -18,6 +18,7 @@ from outliers.report.artefacts.table3 import memory_section
 from outliers.report.artefacts.table4 import panel_section, table4_section
 from outliers.report.artefacts.table5 import speed_section
 from outliers.report.artefacts.table6 import latency_section
+from outliers.report.artefacts.table7 import table7_section, table10_section
 from outliers.report.artefacts.trace import trace_section
 from outliers.report.findings.ablation import ablation_findings
 from outliers.report.findings.damage import damage_findings
@@ -47,6 +48,8 @@ SECTIONS = {
     "pocket/figure1": zeroshot_section,
     "remedies": remedies_section,
     "attention/smollm2-135m": attention_section,
+    "training-runs/table7": table7_section,
+    "training-runs/table10": table10_section,
 }
 
 

@@ -209,7 +209,7 @@ from outliers.training import loop
 from outliers.training.start import start
 from tests.test_recipes import blocks_for
 loop.SAVED_EVERY, loop.LOGGED_EVERY = 4, 2
-recipe = Recipe(start="gpt2-0.1m", batch=2, steps=200, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
+recipe = Recipe(start="gpt2-0.1m", batch=2, steps=40, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
 with torch.compiler.set_stance("force_eager"):
     loop.train(start(recipe, 0), recipe, blocks_for(recipe), Path(sys.argv[1]))
 """
@@ -226,13 +226,13 @@ def test_a_killed_training_goes_on_with_the_same_losses(tmp_path, monkeypatch):
             process.send_signal(signal.SIGKILL)  # most likely while it writes
     monkeypatch.setattr(loop, "SAVED_EVERY", 4)
     monkeypatch.setattr(loop, "LOGGED_EVERY", 2)
-    recipe = Recipe(**TINY, steps=200, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
+    recipe = Recipe(**TINY, steps=40, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
     moves: list[int] = []
     model, whole = (start(recipe, 0) for _ in range(2))
     goes_on = loop.train(model, recipe, blocks_for(recipe), folder, moved=moves.append)
     at_once = loop.train(whole, recipe, blocks_for(recipe), tmp_path / "whole")
-    assert moves[0] >= 4 and sum(moves) == 200
-    assert logged(goes_on) == logged(at_once) and len(logged(goes_on)) == 100
+    assert moves[0] >= 4 and sum(moves) == 40
+    assert logged(goes_on) == logged(at_once) and len(logged(goes_on)) == 20
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in model.state_dict().items())
 
 

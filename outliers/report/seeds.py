@@ -77,8 +77,9 @@ def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
 
 def seeds_note(trained: pd.DataFrame) -> str:
     """What a table of trained models says of their seeds."""
-    most = int(trained.groupby("run")["seed"].nunique().max())
-    return SEVERAL.format(most) if most > 1 else ONE
+    seeds = trained.groupby("run")["seed"].nunique()
+    most = int(seeds.max())
+    return SEVERAL.format(most if seeds.min() == most else f"up to {most}") if most > 1 else ONE
 
 
 def _standard_error(values: Sequence[float]) -> float:
