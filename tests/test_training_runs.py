@@ -161,6 +161,12 @@ def test_table_7_has_the_papers_columns_and_ours():
     assert "over 3 seeds" in section.printed
 
 
+def test_a_table_says_where_a_run_has_fewer_seeds():
+    rows = ended(COSTS)
+    section = table7_section([row for row in rows if (row["run"], row["seed"]) != (rows[-1]["run"], SEEDS[-1])])
+    assert section.notes[0].startswith(f"Means over up to {len(SEEDS)} seeds")
+
+
 def test_table_7_of_one_seed_has_no_intervals():
     section = table7_section(ended({run: costs[:1] for run, costs in COSTS.items()}))
     assert section.tables[0].cells[2][5:7] == ["100.50", "+0.5"]
