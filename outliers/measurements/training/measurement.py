@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,16 +151,17 @@ class TrainingRows(Measurement[Training]):
     def _schemes(self) -> list[str]:
         return [BASELINE, *(scheme for scheme in self.spec.schemes if scheme != BASELINE)]
 
+    @cached_property
     def _corpus(self) -> Corpus:
         return prepare(Path(self.spec.c4), Path(self.spec.wikitext), Path(self.spec.work))
 
     def _tokenizer(self, recipe: Recipe) -> PreTrainedTokenizerBase:
-        return load_tokenizer(str(self._corpus().tokenizer) if recipe.from_nothing else recipe.start)
+        return load_tokenizer(str(self._corpus.tokenizer) if recipe.from_nothing else recipe.start)
 
     def _blocks(self, recipe: Recipe, seed: int) -> np.ndarray:
         """What is trained on, in the order of a seed: ids (steps · batch, T)."""
         if recipe.from_nothing:
-            return blocks_in_order(self._corpus().ids, recipe.steps, recipe.batch, seed)
+            return blocks_in_order(self._corpus.ids, recipe.steps, recipe.batch, seed)
         count = recipe.steps * recipe.batch
         blocks = load_text(self.spec.wikitext, load_tokenizer(recipe.start), self.spec.block, count).numpy()
         return np.random.default_rng(seed).permutation(blocks)
