@@ -276,6 +276,23 @@ def test_finished_rows_are_used_again(tmp_path, monkeypatch):
     assert len(read_rows(tmp_path)) == 24, "a row that is measured again replaces the old one"
 
 
+def test_a_text_is_the_same_in_another_folder_and_another_one_under_its_name(tmp_path):
+    """Rows say the name of a file, which the hash of its tokens tells from others; old rows say its folder too."""
+    specs = []
+    for folder, words in (("here", "One of two. "), ("there", "One of two. "), ("beyond", "Something else. ")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.txt").write_text(words * 99)
+        specs.append(Experiment(**SMALL | {"models": ["pocket/gpt2-0.1m"]}, text=str(tmp_path / folder / "mine.txt")))
+    here, there, beyond = (sweep(spec, tmp_path / "out") for spec in specs)
+    assert {row["text"] for row in here} == {"mine.txt"}
+    assert there == here
+    assert beyond[0]["value"] != here[0]["value"]
+    assert len(read_rows(tmp_path / "out")) == 2 * len(here)
+    old = [row | {"text": "../data/mine.txt"} for row in here]
+    assert rows_of(specs[1], old) == old
+    assert rows_of(Experiment(**SMALL, text="other.txt"), old) == []
+
+
 def test_rows_with_the_first_token_are_others(tmp_path):
     """Also for what reads rows without asking models; the first token is not predicted."""
     plain, bos = (Experiment(**SMALL, schemes=["fp32"], bos=bos) for bos in (False, True))

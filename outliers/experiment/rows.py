@@ -17,7 +17,7 @@ from outliers.experiment.row_check import check_row, lacking, parse_row
 from outliers.files import locked, part_of, read_whole, remove_all_left, remove_left, write_whole
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.schemes import BASELINE
-from outliers.specification.kinds import BOS, Machine, Named, OfOneModel, said_of_schemes
+from outliers.specification.kinds import BOS, Machine, Named, OfOneModel, said_of_schemes, said_of_text
 from outliers.specification.recipe import Recipe, Training
 
 MOST_BYTES = 2**30  # of a file of rows, of about a kilobyte each
@@ -343,6 +343,8 @@ def _agrees(row: dict, field: str, value) -> bool:
         return row.get(own, "").endswith(BOS) == value
     if own not in row:
         return value is None or field not in IN_A_ROW or own in WHICH
+    if field == "text":  # older rows name files with their folders
+        return said_of_text(row[own]) == said_of_text(value)
     if own == "hardware":
         return any(one.model_dump(exclude_none=True).items() <= row.items() for one in value)
     if field in IN_A_ROW and isinstance(value, (list, dict)):

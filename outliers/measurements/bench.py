@@ -28,10 +28,9 @@ from outliers.models.weight_files import check_unchanged
 from outliers.quantization.calibration import Calibration, calibrate
 from outliers.quantization.convert import check_attends, check_calibrated, check_groups, quantize, skipped
 from outliers.quantization.schemes import BASELINE, Scheme
-from outliers.specification.kinds import BOS, Calibrated, Machine, Settings
+from outliers.specification.kinds import BOS, Calibrated, Machine, Settings, said_of_text
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, load_text, tokens_hash
-from outliers.text.given import text_name
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +225,7 @@ def describe(job: Job, model: PreTrainedModel, machine: Machine) -> dict:
     }
     if job.blocks is not None:
         fields |= {
-            "text": text_name(machine.text),
+            "text": said_of_text(machine.text),
             "tokens_hash": tokens_hash(job.blocks),
             "protocol": protocol_of(machine),
             "block": machine.block,

@@ -54,11 +54,17 @@ def _text(value, as_string: Callable[[object], str]):
 
 def _dump_text(value, info: SerializationInfo):
     """In JSON one's own text is what rows call it."""
-    if info.mode != "json" or isinstance(value, str):
-        return value
+    return value if info.mode != "json" or isinstance(value, str) else said_of_text(value)
+
+
+def said_of_text(text) -> str:
+    """What rows say of a text: the name of a file without its folder, for the hash of its tokens says which one it is;
+    or what kind of object it is."""
+    if isinstance(text, (str, os.PathLike)):
+        return os.path.basename(text)
     from outliers.text.given import text_name  # which imports torch
 
-    return text_name(value)
+    return text_name(text)
 
 
 def _name(value: str) -> str:

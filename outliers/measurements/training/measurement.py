@@ -19,9 +19,9 @@ from outliers.models.load import find_device, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.specification.door import check_training
+from outliers.specification.kinds import said_of_text
 from outliers.specification.recipe import Recipe, Training
 from outliers.text.blocks import find_text, load_text, tokens_hash
-from outliers.text.given import text_name
 from outliers.training.corpus import Corpus, blocks_in_order, prepare
 from outliers.training.layers import train_int8
 from outliers.training.loop import train
@@ -91,7 +91,7 @@ class TrainingRows(Measurement[Training]):
             "seed": run.seed,
             **run.recipe.in_rows,
             "trained_on": run.text,
-            "text": text_name(spec.text),
+            "text": said_of_text(spec.text),
             "tokens_hash": tokens_hash(run.held_out),
             "protocol": find_text(spec.text).protocol,
             **spec.model_dump(include={"block", "blocks", "alpha", "dtype", "draws"}),
