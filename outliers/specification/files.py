@@ -46,19 +46,17 @@ def specify(name: str | None, fields: dict, default: str | None, kind: type[Kind
     if name is None and (default is None or "models" in fields):
         return make_experiment(fields, kind)
     name = name or default
-    found = read_experiment(name)
-    if name in experiment_files() and "models" not in fields:
-        found = _with_models_that_are_here(found)
-    return make_experiment(found.replaced(fields), kind)
+    spec = make_experiment(read_experiment(name).replaced(fields), kind)
+    return _with_models_that_are_here(spec) if name in experiment_files() and "models" not in fields else spec
 
 
-def _with_models_that_are_here(found: Fields) -> Fields:
-    models = found.values.get("models", [])
+def _with_models_that_are_here(spec: Kind) -> Kind:
+    models = getattr(spec, "models", [])
     missing = [model for model in models if model in PACKAGED and not packaged_file(model)]
     for model in missing:
         logger.info(f"{not_here(model)}; this run goes on without it")
     kept = [model for model in models if model not in missing]
-    return found.replaced({"models": kept}) if kept and missing else found
+    return spec.model_copy(update={"models": kept}) if kept and missing else spec
 
 
 def is_experiment(name: str) -> bool:
