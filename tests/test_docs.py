@@ -35,10 +35,11 @@ from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.published import TABLE7
 from outliers.plot.sweep import costs
-from outliers.plot.training import trained
+from outliers.plot.training import checkpoints, trained
 from outliers.plot.watched import watched
 from outliers.quantization.schemes import BASELINE
 from outliers.report.artefacts.ablation import ablation_section
+from outliers.report.artefacts.causes import causes_section, ends
 from outliers.report.artefacts.damage import damage_section
 from outliers.report.artefacts.table1 import sweep_section
 from outliers.report.artefacts.table3 import memory_section
@@ -47,8 +48,9 @@ from outliers.report.artefacts.table5 import speed_section
 from outliers.report.artefacts.table6 import latency_section
 from outliers.report.artefacts.table7 import table7_section, table9_section, table10_section
 from outliers.report.seeds import of_runs
+from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory
-from outliers.specification.recipe import Recipe
+from outliers.specification.recipe import Recipe, Training
 from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
@@ -162,6 +164,36 @@ def absmax_after_fine_tuning(run: str) -> float:
     """What absmax adds to the perplexity of a model of Table 10, in per cent."""
     (found,) = trained(kept_rows("training-runs/table10")).query(f"run == '{run}'").to_dict("records")
     return 100 * (found["perplexity.absmax"] / found["perplexity.fp32"] - 1)
+
+
+@cache
+def ends_of_causes() -> pd.DataFrame:
+    """What each run of the causes ends with, and `along`, the largest |x| of its residual stream while it trains."""
+    rows = kept_rows("training-runs/causes")
+    largest = checkpoints(rows).groupby("run")["max.residual"].max().rename("along")
+    return ends(rows).set_index("run").join(largest)
+
+
+def of_causes(column: str, *runs: str) -> list[float]:
+    """A column of these runs."""
+    return ends_of_causes().loc[list(runs), column].tolist()
+
+
+def recipe_of(run: str) -> Recipe:
+    """What a run of the causes trains by."""
+    return make_experiment(read_experiment("training/causes"), Training).runs[run]
+
+
+def at_the_perplexity_of_muon() -> list[float]:
+    """The largest |x| of the residual stream of the longest run, as soon as its perplexity is what Muon ends with."""
+    found = checkpoints(kept_rows("training-runs/causes")).query("run == 'twice as long'")
+    return found.loc[found["perplexity"] <= of_causes("perplexity", "Muon")[0], "max.residual"].tolist()[:1]
+
+
+def nearly_an_outlier() -> list[float]:
+    """Of the causes the longest run's most common feature: layers and positions, each with what is asked, in %."""
+    layers, positions = (of_causes(name, "twice as long")[0] for name in ("layers", "positions"))
+    return [100 * share for share in (layers, criterion.LAYERS, positions, criterion.POSITIONS)]
 
 
 def attention_costs() -> dict[str, float]:
@@ -488,6 +520,41 @@ CLAIMS = {
     "docs/causes.md": [
         ("weight decay {:g} on matrices", lambda: (Recipe().weight_decay,)),
         (
+            "{:g} in the place of {:g}",
+            lambda: [recipe_of(run).learning_rate for run in ("higher learning rate", "as it is")],
+        ),
+        ("stretched to {:,} steps", lambda: [recipe_of("twice as long").steps]),
+        (
+            "ends at {:.0f} instead of {:.1f}",
+            lambda: of_causes("max.residual", "higher learning rate", "as it is"),
+        ),
+        ("after being at {:.0f}", lambda: of_causes("along", "higher learning rate")),
+        ("perplexity, {:.1f} and {:.1f}", lambda: of_causes("perplexity", "higher learning rate", "as it is")),
+        ("second feed-forward projection, {:.1f}", lambda: of_causes("max.ffn_out", "higher learning rate")),
+        ("Twice the steps end at {:.1f}", lambda: of_causes("max.residual", "twice as long")),
+        (
+            "perplexities of {:.1f} and {:.1f}, with {:.1f} and {:.1f} in the residual stream",
+            lambda: [
+                value
+                for column in ("perplexity", "max.residual")
+                for value in of_causes(column, "Muon", "rotary positions")
+            ],
+        ),
+        ("such a perplexity, it has {:.1f} there", at_the_perplexity_of_muon),
+        (
+            "end at {:.1f}, {:.1f} and {:.1f}, beside {:.1f}",
+            lambda: of_causes("max.residual", "softmax + 1", "clipped softmax", "gated attention", "as it is"),
+        ),
+        (
+            "of more than {:.1f} % of the heads",
+            lambda: [math.ceil(1000 * ends_of_causes()["attention_sink"].max()) / 10],
+        ),
+        (
+            "in {:.0f} % of the layers, {:.0f} % are asked, and at {:.1f} % of the positions of {:.0f} %",
+            nearly_an_outlier,
+        ),
+        ("adds at most {:.2f} %", lambda: [ends_of_causes()["cost.absmax"].max()]),
+        (
             "the first {} rows of C4 (en, train split)",
             lambda: in_source("outliers/specification/door.py", r"the first ([\d,]+) rows of C4"),
         ),
@@ -696,6 +763,7 @@ DRAWN = {
     "training": table4_section,
     "training-runs/table7": table7_section,
     "training-runs/table10": table10_section,
+    "training-runs/causes": causes_section,
     **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
 }
 
@@ -706,14 +774,15 @@ def test_kept_tables_are_those_of_their_rows(run, section):
         assert read(f"results/kept/{run}/{drawn.name}.md") == drawn.form("github") + "\n"
 
 
-def test_outlier_features_of_models_that_trained_in_int8():
+def test_outlier_features_of_models_that_were_trained():
     said = {
-        "table7": "None of these models has an outlier feature",
-        "table10": "[one outlier feature](damage.md) in both",
+        "table7": ("docs/paper.md", "None of these models has an outlier feature"),
+        "table10": ("docs/paper.md", "[one outlier feature](damage.md) in both"),
+        "causes": ("docs/causes.md", "**No run meets the criterion**"),
     }
-    assert all(words in read("docs/paper.md") for words in said.values())
+    assert all(words in read(page) for page, words in said.values())
     found = {name: {*trained(kept_rows(f"training-runs/{name}"))["count"]} for name in said}
-    assert found == {"table7": {0}, "table10": {1}}
+    assert found == {"table7": {0}, "table10": {1}, "causes": {0}}
 
 
 @pytest.mark.parametrize("model", [*pocket_models(), pytest.param("smollm2-135m", marks=needs_smollm2)])

@@ -10,6 +10,7 @@ from outliers.measurements.damage.measurement import damages_of
 from outliers.plot.emergence import Fit
 from outliers.report.artefacts.ablation import ablation_section
 from outliers.report.artefacts.attention import attention_section
+from outliers.report.artefacts.causes import causes_section
 from outliers.report.artefacts.damage import damage_section
 from outliers.report.artefacts.figure1 import zeroshot_section
 from outliers.report.artefacts.remedies import NONE, Point, remedies_section
@@ -50,6 +51,7 @@ SECTIONS = {
     "attention/smollm2-135m": attention_section,
     "training-runs/table7": table7_section,
     "training-runs/table10": table10_section,
+    "training-runs/causes": causes_section,
 }
 
 
