@@ -481,8 +481,9 @@ def test_where_absmax_breaks_a_real_model():
     costs = {place: 100 * (value / unquantized - 1) for place, value in zip(places, found, strict=True)}
     assert costs.pop(("without", "ffn_out")) < 20
     want = {"attn_in": 2.3, "attn_out": 0.2, "ffn_in": 10.6, "ffn_out": 74.9}
-    reach = 4 * 2**0.5 * 1.5  # of the difference of two draws of rounding, each of which scatters by about 1.5
-    assert costs == pytest.approx({("only", role): cost for role, cost in want.items()}, abs=reach)
+    worst = costs.pop(("only", "ffn_out"))
+    assert worst == pytest.approx(want.pop("ffn_out"), abs=6), "two draws of rounding, where most is rounded"
+    assert costs == pytest.approx({("only", role): cost for role, cost in want.items()}, abs=3)
     errors = outliers.damage(model, blocks, "absmax", by=["error"]).errors
     first = errors.sort_values("largest").groupby("role").last()
     assert first["largest"].to_dict() == pytest.approx(

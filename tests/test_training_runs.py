@@ -355,11 +355,10 @@ def train(folder, monkeypatch, capsys):
 
 def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch, caplog):
     steps = []
+    monkeypatch.setattr(progress, "SECONDS", 3600)  # a slow machine says nothing either
     monkeypatch.setattr(progress.Progress, "update", _noting(progress.Progress.update, steps))
     code, out, err = train("tiny.yaml")
-    assert code == 0
-    ours = all(line.startswith(tuple(TINY["runs"])) for line in err.splitlines())  # some, where it takes long
-    assert ours, "no bars of a library"
+    assert (code, err) == (0, ""), "no bars of a library"
     assert "FFN, linear" in out and "trained once" not in out
     assert sum(count for _, count in steps) == 4 * 6
     assert {line for line, _ in steps} >= {"as it is, seed 0, training: ", "FFN, linear, seed 1, training: "}

@@ -19,8 +19,9 @@ from outliers.measurements.tracing import EmergenceRows, tidy
 from outliers.measurements.training.watch import KURTOSES, watch
 from outliers.models.load import weights_hash
 from outliers.models.weight_files import state_of
+from outliers.specification.kinds import said_of_text
 from outliers.text.blocks import tokens_hash
-from outliers.text.given import checked_ids, text_name
+from outliers.text.given import checked_ids
 from outliers.training.loop import log_beside
 
 EVERY = 100  # steps; benchmarks/callback_cost.py says what that costs
@@ -76,7 +77,7 @@ class OutlierCallback(TrainerCallback):
         self.name = name or str(output)
         self.rows = StepRows(Path(folder or Path(output, "outliers")), self.name)
         self.text = {
-            "text": text_name(blocks),
+            "text": said_of_text(blocks),
             "tokens_hash": tokens_hash(self.blocks),
             "protocol": "given-blocks",
             "block": blocks.shape[1],

@@ -27,7 +27,7 @@ class Conversation(NamedTuple):
 
 
 def text_name(text: Text) -> str:
-    """What a row calls a text: its name or path, or what kind of object it is, which the hash of its tokens tells."""
+    """What a message calls a text: its name or path, or what kind of object it is. Rows: `said_of_text`."""
     if isinstance(text, (str, os.PathLike)):
         return os.fspath(text)
     if isinstance(text, torch.Tensor):
