@@ -61,6 +61,12 @@ def test_the_page_says_what_was_run(section, rows):
     )
 
 
+def test_what_differs_between_rows_is_listed():
+    rows = [{"steps": 1000, "device_name": "a, 2 cores"}, {"steps": 2000, "device_name": "b, 2 cores"}]
+    assert about(rows) == "1000 and 2000 training steps"
+    assert dict(provenance(rows).cells)["device"] == "a, 2 cores; b, 2 cores"
+
+
 def test_findings_are_said_once_each_with_a_link_to_where_it_is_from(section):
     many = section._replace(findings=[Finding(f"Fact {number}.", "table1") for number in range(4)])
     other = section._replace(findings=[Finding("Seen <there>.", "perplexity")])

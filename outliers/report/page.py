@@ -11,6 +11,7 @@ from markupsafe import Markup
 from outliers.models.names import distinct_names
 from outliers.plot.style import count_label
 from outliers.report.explorer.embedding import packed, plotly
+from outliers.report.findings.words import listed
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, Table
 
 HERE = Path(__file__).parent
@@ -135,13 +136,13 @@ def _summary(rows: list[dict]) -> str:
 
 def about(rows: list[dict]) -> str:
     """The settings of some rows in one line."""
-    said = [form.format(", ".join(found)) for field, form in ABOUT.items() if (found := _distinct(rows, field))]
+    said = [form.format(listed(found)) for field, form in ABOUT.items() if (found := _distinct(rows, field))]
     return ", ".join(said)
 
 
 def provenance(rows: list[dict]) -> Table | None:
     """Versions, device, and the most memory of some rows; None without any."""
-    records = [[label, ", ".join(found)] for label, field in PROVENANCE.items() if (found := _distinct(rows, field))]
+    records = [[label, "; ".join(found)] for label, field in PROVENANCE.items() if (found := _distinct(rows, field))]
     memory = [row["peak_memory_bytes"] for row in rows if "peak_memory_bytes" in row]
     if memory:
         records.append(["most memory", f"{max(memory) / 2**20:,.0f} MiB"])
