@@ -545,6 +545,7 @@ CLAIMS = {
             "end at {:.1f}, {:.1f} and {:.1f}, beside {:.1f}",
             lambda: of_causes("max.residual", "softmax + 1", "clipped softmax", "gated attention", "as it is"),
         ),
+        ("the {:.1f} of `no weight decay`", lambda: of_causes("max.residual", "no weight decay")),
         (
             "of more than {:.1f} % of the heads",
             lambda: [math.ceil(1000 * ends_of_causes()["attention_sink"].max()) / 10],
