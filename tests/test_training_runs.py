@@ -31,6 +31,7 @@ from outliers.report.artefacts.table7 import (
     table9_section,
     table10_section,
 )
+from outliers.report.findings.causes import causes_findings
 from outliers.report.page import page
 from outliers.report.report import experiments, report
 from outliers.report.seeds import mean, ratio
@@ -275,7 +276,7 @@ def test_every_run_is_a_row_with_what_grew_in_it():
 def test_what_differs_beyond_the_scatter_of_seeds_is_said():
     rows = rows_of_runs(CAUSES, ENDS, {"as it is": 20.0, "Muon": 5.0})
     words = said(causes_section(rows))
-    assert "Outlier features by the criterion grew in one of three runs, and none in 'Muon' and 'rotary'." in words
+    assert "Outlier features by the criterion grew in 'as it is', and in none of two others." in words
     assert "Beside 'as it is' the largest |x| of the residual stream is × 0.2 [0.2, 0.2] in 'rotary'" in words.replace(
         "\xa0", " "
     )
@@ -286,6 +287,21 @@ def test_what_differs_beyond_the_scatter_of_seeds_is_said():
     assert "No outlier feature by the criterion grew in any of three runs." in same
     assert "That the perplexity of any run is another than that of 'as it is' could not be shown." in same
     assert "absmax costs at most +10.0 % ± 0.1 of the perplexity" in same
+
+
+@pytest.mark.parametrize(
+    ("having", "sentence"),
+    [
+        ("", "No outlier feature by the criterion grew in any of six runs."),
+        ("a", "Outlier features by the criterion grew in 'a', and in none of five others."),
+        ("abcd", "Outlier features by the criterion grew in four of six runs, and none in 'e' and 'f'."),
+        ("bc", "Outlier features by the criterion grew in 'b' and 'c', and in none of four others."),
+        ("abcdef", "Outlier features by the criterion grew in all runs."),
+    ],
+)
+def test_the_fewer_runs_are_named(having, sentence):
+    ends = pd.DataFrame([{"run": run, "seed": 0, "count": int(run in having), "max.residual": 1} for run in "abcdef"])
+    assert causes_findings(ends, "causes")[0].text == sentence
 
 
 def test_of_one_seed_nothing_is_told_apart():

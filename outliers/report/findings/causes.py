@@ -34,15 +34,22 @@ def causes_findings(ends: pd.DataFrame, at: str) -> list[Finding]:
 def _having(ends: pd.DataFrame) -> str:
     """In which runs outlier features are there at the end, in some seed."""
     most = ends.groupby("run", sort=False)["count"].max()
-    never = most.index[most == 0].tolist()
-    if len(never) == len(most):
+    ever, never = most.index[most > 0].tolist(), most.index[most == 0].tolist()
+    if not ever:
         which = f"any of {count(len(most))} runs" if len(most) > 1 else _quoted(never[0])
         return f"No outlier feature by the criterion grew in {which}."
     if not never:
-        return f"Outlier features by the criterion grew in {'all runs' if len(most) > 1 else _quoted(most.index[0])}."
-    which = f"{count(len(never))} of them" if len(never) > NAMED else listed(map(_quoted, never))
-    grew = f"Outlier features by the criterion grew in {count(len(most) - len(never))} of {count(len(most))} runs"
-    return f"{grew}, and none in {which}."
+        return f"Outlier features by the criterion grew in {'all runs' if len(most) > 1 else _quoted(ever[0])}."
+    if len(ever) < len(never):
+        which = f"{_named(ever)}, and in none of {count(len(never))} others"
+    else:
+        which = f"{count(len(ever))} of {count(len(most))} runs, and none in {_named(never)}"
+    return f"Outlier features by the criterion grew in {which}."
+
+
+def _named(runs: list[str]) -> str:
+    """Runs by name, or, where they are many, how many they are."""
+    return f"{count(len(runs))} runs" if len(runs) > NAMED else listed(map(_quoted, runs))
 
 
 def _quoted(run: str) -> str:
