@@ -304,6 +304,15 @@ def test_the_fewer_runs_are_named(having, sentence):
     assert causes_findings(ends, "causes")[0].text == sentence
 
 
+@pytest.mark.parametrize(("share", "ended"), [(0.01, 0), (0.5, 4), (0.99, 8), (1, 9)])
+def test_runs_that_a_torn_file_has_the_beginning_of_are_not_drawn(share, ended):
+    rows = rows_of_runs(CAUSES, ENDS)
+    left = rows_of(CAUSES, rows[: int(share * len(rows))])
+    assert len({(row["run"], row["seed"]) for row in left}) == ended
+    if left:
+        assert len(ends(left)) == ended
+
+
 def test_of_one_seed_nothing_is_told_apart():
     section = causes_section(rows_of_runs(CAUSES.model_copy(update={"seeds": [0]}), ENDS, {"as it is": 20.0}))
     assert "Beside" not in said(section)

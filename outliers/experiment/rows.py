@@ -281,7 +281,7 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     """
     asked = {field: getattr(spec, field) for field in type(spec).model_fields if field not in NOT_IN_ROWS}
     if isinstance(spec, Training):
-        rows = [row for row in rows if _is_of_run(spec, row)]
+        rows = _of_ended_runs([row for row in rows if _is_of_run(spec, row)])
         asked = {field: value for field, value in asked.items() if field not in ("runs", "schemes")}
     if "skip" in asked:  # of schemes, which have thresholds and parts of their own
         said = said_of_schemes(spec)
@@ -312,6 +312,12 @@ def _is_of_run(spec: Training, row: dict) -> bool:
         and {field: row[field] for field in OF_A_RECIPE if row.get(field) is not None} == recipe.in_rows
         and (not scheme or scheme in schemes)
     )
+
+
+def _of_ended_runs(rows: list[dict]) -> list[dict]:
+    """Rows of runs that were measured at their end; of others, as a torn file has them, nothing is to be drawn."""
+    ended = {(row["run"], row["seed"]) for row in rows if row["metric"] == f"perplexity.{BASELINE}"}
+    return [row for row in rows if (row["run"], row["seed"]) in ended]
 
 
 def _says(row: dict, of_scheme: dict | None) -> bool:
