@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
@@ -122,6 +122,7 @@ def test_rows_under_other_schemes_are_not_shown():
 positive = st.floats(0.5, 2.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(positive, positive), min_size=2, max_size=6))
 def test_intervals_are_those_of_scipy(pairs):
     ours, theirs = (dict(enumerate(values)) for values in zip(*pairs, strict=True))
