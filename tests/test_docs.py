@@ -86,6 +86,14 @@ def table(file: str) -> pd.DataFrame:
     return pd.read_csv(ROOT / file)
 
 
+def benchmark(file: str) -> list[dict]:
+    """What a kept benchmark measured."""
+    return json.loads(read(f"results/kept/benchmarks/{file}.json"))["rows"]
+
+
+PROCESSORS = ("", "zen-4/")  # folders of kept benchmarks: of a Xeon with AMX, and of Zen 4
+
+
 def size(run: str) -> tuple[int, int]:
     """How many blocks of how many tokens a kept run read."""
     ((blocks, block),) = {(row["blocks"], row["block"]) for row in kept_rows(run)}
@@ -161,10 +169,11 @@ def worst_beside_16_bits(table: str = "table7", metric: str = "perplexity") -> f
 
 
 def shares_with_one_seed() -> list[float]:
-    """Of Table 10 the shares of features in 16 bits, in per cent, that were run with one seed."""
+    """Of Table 10 the shares of features in 16 bits that were run with one seed, in per cent; FFN alone was, too."""
     found = trained(kept_rows("training-runs/table10"))
-    of_one = found.groupby("decomposition")["seed"].nunique() == 1
-    return [100 * share for share in of_one.index[of_one] if share]
+    of_one = found[found.groupby("run")["seed"].transform("nunique") == 1]
+    assert of_one["run"].iloc[0] == "FFN"
+    return [100 * share for share in of_one["decomposition"].iloc[1:]]
 
 
 def absmax_after_fine_tuning(run: str) -> float:
@@ -193,7 +202,7 @@ def of_causes(column: str, *runs: str) -> list[float]:
     return ends_of_causes().loc[list(runs), column].tolist()
 
 
-TOO_MUCH_DECAY = ("Adafactor", "SGD")  # of the causes, with learning rates by which weights decay much
+OWN_RATES = ("Adafactor", "SGD")  # of the causes, with learning rates that are not that of AdamW
 
 
 def recipe_of(run: str) -> Recipe:
@@ -235,7 +244,7 @@ def attention_of_pocket() -> list[float]:
 
 def lost_codes() -> list[float]:
     """The shares of probabilities whose codes are 0, of all keys and without the largest, in per cent."""
-    return [row["lost"] for row in json.loads(read("results/kept/benchmarks/attention_codes.json"))["rows"]]
+    return [row["lost"] for row in benchmark("attention_codes")]
 
 
 def scatter_of(scheme: str) -> float:
@@ -317,28 +326,17 @@ def grown() -> dict[str, float]:
     return {"feature": feature, "step": steps["step"][without]}
 
 
-def on_both_processors(benchmark: str) -> list[list[dict]]:
-    """What a benchmark measured on a Xeon with AMX, and on Zen 4."""
-    return [json.loads(read(f"results/kept/benchmarks/{of}{benchmark}.json"))["rows"] for of in ("", "zen-4/")]
-
-
 def cost_of_watching() -> list[float]:
     """Of the most held-out text: how many times that of a step, and the share of the training on each processor, %."""
-    rows = [of_one[-1] for of_one in on_both_processors("callback_cost")]
+    rows = [benchmark(f"{folder}callback_cost")[-1] for folder in PROCESSORS]
     _tokens, batch = in_source("benchmarks/callback_cost.py", r'"pocket/gpt2-1\.7m", (\d+), (\d+)')
     return [rows[0]["held_out"] / int(batch), *(100 * row["share"] for row in rows)]
 
 
 def cost_of_training(setting: str) -> list[float]:
-    """The times of a step in 16 bits that one in int8 takes: of both models on each processor."""
-    models = [on_both_processors(f"int8_training_{model}") for model in ("gpt2-0.5m", "gpt2-1.7m")]
-    return [
-        row["of_16_bits"]
-        for of in zip(*models, strict=True)
-        for rows in of
-        for row in rows
-        if row["setting"] == setting
-    ]
+    """The times of a step in 16 bits that one in int8 takes: on each processor, of both models."""
+    files = [f"{folder}int8_training_{model}" for folder in PROCESSORS for model in ("gpt2-0.5m", "gpt2-1.7m")]
+    return [row["of_16_bits"] for file in files for row in benchmark(file) if row["setting"] == setting]
 
 
 def gains_from(path: str) -> int:
@@ -591,13 +589,13 @@ CLAIMS = {
             "of more than {:.1f} % of the heads",
             lambda: [math.ceil(1000 * ends_of_causes()["attention_sink"].max()) / 10],
         ),
-        ("learning rate of its own: {:g} and {:g}", lambda: [recipe_of(run).learning_rate for run in TOO_MUCH_DECAY]),
+        ("learning rate of its own: {:g} and {:g}", lambda: [recipe_of(run).learning_rate for run in OWN_RATES]),
         (
             "learning rates are {:.0f} and {:.0f} times",
-            lambda: [recipe_of(run).learning_rate / recipe_of("as it is").learning_rate for run in TOO_MUCH_DECAY],
+            lambda: [recipe_of(run).learning_rate / recipe_of("as it is").learning_rate for run in OWN_RATES],
         ),
-        ("streams shrink to {:.1f} and {:.1f}", lambda: of_causes("max.residual", *TOO_MUCH_DECAY)),
-        ("up again, to {:.1f} and {:.1f}", lambda: of_causes("max.ffn_in", *TOO_MUCH_DECAY)),
+        ("streams shrink to {:.1f} and {:.1f}", lambda: of_causes("max.residual", *OWN_RATES)),
+        ("up again, to {:.1f} and {:.1f}", lambda: of_causes("max.ffn_in", *OWN_RATES)),
         ("| weight decay {:g}, which takes as much", lambda: [as_little_decay("Adafactor, less decay")]),
         (
             "ends at {:.1f}, and norms bring it up to {:.1f}",
@@ -648,7 +646,7 @@ CLAIMS = {
             "in float32 stay within {:.1f} % of",
             lambda: [math.ceil(10 * worst_beside_16_bits("table10", "perplexity.fp32")) / 10],
         ),
-        ("{:g} and {:g} % of the features, have been run with one seed", shares_with_one_seed),
+        ("FFN alone, and {:g} and {:g} % of the features, have been run with one seed", shares_with_one_seed),
         (
             "absmax adds {:.0f} % to its perplexity, and {:.0f} % to that of the one trained in 16 bits",
             lambda: map(absmax_after_fine_tuning, ("FFN, linear", "16 bits")),
@@ -856,7 +854,7 @@ def test_outlier_features_of_models_that_were_trained():
     assert {name: {*one["run"][one["count"] > 0]} for name, one in found.items()} == {
         "table7": set(),
         "table10": {*found["table10"]["run"]},
-        "causes": {*TOO_MUCH_DECAY, "Adafactor, less decay"},
+        "causes": {*OWN_RATES, "Adafactor, less decay"},
     }
     assert set(found["table10"]["count"]) == {1}
 

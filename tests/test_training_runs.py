@@ -308,7 +308,8 @@ def test_the_fewer_runs_are_named(having, sentence):
 @pytest.mark.parametrize(("share", "ended"), [(0.01, 0), (0.5, 4), (0.99, 8), (1, 9)])
 def test_runs_that_a_torn_file_has_the_beginning_of_are_not_drawn(share, ended):
     rows = rows_of_runs(CAUSES, ENDS)
-    left = rows_of(CAUSES, rows[: int(share * len(rows))])
+    on_another_text = [row | {"text": "other"} for row in rows]
+    left = rows_of(CAUSES, [*on_another_text, *rows[: int(share * len(rows))]])
     assert len({(row["run"], row["seed"]) for row in left}) == ended
     if left:
         assert len(ends(left)) == ended

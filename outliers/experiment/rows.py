@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -281,7 +281,7 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
     """
     asked = {field: getattr(spec, field) for field in type(spec).model_fields if field not in NOT_IN_ROWS}
     if isinstance(spec, Training):
-        rows = _of_ended_runs([row for row in rows if _is_of_run(spec, row)])
+        rows = [row for row in rows if _is_of_run(spec, row)]
         asked = {field: value for field, value in asked.items() if field not in ("runs", "schemes")}
     if "skip" in asked:  # of schemes, which have thresholds and parts of their own
         said = said_of_schemes(spec)
@@ -294,8 +294,9 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
         for row in rows
         if not is_strange(row) and all(_agrees(row, field, value) for field, value in asked.items())
     }
+    found = _of_ended_runs(last.values()) if isinstance(spec, Training) else last.values()
     order = [*(asked.get("models") or []), *getattr(spec, "runs", [])]
-    return sorted(last.values(), key=lambda row: _place(order, row.get("run", row.get("model"))))
+    return sorted(found, key=lambda row: _place(order, row.get("run", row.get("model"))))
 
 
 def _place(order: list[str], name: str | None) -> int:
@@ -314,8 +315,8 @@ def _is_of_run(spec: Training, row: dict) -> bool:
     )
 
 
-def _of_ended_runs(rows: list[dict]) -> list[dict]:
-    """Rows of runs that were measured at their end; of others, as a torn file has them, nothing is to be drawn."""
+def _of_ended_runs(rows: Collection[dict]) -> list[dict]:
+    """Rows of runs that were measured at their end; of others, as a file that was cut off has them, none."""
     ended = {(row["run"], row["seed"]) for row in rows if row["metric"] == f"perplexity.{BASELINE}"}
     return [row for row in rows if (row["run"], row["seed"]) in ended]
 
