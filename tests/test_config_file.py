@@ -266,7 +266,7 @@ def test_a_hub_that_does_not_answer(hub, monkeypatch):
         for name in ("gpt2", "facebook/opt-125m"):
             with pytest.raises(UserError, match=f"cannot reach the hub to load '{name}'"):
                 find_model(name)
-        assert 1 <= time.monotonic() - start < 2
+        assert 1 <= time.monotonic() - start < 30, "the client's own limit is 60"
         assert len(accepted) == 1
 
 
