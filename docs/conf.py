@@ -57,5 +57,7 @@ viewcode_line_numbers = True
 
 html_theme = "furo"
 html_title = "outliers"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_search_summary = False  # which a browser fetches, and may not from a folder

@@ -13,6 +13,7 @@ import typer
 
 import outliers
 from outliers.__main__ import COMMANDS
+from tests.conftest import needs_chromium
 
 pytest.importorskip("furo", reason="the extra `docs` is not installed")
 ROOT = Path(__file__).parent.parent
@@ -79,6 +80,18 @@ def test_nothing_is_loaded_from_elsewhere(site):
         text = path.read_text(encoding="utf-8")
         assert 'src="http' not in text, path
         assert 'rel="stylesheet" type="text/css" href="http' not in text, path
+
+
+@needs_chromium
+def test_every_column_of_a_table_is_seen(site, browser):
+    """On a laptop's screen, without scrolling: of the models in a table, the largest stands last."""
+    hidden = "[...document.querySelectorAll('.table-wrapper')].filter(e => e.scrollWidth > e.clientWidth).length"
+    opened = browser.new_page(viewport={"width": 1300, "height": 900})
+    for path in site:
+        if "table-wrapper" in path.read_text(encoding="utf-8"):
+            opened.goto(path.as_uri())
+            assert not opened.evaluate(hidden), path
+    opened.close()
 
 
 @pytest.mark.parametrize("name", outliers.__all__)
