@@ -274,6 +274,14 @@ def test_every_run_is_a_row_with_what_grew_in_it():
     assert one.cells[0][-1] == "+1.00±0.10", "by rounding"
 
 
+def test_a_run_with_fewer_seeds_has_no_scatter_that_is_not_of_seeds():
+    rows = rows_of_runs(CAUSES, ENDS)
+    table = causes_table(ends([row for row in rows if row["run"] == "as it is" or not row["seed"]]))
+    cells = [dict(zip(table.headers, row, strict=True))["absmax (%)"] for row in table.cells]
+    assert "±" in cells[0] and not any("±" in cell for cell in cells[1:])
+    assert "a run without it was trained once" in table.caption
+
+
 def test_what_differs_beyond_the_scatter_of_seeds_is_said():
     rows = rows_of_runs(CAUSES, ENDS, {"as it is": 20.0, "Muon": 5.0})
     words = said(causes_section(rows))

@@ -1,6 +1,7 @@
 """What grows outlier features: training runs that differ in one thing each; an experiment beyond the paper."""
 
 import textwrap
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import pandas as pd
@@ -43,7 +44,7 @@ CAPTION = (
     "the same weights in float32, in per cent. {}"
 )
 BY_ROUNDING = "± behind a scheme is one standard deviation by rounding."
-BY_SEEDS = "± is half of a 95 % interval over seeds."
+BY_SEEDS = "± is half of a 95 % interval over seeds; a run without it was trained once."
 FIGURE = (
     "The largest |x| in the residual stream, and in the inputs of all projections, along the training of each model, "
     "with its perplexity at the end; a line a seed. Grey: the run from which the others differ in one thing."
@@ -84,24 +85,24 @@ def _schemes(found: pd.DataFrame) -> list[str]:
 
 
 def causes_table(found: pd.DataFrame) -> Table:
-    """A row a run; of several seeds the mean with its interval."""
+    """A row a run; of several seeds the mean with its interval, and where all runs have one the scatter by rounding."""
+    several = found["seed"].nunique() > 1
     columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(found))]
     cells, data = [], []
     for run, of_run in found.groupby("run", sort=False):
         means = {column.metric: mean(of_run[column.metric].tolist()) for column in columns}
-        cells.append([run, *(_cell(means[column.metric], column, of_run) for column in columns)])
+        scatter = {} if several else of_run.iloc[0]
+        cells.append([run, *(_cell(means[column.metric], column, scatter) for column in columns)])
         reaches = {f"{metric}_reach": one.reach for metric, one in means.items() if one.reach is not None}
         data.append({"run": run, "seeds": len(of_run), **{name: one.value for name, one in means.items()}, **reaches})
-    said = BY_SEEDS if found["seed"].nunique() > 1 else BY_ROUNDING
+    said = BY_SEEDS if several else BY_ROUNDING
     headers = ["run", *(column.header for column in columns)]
     return Table("causes", CAPTION.format(said), headers, cells, pd.DataFrame(data))
 
 
-def _cell(of_run: Mean, column: Column, seeds: pd.DataFrame) -> str:
-    """A mean; behind it the reach of its interval, or of one seed the scatter by rounding, if that is known."""
-    reach = of_run.reach
-    if reach is None:
-        reach = seeds[f"{column.metric}_deviation"].iloc[0] if f"{column.metric}_deviation" in seeds else None
+def _cell(of_run: Mean, column: Column, scatter: Mapping[str, float]) -> str:
+    """A mean; behind it the reach of its interval, or what scatters it by rounding, where that is known."""
+    reach = of_run.reach if of_run.reach is not None else scatter.get(f"{column.metric}_deviation")
     if pd.isna(of_run.value):
         return "-"
     beside = "" if reach is None else f"±{column.unit * reach:{column.form.removeprefix('+')}}"
