@@ -48,7 +48,7 @@ from outliers.report.artefacts.table4 import table4_section
 from outliers.report.artefacts.table5 import speed_section
 from outliers.report.artefacts.table6 import latency_section
 from outliers.report.artefacts.table7 import table7_section, table9_section, table10_section
-from outliers.report.seeds import of_runs
+from outliers.report.seeds import CONFIDENCE, of_runs, ratio
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory
 from outliers.specification.recipe import Recipe, Training
@@ -186,13 +186,20 @@ def as_little_decay(run: str) -> float:
 def ends_of_causes() -> pd.DataFrame:
     """What each run of the causes ends with, and `along`, the largest |x| of its residual stream while it trains."""
     rows = kept_rows("training-runs/causes")
-    largest = checkpoints(rows).groupby("run")["max.residual"].max().rename("along")
-    return ends(rows).set_index("run").join(largest)
+    largest = checkpoints(rows).groupby(["run", "seed"])["max.residual"].max().rename("along")
+    return ends(rows).join(largest, on=["run", "seed"]).set_index("run")
 
 
 def of_causes(column: str, *runs: str) -> list[float]:
-    """A column of these runs."""
+    """A column of these runs, seed by seed."""
     return ends_of_causes().loc[list(runs), column].tolist()
+
+
+def growth_by_learning_rate() -> list[float]:
+    """By how much the higher learning rate multiplies the largest |x| of the residual stream, and its interval."""
+    values = of_runs(ends_of_causes().reset_index(), "max.residual")
+    found = ratio(values["higher learning rate"], values["as it is"])
+    return [found.value, *found.interval]
 
 
 OWN_RATES = ("Adafactor", "SGD")  # of the causes, with learning rates that are not that of AdamW
@@ -557,12 +564,21 @@ CLAIMS = {
         ),
         ("stretched to {:,} steps", lambda: [recipe_of("twice as long").steps]),
         (
-            "ends at {:.0f} instead of {:.1f}",
+            "ends at {:.0f} and {:.0f} instead of {:.1f} and {:.1f}",
             lambda: of_causes("max.residual", "higher learning rate", "as it is"),
         ),
-        ("after being at {:.0f}", lambda: of_causes("along", "higher learning rate")),
-        ("perplexity, {:.1f} and {:.1f}", lambda: of_causes("perplexity", "higher learning rate", "as it is")),
-        ("second feed-forward projection, {:.1f}", lambda: of_causes("max.ffn_out", "higher learning rate")),
+        ("{:.0f} times as large with a 95 % interval of {:.0f} to {:.0f}", growth_by_learning_rate),
+        ("after being at {:.0f} and {:.0f}", lambda: of_causes("along", "higher learning rate")),
+        (
+            "no worse, {:.1f} and {:.1f} instead of {:.1f} and {:.1f}",
+            lambda: of_causes("perplexity", "higher learning rate", "as it is"),
+        ),
+        ("second feed-forward projection, {:.1f} and {:.1f}", lambda: of_causes("max.ffn_out", "higher learning rate")),
+        (
+            "one feature meets the criterion, at {:.0f} % of the positions",
+            lambda: [100 * of_causes("positions", "higher learning rate")[1]],
+        ),
+        ("half of a {:.0f} % interval over two seeds", lambda: [100 * CONFIDENCE]),
         ("Twice the steps end at {:.1f}", lambda: of_causes("max.residual", "twice as long")),
         (
             "perplexities of {:.1f} and {:.1f}, with {:.1f} and {:.1f} in the residual stream",
@@ -574,7 +590,7 @@ CLAIMS = {
         ),
         ("such a perplexity, it has {:.1f} there", at_the_perplexity_of_muon),
         (
-            "end at {:.1f}, {:.1f} and {:.1f}, beside {:.1f}",
+            "end at {:.1f}, {:.1f} and {:.1f}, beside {:.1f} and {:.1f}",
             lambda: of_causes("max.residual", "softmax + 1", "clipped softmax", "gated attention", "as it is"),
         ),
         ("the {:.1f} of `no weight decay`", lambda: of_causes("max.residual", "no weight decay")),
@@ -587,15 +603,15 @@ CLAIMS = {
             "learning rates are {:.0f} and {:.0f} times",
             lambda: [recipe_of(run).learning_rate / recipe_of("as it is").learning_rate for run in OWN_RATES],
         ),
-        ("streams shrink to {:.1f} and {:.1f}", lambda: of_causes("max.residual", *OWN_RATES)),
-        ("up again, to {:.1f} and {:.1f}", lambda: of_causes("max.ffn_in", *OWN_RATES)),
+        ("stream of Adafactor shrinks to {:.2f} and {:.2f}", lambda: of_causes("max.residual", "Adafactor")),
+        ("up again, to {:.1f} and {:.1f}", lambda: of_causes("max.ffn_in", "Adafactor")),
         ("| weight decay {:g}, which takes as much", lambda: [as_little_decay("Adafactor, less decay")]),
         (
             "ends at {:.1f}, and norms bring it up to {:.1f}",
             lambda: [of_causes(name, "Adafactor, less decay")[0] for name in ("max.residual", "max.ffn_in")],
         ),
         (
-            "Of {} features {:.0f} meet the criterion, and {:.0f} with less decay",
+            "Of {} features {:.0f} and {:.0f} meet the criterion, and {:.0f} with less decay",
             lambda: (
                 LADDER[recipe_of("Adafactor").start].width,
                 *of_causes("count", "Adafactor", "Adafactor, less decay"),
@@ -603,10 +619,14 @@ CLAIMS = {
         ),
         ("asks for magnitudes of {:g}", lambda: (criterion.ALPHA,)),
         (
-            "SGD has {:.0f}, at {:.0f} % of the positions",
-            lambda: (of_causes("count", "SGD")[0], 100 * of_causes("positions", "SGD")[0]),
+            "SGD has {:.0f} and {:.0f}, at {:.0f} and {:.0f} % of the positions",
+            lambda: [*of_causes("count", "SGD"), *(100 * share for share in of_causes("positions", "SGD"))],
         ),
-        ("a perplexity of {:.1f}", lambda: of_causes("perplexity", "SGD")),
+        ("ends at perplexities of {:.1f} and {:,.1f}", lambda: of_causes("perplexity", "SGD")),
+        (
+            "stream ends at {:.1f} with one seed and {:.1f} with the other",
+            lambda: of_causes("max.residual", "SGD"),
+        ),
         (
             "in {:.0f} % of the layers, {:.0f} % are asked, and at {:.1f} % of the positions of {:.0f} %",
             nearly_an_outlier,
@@ -851,7 +871,7 @@ def test_outlier_features_of_models_that_were_trained():
     assert {name: {*one["run"][one["count"] > 0]} for name, one in found.items()} == {
         "table7": set(),
         "table10": {*found["table10"]["run"]},
-        "causes": {*OWN_RATES, "Adafactor, less decay"},
+        "causes": {*OWN_RATES, "Adafactor, less decay", "higher learning rate"},
     }
     assert set(found["table10"]["count"]) == {1}
 

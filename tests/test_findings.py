@@ -94,7 +94,8 @@ def test_each_sentence_is_of_a_table_or_figure(run):
         assert finding.text[0].isupper() or finding.text.split()[0].rstrip(",") in finding.text
         assert finding.text.endswith(".")
         assert "nan" not in finding.text
-    assert all(finding.text in " ".join(section.terminal.split()) for finding in section.findings)
+    printed = " ".join(section.terminal.split())
+    assert all(" ".join(finding.text.split()) in printed for finding in section.findings)
 
 
 def test_findings_of_kept_runs():

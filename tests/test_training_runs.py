@@ -279,7 +279,7 @@ def test_a_run_with_fewer_seeds_has_no_scatter_that_is_not_of_seeds():
     table = causes_table(ends([row for row in rows if row["run"] == "as it is" or not row["seed"]]))
     cells = [dict(zip(table.headers, row, strict=True))["absmax (%)"] for row in table.cells]
     assert "±" in cells[0] and not any("±" in cell for cell in cells[1:])
-    assert "a run without it was trained once" in table.caption
+    assert "a run without it has one seed" in table.caption
 
 
 def test_what_differs_beyond_the_scatter_of_seeds_is_said():

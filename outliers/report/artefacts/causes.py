@@ -44,7 +44,7 @@ CAPTION = (
     "the same weights in float32, in per cent. {}"
 )
 BY_ROUNDING = "± behind a scheme is one standard deviation by rounding."
-BY_SEEDS = "± is half of a 95 % interval over seeds; a run without it was trained once."
+BY_SEEDS = "± is half of a 95 % interval over seeds; a run without it has one seed."
 FIGURE = (
     "The largest |x| in the residual stream, and in the inputs of all projections, along the training of each model, "
     "with its perplexity at the end; a line a seed. Grey: the run from which the others differ in one thing."
