@@ -876,6 +876,12 @@ def test_outlier_features_of_models_that_were_trained():
     assert set(found["table10"]["count"]) == {1}
 
 
+def test_how_many_seeds_the_causes_have():
+    assert "Nine of the thirteen runs were made with one seed" in read("docs/causes.md")
+    seeds = trained(kept_rows("training-runs/causes")).groupby("run")["seed"].nunique()
+    assert (len(seeds), (seeds == 1).sum(), (seeds == 2).sum()) == (13, 9, 4)
+
+
 @pytest.mark.parametrize("model", [*pocket_models(), pytest.param("smollm2-135m", marks=needs_smollm2)])
 def test_kept_rows_are_of_the_models_that_this_repository_names(model):
     """But those of a latency under 8 bits, whose hash is that of codes too."""
