@@ -197,7 +197,7 @@ SWEEP, TABLE4 = kept("pocket/table1"), kept("pocket/table4")
 REMEDIES, ZEROSHOT = kept("remedies"), kept("pocket/figure1")
 ATTENTION = kept("attention/smollm2-135m")
 DAMAGES = damages_of(kept("damage/smollm2-135m"))
-OF_CAUSES = make_experiment(read_experiment("training/causes"), Training)
+OF_CAUSES = make_experiment(read_experiment("training/causes"), Training).model_copy(update={"seeds": [0]})
 TRAINED, ELEVEN = (
     rows_of_runs(OF_CAUSES, {run: [100.0] for run in list(OF_CAUSES.runs)[:count]}, {"Muon": 90.0}) for count in (3, 11)
 )
