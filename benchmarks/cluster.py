@@ -17,7 +17,7 @@ from tqdm import tqdm
 from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
 from outliers.measurements.bench import Bench, Job
-from outliers.measurements.perplexity import perplexity
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.specification.kinds import Settings
 
 MODEL = "pocket/gpt2-5.9m"

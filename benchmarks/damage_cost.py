@@ -16,7 +16,7 @@ from kept import keep, parser
 
 from outliers.measurements.damage.errors import block_errors
 from outliers.measurements.damage.exchanges import exchange_losses, exchanges
-from outliers.measurements.perplexity import perplexity
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.measurements.sweep import coded
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize

@@ -25,8 +25,8 @@ _HOME = {
     "save_quantized": "outliers.quantization.store",
     "load_quantized": "outliers.quantization.store",
     "load_int8": "outliers.quantization.store",
-    "perplexity": "outliers.measurements.perplexity",
-    "perplexities": "outliers.measurements.perplexity",
+    "perplexity": "outliers.metrics.perplexity.measure",
+    "perplexities": "outliers.metrics.perplexity.measure",
     "Intervention": "outliers.variants.interventions",
     "Ablated": "outliers.variants.variant",
     "Planted": "outliers.variants.variant",
@@ -46,8 +46,8 @@ _HOME = {
     "plant": "outliers.variants.plant",
     "Experiment": "outliers.specification.kinds",
     "Emergence": "outliers.specification.kinds",
-    "run": "outliers.experiment.runner",
-    "sweep": "outliers.experiment.runner",
+    "run": "outliers.runs.run",
+    "sweep": "outliers.runs.run",
     "frame": "outliers.experiment.frame",
 }
 _ROOMS = ("plot",)  # public as they are, with names of their own

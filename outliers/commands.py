@@ -186,8 +186,8 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Calla
     checked(spec)
 
     from outliers.experiment.place import place_of
-    from outliers.experiment.runner import run
     from outliers.report.write import write
+    from outliers.runs.run import run
 
     folder = place_of(spec, out) if isinstance(spec, OfOneModel) else out or spec.folder
     section = pkgutil.resolve_name(SECTIONS[name])(*shown(spec, folder, run(spec, folder, force)))

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from outliers.measurements.perplexity import perplexity
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, Rung

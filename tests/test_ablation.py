@@ -10,8 +10,8 @@ import torch
 
 from outliers.errors import UserError
 from outliers.measurements.ablation import ablate, interval_of_mean, plan, summary
-from outliers.measurements.attention import top1_softmax
-from outliers.measurements.perplexity import perplexity
+from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import anatomy_of, decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text

@@ -12,7 +12,7 @@ from torch import nn
 import outliers
 from outliers.errors import UserError
 from outliers.experiment.runner import run, sweep
-from outliers.measurements.attention import top1_softmax
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.measurements.damage.measurement import damages_of
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.stream import stream_model

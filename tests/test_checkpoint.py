@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from outliers.errors import UserError
-from outliers.measurements.perplexity import perplexity
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.configs import find_config
 from outliers.models.load import load_config, load_model, stored_as
 from outliers.models.stream import stream_model

@@ -17,11 +17,11 @@ from outliers.errors import UserError
 from outliers.experiment.runner import run
 from outliers.measurements import perplexity as losses
 from outliers.measurements.damage import measurement
-from outliers.measurements.damage.distances import distances
+from outliers.metrics.agreement.measure import distances
 from outliers.measurements.damage.errors import block_errors
 from outliers.measurements.damage.exchanges import exchange_losses, exchanges
 from outliers.measurements.damage.measurement import damage, damages_of, plan
-from outliers.measurements.perplexity import perplexity, perplexity_of, variant_losses
+from outliers.metrics.perplexity.measure import perplexity, perplexity_of, variant_losses
 from outliers.measurements.sweep import drawn
 from outliers.models.anatomy import ROLES, projections
 from outliers.models.load import load_model, load_tokenizer

@@ -29,7 +29,7 @@ from outliers.experiment.provenance import code_hash
 from outliers.experiment.rows import read_rows
 from outliers.measurements.ablation import CONTROLS, RESAMPLES
 from outliers.measurements.damage.measurement import damages_of
-from outliers.measurements.perplexity import LARGEST_LOSS
+from outliers.metrics.perplexity.measure import LARGEST_LOSS
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models

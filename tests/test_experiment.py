@@ -16,10 +16,10 @@ from outliers.experiment.provenance import measuring
 from outliers.experiment.rows import RowFile, rows_of
 from outliers.experiment.runner import MEASUREMENTS, run, sweep
 from outliers.measurements.ablation import ablate, measure
-from outliers.measurements.attention import top1_softmax
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.measurements.bench import Bench
 from outliers.measurements.measurement import Measurement, Question
-from outliers.measurements.perplexity import Loss, perplexity
+from outliers.metrics.perplexity.measure import Loss, perplexity
 from outliers.measurements.sweep import Sweep, drawn
 from outliers.models.anatomy import ROLES
 from outliers.models.load import load_model, load_tokenizer

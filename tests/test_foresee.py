@@ -26,7 +26,7 @@ from outliers.measurements.damage.measurement import plan as plan_damage
 from outliers.measurements.footprint import Storages
 from outliers.measurements.latency import latency
 from outliers.measurements.measurement import Passes, Workload
-from outliers.measurements.perplexity import perplexity
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.measurements.sweep import sweep_parts
 from outliers.measurements.tracing import trace_parts
 from outliers.models.anatomy import decoder_layers
@@ -213,7 +213,7 @@ def test_one_layer_foretells_the_peak_of_all(kind):
 MEASURE = """
 import sys, threading, time
 import torch
-from outliers.measurements.perplexity import perplexity
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.load import load_model
 from outliers.quantization.convert import quantize
 

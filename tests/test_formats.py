@@ -20,7 +20,7 @@ from torch import nn
 from outliers.errors import UserError
 from outliers.experiment.rows import identity
 from outliers.experiment.runner import run, sweep
-from outliers.measurements.perplexity import perplexity
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields

@@ -24,7 +24,7 @@ from outliers.estimate.needs import need_of
 from outliers.experiment.runner import request_of, run, sweep
 from outliers.measurements.bench import Job
 from outliers.measurements.measurement import Workload
-from outliers.measurements.perplexity import losses, perplexity
+from outliers.metrics.perplexity.measure import losses, perplexity
 from outliers.measurements.sweep import sweep_parts
 from outliers.models.anatomy import ANATOMIES
 from outliers.models.gguf.header import read_header, read_tensor

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 import outliers
 from outliers.errors import BrokenModel, UserError
 from outliers.experiment.runner import run, sweep
-from outliers.measurements.perplexity import perplexities, perplexity
+from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model

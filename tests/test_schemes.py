@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
 from outliers.experiment.runner import run, sweep
-from outliers.measurements.perplexity import perplexity
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model

@@ -25,7 +25,7 @@ from outliers.experiment import traces
 from outliers.experiment.rows import RowFile, read_rows
 from outliers.experiment.runner import run, sweep
 from outliers.files import LOCK, locked, write_whole
-from outliers.measurements.perplexity import losses
+from outliers.metrics.perplexity.measure import losses
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.measurements.perplexity import perplexity
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models import checkpoint
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET

@@ -9,6 +9,7 @@ import pandas as pd
 
 from outliers.errors import UserError
 from outliers.experiment.rows import WHERE, WHICH, read_rows
+from outliers.runs.rows import is_kept_in, read
 
 # With what a value was computed and what that took, beside what was measured.
 PROVENANCE = (
@@ -53,4 +54,11 @@ def _read(folder: Path) -> list[dict]:
     files = sorted(folder.rglob("rows.jsonl"))
     if not files:
         raise UserError(f"no results in '{folder}'; expected a folder that a run has written, or one of such folders")
-    return [row for file in files for row in read_rows(file.parent)]
+    return [row for file in files for row in records_in(file.parent)]
+
+
+def records_in(folder: Path) -> list[dict]:
+    """The flat rows of a folder, in either form."""
+    if not is_kept_in(folder):
+        return read_rows(folder)
+    return [record for row in read(folder) for record in row.records()]

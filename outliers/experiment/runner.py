@@ -20,19 +20,17 @@ from outliers.measurements.latency import LatencyRows
 from outliers.measurements.linear_layers import LinearLayerRows
 from outliers.measurements.measurement import Measurement, Question, Workload
 from outliers.measurements.memory import MemoryRows
-from outliers.measurements.sweep import Sweep
 from outliers.measurements.tracing import EmergenceRows, TraceRows
 from outliers.measurements.training.measurement import TrainingRows
 from outliers.measurements.zeroshot import ZeroShotRows
 from outliers.models.names import full_name
 from outliers.specification import kinds
-from outliers.specification.kinds import Experiment, Named, OfOneModel, OneModel
+from outliers.specification.kinds import Named, OfOneModel, OneModel
 from outliers.specification.recipe import Training
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
 
 MEASUREMENTS: dict[type[Named], type[Measurement]] = {
-    Experiment: Sweep,
     OneModel: TraceRows,
     kinds.Ablation: AblationRows,
     kinds.Damage: DamageRows,
@@ -80,27 +78,6 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
         for group in engine.groups(subjects):
             one.measure(group)
     return [row for subject in one.subjects for rows in subject.rows for row in rows]
-
-
-def sweep(
-    experiment: Experiment | None = None, out: str | Path | None = None, force: bool = False, **fields
-) -> list[dict]:
-    """Measure the perplexity of every model under every scheme (LLM.int8(), Table 1).
-
-    Args:
-        experiment: what to run; or its fields by name: `sweep(models=["gpt2"], schemes=["llm.int8", mine])`.
-        out, force: as `run`.
-
-    Returns:
-        One row a model and scheme, model by model; schemes that share weight codes are side by side. Of several draws
-        the value is their mean, with their sample standard deviation.
-
-    Raises:
-        UserError: as `run`.
-    """
-    if experiment is not None and fields:
-        raise UserError(f"an experiment and its field '{min(fields)}'; expected one or the other")
-    return run(experiment or Experiment(**fields), out, force)
 
 
 @dataclass(eq=False)

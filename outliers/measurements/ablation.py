@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
-from outliers.measurements.attention import top1_softmax
 from outliers.measurements.bench import Bench, Counted, Job, check_schemes, check_uncalibrated
 from outliers.measurements.measurement import FEATURE, LAYERS, First, Measurement, Part, Passes, Question, Workload
-from outliers.measurements.perplexity import perplexities
 from outliers.measurements.sweep import scheme_fields
+from outliers.metrics.perplexity.measure import perplexities
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import check_features
 from outliers.models.names import short_name
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed

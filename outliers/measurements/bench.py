@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from outliers.models.load import (
 )
 from outliers.models.skeleton import skeleton
 from outliers.models.source import local_files
-from outliers.models.stream import check_one_device, is_streamed, stream_model
+from outliers.models.stream import Variant, check_one_device, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.calibration import Calibration, calibrate
 from outliers.quantization.convert import check_attends, check_calibrated, check_groups, quantize, skipped
@@ -31,6 +31,7 @@ from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import BOS, Calibrated, Machine, Settings, said_of_text
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, load_text, tokens_hash
+from outliers.variants.variant import Quantized, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,8 @@ class Bench:
         self._key, self._loaded, self._like = None, None, None
         self._calibration: Calibration | None = None
         self._tokenizer: tuple | None = None
+        self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
+        self.exact: dict = {}  # last hidden states of the last model as it is, by draw and part of the text
 
     def load(self, job: Job, settings: Settings, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """The model of a job, in the form that it was left in, and the fields that all its rows have in common.
@@ -141,8 +144,10 @@ class Bench:
         self._like = like
         key = job.model, job.revision, form
         if key != self._key:
-            self._key = self._loaded = self._calibration = None  # never two at once
+            self._key = self._loaded = self._form = self._calibration = None  # never two at once
+            self.exact.clear()
             self._loaded = load()
+            self._form = self._loaded[0]
             self._key = key
         if not is_streamed(self._loaded[0]):
             self.check_weights()
@@ -154,6 +159,19 @@ class Bench:
         if self._tokenizer is None or self._tokenizer[0] != key:
             self._tokenizer = key, load_tokenizer(*key)
         return self._tokenizer[1]
+
+    @contextmanager
+    def under(self, variant: Variant) -> Iterator[PreTrainedModel]:
+        """The last model, which is resident, under a variant; a scheme shares codes with the one before."""
+        parts = parts_of(variant)
+        quantizes = any(isinstance(part, Quantized) for part in parts)
+        with ExitStack() as stack:
+            model = self._form if quantizes else self._loaded[0]
+            for number, part in enumerate(parts):
+                model = stack.enter_context(part.on(model))
+                if number == 0 and isinstance(part, Quantized):
+                    self._form = model
+            yield model
 
     def quantized(
         self, scheme: Scheme, skip: Collection[str] = (), calibration: Calibration | None = None

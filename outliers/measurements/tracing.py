@@ -10,10 +10,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.measurements.attention import top1_softmax
 from outliers.measurements.bench import Bench, Counted, Job, named
 from outliers.measurements.measurement import FEATURE, First, Measurement, Part, Passes, Question, Workload
-from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of
+from outliers.metrics.perplexity.measure import Loss, losses, perplexity, perplexity_of
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import ROLES
 from outliers.models.load import load_tokenizer
 from outliers.specification.kinds import Emergence, OneModel, Settings

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outliers.errors import UserError, unknown_name
-from outliers.experiment.rows import finished, read_rows, rows_of
 from outliers.files import write_whole
 from outliers.models.names import short_name
 from outliers.report import artefacts
@@ -124,7 +123,7 @@ def _rows(spec: Named, folder: Path, force: bool, redraw: bool) -> tuple[list[di
     Where something is wrong with an experiment of several models, each model has a try of its own.
     """
     if redraw:
-        rows = rows_of(spec, finished(read_rows(folder)))
+        rows = drawn_again(spec, folder)
         return rows, [] if rows else [f"'{folder}' has no finished rows of it"]
     rows, reason = _measured(spec, folder, force)
     models = getattr(spec, "models", [])
@@ -135,11 +134,23 @@ def _rows(spec: Named, folder: Path, force: bool, redraw: bool) -> tuple[list[di
     return rows, [f"{model}: {why}" for model, (_, why) in found.items() if why] if rows else [reason]
 
 
+def drawn_again(spec: Named, folder: Path) -> list[dict]:
+    """Of the rows in a folder those of an experiment; no model is loaded."""
+    if spec.plans is None:
+        from outliers.experiment.rows import finished, read_rows, rows_of
+
+        return rows_of(spec, finished(read_rows(folder)))
+    from outliers.runs.rows import read
+    from outliers.runs.run import records, rows_of
+
+    return records(rows_of(spec, read(folder)))
+
+
 def _measured(spec: Named, folder: Path, force: bool) -> tuple[list[dict], str | None]:
     """The rows of an experiment, or why it cannot run."""
     import torch  # late, and so is all that measures: redrawing needs none of it
 
-    from outliers.experiment.runner import run
+    from outliers.runs.run import run
 
     try:
         return run(spec, folder, force), None

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -237,6 +237,9 @@ class Named(BaseModel):
 
     model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
 
+    # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.runs.planner.Plan`.
+    plans: ClassVar[str | Callable | None] = None
+
     name: Name
     shows: Line | None = None
 
@@ -297,6 +300,8 @@ class Experiment(Calibrated):
 
     Rounding scatters the results, which `draws` shows. A scheme has its own threshold unless `alpha` is given.
     """
+
+    plans = "outliers.presets.sweep:sweep_plans"
 
     name: Name = "sweep"
     models: Names = Field(description=MODEL)

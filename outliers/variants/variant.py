@@ -4,7 +4,7 @@ Each stands for the layers of a resident model, or for that one of a streamed mo
 `outliers.models.stream.Variant`); each can be pickled, and so travels to the machines of a cluster.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -148,3 +148,26 @@ def feature_means(found: Trace) -> Means:
     """Mean of every feature over the text of a trace, by layer and role."""
     means = {role: found.statistics[f"{role}.sum"] / found.positions for role in STREAM}
     return {(layer, role): mean for role, of_role in means.items() for layer, mean in enumerate(of_role)}
+
+
+def parts_of(variant: Variant) -> tuple[Variant, ...]:
+    """The variants that it consists of, in the order in which they act."""
+    return variant.variants if isinstance(variant, Together) else (variant,)
+
+
+def schemes_of(variant: Variant) -> list[Quantized]:
+    """Those that put projections under a scheme."""
+    return [part for part in parts_of(variant) if isinstance(part, Quantized)]
+
+
+def calibrated(variants: Iterable[Variant], found: Callable[[list[Scheme]], Calibration | None]) -> list[Variant]:
+    """Variants that know how large the inputs are; found: the calibration that some schemes need, None if none does."""
+    variants = list(variants)
+    calibration = found([part.scheme for variant in variants for part in schemes_of(variant)])
+    return [variant if calibration is None else _knowing(variant, calibration) for variant in variants]
+
+
+def _knowing(variant: Variant, calibration: Calibration) -> Variant:
+    if isinstance(variant, Together):
+        return Together(tuple(_knowing(part, calibration) for part in variant.variants))
+    return replace(variant, calibration=calibration) if isinstance(variant, Quantized) else variant

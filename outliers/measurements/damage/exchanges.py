@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.measurements.damage.errors import EXACT
-from outliers.measurements.perplexity import Loss, finite_loss, variant_losses
+from outliers.metrics.perplexity.measure import Loss, finite_loss, variant_losses
 from outliers.models.anatomy import anatomy_of
 from outliers.models.decoder import inference, run_exchanged
 from outliers.models.stream import is_streamed

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError, unknown_name
 from outliers.measurements.bench import Bench, Counted, Job, check_schemes, named, say_what_is_left
-from outliers.measurements.damage.distances import Distance, distances
 from outliers.measurements.damage.errors import EXACT, BlockErrors, Error, block_errors
 from outliers.measurements.damage.exchanges import Exchange, exchange_losses, exchanges
 from outliers.measurements.measurement import Measurement, Part, Passes, Question, Workload
-from outliers.measurements.perplexity import Loss, perplexity, perplexity_of, variant_losses
-from outliers.measurements.sweep import check_draws, coded, drawn, scattered, scheme_fields, schemes_of, sweep_parts
+from outliers.measurements.sweep import coded, scheme_fields, schemes_of, sweep_parts
+from outliers.metrics.agreement.measure import Distance, distances
+from outliers.metrics.perplexity.measure import Loss, perplexity, perplexity_of, variant_losses
 from outliers.models.anatomy import projections
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import is_streamed
@@ -27,6 +27,7 @@ from outliers.quantization.convert import quantize, skipped
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage
 from outliers.text.blocks import sequences
+from outliers.variants.draw import check_draws, drawn, scattered
 from outliers.variants.variant import Quantized
 
 Row = dict[str, Any]

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.measurements.bench import Bench, check_machine, named
 from outliers.measurements.measurement import Measurement, Question
-from outliers.measurements.perplexity import perplexity
-from outliers.measurements.sweep import drawn, scattered
 from outliers.measurements.training.watch import watch
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.load import find_device, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import BASELINE, get_scheme
@@ -26,6 +25,7 @@ from outliers.training.corpus import Corpus, blocks_in_order, prepare
 from outliers.training.layers import train_int8
 from outliers.training.loop import train
 from outliers.training.start import start
+from outliers.variants.draw import drawn, scattered
 
 # What is kept of a model in the middle of its training; of the trained one it is all that `watch` finds.
 ALONG = ("perplexity", "count", "layers", "positions", "attention_sink", "max")  # and those of each role

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA
 from outliers.errors import UserError
-from outliers.measurements.perplexity import Loss, finite_loss, perplexity_of
+from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of
 from outliers.models.decoder import inference
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row

@@ -1,18 +1,22 @@
 """How sure attention is of its first choice, with and without features."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
+from outliers.measurements.bench import Bench, Counted, named
+from outliers.metrics.measurement import Measurement
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
+from outliers.runs.cell import Cell
 from outliers.variants.interventions import Intervention
+from outliers.variants.variant import Ablated, Together, parts_of
 
 
 @inference
@@ -69,3 +73,42 @@ def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterat
             attn_in[projection.layer].append(projection)
     with attention_hooks(model, lambda number, *seen: visit(attn_in[number], *seen), layer):
         yield
+
+
+class OfAttention(Measurement):
+    """All interventions on what one variant makes of a model come from one pass."""
+
+    def bundles(self, cells: Sequence[Cell]) -> list[list[Cell]]:
+        bundles: dict[str, list[Cell]] = {}
+        for cell in cells:
+            bundles.setdefault(_parted(cell.variant)[0].name, []).append(cell)
+        return list(bundles.values())
+
+    def steps(self, cells: Sequence[Cell]) -> int:
+        return len(cells[0].subject.blocks)
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[tuple[int, float]]:
+        """Of each cell how many blocks were looked at, and the probability over them."""
+        subject = cells[0].subject
+        model, blocks = subject.load(bench, facts), subject.blocks[part]
+        (variant, _), interventions = _parted(cells[0].variant), [_parted(cell.variant)[1] for cell in cells]
+        with named(subject.name, *([] if variant is AS_IT_IS else [variant.name])):
+            found = top1_softmax(model, Counted(blocks, bench.bar), interventions, variant)
+        return [(len(blocks), value) for value in found]
+
+    def values(self, cell: Cell, answers: list[tuple[int, float]]) -> list[dict]:
+        blocks = sum(count for count, _ in answers)
+        value = sum(count / blocks * of_part for count, of_part in answers)
+        return [{"metric": "top1_softmax", "value": value, "unit": "1"}]
+
+
+def _parted(variant: Variant) -> tuple[Variant, Intervention]:
+    """What a model is under, and the intervention of its last ablation, which changes a layer at a time."""
+    parts = parts_of(variant)
+    if not isinstance(parts[-1], Ablated):
+        return variant, Intervention(())
+    *others, ablated = parts
+    return Together(tuple(others)) if others else AS_IT_IS, ablated.intervention
+
+
+TOP1 = OfAttention()

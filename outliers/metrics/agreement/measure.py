@@ -1,5 +1,6 @@
 """How far the predictions of a model under a variant are from those of the unquantized one."""
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -7,9 +8,11 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.measurements.damage.errors import EXACT
-from outliers.measurements.perplexity import Loss, finite_loss, logits_by_parts
+from outliers.metrics.measurement import Seen
+from outliers.metrics.perplexity.measure import Loss, finite_loss, logits_by_parts
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.stream import Variant, is_streamed
+from outliers.variants.draw import scattered
 
 States = Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -111,3 +114,28 @@ class _Sums(NamedTuple):
             return cls(largest, token, total), torch.ones_like(total), exponentials
         scale = (before.largest - largest).exp()
         return cls(largest, token, before.exponentials * scale + total), scale, exponentials
+
+
+class Agreeing(NamedTuple):
+    """Of a block: summed KL(p ‖ p_q) in nats; at how many positions, of all, the most probable token is the same."""
+
+    kl: float
+    agreeing: int
+    tokens: int
+
+
+def _see(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, exact: torch.Tensor) -> Agreeing:
+    return Agreeing(*_distance(model, exact, states), len(ids) - 1)
+
+
+def _values(draws: list[list[Agreeing]]) -> list[dict]:
+    tokens = [sum(block.tokens for block in blocks) for blocks in draws]
+    kl = [math.fsum(block.kl for block in blocks) / count for blocks, count in zip(draws, tokens, strict=True)]
+    same = [sum(block.agreeing for block in blocks) / count for blocks, count in zip(draws, tokens, strict=True)]
+    return [
+        {"metric": "damage.kl", **scattered(kl), "unit": "nat"},
+        {"metric": "damage.top1_agreement", **scattered(same), "unit": "1"},
+    ]
+
+
+SEEN = Seen(_see, _values, compares=True)

@@ -10,11 +10,13 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
+from outliers.metrics.measurement import Seen
 from outliers.models.anatomy import anatomy_of, readers
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
 from outliers.text.blocks import sequences
+from outliers.variants.draw import scattered
 
 LARGEST_LOSS = math.log(sys.float_info.max)  # nats: 709.8
 HEAD_OUTPUTS = 4096  # logits of 512 tokens are then 8 MB, which stay in a CPU's cache
@@ -179,3 +181,14 @@ def _where_not_finite(model: PreTrainedModel, ids: torch.Tensor) -> str:
         model(ids[None], use_cache=False)
     where = f"first in the hidden states of {found[0]}" if found else "in the logits"
     return f"NaN or inf {where}; {expected}"
+
+
+def _see(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, _exact: None) -> Loss:
+    return finite_loss(model, ids, states)
+
+
+def _values(draws: list[list[Loss]]) -> list[dict]:
+    return [{"metric": "perplexity", **scattered(list(map(perplexity_of, draws))), "unit": "1"}]
+
+
+SEEN = Seen(_see, _values)

@@ -1,0 +1,13 @@
+"""What is asked of a subject: a folder each, with its record, how it is measured, and how it is shown."""
+
+from outliers.registry import Registry
+
+METRICS = Registry(
+    "metric",
+    "outliers.metrics",
+    {
+        "perplexity": "outliers.metrics.perplexity:Perplexity",
+        "agreement": "outliers.metrics.agreement:Agreement",
+        "top1": "outliers.metrics.top1:Top1",
+    },
+)

@@ -1,0 +1,33 @@
+"""The record of a metric: what it is called, its parameters, and where it is measured."""
+
+import pkgutil
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from outliers.metrics.measurement import Measurement
+
+
+class Metric(BaseModel):
+    """What is asked of a subject under a variant; its fields are its parameters, and options of commands.
+
+    name: in rows and on the command line. measured_by: `module:object`, its `Measurement`, imported when something is
+    measured. timed: whether it measures time, so that the machine is a fact of its rows.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: ClassVar[str]
+    measured_by: ClassVar[str]
+    timed: ClassVar[bool] = False
+
+    @property
+    def asked(self) -> dict:
+        """What rows say of it: its name, and its parameters but for defaults, so that a new one keeps old rows."""
+        return {"name": self.name, **self.model_dump(mode="json", exclude_defaults=True)}
+
+    @property
+    def measurement(self) -> "Measurement":
+        """How it is measured."""
+        return pkgutil.resolve_name(self.measured_by)

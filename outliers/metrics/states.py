@@ -1,0 +1,122 @@
+"""Metrics of the last hidden states: all that are asked of one variant ride on one pass over the text."""
+
+import pkgutil
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.measurements.bench import Bench, Counted, named
+from outliers.metrics.measurement import Measurement, Seen
+from outliers.models.decoder import inference, run_decoder
+from outliers.models.stream import Variant, is_streamed
+from outliers.quantization.schemes import BASELINE, SCHEMES
+from outliers.runs.cell import Cell
+from outliers.variants.draw import drawn
+from outliers.variants.variant import Quantized, calibrated
+
+EXACT = Quantized(SCHEMES[BASELINE])  # the unquantized model, whatever it is under
+MOST_KEPT = 2**28  # bytes of last hidden states of the unquantized model that are kept for several variants
+
+
+def _seen(cell: Cell) -> Seen:
+    return pkgutil.resolve_name(cell.metric.seen_by)
+
+
+class OfStates(Measurement):
+    """The pass of one variant, and all cells that ride on it; of a streamed model all variants, for its layers are read
+    once for all."""
+
+    def bundles(self, cells: Sequence[Cell]) -> list[list[Cell]]:
+        bundles: dict[tuple, list[Cell]] = {}
+        for cell in cells:
+            variant = None if cell.subject.settings.stream else cell.variant.name
+            bundles.setdefault((variant, cell.metric.draws), []).append(cell)
+        return list(bundles.values())
+
+    def steps(self, cells: Sequence[Cell]) -> int:
+        return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[list]]:
+        """Of each cell, draw by draw, what it sees of each block of a part of the text."""
+        subject = cells[0].subject
+        model, blocks = subject.load(bench, facts), subject.blocks[part]
+        variants = list(_variants(cells).values())
+        with named(subject.name):
+            variants = calibrated(variants, lambda schemes: bench.calibration(subject.job, schemes))
+        found = []
+        for draw in range(cells[0].metric.draws):
+            with named(subject.name, *(variant.name for variant in variants)):
+                passes = _streamed if is_streamed(model) else _resident
+                found.append(passes(model, bench, blocks, cells, variants, (draw, part.start, part.stop)))
+        return [list(of_cell) for of_cell in zip(*found, strict=True)]
+
+    def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
+        draws = [list(chain.from_iterable(of_parts)) for of_parts in zip(*answers, strict=True)]
+        return _seen(cell).values(draws)
+
+
+def _variants(cells: Iterable[Cell]) -> dict[str, Variant]:
+    return {cell.variant.name: cell.variant for cell in cells}
+
+
+@inference
+def _resident(
+    model: PreTrainedModel,
+    bench: Bench,
+    blocks: torch.Tensor,
+    cells: Sequence[Cell],
+    variants: list[Variant],
+    key: tuple,
+) -> list[list]:
+    """Of each cell what it sees of each block. key: the draw, and which part of the text it is."""
+    seers, (variant,) = [_seen(cell) for cell in cells], variants
+    exact = _exact_states(bench, blocks, key) if any(seer.compares for seer in seers) else [None] * len(blocks)
+    with bench.under(variant) as changed, drawn(changed, key[0]):
+        of_blocks = [
+            [seer.see(changed, ids, states, exact[number]) for seer in seers]
+            for number, ids, states in run_decoder(changed, Counted(blocks, bench.bar))
+        ]
+    return [list(of_cell) for of_cell in zip(*of_blocks, strict=True)]
+
+
+def _exact_states(bench: Bench, blocks: torch.Tensor, key: tuple) -> list[torch.Tensor]:
+    """Last hidden states (T, features) of the unquantized model; few are kept for the variants that follow."""
+    if key not in bench.exact:
+        with bench.under(EXACT) as exact, drawn(exact, key[0]):
+            found = [states for _, _, states in run_decoder(exact, blocks)]
+        if sum(states.nbytes for of_key in (*bench.exact.values(), found) for states in of_key) > MOST_KEPT:
+            return found
+        bench.exact[key] = found
+    return bench.exact[key]
+
+
+@inference
+def _streamed(
+    model: PreTrainedModel,
+    bench: Bench,
+    blocks: torch.Tensor,
+    cells: Sequence[Cell],
+    variants: list[Variant],
+    key: tuple,
+) -> list[list]:
+    """The same; last hidden states of the unquantized model come first, and are kept for those under variants."""
+    seers, names = [_seen(cell) for cell in cells], list(_variants(cells))
+    first = [EXACT] * any(seer.compares for seer in seers)
+    exact: list = []
+    found: list[list] = [[] for _ in cells]
+    with drawn(model, key[0]):
+        for number, ids, states in model.stream.run(model, blocks, [*first, *variants], lambda *_turn: None):
+            if number < len(first):
+                exact.append(states.cpu())
+                continue
+            for of_cell, cell, seer in zip(found, cells, seers, strict=True):
+                if cell.variant.name == names[number - len(first)]:
+                    unquantized = exact[len(of_cell)].to(states.device) if seer.compares else None
+                    of_cell.append(seer.see(model, ids, states, unquantized))
+    bench.bar.update(len(variants) * len(blocks))
+    return found
+
+
+STATES = OfStates()

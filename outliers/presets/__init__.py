@@ -1,0 +1,1 @@
+"""Which cells a specification asks for, a file a command."""

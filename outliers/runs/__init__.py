@@ -1,0 +1,1 @@
+"""Cells to rows: what is asked, planned, measured once, and kept."""

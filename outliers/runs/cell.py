@@ -1,0 +1,59 @@
+"""A cell: one metric of one subject under one variant."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.measurements.bench import Bench
+from outliers.metrics.metric import Metric
+from outliers.models.stream import Variant
+
+
+class Subject(Protocol):
+    """What is measured.
+
+    name: to call it in messages. asked: what rows say of it. blocks: its inputs, of which measurements may take parts.
+    settings: where and how it runs.
+    """
+
+    name: str
+    asked: dict
+    blocks: torch.Tensor
+    settings: Any
+
+    def prepare(self) -> None:
+        """Read what is light of it, so that a mistake shows before anything is measured."""
+
+    def check(self, cells: Iterable["Cell"]) -> None:
+        """Raise UserError where a variant or a metric of cells does not fit it."""
+
+    def check_unchanged(self) -> None:
+        """Raise UserError if its files changed since they were read."""
+
+    def load(self, bench: Bench, facts: dict | None = None) -> PreTrainedModel:
+        """The model, if it has the weights that the facts say."""
+
+    def facts(self, bench: Bench, cell: "Cell") -> dict:
+        """What is known of it and of a variant on it beside what is asked: hashes, sizes, kernels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One metric of one subject under one variant."""
+
+    subject: Subject
+    variant: Variant
+    metric: Metric
+
+    @property
+    def asked(self) -> dict:
+        """What identifies its row, beside facts."""
+        return {"subject": self.subject.asked, "variant": self.variant.name, "metric": self.metric.asked}
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages, beside its subject."""
+        return f"{self.variant.name}, {self.metric.name}"

@@ -1,0 +1,244 @@
+"""The planner: which cells have rows, which are measured together and on which machine, and what becomes of answers."""
+
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from outliers.errors import UserError
+from outliers.experiment.cell import Cell as Task
+from outliers.experiment.engine import Engine
+from outliers.experiment.interrupt import stop_if_asked
+from outliers.experiment.provenance import environment, joined, measuring
+from outliers.measurements.bench import Bench, check_same_weights, named
+from outliers.models.names import full_name
+from outliers.runs.cell import Cell, Subject
+from outliers.runs.rows import Row, Rows
+from outliers.terminal.progress import Progress
+
+Stages = Generator[list[Cell], list[Row], None]  # cells, whose rows may decide which cells follow
+# Of what `environment` says: the code is a fact of each row, and where it ran one of times.
+CODE, MACHINE = "code", ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
+
+
+class Plan(NamedTuple):
+    """What is asked of a subject, stage by stage."""
+
+    subject: Subject
+    stages: Stages
+
+
+class Planner:
+    """One run of plans.
+
+    experiment: what its rows say that they were made for. force: measure again what has rows.
+    """
+
+    def __init__(self, rows: Rows, engine: Engine, bar: Progress, experiment: str, force: bool = False):
+        self.rows, self.engine, self.bar, self.experiment, self.force = rows, engine, bar, experiment, force
+        self.known: dict[str, Row] = {}  # of this run, by what other names of the same weights have in common
+
+    def run(self, plans: Sequence[Plan]) -> list[Row]:
+        """The rows of all plans, in their order.
+
+        Raises:
+            UserError: something is unknown or does not fit together, which shows before anything is measured; a model
+                computes no numbers; or some subjects or cells failed, and the others are finished.
+        """
+        for plan in plans:
+            plan.subject.prepare()
+        asked = [next(plan.stages) for plan in plans]
+        for plan, cells in zip(plans, asked, strict=True):
+            plan.subject.check(cells)
+        self.bar.total += sum(map(_steps, asked))
+        found: list[list[Row]] = [[] for _ in plans]
+        for group in self.engine.groups(range(len(plans))):
+            waiting = {number: asked[number] for number in group}
+            while waiting:
+                rows = self._measured(list(_chained(waiting.values())))
+                for number, cells in list(waiting.items()):
+                    of_plan = [rows[cell] for cell in cells]
+                    found[number] += of_plan
+                    waiting[number] = following(plans[number].stages, of_plan)
+                    self.bar.total += _steps(waiting[number])
+                waiting = {number: cells for number, cells in waiting.items() if cells}
+        return list(_chained(found))
+
+    def _measured(self, cells: list[Cell]) -> dict[Cell, Row]:
+        """The row of each cell, found or measured; where the facts of some are not to be had, after the others."""
+        stop_if_asked()
+        facts, failure = self._facts(cells)
+        rows: dict[Cell, Row] = {}
+        missing: dict[str, list[Cell]] = defaultdict(list)  # by what they have in common under other names
+        for cell, of_cell in facts.items():
+            found = None if self.force else self.rows.find(cell.asked, of_cell)
+            if found:
+                rows[cell] = found
+                self.known[_common(cell, of_cell)] = found
+            else:
+                missing[_common(cell, of_cell)].append(cell)
+        self.bar.skip(_steps(list(rows)))
+        new = [alike[0] for key, alike in missing.items() if key not in self.known]
+        rows |= self._answered(new, facts)
+        self.known |= {_common(cell, facts[cell]): rows[cell] for cell in new}
+        for key, alike in missing.items():
+            for cell in alike:
+                if cell not in rows:
+                    rows[cell] = self._under_its_name(cell, self.known[key])
+        if failure:
+            raise failure
+        return rows
+
+    def _facts(self, cells: list[Cell]) -> tuple[dict[Cell, dict], UserError | None]:
+        """The facts of cells, and why some have none."""
+        subjects = {id(cell.subject): cell.subject for cell in cells}
+        of_subjects = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
+        tasks = [Task("its facts", _look, own[0].subject, (own,), 0, number) for number, own in enumerate(of_subjects)]
+        facts: dict[Cell, dict] = {}
+        try:
+            for task, found in self.engine.run(tasks):
+                facts |= dict(zip(of_subjects[task.number], found, strict=True))
+        except UserError as error:
+            return self._with_weights(facts), error
+        return self._with_weights(facts), None
+
+    def _with_weights(self, facts: dict[Cell, dict]) -> dict[Cell, dict]:
+        """With the weights of a streamed model where rows may have them, for they are read for that."""
+        for cell, of_cell in facts.items():
+            unknown = "weights_hash" not in of_cell and getattr(cell.subject.settings, "stream", False)
+            if unknown and not self.force and self.rows.may_have(cell.asked):
+                ((_, weights),) = self.engine.run([Task("its weights", _weights, cell.subject, (), 0)])
+                for other in facts:
+                    if other.subject is cell.subject:
+                        facts[other].update(weights)
+        return facts
+
+    def _answered(self, cells: list[Cell], facts: dict[Cell, dict]) -> dict[Cell, Row]:
+        """The rows of cells that are measured, each written when its last part is there."""
+        bundles = list(_bundles(cells))
+        parts = [self._parts(bundle, len(bundles)) for bundle in bundles]
+        tasks = [
+            Task(_name(bundle, part), _answer, bundle[0].subject, (bundle, part, facts[bundle[0]]), steps, number)
+            for number, bundle in enumerate(bundles)
+            for part, steps in zip(parts[number], _shares(_steps(bundle), parts[number]), strict=True)
+        ]
+        arrived: dict[int, dict] = defaultdict(dict)
+        rows: dict[Cell, Row] = {}
+        for task, answer in self.engine.run(tasks):
+            number, of_parts = task.number, arrived[task.number]
+            of_parts[task.arguments[1].start] = answer
+            if len(of_parts) == len(parts[number]):
+                new = self._rows(bundles[number], [of_parts[part.start] for part in parts[number]], facts)
+                self._write(new)
+                rows |= new
+        return rows
+
+    def _parts(self, bundle: list[Cell], count: int) -> list[slice]:
+        """How the text of cells is cut where there are so many bundles."""
+        blocks = len(bundle[0].subject.blocks)
+        return self.engine.parts(blocks, count) if bundle[0].metric.measurement.splits else [slice(0, blocks)]
+
+    def _rows(self, bundle: list[Cell], parts: list[tuple], facts: dict[Cell, dict]) -> dict[Cell, Row]:
+        answers, weights, spent = zip(*parts, strict=True)
+        rows = {}
+        for number, cell in enumerate(bundle):
+            of_cell = facts[cell]
+            check_same_weights([{"model": cell.subject.name} | of_cell | of_part for of_part in weights])
+            of_cell.update(weights[0])
+            with named(cell.subject.name, cell.variant.name):
+                values = cell.metric.measurement.values(cell, [of_part[number] for of_part in answers])
+            made = {"experiment": self.experiment, **_made(cell, joined(list(spent)))}
+            rows[cell] = Row(asked=cell.asked, facts=of_cell, values=values, made=made)
+        return rows
+
+    def _write(self, rows: dict[Cell, Row]) -> None:
+        for subject in {id(cell.subject): cell.subject for cell in rows}.values():
+            subject.check_unchanged()
+        self.rows.add(*rows.values())
+
+    def _under_its_name(self, cell: Cell, twin: Row) -> Row:
+        """The row of a cell that asks for the same of the same weights under another name."""
+        self.bar.skip(_steps([cell]))
+        if twin.asked == cell.asked:
+            return twin
+        other = full_name(twin.asked["subject"]["model"], twin.asked["subject"].get("checkpoint"))
+        row = twin.model_copy(update={"asked": cell.asked, "made": twin.made | {"same_weights_as": other}})
+        self._write({cell: row})
+        return row
+
+
+def _chained(lists: Iterable[list]) -> Iterable:
+    """What lists hold, one after the other."""
+    return (one for some in lists for one in some)
+
+
+def following(stages: Stages, rows: list[Row]) -> list[Cell]:
+    """The cells that follow some rows; none at the end."""
+    try:
+        return stages.send(rows)
+    except StopIteration:
+        return []
+
+
+def _bundles(cells: list[Cell]) -> Iterable[list[Cell]]:
+    """Cells that are answered together, by their subjects and what measures them."""
+    groups: dict[tuple, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[id(cell.subject), cell.metric.measured_by].append(cell)
+    return _chained(alike[0].metric.measurement.bundles(alike) for alike in groups.values())
+
+
+def _steps(cells: list[Cell]) -> int:
+    return sum(bundle[0].metric.measurement.steps(bundle) for bundle in _bundles(cells))
+
+
+def _shares(steps: int, parts: list[slice]) -> list[int]:
+    """How far each part of a text moves the bar."""
+    end = parts[-1].stop
+    return [round(steps * part.stop / end) - round(steps * part.start / end) for part in parts]
+
+
+def _name(bundle: list[Cell], part: slice) -> str:
+    what = ", ".join(dict.fromkeys(cell.name for cell in bundle))
+    return f"{what}, blocks {part.start} to {part.stop - 1}" if bundle[0].metric.measurement.splits else what
+
+
+def _common(cell: Cell, facts: dict) -> str:
+    """What makes the row of a cell that of another one, whatever the model is called; times are taken for each."""
+    asked = cell.asked
+    named_so = {"model", "checkpoint"} if facts.get("weights_hash") and not cell.metric.timed else set()
+    subject = {name: value for name, value in asked["subject"].items() if name not in named_so}
+    return repr((subject, asked["variant"], asked["metric"], facts))
+
+
+def _made(cell: Cell, spent: dict) -> dict:
+    """Where a cell was measured at what cost, but for what is a fact of it."""
+    facts = (CODE, *MACHINE) if cell.metric.timed else (CODE,)
+    streamed = {"streamed": True} if getattr(cell.subject.settings, "stream", False) else {}
+    device = {"device": cell.subject.settings.device}
+    return {**device, **{name: value for name, value in spent.items() if name not in facts}, **streamed}
+
+
+def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict]:
+    """The facts of some cells of a subject."""
+    here = environment(subject.settings.device)
+    return [
+        {
+            **subject.facts(bench, cell),
+            **cell.metric.measurement.facts(cell, bench),
+            **{name: here[name] for name in (CODE, *(MACHINE if cell.metric.timed else ())) if name in here},
+        }
+        for cell in cells
+    ]
+
+
+def _weights(bench: Bench, subject: Subject) -> dict:
+    subject.load(bench)
+    return bench.weights()
+
+
+def _answer(bench: Bench, _subject: Subject, cells: list[Cell], part: slice, facts: dict) -> tuple[list, dict, dict]:
+    """The answers to some cells, of which weights they are, and where they were made at what cost."""
+    with measuring(cells[0].subject.settings.device) as spent:
+        answers: list[Any] = cells[0].metric.measurement.answer(bench, cells, part, facts)
+        weights = bench.weights()
+    return answers, weights, spent.fields

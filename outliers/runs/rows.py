@@ -1,0 +1,308 @@
+"""Rows, the only result: JSON lines, appended, so that a killed run leaves whole rows and at most one that is torn."""
+
+import contextlib
+import itertools
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, NotRequired
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PlainValidator, ValidationError
+from typing_extensions import TypedDict  # pydantic takes that of the standard library from Python 3.12 on
+
+from outliers.errors import UserError, shown
+from outliers.experiment.interrupt import Interrupted, asked_to_stop, finishing
+from outliers.files import locked, part_of, read_whole, remove_all_left, remove_left, start_of, write_whole, writing
+
+FILE = "rows.jsonl"
+MOST_BYTES = 2**32  # of a file of rows, of about a kilobyte each
+logger = logging.getLogger(__name__)
+
+
+def _number(value: object) -> int | float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("expected a finite number")
+    return value
+
+
+Whole = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Count = Annotated[int, Field(ge=1, lt=2**63, strict=True)]
+Number = Annotated[int | float, PlainValidator(_number)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Text = Annotated[str, Field(strict=True)]
+
+
+class Value(TypedDict):
+    """A number of a row; further fields say of what it is: layer, role, feature, position, token, projection, …"""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+    metric: Text
+    value: Number
+    unit: NotRequired[Text]
+    standard_deviation: NotRequired[Number]
+    standard_error: NotRequired[Number | None]
+    q1: NotRequired[Number]
+    q3: NotRequired[Number]
+    layer: NotRequired[Whole]
+    feature: NotRequired[Whole]
+    position: NotRequired[Whole]
+    token: NotRequired[Whole]
+    role: NotRequired[Text]
+    projection: NotRequired[Text]
+    way: NotRequired[Text]
+
+
+class Asked(TypedDict):
+    """What identifies a row: subject, variant and metric, each with its parameters where they are not the default."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    subject: dict[str, JsonValue]
+    variant: Text
+    metric: dict[str, JsonValue]
+
+
+class Facts(TypedDict, total=False):
+    """What follows from what is asked, and from the weights, the tokens and the code that were there."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+    weights_hash: Text
+    tokens_hash: Text
+    code: Text
+    architecture: Text
+    dtype: Text
+    parameters: Count
+    block: Count
+    blocks: Count
+    alpha: Positive
+    scheme: Text
+    weight_bits: Positive
+    activation_bits: Positive
+
+
+class Made(TypedDict, total=False):
+    """Where a row was measured, by which versions, in which time and memory."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+    experiment: Text
+    device_name: Text
+    wall_seconds: Number
+    peak_memory_bytes: Whole
+
+
+class Row(BaseModel):
+    """One metric of one subject under one variant."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    asked: Asked
+    facts: Facts
+    values: Annotated[list[Value], Field(min_length=1)]
+    made: Made
+
+    def records(self) -> list[dict]:
+        """A flat dictionary for each value, as tables, figures and data frames take them."""
+        subject, metric = self.asked["subject"], self.asked["metric"]
+        common = {**subject, **self.facts, **{name: value for name, value in metric.items() if name != "name"}}
+        return [{**common, **value, **self.made} for value in self.values]
+
+
+# A line begins with what identifies its row, keys sorted: a row is found by the bytes of its beginning, and parsed when
+# somebody wants it.
+START, FACTS, VALUES = b'{"asked": {"metric": {', b', "facts": {', b', "values": ['
+
+
+class Rows:
+    """The rows of a folder, `rows.jsonl` in it: `with Rows(folder) as rows`.
+
+    Entered, it keeps the folder to this process (see `outliers.files.locked`) and reads the rows that are there; a
+    folder in which nothing was measured is removed. A last line that is torn is moved to a file beside it.
+
+    The first Ctrl-C lets the rows that are being measured finish, the second one stops at once. Either ends in
+    `Interrupted`, which says how many rows are finished.
+
+    Raises:
+        UserError: the folder cannot be written or another run has it, or the file holds something else than rows.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.path = folder, folder / FILE
+        self._lines: dict[bytes, bytes] = {}  # by their beginnings
+        self._asked: set[bytes] = set()
+
+    def __enter__(self) -> "Rows":
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(self.folder))
+            remove_left(part_of(self.path))  # of a run that was killed while it wrote
+            remove_all_left(self.folder)
+            content, torn = _read(self.path)
+            self._keep(_canonical(self.path, content))
+            if torn:
+                _move_aside(self.path, content, torn)
+            stack.enter_context(finishing())
+            self._exits = stack.pop_all()
+        return self
+
+    def __exit__(self, _kind, error: BaseException | None, _traceback) -> None:
+        self._exits.close()
+        if isinstance(error, KeyboardInterrupt) or (error is None and asked_to_stop()):
+            count = len(self._lines)
+            raise Interrupted(f"{count} finished row{'' if count == 1 else 's'} in '{self.folder}'") from None
+
+    def find(self, asked: dict, facts: dict) -> Row | None:
+        """The row of a cell: it asks the same and has the same facts."""
+        line = self._lines.get(_beginning(asked, facts))
+        return line and _parsed(self.path, line)
+
+    def may_have(self, asked: dict) -> bool:
+        """Whether there is a row of a cell whose facts are not all known: the weights of a streamed model are not
+        before they are read."""
+        return key_of(asked) in self._asked
+
+    def add(self, *rows: Row) -> None:
+        """Append rows and see that they are on the disk; what cannot be written whole is taken back.
+
+        Raises:
+            UserError: they cannot be written, or one holds what no row may, such as an infinite value.
+        """
+        lines = [line_of(row) for row in rows]
+        with writing(self.folder), open(self.path, "ab") as file:
+            size = file.tell()
+            try:
+                file.write(b"".join(line + b"\n" for line in lines))
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                os.truncate(self.path, size)
+                raise
+        self._keep(lines)
+
+    def _keep(self, lines: Iterable[bytes]) -> None:
+        """Take rows, each in the place of one that asks the same and has the same facts."""
+        for line in lines:
+            self._lines[line[: line.index(VALUES)]] = line
+            self._asked.add(line[: line.index(FACTS)])
+
+
+def read(folder: Path) -> list[Row]:
+    """The rows of a folder, none where it has no file of them; a run may be adding to them, and nothing is changed.
+
+    Of rows that ask the same and have the same facts the last one counts.
+
+    Raises:
+        UserError: the file cannot be read or holds something else, in a line that is named; only the last line may be
+            torn, and is then left out.
+    """
+    path = folder / FILE
+    content, torn = _read(path)
+    if torn:
+        logger.info(f"the last line of '{path}' is torn; what it held is left out")
+    last = {}
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if line.strip():
+            row = _parsed(path, line, number)
+            last[_beginning(row.asked, row.facts)] = row
+    return list(last.values())
+
+
+def is_kept_in(folder: Path) -> bool:
+    """Whether a folder has rows of this form."""
+    path = folder / FILE
+    return path.is_file() and (start_of(path, len(START)) or b"") == START
+
+
+def line_of(row: Row) -> bytes:
+    """A row as its line.
+
+    Raises:
+        UserError: it holds what no row may.
+    """
+    try:
+        whole = Row.model_validate(vars(row))
+        beginning = _beginning(whole.asked, whole.facts)
+        values, made = (_json(part, sort_keys=False) for part in (whole.values, whole.made))
+        line = beginning + b', "values": ' + values + b', "made": ' + made + b"}"
+    except (ValueError, TypeError) as error:
+        raise UserError(f"a row cannot be kept: {_mistake(error)}") from None
+    if (line.index(FACTS), line.index(VALUES)) != (len(key_of(whole.asked)), len(beginning)):
+        raise UserError("a row cannot be kept: a parameter of it is called 'facts' or 'values'; choose other names")
+    return line
+
+
+def _beginning(asked: dict, facts: dict) -> bytes:
+    """The bytes with which the line of a row begins."""
+    return key_of(asked) + b', "facts": ' + _json(facts)
+
+
+def key_of(asked: dict) -> bytes:
+    """What is asked, as the bytes with which its rows begin."""
+    return b'{"asked": ' + _json(asked)
+
+
+def _json(part: dict | list, sort_keys: bool = True) -> bytes:
+    return json.dumps(part, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys).encode()
+
+
+def _read(path: Path) -> tuple[bytes, bytes]:
+    """The whole lines of a file, and the beginning of one after them."""
+    try:
+        content = read_whole(path, MOST_BYTES)
+    except FileNotFoundError:
+        return b"", b""
+    except OSError as error:
+        raise UserError(f"cannot read '{path}' ({error.strerror or error})") from None
+    end = content.rfind(b"\n") + 1
+    last = content[end:]
+    return (content, b"") if _is_json(last) else (content[:end], last)
+
+
+def _canonical(path: Path, content: bytes) -> Iterator[bytes]:
+    """The lines of rows, as `line_of` writes them."""
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if line.startswith(START) and FACTS in line and VALUES in line:
+            yield line
+        elif line.strip():
+            yield line_of(_parsed(path, line, number))
+
+
+def _parsed(path: Path, line: bytes, number: int | None = None) -> Row:
+    try:
+        return Row.model_validate_json(line)
+    except ValidationError as error:
+        where = "a line" if number is None else f"line {number}"
+        raise UserError(
+            f"{where} of '{path}' is damaged ({_mistake(error)}); delete this line, or choose another folder with --out"
+        ) from None
+
+
+def _mistake(error: Exception) -> str:
+    """The first thing that is wrong with a row, in one line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place or 'the line'}: {first['msg'].lower()}, got {shown(first['input'])}"
+
+
+def _is_json(line: bytes) -> bool:
+    """Whether a line is all there, for what is written in part is no JSON."""
+    try:
+        json.loads(line or b"{}")
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _move_aside(path: Path, whole: bytes, torn: bytes) -> None:
+    """Move a torn line to a file of its own, beside those of earlier times."""
+    numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    places = (path.with_name(f"{path.name}.torn{number}") for number in numbers)
+    aside = next(place for place in places if not os.path.lexists(place))
+    write_whole(aside, torn)
+    if whole:
+        write_whole(path, whole)
+    else:
+        path.unlink()
+    logger.info(f"the last line of '{path}' was torn; it is in '{aside.name}' now, and what it held is measured again")

@@ -1,0 +1,98 @@
+"""Run a specification: its plans to rows, going on where an earlier run stopped, here or on a cluster."""
+
+import pkgutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from outliers.errors import UserError
+from outliers.experiment.engine import engine_of
+from outliers.experiment.place import check_alone, place_of
+from outliers.runs.planner import Plan, Planner, following
+from outliers.runs.rows import Row, Rows, key_of
+from outliers.specification.kinds import Experiment, Named, OfOneModel
+from outliers.terminal.progress import Progress
+
+
+def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list[dict]:
+    """Measure what a specification asks for.
+
+    Each finished row is on disk before the next one starts; rows found there are used again. Names, texts and sizes are
+    checked for all subjects before the first one is measured. On a cluster a text may be measured in parts on several
+    machines; its rows are written when the last part is there.
+
+    Args:
+        spec: what to run.
+        out: folder for `rows.jsonl`, and for a trace that is kept; by default that of the specification, see
+            `outliers.experiment.place.place_of`.
+        force: measure again what is finished.
+
+    Returns:
+        A flat dictionary for each value, subject by subject, in the order of what is asked.
+
+    Raises:
+        UserError: something in the specification is unknown, unreachable or does not fit together; a model computes no
+            numbers; the folder holds results of another model, where its tables are those of one; or cells failed on a
+            cluster.
+    """
+    if spec.plans is None:
+        from outliers.experiment.runner import run as run_measurement
+
+        return run_measurement(spec, out, force)
+    plans = plans_of(spec)
+    for plan in plans:
+        plan.subject.prepare()  # mistakes show before a folder is made
+    alone = isinstance(spec, OfOneModel)
+    rows = Rows(place_of(spec, out) if alone else Path(out or spec.folder))
+    with rows, Progress(0) as bar, engine_of(spec, bar) as engine:
+        if alone:
+            check_alone(spec, rows.folder)  # another run may have ended there
+        return records(Planner(rows, engine, bar, spec.name, force).run(plans))
+
+
+def sweep(
+    experiment: Experiment | None = None, out: str | Path | None = None, force: bool = False, **fields
+) -> list[dict]:
+    """Measure the perplexity of every model under every scheme (LLM.int8(), Table 1).
+
+    Args:
+        experiment: what to run; or its fields by name: `sweep(models=["gpt2"], schemes=["llm.int8", mine])`.
+        out, force: as `run`.
+
+    Returns:
+        One row a model and scheme, model by model; schemes that share weight codes are side by side. Of several draws
+        the value is their mean, with their sample standard deviation.
+
+    Raises:
+        UserError: as `run`.
+    """
+    if experiment is not None and fields:
+        raise UserError(f"an experiment and its field '{min(fields)}'; expected one or the other")
+    return run(experiment or Experiment(**fields), out, force)
+
+
+def plans_of(spec: Named) -> list[Plan]:
+    """What a specification asks for; nothing of its subjects is read."""
+    plans = pkgutil.resolve_name(spec.plans) if isinstance(spec.plans, str) else spec.plans
+    return plans(spec)
+
+
+def records(rows: Iterable[Row]) -> list[dict]:
+    """A flat dictionary for each value of rows."""
+    return [record for row in rows for record in row.records()]
+
+
+def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
+    """Of rows those that a specification asks for, by what they ask alone, in its order; nothing is loaded.
+
+    Of rows that ask the same, as of other weights or code, the last one counts. Where the rows of a stage are not all
+    there, what would follow from them is not known.
+    """
+    last = {key_of(row.asked): row for row in rows}
+    found = []
+    for plan in plans_of(spec):
+        cells = next(plan.stages)
+        while cells:
+            of_stage = [last.get(key_of(cell.asked)) for cell in cells]
+            found += filter(None, of_stage)
+            cells = following(plan.stages, of_stage) if all(of_stage) else []
+    return found

@@ -1,0 +1,1 @@
+"""What is measured: a model with its inputs and its own loss, a file a family."""

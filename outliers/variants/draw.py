@@ -1,0 +1,50 @@
+"""Draws: the same measurement with embeddings changed by 1e-6, for how far rounding alone scatters it."""
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError
+
+SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
+
+
+@contextmanager
+def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
+    """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal.
+
+    One code that flips because of it changes what all later layers round: how far rounding alone scatters a result. The
+    weights stay as they are, and so does a head that is tied to them.
+
+    Args:
+        model: a causal language model in float32, quantized or not, resident or streamed.
+        draw: seed of z; 0 changes nothing.
+    """
+    if draw == 0:
+        yield
+        return
+    embeddings = model.get_input_embeddings()
+    noise = torch.randn(embeddings.weight.shape, generator=torch.Generator().manual_seed(draw))
+    factors = noise.mul_(SIZE).add_(1).to(embeddings.weight.device)
+    handle = embeddings.register_forward_hook(lambda _module, inputs, output: output * factors[inputs[0]])
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def scattered(values: list[float]) -> dict:
+    """The mean of a value over draws as a field of its row, and their sample standard deviation if there are some."""
+    scatter = {"standard_deviation": statistics.stdev(values)} if len(values) > 1 else {}
+    return {"value": statistics.fmean(values), **scatter}
+
+
+def check_draws(draws: int, dtype: str) -> None:
+    """Raise UserError if several draws of a model in a dtype would be one and the same."""
+    if draws > 1 and dtype != "float32":
+        raise UserError(
+            f"{draws} draws in {dtype}, which has too few digits for a change of {SIZE:g}; expected float32 or 1 draw"
+        )
