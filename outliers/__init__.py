@@ -41,7 +41,7 @@ _HOME = {
     "compare": "outliers.tracing.compare",
     "table4_row": "outliers.tracing.table4",
     "ablate": "outliers.measurements.ablation",
-    "damage": "outliers.measurements.damage.measurement",
+    "damage": "outliers.presets.damage",
     "train_int8": "outliers.training.layers",
     "plant": "outliers.variants.plant",
     "Experiment": "outliers.specification.kinds",

@@ -43,7 +43,32 @@ def sweep(rows: list[dict]) -> list[Row]:
     return found
 
 
-KINDS = {"sweep": sweep}
+OF_DAMAGE = {"damage.largest_input": "inputs", "damage.error": "errors", "damage.error_by_token": "errors"}
+OF_DAMAGE |= {"perplexity": "perplexity", "damage.kl": "agreement", "damage.top1_agreement": "agreement"}
+OF_DAMAGE |= {"damage.perplexity_only": "places", "damage.perplexity_without": "places"}
+
+
+def damage(rows: list[dict]) -> list[Row]:
+    cells: dict[str, list[tuple]] = {}
+    for row in rows:
+        metric = {"name": OF_DAMAGE[row["metric"]]}
+        if metric["name"] == "places" and "layer" in row:
+            metric["by"] = "layer"
+        if row.get("draws", 1) != 1:
+            metric["draws"] = row["draws"]
+        row = {"scheme": "fp32"} | {name: value for name, value in row.items() if name != "draws"}
+        cells.setdefault(json.dumps([row["scheme"], metric]), []).append(parts(row, row["scheme"], metric))
+    found = []
+    for of_cell in cells.values():
+        asked, facts, _, made = of_cell[0]
+        spent = dict.fromkeys((one["wall_seconds"], one["peak_memory_bytes"]) for *_, one in of_cell)  # of each pass
+        made |= {"wall_seconds": round(sum(seconds for seconds, _ in spent), 3)}
+        made |= {"peak_memory_bytes": max(peak for _, peak in spent)}
+        found.append(Row(asked=asked, facts=facts, values=[value for *_, value, _ in of_cell], made=made))
+    return found
+
+
+KINDS = {"sweep": sweep, "damage": damage}
 
 if __name__ == "__main__":
     kind, *files = sys.argv[1:]

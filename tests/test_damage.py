@@ -1,9 +1,9 @@
 """The damage of schemes: against hooks and products written by hand, torch's own divergence, and whole models."""
 
-import json
 import math
 import pickle
 import statistics
+from collections import Counter
 
 import pandas as pd
 import pytest
@@ -14,31 +14,40 @@ from torch.nn import functional
 
 import outliers
 from outliers.errors import UserError
-from outliers.experiment.runner import run
-from outliers.measurements import perplexity as losses
-from outliers.measurements.damage import measurement
-from outliers.metrics.agreement.measure import distances
-from outliers.measurements.damage.errors import block_errors
-from outliers.measurements.damage.exchanges import exchange_losses, exchanges
-from outliers.measurements.damage.measurement import damage, damages_of, plan
+from outliers.experiment.frame import records_in
+from outliers.metrics.agreement.measure import SEEN
+from outliers.metrics.damages import damages_of
+from outliers.metrics.errors import Errors
+from outliers.metrics.errors import measure as of_projections
+from outliers.metrics.errors.measure import block_errors
+from outliers.metrics.inputs import Inputs
+from outliers.metrics.perplexity import measure as losses
 from outliers.metrics.perplexity.measure import perplexity, perplexity_of, variant_losses
-from outliers.measurements.sweep import drawn
+from outliers.metrics.places import Places
+from outliers.metrics.places.measure import exchange_losses, exchanges
 from outliers.models.anatomy import ROLES, projections
+from outliers.models.decoder import run_decoder
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
 from outliers.plot.damage import damage_bars, damage_map
+from outliers.presets.damage import damage, damage_plans
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.artefacts.damage import damage_section
 from outliers.report.write import write
+from outliers.runs.cell import Cell
+from outliers.runs.rows import FILE
+from outliers.runs.run import run
 from outliers.specification.kinds import Damage
+from outliers.subjects.given import Given, records_of
 from outliers.text.blocks import load_text, tokens_hash
+from outliers.variants.draw import drawn
+from outliers.variants.interventions import Intervention
 from outliers.variants.plant import plant
-from outliers.variants.variant import Quantized
+from outliers.variants.variant import Ablated, Quantized, Together
 from tests.conftest import C4, every_kind, make_model, needs_shared, needs_smollm2, padded
 from tests.test_commands import call
-from tests.test_experiment import lasting, read_rows
 from tests.test_tracing import hooks
 
 ABSMAX = Quantized(SCHEMES["absmax"])
@@ -107,7 +116,7 @@ def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, 
     assert len(passes) == len(blocks)
     for number, scheme in enumerate(schemes):
         for of_all, alone in zip(together, block_errors(model, blocks, [Quantized(scheme)]), strict=True):
-            of_scheme = {path: [errors[number]] for path, errors in of_all.errors.items()}
+            of_scheme = {path: {0: errors[number]} for path, errors in of_all.errors.items()}
             assert of_scheme == alone.errors
             assert of_all.largest == alone.largest
 
@@ -188,8 +197,15 @@ def test_divergence_and_agreement_are_those_of_all_logits(case, head_outputs, bl
     assert found["top1_agreement"] == pytest.approx((p.argmax(-1) == q.argmax(-1)).double().mean().item())
     assert 0 < found["top1_agreement"] <= 1
     assert found["perplexity"] == perplexity(quantized, blocks)
-    exact = distances(model, blocks, Quantized(SCHEMES["fp32"]))
+    exact = agreements(model, model, blocks)
     assert [(one.kl, one.agreeing) for one in exact] == [(pytest.approx(0, abs=1e-9), 23)] * 3
+
+
+def agreements(model, changed, blocks) -> list:
+    """Of each block how far a changed model is from one that is not."""
+    runs = zip(run_decoder(model, blocks), run_decoder(changed, blocks), strict=True)
+    with torch.no_grad():
+        return [SEEN.see(changed, ids, states, exact) for (_, ids, exact), (_, _, states) in runs]
 
 
 @settings(max_examples=20, deadline=None)
@@ -201,9 +217,10 @@ def test_divergence_does_not_depend_on_how_the_head_is_cut(part, scale, seed):
         model, blocks = make_model("gpt2"), torch.randint(100, (1, 8), generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
             model.lm_head.weight.mul_(scale)
-            logits = [one(blocks).logits[:, :-1].double() for one in (model, quantize(model, "absmax"))]
+            quantized = quantize(model, "absmax")
+            logits = [one(blocks).logits[:, :-1].double() for one in (model, quantized)]
         p, q = (one.log_softmax(-1) for one in logits)
-        (found,) = distances(model, blocks, ABSMAX)
+        (found,) = agreements(model, quantized, blocks)
         kl = functional.kl_div(q, p, log_target=True, reduction="sum").item()
         assert found.kl == pytest.approx(kl, rel=1e-3, abs=1e-5 * max(1, scale))
         assert found.kl > -1e-5 * max(1, scale)
@@ -276,7 +293,7 @@ def test_draws_give_mean_and_scatter(blocks):
 def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path, monkeypatch):
     spec = Damage(**SMALL, schemes=["llm.int8", "absmax"])
     rows = run(spec, tmp_path)
-    assert read_rows(tmp_path) == rows
+    assert records_in(tmp_path) == rows
     model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
     blocks = load_text("sample", tokenizer, 32, 3)
     found = damages_of(rows)
@@ -287,10 +304,7 @@ def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path, monkeypa
         assert found[scheme].layers.equals(want.layers)
         assert found[scheme].model == want.model
     layers = model.config.num_hidden_layers
-    counts = {}
-    for row in rows:
-        counts[row["metric"]] = counts.get(row["metric"], 0) + 1
-    assert counts == {
+    assert Counter(row["metric"] for row in rows) == {
         "damage.largest_input": 4 * layers,
         "damage.error": 2 * 4 * layers,
         "damage.error_by_token": 2 * 4 * layers,
@@ -300,21 +314,23 @@ def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path, monkeypa
         "damage.perplexity_only": 2 * (4 + layers),
         "damage.perplexity_without": 2 * (4 + layers),
     }
-    monkeypatch.setattr(measurement, "measure", None)  # nothing is measured again
+    schemes, usual = [], of_projections.block_errors
+    monkeypatch.setattr(
+        of_projections,
+        "block_errors",
+        lambda model, blocks, some, *more: (
+            schemes.append([one.name for one in some]) or usual(model, blocks, some, *more)
+        ),
+    )
     assert run(spec, tmp_path) == rows
     assert damages_of(run(Damage(**SMALL, by=["error"]), tmp_path))["absmax"].errors.equals(found["absmax"].errors)
-    monkeypatch.undo()
-    kept = [row for row in rows if row["metric"] != "damage.error" or row["scheme"] != "absmax" or row["layer"]]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-    asked, usual = [], measurement.measure
-    monkeypatch.setattr(
-        measurement,
-        "measure",
-        lambda model, blocks, some, draws: asked.append(some) or usual(model, blocks, some, draws),
-    )
-    assert lasting(run(spec, tmp_path)) == lasting(rows)
-    want = ("error", "absmax")
-    assert [[(one.view, one.variant.name) for one in some] for some in asked] == [[want]], "of which rows were lost"
+    lines = (tmp_path / FILE).read_text().splitlines(keepends=True)
+    (lost,) = [line for line in lines if '"name": "errors"' in line and '"variant": "absmax"' in line]
+    (tmp_path / FILE).write_text("".join(line for line in lines if line != lost))
+    spent = ("wall_seconds", "peak_memory_bytes")
+    again = [{name: value for name, value in row.items() if name not in spent} for row in run(spec, tmp_path)]
+    assert again == [{name: value for name, value in row.items() if name not in spent} for row in rows]
+    assert schemes == [["absmax"]], "nothing is measured again but of which rows were lost"
 
 
 def test_a_streamed_run_has_the_rows_of_a_resident_one(tmp_path):
@@ -346,12 +362,27 @@ def test_a_calibrated_scheme_is_calibrated_on_the_blocks_that_follow(tmp_path):
         damage(model, blocks[:3], name, by)
 
 
-def test_what_is_asked_travels(blocks):
-    asked = plan(make_model("gpt2"), [SCHEMES["absmax"]], ["error", "layer"], ["*.1.mlp"])
-    assert pickle.loads(pickle.dumps(asked)) == asked
-    parts = measurement.damage_parts(asked)
-    assert len(pickle.loads(pickle.dumps(parts))) == 4
-    assert [part.times for parts in parts for part in parts] == [1, 1, 1, 1, 2]
+def test_variants_of_several_parts(blocks):
+    """Errors under an ablation are those from the inputs without the feature."""
+    model, ablated = make_model("llama"), Ablated(Intervention((3,)), ("attn_in", "ffn_in"))
+    subject = Given(plant(model, [3], 500.0), blocks)
+    cells = [Cell(subject, ablated, Inputs()), Cell(subject, Together((ablated, ABSMAX)), Errors())]
+    rows = records_of(cells)
+    of_norms = [row for row in rows if row["role"] in ("attn_in", "ffn_in")]
+    assert all(row["feature"] != 3 for row in of_norms if row["metric"] == "damage.largest_input")
+    worst = max(row["value"] for row in of_norms if row["metric"] == "damage.error")
+    planted = records_of([Cell(subject, ABSMAX, Errors())])
+    assert worst < 0.01 < max(row["value"] for row in planted if row["metric"] == "damage.error")
+    for variant, metric in ((ablated, Errors()), (ablated, Places()), (Together((ablated, ABSMAX)), Places())):
+        with pytest.raises(UserError, match="expected a scheme"):
+            records_of([Cell(subject, variant, metric)])
+
+
+def test_what_is_asked_travels():
+    (plan,) = damage_plans(Damage(**SMALL))
+    cells = next(plan.stages)
+    plan.subject.prepare()
+    assert [cell.asked for cell in pickle.loads(pickle.dumps(cells))] == [cell.asked for cell in cells]
 
 
 @pytest.mark.parametrize(
@@ -460,7 +491,7 @@ def test_parts_of_the_damage_are_shown_alone(found, by):
         ("role", "layer"), (*metrics["model"], "damage.perplexity_only", "damage.perplexity_without")
     )
     other = {"role": "layer", "layer": "role"}.get(by[0])
-    rows = [row for row in found if row["metric"] in metrics[by[0]] and not (row.get("draws") and other in row)]
+    rows = [row for row in found if row["metric"] in metrics[by[0]] and other not in row]
     section = damage_section(rows, str)
     assert section.findings
     assert section.tables

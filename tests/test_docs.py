@@ -28,7 +28,7 @@ from outliers.experiment.callback import EVERY
 from outliers.experiment.provenance import code_hash
 from outliers.experiment.rows import read_rows
 from outliers.measurements.ablation import CONTROLS, RESAMPLES
-from outliers.measurements.damage.measurement import damages_of
+from outliers.metrics.damages import damages_of
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash

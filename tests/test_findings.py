@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from outliers.measurements.damage.measurement import damages_of
+from outliers.metrics.damages import damages_of
 from outliers.plot.emergence import Fit
 from outliers.report.artefacts.ablation import ablation_section
 from outliers.report.artefacts.attention import attention_section

@@ -18,7 +18,7 @@ from matplotlib.text import Text
 import outliers
 from outliers import UserError, plot
 from outliers.measurements.ablation import summary
-from outliers.measurements.damage.measurement import damages_of
+from outliers.metrics.damages import damages_of
 from outliers.models.anatomy import ROLES
 from outliers.plot import style
 from outliers.plot.watched import PANELS

@@ -556,7 +556,7 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
     [
         (lambda name: Emergence(models=[name], alpha=3, **TEXT), "measurements.tracing", "trace"),
         (lambda name: Ablation(model=name, features=[3], methods=["zero"], **TEXT), "measurements.ablation", "measure"),
-        (lambda name: Damage(model=name, **TEXT), "measurements.damage.measurement", "measure"),
+        (lambda name: Damage(model=name, **TEXT), "metrics.errors.measure", "block_errors"),
         (lambda name: Latency(models=[name], **TIMED), "measurements.latency", "latency"),
     ],
 )

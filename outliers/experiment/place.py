@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from outliers.errors import UserError
 from outliers.experiment.rows import OF_ONE_MODEL, found_in
+from outliers.runs.rows import is_kept_in, read
 from outliers.specification.kinds import OfOneModel
 
 LONGEST = 200  # bytes of a folder's name, so that systems take it
@@ -27,21 +28,20 @@ def place_of(spec: OfOneModel, out: str | Path | None = None) -> Path:
     Raises:
         UserError: another model's results are in `out`; or rows that are there are damaged.
     """
-    own = spec.model, spec.revision
     if out is not None:
         check_alone(spec, Path(out))
         return Path(out)
     folders = (spec.folder.with_name(name) for name in _names(spec))
-    folder = next(folder for folder in folders if not _others(folder, own))
+    folder = next(folder for folder in folders if not _others(folder, spec))
     if folder != spec.folder:
-        other = _others(spec.folder, own)[0]
+        other, own = _others(spec.folder, spec)[0], (spec.model, spec.revision)
         logger.info(f"'{spec.folder}' holds results of '{typed(other)}'; those of '{typed(own)}' are in '{folder}'")
     return folder
 
 
 def check_alone(spec: OfOneModel, folder: Path) -> None:
     """Raise UserError if a folder holds results of another model."""
-    if others := _others(folder, (spec.model, spec.revision)):
+    if others := _others(folder, spec):
         raise UserError(
             f"'{folder}' holds results of '{typed(others[0])}', whose tables and page those of "
             f"'{typed((spec.model, spec.revision))}' would replace; choose another folder with --out"
@@ -66,11 +66,20 @@ def _names(spec: OfOneModel) -> Iterator[str]:
     yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
-def _others(folder: Path, own: Checkpoint) -> list[Checkpoint]:
+def _others(folder: Path, spec: OfOneModel) -> list[Checkpoint]:
     """The other models whose results are in a folder, by its rows and by a trace that has no rows yet."""
-    rows = (row for row in found_in(folder).rows if row.get("experiment") in OF_ONE_MODEL and "model" in row)
-    found = dict.fromkeys([*((row["model"], row.get("checkpoint")) for row in rows), *_traced(folder / "trace")])
-    return [checkpoint for checkpoint in found if not _same(checkpoint, own)]
+    found = dict.fromkeys([*_measured(folder, spec.name), *_traced(folder / "trace")])
+    return [checkpoint for checkpoint in found if not _same(checkpoint, (spec.model, spec.revision))]
+
+
+def _measured(folder: Path, name: str) -> list[Checkpoint]:
+    """The models of rows that an experiment of this name, or one of one model, has made."""
+    if is_kept_in(folder):
+        made = [(row.made.get("experiment"), row.asked["subject"]) for row in read(folder)]
+    else:
+        made = [(row.get("experiment"), row) for row in found_in(folder).rows]
+    rows = [row for experiment, row in made if experiment in (name, *OF_ONE_MODEL) and "model" in row]
+    return [(row["model"], row.get("checkpoint")) for row in rows]
 
 
 def _traced(stem: Path) -> list[Checkpoint]:

@@ -89,7 +89,7 @@ _texts, _numbers = _list_of(_is_text), _list_of(_is_number)
 OTHER = ("a text, a number, true, false or null, or a list of texts or of numbers", _is_other)
 
 # Values of these metrics are drawn on logarithmic axes, or divided by.
-POSITIVE_METRICS = ("perplexity", "damage.perplexity", "latency.", "linear_layer.")
+POSITIVE_METRICS = ("perplexity", "latency.", "linear_layer.")
 
 # What tables and figures need of a row, by the beginning of its metric.
 OF_MODELS = ("model", "parameters", "architecture", "dtype")

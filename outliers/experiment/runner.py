@@ -15,7 +15,6 @@ from outliers.experiment.rows import RowFile, identifying
 from outliers.experiment.traces import resumed_trace, said, saved_trace
 from outliers.measurements.ablation import AblationRows
 from outliers.measurements.bench import Bench, check_same_weights, named
-from outliers.measurements.damage.measurement import DamageRows
 from outliers.measurements.latency import LatencyRows
 from outliers.measurements.linear_layers import LinearLayerRows
 from outliers.measurements.measurement import Measurement, Question, Workload
@@ -33,7 +32,6 @@ from outliers.tracing.result import Trace
 MEASUREMENTS: dict[type[Named], type[Measurement]] = {
     OneModel: TraceRows,
     kinds.Ablation: AblationRows,
-    kinds.Damage: DamageRows,
     kinds.Emergence: EmergenceRows,
     kinds.ZeroShot: ZeroShotRows,
     kinds.Latency: LatencyRows,

@@ -14,12 +14,12 @@ from outliers.models.anatomy import projections
 from outliers.quantization.calibration import neutral
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme
-from outliers.specification.kinds import Damage, Experiment, Latency, ZeroShot, alpha_of_schemes
+from outliers.specification.kinds import Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.text.blocks import tokens_hash
 from outliers.variants.variant import Quantized
 
 
-def schemes_of(spec: Experiment | Damage | Latency | ZeroShot) -> list[Scheme]:
+def schemes_of(spec: Experiment | Latency | ZeroShot) -> list[Scheme]:
     """The schemes of a specification; those that share weight codes are side by side."""
     return by_weights(get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes)
 

@@ -8,6 +8,9 @@ METRICS = Registry(
     {
         "perplexity": "outliers.metrics.perplexity:Perplexity",
         "agreement": "outliers.metrics.agreement:Agreement",
+        "errors": "outliers.metrics.errors:Errors",
+        "inputs": "outliers.metrics.inputs:Inputs",
+        "places": "outliers.metrics.places:Places",
         "top1": "outliers.metrics.top1:Top1",
     },
 )

@@ -26,7 +26,7 @@ from outliers.plot.style import (
 )
 
 if TYPE_CHECKING:
-    from outliers.measurements.damage.measurement import Damages
+    from outliers.metrics.damages import Damages
 
 Found = Mapping[str, "Damages"]  # by scheme
 

@@ -114,7 +114,7 @@ class Planner:
 
     def _answered(self, cells: list[Cell], facts: dict[Cell, dict]) -> dict[Cell, Row]:
         """The rows of cells that are measured, each written when its last part is there."""
-        bundles = list(_bundles(cells))
+        bundles = list(bundles_of(cells))
         parts = [self._parts(bundle, len(bundles)) for bundle in bundles]
         tasks = [
             Task(_name(bundle, part), _answer, bundle[0].subject, (bundle, part, facts[bundle[0]]), steps, number)
@@ -179,7 +179,7 @@ def following(stages: Stages, rows: list[Row]) -> list[Cell]:
         return []
 
 
-def _bundles(cells: list[Cell]) -> Iterable[list[Cell]]:
+def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
     """Cells that are answered together, by their subjects and what measures them."""
     groups: dict[tuple, list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -188,7 +188,7 @@ def _bundles(cells: list[Cell]) -> Iterable[list[Cell]]:
 
 
 def _steps(cells: list[Cell]) -> int:
-    return sum(bundle[0].metric.measurement.steps(bundle) for bundle in _bundles(cells))
+    return sum(bundle[0].metric.measurement.steps(bundle) for bundle in bundles_of(cells))
 
 
 def _shares(steps: int, parts: list[slice]) -> list[int]:

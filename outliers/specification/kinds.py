@@ -365,6 +365,8 @@ DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which co
 class Damage(OfOneModel, Calibrated):
     """Where schemes damage one model, by the arguments of `outliers.damage`."""
 
+    plans = "outliers.presets.damage:damage_plans"
+
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
     attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
@@ -508,15 +510,14 @@ def alpha_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) 
     return spec.alpha if "alpha" in spec.model_fields_set else None
 
 
-def said_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) -> dict[str, dict]:
+def said_of_schemes(spec: Experiment | Ablation | Latency | ZeroShot) -> dict[str, dict]:
     """What the rows of an experiment say of each of its schemes, by its name, and of the threshold of outliers."""
     if isinstance(spec, Ablation):
         scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
         return {scheme.name: {"alpha": spec.alpha, **said_under(said_of(scheme, spec.skip))}}
     ours = [get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes if scheme != PEER]
     peer = {PEER: {"alpha": spec.alpha}} if PEER in spec.schemes else {}
-    beside = {BASELINE: {}} if isinstance(spec, Damage) else peer
-    return beside | {scheme.name: said_of(scheme, spec.skip) for scheme in ours}
+    return peer | {scheme.name: said_of(scheme, spec.skip) for scheme in ours}
 
 
 def said_under(of_scheme: dict) -> dict:

@@ -60,15 +60,15 @@ class Causal:
         Raises:
             UserError: one does not.
         """
-        schemes: dict[str, Scheme] = {}
+        quantized: dict[tuple[Scheme, tuple[str, ...]], None] = {}  # each once, though many metrics are asked of it
         for cell in cells:
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
-            for quantized in schemes_of(cell.variant):
-                if quantized.scheme.needs_calibration and self.job.calibration is None:
-                    self.job = self._calibrated()
-                check_schemes(self.job.config, [quantized.scheme], quantized.skip)
-                schemes[quantized.scheme.name] = quantized.scheme
-        say_what_is_left(self.name, self.job.config, list(schemes.values()))
+            quantized |= {(one.scheme, one.skip): None for one in schemes_of(cell.variant)}
+        for scheme, skip in quantized:
+            if scheme.needs_calibration and self.job.calibration is None:
+                self.job = self._calibrated()
+            check_schemes(self.job.config, [scheme], skip)
+        say_what_is_left(self.name, self.job.config, [scheme for scheme, _ in quantized])
 
     def _calibrated(self) -> Job:
         settings = self.settings

@@ -163,7 +163,8 @@ def schemes_of(variant: Variant) -> list[Quantized]:
 def calibrated(variants: Iterable[Variant], found: Callable[[list[Scheme]], Calibration | None]) -> list[Variant]:
     """Variants that know how large the inputs are; found: the calibration that some schemes need, None if none does."""
     variants = list(variants)
-    calibration = found([part.scheme for variant in variants for part in schemes_of(variant)])
+    parts = [part for variant in variants for part in schemes_of(variant) if part.calibration is None]
+    calibration = found([part.scheme for part in parts])
     return [variant if calibration is None else _knowing(variant, calibration) for variant in variants]
 
 

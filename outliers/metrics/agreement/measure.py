@@ -1,71 +1,22 @@
 """How far the predictions of a model under a variant are from those of the unquantized one."""
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
-from outliers.measurements.damage.errors import EXACT
 from outliers.metrics.measurement import Seen
-from outliers.metrics.perplexity.measure import Loss, finite_loss, logits_by_parts
-from outliers.models.decoder import inference, run_decoder
-from outliers.models.stream import Variant, is_streamed
+from outliers.metrics.perplexity.measure import logits_by_parts
 from outliers.variants.draw import scattered
 
-States = Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
+class Agreeing(NamedTuple):
+    """Of a block: summed KL(p ‖ p_q) in nats; at how many positions, of all, the most probable token is the same."""
 
-class Distance(NamedTuple):
-    """Of a block, over its predicted positions.
-
-    loss: of the model under the variant. kl: summed KL(p ‖ p_q) in nats, p of the unquantized model. agreeing: at how
-    many positions both find the same token most probable.
-    """
-
-    loss: Loss
     kl: float
     agreeing: int
-
-
-@inference
-def distances(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant) -> list[Distance]:
-    """Of each block the distance between a model under a variant and the unquantized one.
-
-    Args:
-        model: a causal language model, quantized or not, resident or streamed.
-        blocks: token ids, int64 (blocks, T), or any iterable of (T,); those of a resident model are read twice.
-        variant: what is compared, such as a scheme.
-
-    Raises:
-        UserError: as `outliers.perplexity`.
-    """
-    pairs = _streamed if is_streamed(model) else _resident
-    return [
-        Distance(finite_loss(model, ids, states), *_distance(model, exact, states))
-        for ids, exact, states in pairs(model, blocks, variant)
-    ]
-
-
-def _resident(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant) -> States:
-    """Ids (T,) and last hidden states (T, features), without and under the variant, block by block."""
-    blocks = list(blocks) if isinstance(blocks, Iterator) else blocks
-    with EXACT.on(model) as exact, variant.on(model) as changed:
-        for (_, ids, states), (_, _, others) in zip(
-            run_decoder(exact, blocks), run_decoder(changed, blocks), strict=True
-        ):
-            yield ids, states, others
-
-
-def _streamed(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant) -> States:
-    """The same; last hidden states of all blocks, without the variant, are kept until those under it come."""
-    kept = []
-    for of_variant, ids, states in model.stream.run(model, blocks, [EXACT, variant], lambda *_turn: None):
-        if of_variant == 0:
-            kept.append(states.cpu())
-        else:
-            yield ids, kept.pop(0).to(states.device), states
+    tokens: int
 
 
 def _distance(model: PreTrainedModel, exact: torch.Tensor, changed: torch.Tensor) -> tuple[float, int]:
@@ -114,14 +65,6 @@ class _Sums(NamedTuple):
             return cls(largest, token, total), torch.ones_like(total), exponentials
         scale = (before.largest - largest).exp()
         return cls(largest, token, before.exponentials * scale + total), scale, exponentials
-
-
-class Agreeing(NamedTuple):
-    """Of a block: summed KL(p ‖ p_q) in nats; at how many positions, of all, the most probable token is the same."""
-
-    kl: float
-    agreeing: int
-    tokens: int
 
 
 def _see(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, exact: torch.Tensor) -> Agreeing:

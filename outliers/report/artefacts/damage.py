@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from outliers.metrics.damages import damages_of
 from outliers.models.names import short_name
 from outliers.plot.damage import BARS, Found, damage_bars, damage_map
 from outliers.report.explorer.damage import damage_explorer
@@ -37,8 +38,6 @@ def damage_section(rows: list[dict], names: Names) -> Section:
 
     names: what a token id is called, see `outliers.text.tokens`.
     """
-    from outliers.measurements.damage.measurement import damages_of  # which imports torch
-
     found = damages_of(rows)
     errors = pd.concat([one.errors.assign(scheme=scheme) for scheme, one in found.items()], ignore_index=True)
     errors["token_text"] = [None if pd.isna(token) else names(int(token)) for token in errors["token"]]
@@ -69,7 +68,7 @@ BARS_CAPTION = (
 
 def _scatter_note(rows: list[dict]) -> list[str]:
     """Whether differences can be told from scatter; nothing where there are errors alone, which hardly scatter."""
-    draws = {row["draws"] for row in rows if "draws" in row}
+    draws = [row.get("draws", 1) for row in rows if row["metric"] == "perplexity"]
     return [scatter_note(max(draws))] if draws else []
 
 

@@ -12,7 +12,7 @@ from outliers.plot.style import HEAT
 from outliers.report.section import Explorer
 
 if TYPE_CHECKING:
-    from outliers.measurements.damage.measurement import Damages
+    from outliers.metrics.damages import Damages
 
 ACROSS = {"by_token_db": "mean over tokens", "db": "over all tokens"}  # column of the errors: what it is
 

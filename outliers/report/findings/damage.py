@@ -11,7 +11,7 @@ from outliers.report.findings.words import amount, are_apart, percent, scatter
 from outliers.report.section import FINDINGS, Finding
 
 if TYPE_CHECKING:
-    from outliers.measurements.damage.measurement import Damages
+    from outliers.metrics.damages import Damages
 
 Names = Callable[[int], str]  # of a token, by its id
 

@@ -1,6 +1,7 @@
 """The loss of a model of which one role or one layer alone is quantized, or all but it."""
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
@@ -8,16 +9,21 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from outliers.measurements.damage.errors import EXACT
-from outliers.metrics.perplexity.measure import Loss, finite_loss, variant_losses
-from outliers.models.anatomy import anatomy_of
+from outliers.errors import UserError
+from outliers.measurements.bench import Bench, Counted, named
+from outliers.measurements.sweep import coded
+from outliers.metrics.measurement import Measurement
+from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of, variant_losses
+from outliers.metrics.states import EXACT
+from outliers.models.anatomy import ROLES, anatomy_of
 from outliers.models.decoder import inference, run_exchanged
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantized_parts, skipped
-from outliers.variants.variant import Quantized
+from outliers.runs.cell import Cell
+from outliers.variants.draw import drawn, scattered
+from outliers.variants.variant import Quantized, calibrated
 
 ONLY, WITHOUT = "only", "without"
-FIELDS = ("role", "layer")  # of a row, which say what a place is
 
 
 class Exchange(NamedTuple):
@@ -103,3 +109,64 @@ def _by_layer(
             for layer, ids, states in run_exchanged(own, other, block, layers):
                 found[layer].append(finite_loss(own, ids, states))
     return found
+
+
+class OfPlaces(Measurement):
+    """All roles or all layers under one scheme."""
+
+    def steps(self, cells: Sequence[Cell]) -> int:
+        """As many as there are places in a model of which nothing is skipped."""
+        return sum(2 * _count(cell) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
+
+    def answer(
+        self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict
+    ) -> list[dict[tuple[str, str | int], list[list[Loss]]]]:
+        """Of each kind of exchange and place, draw by draw, the loss of each block."""
+        (cell,) = cells
+        subject, metric = cell.subject, cell.metric
+        model, blocks = subject.load(bench, facts), subject.blocks[part]
+        with named(subject.name):
+            (variant,) = calibrated([cell.variant], lambda schemes: bench.calibration(subject.job, schemes))
+        asked = exchanges(model, variant, metric.by)
+        if not is_streamed(model):
+            blocks = Counted(blocks, bench.bar, _count(cell) if metric.by == "layer" else 1)
+        with (
+            named(subject.name, variant.name),
+            nullcontext(model) if is_streamed(model) else bench.under(variant) as changed,
+        ):
+            draws = [_drawn_losses(coded(changed), blocks, variant, asked, draw) for draw in range(metric.draws)]
+        by_place = zip(asked, zip(*draws, strict=True), strict=True)
+        return [{(one.kind, one.place): list(of_draws) for one, of_draws in by_place}]
+
+    def values(self, cell: Cell, answers: list[dict]) -> list[dict]:
+        values = []
+        for kind, place in answers[0]:
+            draws = zip(*(of_part[kind, place] for of_part in answers), strict=True)
+            found = [perplexity_of(list(chain.from_iterable(of_parts))) for of_parts in draws]
+            one = {"metric": f"damage.perplexity_{kind}", cell.metric.by: place, **scattered(found), "unit": "1"}
+            values.append(one)
+        return values
+
+
+def _count(cell: Cell) -> int:
+    """How many roles or layers there are, of which a scheme may leave some.
+
+    Raises:
+        UserError: the variant is more than a scheme, or none that quantizes.
+    """
+    variant = cell.variant
+    if not isinstance(variant, Quantized) or not variant.scheme.quantizes:
+        raise UserError(f"places of '{variant.name}'; expected a scheme that quantizes, such as absmax")
+    if cell.metric.by == "layer":
+        return cell.subject.job.config.get_text_config().num_hidden_layers
+    return len(ROLES) + (variant.scheme.attention is not None)
+
+
+def _drawn_losses(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Quantized, asked: Sequence[Exchange], draw: int
+) -> list[list[Loss]]:
+    with drawn(model, draw):
+        return exchange_losses(model, blocks, variant, asked)
+
+
+PLACES = OfPlaces()

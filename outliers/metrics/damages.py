@@ -1,0 +1,94 @@
+"""What schemes damage in a model, as tables: of errors, places, perplexity and agreement together."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from outliers.quantization.schemes import BASELINE
+
+OF_MODEL = ("perplexity", "damage.kl", "damage.top1_agreement")
+OF_PROJECTION = ("damage.error", "damage.error_by_token")
+ERRORS = [
+    *("layer", "role", "projection", "error", "db", "by_token", "by_token_db"),
+    *("largest", "feature", "position", "token"),
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Damages:
+    """What a scheme damages in a model; what was not measured is empty.
+
+    errors: a row a projection: `layer`, `role`, `projection` (its path), `error` (‖Y_q − Y‖² / ‖Y‖²) and `by_token`
+    (the mean of the same of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest` (|x|),
+    `feature`, `position`, `token` (id).
+    roles, layers: a row a role or layer: `perplexity_only` with only it quantized, `perplexity_without` with all but
+    it, and each relative to the unquantized model, `damage_only` and `damage_without`. Under several draws there is a
+    column `…_deviation` for each perplexity.
+    model: `perplexity`, `unquantized` (the perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`;
+    under several draws with the `…_deviation` of each that was measured.
+    """
+
+    scheme: str
+    errors: pd.DataFrame
+    roles: pd.DataFrame
+    layers: pd.DataFrame
+    model: dict[str, float]
+
+
+def damages_of(rows: list[dict]) -> dict[str, Damages]:
+    """What rows of one model say, scheme by scheme in their order."""
+    schemes = dict.fromkeys(row["scheme"] for row in rows if row["scheme"] != BASELINE)
+    inputs = [row for row in rows if row["metric"] == "damage.largest_input"]
+    exact = (row for row in rows if row["scheme"] == BASELINE and row["metric"] == "perplexity")
+    baseline = next((row["value"] for row in exact), None)
+    return {
+        scheme: _damages(scheme, [row for row in rows if row["scheme"] == scheme], inputs, baseline)
+        for scheme in schemes
+    }
+
+
+def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: float | None) -> Damages:
+    model = {} if baseline is None else {"unquantized": baseline}
+    for row in rows:
+        if row["metric"] in OF_MODEL:
+            model |= _named(row["metric"].removeprefix("damage."), row)
+    if "perplexity" in model:
+        model["damage"] = model["perplexity"] / baseline - 1
+    return Damages(
+        scheme, _error_table(rows, inputs), *(_exchange_table(rows, f, baseline) for f in ("role", "layer")), model
+    )
+
+
+def _named(name: str, row: dict) -> dict[str, float]:
+    scatter = {f"{name}_deviation": row["standard_deviation"]} if "standard_deviation" in row else {}
+    return {name: row["value"], **scatter}
+
+
+def _error_table(rows: list[dict], inputs: list[dict]) -> pd.DataFrame:
+    largest = {(row["layer"], row["role"]): row for row in inputs}
+    found: dict[str, dict] = {}
+    for row in rows:
+        if row["metric"] in OF_PROJECTION:
+            place = {name: row[name] for name in ("layer", "role", "projection")}
+            name = row["metric"].removeprefix("damage.").removeprefix("error_")
+            decibels = 10 * math.log10(row["value"]) if row["value"] else -math.inf
+            of_projection = found.setdefault(row["projection"], place)
+            of_projection |= {name: row["value"], "db" if name == "error" else f"{name}_db": decibels}
+    for row in found.values():
+        of_input = largest.get((row["layer"], row["role"]), {})
+        row |= {"largest": of_input.get("value")}
+        row |= {name: of_input.get(name) for name in ("feature", "position", "token")}
+    return pd.DataFrame(list(found.values()), columns=ERRORS)
+
+
+def _exchange_table(rows: list[dict], field: str, baseline: float | None) -> pd.DataFrame:
+    found: dict[Any, dict] = {}
+    for row in rows:
+        name = row["metric"].removeprefix("damage.")
+        if name.startswith("perplexity_") and field in row:
+            of_place = found.setdefault(row[field], {field: row[field]})
+            relative = {name.replace("perplexity", "damage"): row["value"] / baseline - 1}
+            of_place |= _named(name, row) | relative
+    return pd.DataFrame(list(found.values()), columns=None if found else [field])

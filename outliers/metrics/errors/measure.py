@@ -1,0 +1,253 @@
+"""The error that schemes make in the output of each projection, from its inputs without them, and these inputs."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.errors import BrokenModel, UserError
+from outliers.measurements.bench import Bench, Counted, named
+from outliers.metrics.inputs import Inputs
+from outliers.metrics.measurement import Measurement
+from outliers.metrics.states import EXACT
+from outliers.models.anatomy import Projection, projections
+from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.hooks import input_hooks
+from outliers.models.stream import Variant, Watched, is_streamed
+from outliers.quantization.linear import QuantizedLinear
+from outliers.runs.cell import Cell
+from outliers.variants.variant import Quantized, Together, calibrated, parts_of
+
+Place = tuple[int, str, str]  # layer, role and path of a projection
+
+
+class Largest(NamedTuple):
+    """The largest |x| of a hidden state, with its feature, position in the block and token id."""
+
+    value: float
+    feature: int
+    position: int
+    token: int
+
+
+class Error(NamedTuple):
+    """Of the output of a projection, Y and Y_q under a scheme.
+
+    square: ‖Y_q − Y‖². energy: ‖Y‖². ratios: the same of each token, one divided by the other, and summed over the
+    tokens whose output is not zero. tokens: how many these are.
+    """
+
+    square: float
+    energy: float
+    ratios: float
+    tokens: int
+
+
+class BlockErrors(NamedTuple):
+    """What a block shows.
+
+    errors: of each projection, by its path, under each scheme that quantizes it, by the scheme's number. largest: of
+    each hidden state that projections read, by layer and role.
+    """
+
+    errors: dict[str, dict[int, Error]]
+    largest: dict[tuple[int, str], Largest]
+
+
+@inference
+def block_errors(
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    variants: Sequence[Quantized],
+    without: Variant = EXACT,
+) -> list[BlockErrors]:
+    """Of each block the errors under some schemes, all in one pass.
+
+    The hidden states that pass are those without any scheme; each projection multiplies its input once more under each,
+    and nothing of that goes on. Sums are taken in float64. Codes are made once for schemes side by side that share
+    them; they stay in memory for all layers of a resident model, and for one layer of a streamed one.
+
+    Args:
+        model: a causal language model, quantized or not, resident or streamed.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,).
+        variants: the schemes.
+        without: what the model is under meanwhile, such as an ablation; by default nothing.
+
+    Raises:
+        UserError: a block does not fit the model; as `outliers.quantize`.
+    """
+    observer = _Observer()
+    watched = Watched(without, partial(_hooks, observer, variants))
+    with under(model, watched) as (changed, left):
+        for _ in run_decoder(changed, blocks, observer.begin, left):
+            pass
+    return list(observer.found.values())
+
+
+class _Observer:
+    """Takes down what hooks see of blocks, whose turns may come layer by layer."""
+
+    def __init__(self):
+        self.found: dict[int, BlockErrors] = {}
+
+    def begin(self, number: int, ids: torch.Tensor) -> None:
+        """What the hooks see next is of this block, ids (T,)."""
+        self.ids, self.block = ids, self.found.setdefault(number, BlockErrors({}, {}))
+
+    def see_input(self, layer: int, role: str, x: torch.Tensor) -> None:
+        """Of a hidden state (T, features)."""
+        of_tokens = x.abs().amax(1)
+        position = of_tokens.argmax().item()
+        place = x[position].abs().argmax().item(), position, self.ids[position].item()
+        self.block.largest[layer, role] = Largest(of_tokens[position].item(), *place)
+
+    def see_output(
+        self, path: str, layers: Mapping[int, QuantizedLinear], x: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        """Of a projection with its input x (..., features) and output (..., outputs), and what it is under schemes."""
+        exact, errors, before = _by_token(output), {}, None
+        energies = _energies(exact)
+        for number, layer in layers.items():
+            layer.share_codes(before or layer)
+            errors[number] = _error(_energies(_by_token(layer(x)) - exact), energies)
+            before = layer
+        self.block.errors[path] = errors
+
+
+def _by_token(x: torch.Tensor) -> torch.Tensor:
+    """As (tokens, outputs), in float32 or better: differences in 16 bits would be rounded."""
+    return x.flatten(0, -2).to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _energies(x: torch.Tensor) -> torch.Tensor:
+    """Of each token, float64 (tokens,)."""
+    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
+
+
+def _error(squares: torch.Tensor, energies: torch.Tensor) -> Error:
+    there = energies > 0
+    ratios = (squares[there] / energies[there]).sum()
+    return Error(squares.sum().item(), energies.sum().item(), ratios.item(), int(there.sum()))
+
+
+@contextmanager
+def _hooks(
+    observer: _Observer, variants: Sequence[Quantized], model: PreTrainedModel, layer: int | None
+) -> Iterator[None]:
+    """Those by which an observer sees the projections of all layers of a model, or of one."""
+    with ExitStack() as stack:
+        changed = [stack.enter_context(variant.on(model, layer)) for variant in variants]  # before there are hooks
+        under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
+        seen = [one for one in projections(model) if layer in (None, one.layer)]
+        layers = {of_one[0].path: [one.module for one in of_one] for of_one in under_schemes}
+        stack.enter_context(input_hooks(seen, observer.see_input))
+        for projection in seen:
+            modules = enumerate(layers.get(projection.path, ()))
+            quantized = {number: one for number, one in modules if isinstance(one, QuantizedLinear)}
+            if quantized:  # and not skipped
+                stack.callback(projection.module.register_forward_hook(_hook(observer, projection, quantized)).remove)
+        yield
+
+
+def _hook(observer: _Observer, projection: Projection, layers: Mapping[int, QuantizedLinear]):
+    return lambda _module, inputs, output: observer.see_output(projection.path, layers, inputs[0], output)
+
+
+class OfProjections(Measurement):
+    """The errors of all schemes, and the largest inputs, come from one pass of what is under none of them."""
+
+    def bundles(self, cells: Sequence[Cell]) -> list[list[Cell]]:
+        bundles: dict[str, list[Cell]] = {}
+        for cell in cells:
+            bundles.setdefault(_parted(cell)[0].name, []).append(cell)
+        return list(bundles.values())
+
+    def steps(self, cells: Sequence[Cell]) -> int:
+        return len(cells) * len(cells[0].subject.blocks)
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
+        """Of each cell, block by block, the errors by place, or the largest inputs by layer and role."""
+        subject = cells[0].subject
+        model, blocks = subject.load(bench, facts), subject.blocks[part]
+        if not is_streamed(model):
+            blocks = Counted(blocks, bench.bar, len(cells))
+        without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
+        with named(subject.name):
+            schemes = calibrated(schemes, lambda some: bench.calibration(subject.job, some))
+        with named(subject.name, *(scheme.name for scheme in schemes)):
+            of_blocks = block_errors(model, blocks, schemes, without)
+        places, numbers = list(projections(model)), iter(range(len(schemes)))
+        return [_of_cell(of_blocks, places, next(numbers) if _parted(cell)[1] else None) for cell in cells]
+
+    def values(self, cell: Cell, answers: list[list[dict]]) -> list[dict]:
+        blocks = list(chain.from_iterable(answers))
+        return _errors(blocks) if _parted(cell)[1] else _largest(blocks)
+
+
+def _parted(cell: Cell) -> tuple[Variant, list[Quantized]]:
+    """What passes, and the scheme whose errors are looked at; of inputs there is none.
+
+    Raises:
+        UserError: errors are asked for of what ends in no scheme.
+    """
+    if isinstance(cell.metric, Inputs):
+        return cell.variant, []
+    *others, scheme = parts_of(cell.variant)
+    if not isinstance(scheme, Quantized) or not scheme.scheme.quantizes_projections:
+        raise UserError(
+            f"errors under '{cell.variant.name}', which quantizes no projection in the end; expected a scheme such as "
+            "absmax"
+        )
+    return Together(tuple(others)) if others else EXACT, [scheme]
+
+
+def _of_cell(blocks: list[BlockErrors], places: list[Projection], number: int | None) -> list[dict]:
+    """What blocks show of a scheme, or without a number of inputs, in the order of the projections."""
+    if number is None:
+        states = dict.fromkeys((one.layer, one.role) for one in places)
+        return [{state: block.largest[state] for state in states} for block in blocks]
+    return [
+        {
+            (one.layer, one.role, one.path): block.errors[one.path][number]
+            for one in places
+            if number in block.errors.get(one.path, ())
+        }
+        for block in blocks
+    ]
+
+
+def _largest(blocks: list[dict[tuple[int, str], Largest]]) -> list[dict]:
+    """Of each hidden state that projections read the largest value, the first of equal ones."""
+    largest = {state: max((block[state] for block in blocks), key=lambda one: one.value) for state in blocks[0]}
+    return [
+        {"metric": "damage.largest_input", "layer": layer, "role": role, **one._asdict(), "unit": "1"}
+        for (layer, role), one in largest.items()
+    ]
+
+
+def _errors(blocks: list[dict[Place, Error]]) -> list[dict]:
+    """Of each projection its error over all tokens, and the mean of those of the tokens."""
+    values = []
+    for layer, role, path in blocks[0]:
+        of_blocks = [block[layer, role, path] for block in blocks]
+        square, energy, ratios, tokens = map(math.fsum, zip(*of_blocks, strict=True))
+        if not (math.isfinite(square) and math.isfinite(energy)):
+            raise BrokenModel(
+                f"the output of '{path}' has the energy {energy:g}, and its error {square:g}; expected finite numbers: "
+                "try another dtype (float32, bfloat16) or check the weights"
+            )
+        place = {"layer": layer, "role": role, "projection": path, "unit": "1"}
+        over_all, by_token = square / energy if energy else 0.0, ratios / tokens if tokens else 0.0
+        values += [
+            {"metric": "damage.error", "value": over_all, **place},
+            {"metric": "damage.error_by_token", "value": by_token, **place},
+        ]
+    return values
+
+
+ERRORS = OfProjections()

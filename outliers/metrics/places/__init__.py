@@ -1,0 +1,19 @@
+"""Perplexity of each role or layer alone under a scheme, and of all but it (docs/damage.md)."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from outliers.metrics.metric import Metric
+from outliers.metrics.perplexity import DRAWS
+from outliers.specification.kinds import Repeats
+
+
+class Places(Metric):
+    """Perplexity with only one role or layer under a scheme, and with all but it."""
+
+    name: ClassVar[str] = "places"
+    measured_by: ClassVar[str] = "outliers.metrics.places.measure:PLACES"
+
+    by: Literal["role", "layer"] = Field("role", description="Which places: roles of projections, or layers.")
+    draws: Repeats = Field(1, description=DRAWS)

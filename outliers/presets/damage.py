@@ -1,0 +1,116 @@
+"""The damage of schemes to one model: by projection, by role and by layer, and over all of it."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError, unknown_name
+from outliers.metrics.agreement import Agreement
+from outliers.metrics.damages import Damages, damages_of
+from outliers.metrics.errors import Errors
+from outliers.metrics.inputs import Inputs
+from outliers.metrics.perplexity import Perplexity
+from outliers.metrics.places import Places
+from outliers.metrics.states import EXACT
+from outliers.quantization.calibration import Calibration
+from outliers.quantization.convert import check_calibrated
+from outliers.quantization.schemes import Scheme, by_weights, get_scheme
+from outliers.runs.cell import Cell, Subject
+from outliers.runs.planner import Plan, Stages
+from outliers.specification.kinds import DAMAGE_BY, Damage, alpha_of_schemes
+from outliers.subjects.causal import Causal
+from outliers.subjects.given import Given, records_of
+from outliers.text.blocks import sequences
+from outliers.variants.draw import check_draws
+from outliers.variants.variant import Quantized
+
+
+def damage_plans(spec: Damage) -> list[Plan]:
+    """Of the model what each scheme damages; schemes that share weight codes are side by side."""
+    schemes = by_weights(get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes)
+    subject, variants = Causal(spec.model, spec.revision, spec), [Quantized(one, tuple(spec.skip)) for one in schemes]
+    return [Plan(subject, _stages(_cells(subject, variants, spec.by, spec.draws)))]
+
+
+def _stages(cells: list[Cell]) -> Stages:
+    yield cells
+
+
+def _cells(subject: Subject, variants: Sequence[Quantized], by: Iterable[str], draws: int) -> list[Cell]:
+    """The errors under all schemes first, then scheme by scheme.
+
+    Roles and layers bring what is over the model: it is what they are compared with. Projections alone have errors, so
+    a scheme that quantizes none of them has none.
+
+    Raises:
+        UserError: a part of the damage is unknown, or none is asked for, or a scheme quantizes nothing, or nothing of
+            which an error is asked for.
+    """
+    by = {by} if isinstance(by, str) else set(by)
+    _check(by, [variant.scheme for variant in variants])
+    asked = []
+    if "error" in by:
+        with_errors = [variant for variant in variants if variant.scheme.quantizes_projections]
+        asked += [(EXACT, Inputs()), *((variant, Errors()) for variant in with_errors)]
+    if by - {"error"}:
+        places = [Places(by=field, draws=draws) for field in ("role", "layer") if field in by]
+        of_scheme = [Perplexity(draws=draws), Agreement(draws=draws), *places]
+        asked += [(EXACT, Perplexity(draws=draws)), *((one, metric) for one in variants for metric in of_scheme)]
+    return [Cell(subject, variant, metric) for variant, metric in asked]
+
+
+def _check(by: set[str], schemes: list[Scheme]) -> None:
+    if not by:
+        raise UserError(f"no part of the damage is asked for; expected some of {', '.join(DAMAGE_BY)}")
+    if unknown := sorted(by.difference(DAMAGE_BY)):
+        raise unknown_name("part of the damage", unknown[0], DAMAGE_BY)
+    for scheme in schemes:
+        if not scheme.quantizes:
+            raise UserError(
+                f"scheme '{scheme.name}' quantizes nothing, so it damages nothing; expected one such as absmax"
+            )
+        if by == {"error"} and not scheme.quantizes_projections:
+            raise UserError(
+                f"scheme '{scheme.name}' quantizes no projection, and nothing else has an error of its own; expected "
+                "another part of the damage: role, layer or model"
+            )
+
+
+def damage(
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    scheme: str | Scheme,
+    by: Iterable[str] = DAMAGE_BY,
+    skip: Sequence[str] = (),
+    draws: int = 1,
+    calibration: Calibration | None = None,
+    attention_mask: Iterable[torch.Tensor] | None = None,
+) -> Damages:
+    """Find where a scheme damages a model: by projection, by role and layer, and over all of it.
+
+    The error of a projection is that of its output from the inputs of the unquantized model, so that errors do not
+    cascade; perplexities are those of whole models, in which they do. The model is left as it was.
+
+    Args:
+        model: a causal language model, resident or streamed, whose exact weights are there.
+        blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
+        scheme: name, or a scheme of one's own.
+        by: what to measure: "error" of each projection, perplexity by "role" and by "layer", and what is over the
+            "model", which roles and layers bring along.
+        skip: patterns of projections that stay exact, as for `outliers.quantize`.
+        draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6.
+        calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
+        attention_mask: as for `outliers.perplexity`.
+
+    Raises:
+        UserError: the scheme is unknown or quantizes nothing, a part of the damage is unknown, several draws are asked
+            of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
+    """
+    blocks, scheme = list(sequences(blocks, attention_mask)), get_scheme(scheme)
+    check_draws(draws, str(model.dtype).removeprefix("torch."))
+    check_calibrated(scheme, calibration)
+    if not blocks:
+        raise UserError("no blocks to evaluate; expected at least one")
+    cells = _cells(Given(model, blocks), [Quantized(scheme, tuple(skip), calibration)], by, draws)
+    return damages_of(records_of(cells))[scheme.name]
