@@ -96,6 +96,25 @@ def test_errors_by_hand(case, scheme, per_row, blocks):
         assert row["token"] == blocks[block, row["position"]]
 
 
+def test_tokens_whose_output_is_zero_have_no_error_by_token(blocks):
+    """The others have the mean that they have by hand."""
+    model, path = make_model("llama"), "model.layers.0.self_attn.q_proj"
+    token = blocks[0, 3]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = 0
+    x, weight = (
+        inputs_of(model, blocks[0])[path],
+        dict(projection[2:] for projection in projections(model))[path].weight,
+    )
+    exact, weight = x @ weight.detach().double().T, weight.detach().double()
+    there = blocks[0] != token
+    assert not exact[~there].any() and exact[there].any(1).all()
+    error = (rounded(x[there], True) @ rounded(weight, True).T - exact[there]).square().sum(1)
+    found = block_errors(model, blocks[:1], [Quantized(SCHEMES["absmax-vector"])])[0].errors[path][0]
+    assert found.tokens == there.sum()
+    assert found.ratios == pytest.approx((error / exact[there].square().sum(1)).sum().item(), rel=1e-4)
+
+
 def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, monkeypatch):
     model = make_model("llama")
     passes, forward = [], type(model.base_model).forward
