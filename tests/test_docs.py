@@ -390,6 +390,7 @@ CLAIMS = {
         ("with α = {} unless the user gives another one", lambda: (criterion.ALPHA,)),
         ("as bitsandbytes {} computes it", lambda: (pinned("bitsandbytes"),)),
         ("|X[l, r, t, i]| ≥ α, with α = {}", lambda: (criterion.ALPHA,)),
+        ("Half of a {:.0f} % interval over seeds", lambda: [100 * CONFIDENCE]),
         ("each within {:g} % of a value that occurred", lambda: (100 * RELATIVE_ERROR,)),
         ("`layers` is at least {:g} %", lambda: (100 * criterion.LAYERS,)),
         ("`positions` is at least {:g} %, as in the paper", lambda: (100 * criterion.POSITIONS,)),
@@ -642,6 +643,7 @@ CLAIMS = {
             "the three runs end at −{:.1f} %, +{:.1f} % and −{:.1f} % beside",
             lambda: map(abs, int8_beside_16_bits("FFN, linear")),
         ),
+        ("± is half of a {:.0f} % interval over", lambda: [100 * CONFIDENCE]),
         (
             "each within {:.0f} %",
             lambda: [math.ceil(max(map(abs, int8_beside_16_bits("FFN, linear"))))],
@@ -672,7 +674,7 @@ CLAIMS = {
             "The pocket models and SmolLM2-135M on the embedded text, {} blocks of {} tokens",
             lambda: size("pocket/table1"),
         ),
-        ("[scatter](definitions.md#scatter) over {} draws", lambda: (draws("pocket/table1"),)),
+        ("[scatter](definitions.md#scatter) over {} draws; ± is one standard", lambda: (draws("pocket/table1"),)),
         (
             "(C4, {} blocks of {} tokens, {} draws)",
             lambda: (*size("smollm2-135m/sweep"), draws("smollm2-135m/sweep")),

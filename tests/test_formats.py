@@ -438,6 +438,8 @@ def test_what_rows_say_of_formats():
     assert found["weight_bits"] == 5.0
     assert found["activation_bits"] == round((3 * 32 * 9 + 128 * 8.25) / (3 * 32 + 128), 4)
     assert found["kernels"] == "reference"
+    shared = row_fields(get_scheme("w4a8"), make_model("llama"))  # q, k, v, and gate and up, count what they share
+    assert shared["activation_bits"] == round(8 + 7 * 32 / (6 * 32 + 48), 4)
     assert "activation_bits" not in row_fields(get_scheme("w4-g32"), model)
     assert "weight_bits" in row_fields(get_scheme("w8a8"), model)
     assert set(row_fields(get_scheme("absmax-vector"), model)) == {"kernels"}, "rows of the paper's are as they were"
