@@ -30,8 +30,9 @@ from outliers.specification.kinds import Machine
 from outliers.terminal.amounts import parse_bytes, size
 from outliers.tracing.result import STREAM
 
-PROCESS = 700_000_000  # bytes of a process with torch, transformers and the compiled kernels, libraries' files included
+PROCESS = 750_000_000  # bytes of a process with torch, transformers and compiled kernels, and of their files
 WORKSPACES = 50_000_000  # bytes that a GPU's libraries compute in
+LEFT = 250_000_000  # bytes at most that reading weights leaves of the heap; of small models it is half of the weights
 FLOAT = 4  # bytes of the numbers that are made while a block passes: norms and products are in float32
 SLACK = 2  # times these, for what allocators keep between tensors that come and go
 SHARE = 0.25  # of what is free, from which on a need is worth a line
@@ -187,7 +188,8 @@ def need_of(request: Request, room: Room) -> Need:
         on_host += count if on_host + count <= limit else 0
     in_file = 0 if on_gpu else sum(states) - on_host
     if not room.gpus:
-        return Need(request.model, PROCESS + memory + on_host, 0, in_file, request.download)
+        memory += PROCESS + min(weights // 2, LEFT)
+        return Need(request.model, memory + on_host, 0, in_file, request.download)
     # For one GPU all weights are on the host first, for several each tensor goes to its place.
     host = PROCESS + on_host + (0 if request.stream or request.device == "auto" else itemsize * shape.weights)
     return Need(request.model, WORKSPACES + memory + (sum(states) if on_gpu else 0), host, in_file, request.download)
