@@ -14,6 +14,8 @@ from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.variants.interventions import Intervention
 
+PROBABILITIES = 4  # (heads, T, T) of a layer at once: scores, what is made of them, and of those under an intervention
+
 
 @inference
 def top1_softmax(

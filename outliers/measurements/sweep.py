@@ -1,23 +1,19 @@
 """The perplexity of models under schemes (Table 1)."""
 
 import statistics
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 
 import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.measurements.bench import Bench, Counted, Job, check_schemes, left_fields, named, say_what_is_left
-from outliers.measurements.measurement import Measurement, Part, Passes, Question, Workload
-from outliers.measurements.perplexity import Loss, losses, perplexity, perplexity_of, variant_losses
+from outliers.measurements.bench import Bench, Job, check_schemes, left_fields, named, say_what_is_left
+from outliers.measurements.measurement import Keeps, Measurement, Question
+from outliers.measurements.perplexity import Loss, losses, perplexity_of, variant_losses
 from outliers.models.anatomy import projections
 from outliers.models.stream import is_streamed
-from outliers.quantization.calibration import neutral
-from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme
 from outliers.specification.kinds import Damage, Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.text.blocks import tokens_hash
@@ -45,14 +41,11 @@ class Sweep(Measurement[Experiment]):
             say_what_is_left(job.name, job.config, self.schemes)
         return jobs
 
-    def workload(self, job: Job) -> Workload:
-        return Workload(job, self.spec, sweep_parts(self.schemes, self.spec.draws))
+    def keeps(self, _job: Job) -> Keeps:
+        return Keeps(each_alone(self.schemes), variants=len(self.schemes))
 
     def total(self, _job: Job) -> int:
         return len(self.schemes) * self.spec.blocks * self.spec.draws
-
-    def finished_share(self, rows: list[dict], jobs: list[Job]) -> float:
-        return len(rows) / (len(jobs) * len(self.schemes))
 
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
@@ -86,10 +79,10 @@ class Sweep(Measurement[Experiment]):
             with named(job.name, *(scheme.name for scheme in schemes)), drawn(model, draw):
                 if is_streamed(model):
                     variants = [Quantized(scheme, tuple(self.spec.skip), calibration) for scheme in schemes]
-                    found.append(variant_losses(model, job.blocks[part], variants))
-                    bench.bar.update(len(schemes) * len(job.blocks[part]))
+                    blocks = bench.counted(job.blocks[part], len(schemes))
+                    found.append(variant_losses(model, blocks, variants))
                 else:
-                    found.append([losses(model, Counted(job.blocks[part], bench.bar))])
+                    found.append([losses(model, bench.counted(job.blocks[part]))])
         return [list(of_scheme) for of_scheme in zip(*found, strict=True)]
 
     def rows(self, question: Question, answers: list, _trace: None) -> list[dict]:
@@ -112,23 +105,9 @@ def scheme_fields(
     return Quantized(scheme, tuple(skip)).fields(model) | left | text
 
 
-def sweep_parts(schemes: Iterable[Scheme], draws: int = 1) -> Passes:
-    """One part for all schemes that differ in nothing but the granularity of their scales.
-
-    draws: how many times each scheme is measured.
-    """
-    alike = defaultdict(list)
-    for scheme in schemes:
-        kinds = (part and (part.format, part.symmetric, part.group) for part in (scheme.activations, scheme.weights))
-        remedies = scheme.transform, scheme.token_threshold, scheme.token_roles, scheme.clip, scheme.clip_roles
-        attention = scheme.attention, scheme.attention_products
-        alike[*kinds, scheme.outlier_threshold, scheme.arithmetic, *remedies, *attention].append(scheme)
-    return [[Part(perplexity, partial(with_codes, some[0]), len(some) * draws) for some in alike.values()]]
-
-
-def with_codes(scheme: Scheme, model: PreTrainedModel) -> PreTrainedModel:
-    """The model under a scheme, its weights quantized now instead of on first use; calibrated on nothing."""
-    return coded(quantize(model, scheme, calibration=neutral(model)))
+def each_alone(schemes: Iterable[Scheme]) -> tuple[tuple[Scheme, ...], ...]:
+    """Sets of one scheme, for `Keeps`: a resident model is under one after the other."""
+    return tuple((scheme,) for scheme in schemes)
 
 
 def coded(model: PreTrainedModel) -> PreTrainedModel:
