@@ -16,8 +16,8 @@ from kept import keep, parser
 
 from outliers.measurements.damage.errors import block_errors
 from outliers.measurements.damage.exchanges import exchange_losses, exchanges
-from outliers.metrics.perplexity.measure import perplexity
 from outliers.measurements.sweep import coded
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1, by_weights

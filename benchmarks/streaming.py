@@ -146,10 +146,10 @@ def sweep(folder: Path, dtype: str) -> dict:
 
 def size_of_weights(folder: Path, dtype: str) -> float:
     """Gigabytes of all weights in a dtype."""
-    from outliers.estimate.probe import model_sizes
-    from outliers.models.load import load_config
+    from outliers.experiment.forecast import shape_of
+    from outliers.models.load import DTYPES, load_config
 
-    return model_sizes(load_config(str(folder)), dtype).weights / 1e9
+    return shape_of(load_config(str(folder))).weights * DTYPES[dtype].itemsize / 1e9
 
 
 def _check(found) -> list[int]:

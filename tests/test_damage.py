@@ -17,12 +17,12 @@ from outliers.errors import UserError
 from outliers.experiment.runner import run
 from outliers.measurements import perplexity as losses
 from outliers.measurements.damage import measurement
-from outliers.metrics.agreement.measure import distances
 from outliers.measurements.damage.errors import block_errors
 from outliers.measurements.damage.exchanges import exchange_losses, exchanges
 from outliers.measurements.damage.measurement import damage, damages_of, plan
-from outliers.metrics.perplexity.measure import perplexity, perplexity_of, variant_losses
 from outliers.measurements.sweep import drawn
+from outliers.metrics.agreement.measure import distances
+from outliers.metrics.perplexity.measure import perplexity, perplexity_of, variant_losses
 from outliers.models.anatomy import ROLES, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
@@ -94,6 +94,25 @@ def test_errors_by_hand(case, scheme, per_row, blocks):
         assert row["largest"] == pytest.approx(largest, rel=1e-6)
         assert inputs[block][path][row["position"], row["feature"]].abs().item() == row["largest"]
         assert row["token"] == blocks[block, row["position"]]
+
+
+def test_tokens_whose_output_is_zero_have_no_error_by_token(blocks):
+    """The others have the mean that they have by hand."""
+    model, path = make_model("llama"), "model.layers.0.self_attn.q_proj"
+    token = blocks[0, 3]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = 0
+    x, weight = (
+        inputs_of(model, blocks[0])[path],
+        dict(projection[2:] for projection in projections(model))[path].weight,
+    )
+    exact, weight = x @ weight.detach().double().T, weight.detach().double()
+    there = blocks[0] != token
+    assert not exact[~there].any() and exact[there].any(1).all()
+    error = (rounded(x[there], True) @ rounded(weight, True).T - exact[there]).square().sum(1)
+    found = block_errors(model, blocks[:1], [Quantized(SCHEMES["absmax-vector"])])[0].errors[path][0]
+    assert found.tokens == there.sum()
+    assert found.ratios == pytest.approx((error / exact[there].square().sum(1)).sum().item(), rel=1e-4)
 
 
 def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, monkeypatch):

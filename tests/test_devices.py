@@ -11,8 +11,8 @@ from accelerate.utils import modeling
 from outliers.errors import UserError
 from outliers.experiment import provenance
 from outliers.measurements.ablation import ablate
-from outliers.metrics.top1.measure import top1_softmax
 from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models import load
 from outliers.models.anatomy import anatomy_of, projections
 from outliers.models.load import device_map, find_device, load_model, weights_hash

@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outliers.errors import UserError
 from outliers.experiment.runner import run, sweep
 from outliers.measurements.ablation import ablate
-from outliers.metrics.top1.measure import top1_softmax
 from outliers.measurements.bench import Bench, Job
 from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import decoder_layers
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET

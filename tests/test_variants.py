@@ -7,8 +7,8 @@ import torch
 
 from outliers.errors import UserError
 from outliers.experiment.runner import run, sweep
-from outliers.metrics.top1.measure import top1_softmax
 from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.convert import quantize

@@ -183,6 +183,10 @@ class Bench:
         self._loaded = quantize(self._loaded[0], scheme, skip=skip, calibration=calibration), self._loaded[1]
         return self._loaded[0]
 
+    def counted(self, blocks: torch.Tensor, steps: int = 1) -> "Counted":
+        """Blocks (blocks, T) that move the bar each time that they pass the last model; steps: how far each does."""
+        return Counted(blocks, self.bar, steps, is_streamed(self._loaded[0]))
+
     def calibration(self, job: Job, schemes: Iterable[Scheme]) -> Calibration | None:
         """That of the last model on the blocks of a job, found once; None where no scheme needs it."""
         if not any(scheme.needs_calibration for scheme in schemes):
@@ -290,12 +294,20 @@ def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme |
 
 
 class Counted:
-    """Blocks that move a bar as they are read, each time that they are read; steps: how far each moves it."""
+    """Blocks that move a bar each time that they pass a model.
 
-    def __init__(self, blocks: torch.Tensor, bar: Progress, steps: int = 1):
-        self.blocks, self.bar, self.steps = blocks, bar, steps
+    steps: how far each moves it. streamed: whether the model takes all of them before its layers compute, which then
+    move the bar.
+    """
+
+    def __init__(self, blocks: torch.Tensor, bar: Progress, steps: int = 1, streamed: bool = False):
+        self.blocks, self.bar, self.steps, self.streamed = blocks, bar, steps, streamed
 
     def __iter__(self) -> Iterator[torch.Tensor]:
+        if self.streamed:
+            self.bar.begin(self.steps * len(self.blocks))
+            yield from self.blocks
+            return
         for block in self.blocks:
             yield block
             self.bar.update(self.steps)
