@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from outliers.quantization.convert import quantize, skipped
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage
 from outliers.text.blocks import sequences
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 
 Row = dict[str, Any]
 
@@ -48,11 +48,11 @@ class Asked(NamedTuple):
     def name(self) -> str:
         """What to call it in messages, the same for what is alike: there are many layers."""
         what = f"{self.exchange.kind} one {self.exchange.field}" if self.exchange else VIEWS[self.view].name
-        return f"{self.variant.name}, {what}" if self.variant and VIEWS[self.view].drawn else what
+        return f"{self.variant.scheme.name}, {what}" if self.variant and VIEWS[self.view].drawn else what
 
     def knowing(self, calibration: Calibration | None) -> "Asked":
         """The same with what its scheme may have to know of the inputs."""
-        return self._replace(variant=self.variant and replace(self.variant, calibration=calibration))
+        return self._replace(variant=self.variant and self.variant.calibrated(calibration))
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -257,7 +257,7 @@ class DamageRows(Measurement[Damage]):
         return [self._question(one, facts) for one in self.asked]
 
     def _question(self, one: Asked, facts: dict) -> Question:
-        fields = {} if one.view == "input" else facts[one.variant.name if one.variant else BASELINE]
+        fields = {} if one.view == "input" else facts[one.variant.scheme.name if one.variant else BASELINE]
         if VIEWS[one.view].drawn:
             fields = fields | {"draws": self.spec.draws}
         if one.exchange:
@@ -280,9 +280,9 @@ class DamageRows(Measurement[Damage]):
         if not VIEWS[one.view].drawn:
             return "errors"
         if self.spec.stream and one.exchange:
-            return one.variant.name, one.exchange.field
+            return one.variant.scheme.name, one.exchange.field
         if one.exchange and one.exchange.field == "layer":
-            return one.variant.name, one.exchange.kind
+            return one.variant.scheme.name, one.exchange.kind
         return question
 
     def steps(self, questions: list[Question]) -> int:
@@ -348,7 +348,7 @@ def damage_parts(asked: Sequence[Asked], draws: int = 1, streamed: bool = False)
 def _errors_uncalibrated(model: PreTrainedModel, blocks: torch.Tensor, schemes: Sequence[Scheme]) -> list[BlockErrors]:
     """As `block_errors`, calibrated on nothing."""
     calibration = neutral(model)
-    return block_errors(model, blocks, [Quantized(scheme, (), calibration) for scheme in schemes])
+    return block_errors(model, blocks, [Quantized(scheme, calibration=calibration) for scheme in schemes])
 
 
 ERRORS = [
@@ -417,7 +417,7 @@ def damage(
     for some in _at_once(asked):
         for one, answer in zip(some, measure(model, blocks, some, draws), strict=True):
             fields = {one.exchange.field: one.exchange.place} if one.exchange else {}
-            of_scheme = {"scheme": one.variant.name if one.variant else BASELINE}
+            of_scheme = {"scheme": one.variant.scheme.name if one.variant else BASELINE}
             rows += [of_scheme | fields | row for row in VIEWS[one.view].rows(one, answer)]
     return damages_of(rows)[scheme.name]
 
