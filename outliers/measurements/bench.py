@@ -31,7 +31,8 @@ from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import BOS, Calibrated, Machine, Settings, said_of_text
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, load_text, tokens_hash
-from outliers.variants.variant import Quantized, parts_of
+from outliers.variants.quantized import Quantized
+from outliers.variants.together import parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -267,16 +268,18 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
     return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
 
 
-def check_schemes(config: PretrainedConfig, schemes: Iterable[Scheme | None], skip: Collection[str]) -> None:
-    """Raise UserError if a scheme does not fit a model, or `skip` matches nothing of it, or all that a scheme
-    quantizes; None: another library's."""
+def check_schemes(
+    config: PretrainedConfig, schemes: Iterable[Scheme | None], skip: Collection[str], only: Collection[str] = ()
+) -> None:
+    """Raise UserError if a scheme does not fit a model, or `skip` or `only` matches nothing of it, or they leave nothing
+    of what a scheme quantizes; None: another library's."""
     own = [scheme for scheme in schemes if scheme]
-    if not skip and not any(scheme.group or scheme.attention is not None for scheme in own):
+    if not skip and not only and not any(scheme.group or scheme.attention is not None for scheme in own):
         return
     model = skeleton(config, torch.bfloat16)
     for scheme in own:
         check_attends(model, scheme)
-        check_groups(model, scheme, skipped(model, skip, scheme))
+        check_groups(model, scheme, skipped(model, skip, scheme, only))
 
 
 def check_uncalibrated(schemes: Iterable[Scheme | None]) -> None:

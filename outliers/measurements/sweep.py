@@ -10,7 +10,7 @@ from outliers.models.anatomy import projections
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme
 from outliers.specification.kinds import Damage, Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.text.blocks import tokens_hash
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 
 
 def schemes_of(spec: Experiment | Damage | Latency | ZeroShot) -> list[Scheme]:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.quantization.schemes import Scheme
-from outliers.variants.variant import schemes_of
+from outliers.variants.together import schemes_of
 
 if TYPE_CHECKING:
     from outliers.measurements.bench import Bench

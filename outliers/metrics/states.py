@@ -14,7 +14,8 @@ from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.runs.cell import Cell
 from outliers.variants.draw import drawn
-from outliers.variants.variant import Quantized, calibrated
+from outliers.variants.quantized import Quantized
+from outliers.variants.together import schemes_of
 
 EXACT = Quantized(SCHEMES[BASELINE])  # the unquantized model, whatever it is under
 MOST_KEPT = 2**28  # bytes of last hidden states of the unquantized model that are kept for several variants
@@ -49,7 +50,9 @@ class OfStates(Measurement):
         model, blocks = subject.load(bench, facts), subject.blocks[part]
         variants = list(_variants(cells).values())
         with named(subject.name):
-            variants = calibrated(variants, lambda schemes: bench.calibration(subject.job, schemes))
+            schemes = [one.scheme for variant in variants for one in schemes_of(variant)]
+            calibration = bench.calibration(subject.job, schemes)
+        variants = [one.calibrated(calibration) if one.needs_calibration else one for one in variants]
         found = []
         for draw in range(cells[0].metric.draws):
             with named(subject.name, *(variant.name for variant in variants)):

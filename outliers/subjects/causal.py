@@ -13,7 +13,7 @@ from outliers.runs.cell import Cell
 from outliers.specification.kinds import Calibrated, Settings, said_of_text
 from outliers.text.blocks import tokens_hash
 from outliers.variants.draw import check_draws
-from outliers.variants.variant import schemes_of
+from outliers.variants.together import schemes_of
 
 USUAL = {"device": "cpu", "bos": False}  # of which rows say what is not so
 
@@ -66,7 +66,7 @@ class Causal:
             for quantized in schemes_of(cell.variant):
                 if quantized.scheme.needs_calibration and self.job.calibration is None:
                     self.job = self._calibrated()
-                check_schemes(self.job.config, [quantized.scheme], quantized.skip)
+                check_schemes(self.job.config, [quantized.scheme], quantized.skip, quantized.only)
                 schemes[quantized.scheme.name] = quantized.scheme
         say_what_is_left(self.name, self.job.config, list(schemes.values()))
 

@@ -15,8 +15,8 @@ from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.runs.cell import Cell
-from outliers.variants.interventions import Intervention
-from outliers.variants.variant import Ablated, Together, parts_of
+from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.together import Together, parts_of
 
 PROBABILITIES = 4  # (heads, T, T) of a layer at once: scores, what is made of them, and of those under an intervention
 
