@@ -42,10 +42,11 @@ from outliers.runs.run import run
 from outliers.specification.kinds import Damage
 from outliers.subjects.given import Given, records_of
 from outliers.text.blocks import load_text, tokens_hash
+from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.draw import drawn
-from outliers.variants.interventions import Intervention
 from outliers.variants.plant import plant
-from outliers.variants.variant import Ablated, Quantized, Together
+from outliers.variants.quantized import Quantized
+from outliers.variants.together import Together
 from tests.conftest import C4, every_kind, make_model, needs_shared, needs_smollm2, padded
 from tests.test_commands import call
 from tests.test_tracing import hooks
@@ -103,6 +104,25 @@ def test_errors_by_hand(case, scheme, per_row, blocks):
         assert row["largest"] == pytest.approx(largest, rel=1e-6)
         assert inputs[block][path][row["position"], row["feature"]].abs().item() == row["largest"]
         assert row["token"] == blocks[block, row["position"]]
+
+
+def test_tokens_whose_output_is_zero_have_no_error_by_token(blocks):
+    """The others have the mean that they have by hand."""
+    model, path = make_model("llama"), "model.layers.0.self_attn.q_proj"
+    token = blocks[0, 3]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = 0
+    x, weight = (
+        inputs_of(model, blocks[0])[path],
+        dict(projection[2:] for projection in projections(model))[path].weight,
+    )
+    exact, weight = x @ weight.detach().double().T, weight.detach().double()
+    there = blocks[0] != token
+    assert not exact[~there].any() and exact[there].any(1).all()
+    error = (rounded(x[there], True) @ rounded(weight, True).T - exact[there]).square().sum(1)
+    found = block_errors(model, blocks[:1], [Quantized(SCHEMES["absmax-vector"])])[0].errors[path][0]
+    assert found.tokens == there.sum()
+    assert found.ratios == pytest.approx((error / exact[there].square().sum(1)).sum().item(), rel=1e-4)
 
 
 def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, monkeypatch):
@@ -393,7 +413,7 @@ def test_what_is_asked_travels():
         (["--by", "rolle"], "unknown part of the damage 'rolle'; did you mean role"),
         (["--by", ","], "field 'by'"),
         (["--skip", "transformer"], "leaves nothing for scheme 'absmax' to quantize"),
-        (["--skip", "*.nothing"], "unknown module to skip '*.nothing'"),
+        (["--skip", "*.nothing"], "unknown place in skip '*.nothing'"),
         (["--draws", "2", "--dtype", "bfloat16"], "2 draws in bfloat16, which has too few digits"),
         (["--draws", "0"], "field 'draws'"),
         (["pocket/gpt2-0.1m"], "damage takes one model, got 2"),

@@ -21,7 +21,6 @@ from outliers.quantization.schemes import Scheme
 from outliers.report.report import experiments
 from outliers.specification.kinds import (
     Ablation,
-    Damage,
     Emergence,
     Experiment,
     Hardware,
@@ -58,7 +57,6 @@ ROWS = {
     "emergence": a_row("training", metric="perplexity"),
     "trace": a_row("smollm2-135m/trace", metric="largest.value"),
     "ablate": a_row("ablation/gpt2-1.7m", subject="control"),
-    "damage": a_row("damage/smollm2-135m", metric="damage.error"),
     "linear_layers": a_row("pocket/table5", dimension=1024) | {"seconds": 3.0},
     "latency": a_row("pocket/table6", scheme="llm.int8"),
 }
@@ -68,9 +66,7 @@ RESULTS |= {"wall_seconds", "peak_memory_bytes"}
 FOLLOWING = {"parameters", "weights_bytes", "outputs", "context_used"}
 MACHINE = {"device_name", "threads", "python", "torch", "triton", "bitsandbytes"}
 FREE = dict.fromkeys(ROWS, RESULTS | FOLLOWING | {"version", "commit", "experiment"} | MACHINE)
-FREE |= {
-    kind: FREE[kind] - {"experiment"} for kind in ("emergence", "trace", "ablate", "damage")
-}  # nobody else names them
+FREE |= {kind: FREE[kind] - {"experiment"} for kind in ("emergence", "trace", "ablate")}  # nobody else names them
 FREE |= {kind: FREE[kind] - MACHINE for kind in ("latency", "linear_layers")}  # the machine decides
 KINDS_AND_FIELDS = [(kind, field) for kind, row in ROWS.items() for field in [*row, "skip", "scheme_parts"]]
 
@@ -129,11 +125,6 @@ def ablated(out: Path, **fields) -> list[dict]:
     return run(Ablation(model=MODEL, features=[3], **{"block": 16, "blocks": 1} | fields), out)
 
 
-def damaged(out: Path, **fields) -> list[dict]:
-    asked = {"schemes": ["llm.int8"], "by": ["error", "role"], "block": 16, "blocks": 1}
-    return run(Damage(model=MODEL, **asked | fields), out)
-
-
 def swept(out: Path, **fields) -> list[dict]:
     return sweep(Experiment(models=[MODEL], schemes=["fp32", "llm.int8"], **{"block": 16, "blocks": 1} | fields), out)
 
@@ -162,7 +153,6 @@ def footprints(out: Path, **fields) -> list[dict]:
 
 RUNS = {
     "ablation": ablated,
-    "damage": damaged,
     "sweep": swept,
     "trace": traced,
     "emergence": followed,
@@ -185,7 +175,6 @@ def measured(tmp_path_factory) -> Path:
     ("run", "fields"),
     [
         *(("ablation", fields) for fields in ({"seed": 1}, {"where": ["ffn_in"]})),
-        *(("damage", fields) for fields in ({"device": "auto"}, {"dtype": "bfloat16"}, {"block": 17})),
         *(("sweep", fields) for fields in ({"device": "auto"}, {"dtype": "bfloat16"}, {"bos": True}, {"draws": 2})),
         *(("trace", fields) for fields in ({"device": "auto"}, {"alpha": 5}, {"block": 17})),
         *(("emergence", fields) for fields in ({"device": "auto"}, {"alpha": 5})),
@@ -250,16 +239,12 @@ def test_rows_without_a_hash_of_the_code_are_shown_and_not_used_again(tmp_path, 
     if run in specs:
         spec = specs[run]
         assert rows_of(spec, read_rows(folder)) == old
-        with RowFile(folder) as row_file:
-            assert row_file.likely(spec) == []
     rows = RUNS[run](folder)
     assert not any(row in old for row in rows)
     assert all(row["code"] == provenance.code_hash() for row in rows)
     assert read_rows(folder) == [*old, *rows]
     if run in specs:
         assert rows_of(spec, read_rows(folder)) == rows, "of both the last one"
-        with RowFile(folder) as row_file:
-            assert row_file.likely(spec) == rows
 
 
 @pytest.mark.parametrize(("first", "then"), [("emergence", "trace"), ("trace", "emergence"), ("sweep", "trace")])

@@ -12,7 +12,7 @@ from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.provenance import measuring
 from outliers.experiment.rows import identifying
 from outliers.files import check_replaceable
-from outliers.measurements.bench import Bench, Counted, Job, check_same_weights
+from outliers.measurements.bench import Bench, Job, check_same_weights
 from outliers.measurements.measurement import First
 from outliers.specification.kinds import OfOneModel
 from outliers.tracing.excerpt import Excerpt, excerpt, telling_features
@@ -103,7 +103,7 @@ def _trace(
 ) -> tuple[Trace, dict, dict]:
     """The trace of a part of the text, of which weights it is, and what it has cost."""
     model, _ = bench.load(job, spec, fields)
-    blocks = Counted(job.blocks[part], bench.bar)
+    blocks = bench.counted(job.blocks[part])
     with measuring(spec.device) as spent:
         how = {"roles": first.roles, "alpha": spec.alpha, "attention": first.attention}
         found = trace(model, blocks, **how, tokens=bench.tokenizer(job) if first.tokens else None)

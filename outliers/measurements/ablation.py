@@ -1,9 +1,7 @@
 """What a model loses without some features, beside what it loses without random ones."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from numbers import Integral
 
@@ -15,11 +13,11 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
-from outliers.measurements.bench import Bench, Counted, Job, check_schemes, check_uncalibrated
-from outliers.measurements.measurement import FEATURE, LAYERS, First, Measurement, Part, Passes, Question, Workload
+from outliers.measurements.bench import Bench, Job, check_schemes, check_uncalibrated
+from outliers.measurements.measurement import First, Keeps, Measurement, Question
 from outliers.measurements.sweep import scheme_fields
 from outliers.metrics.perplexity.measure import perplexities
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.top1.measure import PROBABILITIES, top1_softmax
 from outliers.models.anatomy import check_features
 from outliers.models.names import short_name
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
@@ -28,12 +26,12 @@ from outliers.specification.kinds import Ablation, alpha_of_schemes, said_under
 from outliers.text.blocks import sequences
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import METHODS, Intervention, Means
-from outliers.variants.variant import Ablated, Quantized, Together, feature_means
+from outliers.variants.ablated import METHODS, SEEDS, Ablated, Intervention, Means, feature_means
+from outliers.variants.quantized import Quantized
+from outliers.variants.together import Together
 
 METRICS = ("top1_softmax", "perplexity")
 CONTROLS = range(10, 10_001)  # random draws of features: fewer make no interval, more no better one
-SEEDS = range(2**63)  # what the generators of numpy and torch both take
 RESAMPLES = 10_000
 
 
@@ -68,16 +66,12 @@ class AblationRows(Measurement[Ablation]):
         planned(self.spec, job.config.hidden_size)  # mistakes show before the text is traced
         return [job]
 
-    def workload(self, job: Job) -> Workload:
-        return Workload(job, self.spec, ablation_parts(self.spec, job.config.hidden_size))
+    def keeps(self, job: Job) -> Keeps:
+        variants = len(planned(self.spec, job.config.hidden_size))
+        return Keeps(((self.scheme,),), attention=PROBABILITIES, variants=variants, roles=STREAM)
 
     def total(self, _job: Job) -> int:
         return self.spec.blocks
-
-    def finished_share(self, rows: list[dict], jobs: list[Job]) -> float:
-        treatments = planned(self.spec, jobs[0].config.hidden_size)
-        done = [row for row in rows if row.get("method") in (None, *self.spec.methods)]
-        return len(done) / (len(METRICS) * len(treatments))
 
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
@@ -115,7 +109,7 @@ class AblationRows(Measurement[Ablation]):
             variant = Quantized(self.scheme, tuple(self.spec.skip))
         elif self.scheme.quantizes:
             model = bench.quantized(self.scheme, self.spec.skip)
-        blocks, spec = Counted(job.blocks, bench.bar), self.spec
+        blocks, spec = bench.counted(job.blocks), self.spec
         return [value for _, value in measure(model, blocks, treatments, metric, spec.where, spec.seed, means, variant)]
 
     def rows(self, _question: Question, answers: list[float], _trace: Trace) -> list[dict]:
@@ -125,28 +119,8 @@ class AblationRows(Measurement[Ablation]):
 def planned(spec: Ablation, width: int, outliers: Sequence[int] = ()) -> list[Treatment]:
     """What a specification asks of a model with so many features: of those that it names, else of its outliers; while
     these are not known, of one feature."""
-    features = spec.features or list(outliers) or [FEATURE]
+    features = spec.features or list(outliers) or [0]
     return plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)
-
-
-def ablation_parts(spec: Ablation, width: int) -> Passes:
-    """Of an ablation of a model with so many features; where none are given, of one."""
-    means = {(layer, role): torch.zeros(width) for layer in range(LAYERS) for role in STREAM}
-
-    def intervention(method: str | None, count: int) -> Intervention:
-        features = tuple(range(count))
-        return Intervention(features, method or "zero", spec.seed, means if method == "mean" else {})
-
-    kinds = [(treatment.method, len(treatment.features)) for treatment in planned(spec, width)]
-    every = [intervention(*kind) for kind in kinds]
-    return [
-        [Part(partial(trace, roles=STREAM, alpha=spec.alpha, attention=False))],
-        [Part(partial(top1_softmax, interventions=every))],
-        [
-            Part(partial(perplexities, variants=[Ablated(intervention(*kind), tuple(spec.where))]), times=times)
-            for kind, times in Counter(kinds).items()
-        ],
-    ]
 
 
 def _asked(treatment: Treatment, metric: str) -> dict:

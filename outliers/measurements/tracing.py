@@ -1,27 +1,24 @@
 """Where a model's outlier features are and how large, and its row of Table 4: of one model, or along a family."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.measurements.bench import Bench, Counted, Job, named
-from outliers.measurements.measurement import FEATURE, First, Measurement, Part, Passes, Question, Workload
-from outliers.metrics.perplexity.measure import Loss, losses, perplexity, perplexity_of
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.measurements.measurement import First, Keeps, Measurement, Question
+from outliers.metrics.perplexity.measure import Loss, losses, perplexity_of
+from outliers.metrics.top1.measure import PROBABILITIES, top1_softmax
 from outliers.models.anatomy import ROLES
-from outliers.models.load import load_tokenizer
-from outliers.specification.kinds import Emergence, OneModel, Settings
-from outliers.terminal.progress import Progress
+from outliers.models.hooks import RESIDUAL
+from outliers.specification.kinds import Emergence, OneModel
 from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import is_whole_row, table4_row
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import Intervention
+from outliers.variants.ablated import Intervention
 
 PASSES = 3  # over the text: the trace, top-1 softmax probability, perplexity
 PLACES = ("feature", "layer", "role", "position", "token")  # columns that say where, not what
@@ -42,9 +39,8 @@ class TraceRows(Measurement[OneModel]):
     def subjects(self) -> list[Job]:
         return [Job.of(self.spec.model, self.spec.revision, self.spec)]
 
-    def workload(self, job: Job) -> Workload:
-        tokens = load_tokenizer(job.model, job.revision) if self.spec.by_token else None
-        return Workload(job, self.spec, trace_parts(self.spec, tokens=tokens))
+    def keeps(self, _job: Job) -> Keeps:
+        return Keeps(attention=PROBABILITIES, roles=(*ROLES, RESIDUAL) if self.spec.by_token else ROLES)
 
     def total(self, _job: Job) -> int:
         return PASSES * self.spec.blocks
@@ -65,7 +61,7 @@ class TraceRows(Measurement[OneModel]):
 
     def answer(self, bench: Bench, job: Job, questions: list[Question], part: slice, fields: dict) -> list:
         model, _ = bench.load(job, self.spec, fields)
-        return [measure_beside(model, job.blocks[part], questions[0].about, bench.bar)]
+        return [measure_beside(model, bench.counted(job.blocks[part]), questions[0].about)]
 
     def rows(self, _question: Question, answers: list["BesideTrace"], trace: Trace) -> list[dict]:
         shares = [len(beside.losses) / self.spec.blocks for beside in answers]
@@ -88,8 +84,8 @@ class EmergenceRows(Measurement[Emergence]):
         places = [(name, revision) for name in spec.models for revision in spec.revisions or [None]]
         return [Job.of(name, revision, spec) for name, revision in places]
 
-    def workload(self, job: Job) -> Workload:
-        return Workload(job, self.spec, trace_parts(self.spec, PAPER, attention=False))
+    def keeps(self, _job: Job) -> Keeps:
+        return Keeps(attention=PROBABILITIES, roles=PAPER)
 
     def total(self, _job: Job) -> int:
         return PASSES * self.spec.blocks
@@ -108,10 +104,11 @@ class EmergenceRows(Measurement[Emergence]):
 
     def answer(self, bench: Bench, job: Job, _questions: list[Question], _part: slice, fields: dict) -> list:
         model, _ = bench.load(job, self.spec, fields)
+        blocks = bench.counted(job.blocks)
         with named(job.name):
-            found = trace(model, Counted(job.blocks, bench.bar), PAPER, self.spec.alpha, attention=False)
+            found = trace(model, blocks, PAPER, self.spec.alpha, attention=False)
             outliers = found.outlier_features()["feature"].tolist()
-            beside = measure_beside(model, job.blocks, outliers, bench.bar)
+            beside = measure_beside(model, blocks, outliers)
             return [table4_row(found, perplexity_of(beside.losses), beside.top1_softmax)]
 
     def rows(self, _question: Question, answers: list[dict], _trace: None) -> list[dict]:
@@ -126,26 +123,11 @@ class BesideTrace(NamedTuple):
     losses: list[Loss]
 
 
-def measure_beside(model: PreTrainedModel, blocks: torch.Tensor, outliers: Sequence[int], bar: Progress) -> BesideTrace:
-    """Measure it on blocks (blocks, T) of a text that was traced, which has shown these outlier features."""
+def measure_beside(model: PreTrainedModel, blocks: Counted, outliers: Sequence[int]) -> BesideTrace:
+    """Measure it on blocks of a text that was traced, which has shown these outlier features."""
     interventions = [Intervention(()), Intervention(tuple(outliers))] if outliers else [Intervention(())]
-    top1 = top1_softmax(model, Counted(blocks, bar), interventions)
-    return BesideTrace(top1, losses(model, Counted(blocks, bar)))
-
-
-def trace_parts(
-    spec: Settings,
-    roles: Sequence[str] = ROLES,
-    attention: bool = True,
-    tokens: PreTrainedTokenizerBase | None = None,
-) -> Passes:
-    """Of a trace and its row of Table 4; roles, attention and tokens as in `trace`."""
-    interventions = [Intervention(()), Intervention((FEATURE,))]
-    return [
-        [Part(partial(trace, roles=roles, alpha=spec.alpha, attention=attention, tokens=tokens))],
-        [Part(partial(top1_softmax, interventions=interventions))],
-        [Part(perplexity)],
-    ]
+    top1 = top1_softmax(model, blocks, interventions)
+    return BesideTrace(top1, losses(model, blocks))
 
 
 def details(found: Trace) -> list[dict]:

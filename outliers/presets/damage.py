@@ -23,7 +23,7 @@ from outliers.subjects.causal import Causal
 from outliers.subjects.given import Given, records_of
 from outliers.text.blocks import sequences
 from outliers.variants.draw import check_draws
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 
 
 def damage_plans(spec: Damage) -> list[Plan]:
@@ -112,5 +112,5 @@ def damage(
     check_calibrated(scheme, calibration)
     if not blocks:
         raise UserError("no blocks to evaluate; expected at least one")
-    cells = _cells(Given(model, blocks), [Quantized(scheme, tuple(skip), calibration)], by, draws)
+    cells = _cells(Given(model, blocks), [Quantized(scheme, tuple(skip), calibration=calibration)], by, draws)
     return damages_of(records_of(cells))[scheme.name]

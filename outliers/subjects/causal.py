@@ -13,7 +13,7 @@ from outliers.runs.cell import Cell
 from outliers.specification.kinds import Calibrated, Settings, said_of_text
 from outliers.text.blocks import tokens_hash
 from outliers.variants.draw import check_draws
-from outliers.variants.variant import schemes_of
+from outliers.variants.together import schemes_of
 
 USUAL = {"device": "cpu", "bos": False}  # of which rows say what is not so
 
@@ -60,15 +60,15 @@ class Causal:
         Raises:
             UserError: one does not.
         """
-        quantized: dict[tuple[Scheme, tuple[str, ...]], None] = {}  # each once, though many metrics are asked of it
+        quantized: dict[tuple, Scheme] = {}  # each once, though many metrics are asked of it
         for cell in cells:
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
-            quantized |= {(one.scheme, one.skip): None for one in schemes_of(cell.variant)}
-        for scheme, skip in quantized:
+            quantized |= {(one.scheme, one.skip, one.only): one.scheme for one in schemes_of(cell.variant)}
+        for scheme, *places in quantized:
             if scheme.needs_calibration and self.job.calibration is None:
                 self.job = self._calibrated()
-            check_schemes(self.job.config, [scheme], skip)
-        say_what_is_left(self.name, self.job.config, [scheme for scheme, _ in quantized])
+            check_schemes(self.job.config, [scheme], *places)
+        say_what_is_left(self.name, self.job.config, list(quantized.values()))
 
     def _calibrated(self) -> Job:
         settings = self.settings

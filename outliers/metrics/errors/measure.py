@@ -11,17 +11,18 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.measurements.bench import Bench, Counted, named
+from outliers.measurements.bench import Bench, named
 from outliers.metrics.inputs import Inputs
-from outliers.metrics.measurement import Measurement
+from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.states import EXACT
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
-from outliers.models.stream import Variant, Watched, is_streamed
+from outliers.models.stream import Variant, Watched
 from outliers.quantization.linear import QuantizedLinear
 from outliers.runs.cell import Cell
-from outliers.variants.variant import Quantized, Together, calibrated, parts_of
+from outliers.variants.quantized import Quantized
+from outliers.variants.together import Together, parts_of
 
 Place = tuple[int, str, str]  # layer, role and path of a projection
 
@@ -167,18 +168,19 @@ class OfProjections(Measurement):
             bundles.setdefault(_parted(cell)[0].name, []).append(cell)
         return list(bundles.values())
 
+    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+        return Keeps((tuple(one.scheme for cell in cells for one in _parted(cell)[1]),))
+
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
         """Of each cell, block by block, the errors by place, or the largest inputs by layer and role."""
         subject = cells[0].subject
-        model, blocks = subject.load(bench, facts), subject.blocks[part]
-        if not is_streamed(model):
-            blocks = Counted(blocks, bench.bar, len(cells))
+        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part], len(cells))
         without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
         with named(subject.name):
-            schemes = calibrated(schemes, lambda some: bench.calibration(subject.job, some))
+            schemes = bench.calibrated(subject.job, schemes)
         with named(subject.name, *(scheme.name for scheme in schemes)):
             of_blocks = block_errors(model, blocks, schemes, without)
         places, numbers = list(projections(model)), iter(range(len(schemes)))

@@ -10,18 +10,18 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.measurements.bench import Bench, Counted, named
+from outliers.measurements.bench import Bench, named
 from outliers.measurements.sweep import coded
-from outliers.metrics.measurement import Measurement
+from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of, variant_losses
 from outliers.metrics.states import EXACT
-from outliers.models.anatomy import ROLES, anatomy_of
+from outliers.models.anatomy import ROLES
 from outliers.models.decoder import inference, run_exchanged
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantized_parts, skipped
 from outliers.runs.cell import Cell
 from outliers.variants.draw import drawn, scattered
-from outliers.variants.variant import Quantized, calibrated
+from outliers.variants.quantized import Quantized
 
 ONLY, WITHOUT = "only", "without"
 
@@ -29,18 +29,17 @@ ONLY, WITHOUT = "only", "without"
 class Exchange(NamedTuple):
     """What is quantized.
 
-    kind: "only" a place, or all "without" it. field: "role" or "layer". place: its name or number. exact: patterns of
-    what stays exact for it.
+    kind: "only" a place, or all "without" it. field: "role" or "layer". place: its name or number.
     """
 
     kind: str
     field: str
     place: str | int
-    exact: tuple[str, ...]
 
     def under(self, variant: Quantized) -> Quantized:
         """What a variant is where only these places are under its scheme."""
-        return replace(variant, skip=(*variant.skip, *self.exact))
+        place = f"layers.{self.place}" if self.field == "layer" else self.place
+        return replace(variant, **{ONLY: {"only": (place,)}, WITHOUT: {"skip": (*variant.skip, place)}}[self.kind])
 
 
 def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Exchange]:
@@ -52,20 +51,17 @@ def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Ex
         model: of which the names of modules are looked at, and no weight.
         variant: the scheme, and what it leaves.
         field: "role" or "layer".
+
+    Raises:
+        UserError: the variant quantizes only some places.
     """
-    left, prefix = skipped(model, variant.skip, variant.scheme), anatomy_of(model.config).layers
-    places: dict[str | int, dict[str, None]] = {}
-    for one in quantized_parts(model, variant.scheme):
-        if one.path not in left:
-            layer = f"{prefix}.{one.layer}"
-            pattern = {"role": f"{prefix}.*{one.path.removeprefix(layer)}", "layer": layer}[field]
-            places.setdefault(getattr(one, field), {})[pattern] = None
-
-    def but(place) -> tuple[str, ...]:
-        return tuple(chain.from_iterable(patterns for other, patterns in places.items() if other != place))
-
-    without = [Exchange(WITHOUT, field, place, tuple(patterns)) for place, patterns in places.items()]
-    return [*(Exchange(ONLY, field, place, but(place)) for place in places), *(without if len(places) > 1 else ())]
+    if variant.only:
+        raise UserError(f"'{variant.name}' quantizes some places already; expected 'skip' in the place of 'only'")
+    left = skipped(model, variant.skip, variant.scheme)
+    parts = (one for one in quantized_parts(model, variant.scheme) if one.path not in left)
+    places = dict.fromkeys(getattr(one, field) for one in parts)
+    kinds = (ONLY, WITHOUT) if len(places) > 1 else (ONLY,)
+    return [Exchange(kind, field, place) for kind in kinds for place in places]
 
 
 def exchange_losses(
@@ -118,18 +114,21 @@ class OfPlaces(Measurement):
         """As many as there are places in a model of which nothing is skipped."""
         return sum(2 * _count(cell) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
+    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+        return super().keeps(cells)._replace(variants=max(2 * _count(cell) for cell in cells))
+
     def answer(
         self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict
     ) -> list[dict[tuple[str, str | int], list[list[Loss]]]]:
         """Of each kind of exchange and place, draw by draw, the loss of each block."""
         (cell,) = cells
         subject, metric = cell.subject, cell.metric
-        model, blocks = subject.load(bench, facts), subject.blocks[part]
+        model = subject.load(bench, facts)
         with named(subject.name):
-            (variant,) = calibrated([cell.variant], lambda schemes: bench.calibration(subject.job, schemes))
+            (variant,) = bench.calibrated(subject.job, [cell.variant])
         asked = exchanges(model, variant, metric.by)
-        if not is_streamed(model):
-            blocks = Counted(blocks, bench.bar, _count(cell) if metric.by == "layer" else 1)
+        passes = len(asked) if is_streamed(model) else _count(cell) if metric.by == "layer" else 1
+        blocks = bench.counted(subject.blocks[part], passes)
         with (
             named(subject.name, variant.name),
             nullcontext(model) if is_streamed(model) else bench.under(variant) as changed,
