@@ -17,8 +17,8 @@ from outliers.experiment.cluster import Cluster
 from outliers.experiment.forecast import PROCESS, Need
 from outliers.experiment.room import Room
 from outliers.experiment.rows import RowFile, read_rows
-from outliers.experiment.runner import run, sweep
 from outliers.measurements.bench import Job
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from outliers.errors import UserError
-from outliers.experiment.runner import run
 from outliers.experiment.traces import EXCERPT
 from outliers.models.load import load_model
 from outliers.report.artefacts.damage import kept_damage_section
@@ -22,6 +21,7 @@ from outliers.report.explorer.trace import CELLS, _map
 from outliers.report.page import page
 from outliers.report.report import experiments, report
 from outliers.report.section import Finding, Section
+from outliers.runs.run import run
 from outliers.specification.kinds import Damage, OneModel
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.errors import UserError
-from outliers.experiment.runner import run, sweep
 from outliers.measurements.ablation import ablate
 from outliers.measurements.bench import Bench, Job
 from outliers.metrics.perplexity.measure import perplexities, perplexity
@@ -23,6 +22,7 @@ from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1, get_scheme
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress

@@ -23,11 +23,11 @@ from outliers import files
 from outliers.errors import UserError
 from outliers.experiment import traces
 from outliers.experiment.rows import RowFile, read_rows
-from outliers.experiment.runner import run, sweep
 from outliers.files import LOCK, locked, write_whole
 from outliers.metrics.perplexity.measure import losses
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel
 from outliers.tracing.result import Trace
 from tests.conftest import trace_model
@@ -184,7 +184,7 @@ KILLER = """
 import json, os, signal, sys, time
 from pathlib import Path
 from outlier_kernels.cpu.compiled import passes
-from outliers.experiment.runner import sweep
+from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment
 
 for one in vars(passes()).values():  # here, so that no child spends its life on loading them

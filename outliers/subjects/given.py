@@ -29,9 +29,13 @@ class Given:
 def records_of(cells: Iterable[Cell]) -> list[dict]:
     """What cells of one given model are answered, a flat dictionary for each value, in the order of the cells."""
     cells = list(cells)
-    bench, values = Bench(SimpleNamespace(update=lambda _steps=1: None)), {}
+    bench, values = Bench(SimpleNamespace(update=_quiet, begin=_quiet)), {}
     for bundle in bundles_of(cells):
         measurement = bundle[0].metric.measurement
         answers = measurement.answer(bench, bundle, slice(0, len(bundle[0].subject.blocks)), {})
         values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
     return [cell.variant.fields() | value for cell in cells for value in values[cell]]
+
+
+def _quiet(_steps: int = 1) -> None:
+    """As a bar that nobody sees."""
