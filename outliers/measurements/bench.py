@@ -279,8 +279,8 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
 def check_schemes(
     config: PretrainedConfig, schemes: Iterable[Scheme | None], skip: Collection[str], only: Collection[str] = ()
 ) -> None:
-    """Raise UserError if a scheme does not fit a model, or `skip` or `only` matches nothing of it, or they leave nothing
-    of what a scheme quantizes; None: another library's."""
+    """Raise UserError if a scheme does not fit a model, or `skip` or `only` matches nothing of it, or nothing is left
+    that a scheme quantizes; None: another library's."""
     own = [scheme for scheme in schemes if scheme]
     if not skip and not only and not any(scheme.group or scheme.attention is not None for scheme in own):
         return

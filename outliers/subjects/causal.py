@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from outliers.measurements.bench import Bench, Job, check_schemes, left_fields, say_what_is_left
 from outliers.models.weight_files import check_unchanged
-from outliers.quantization.schemes import Scheme
+from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.runs.cell import Cell
 from outliers.specification.kinds import Calibrated, Settings, said_of_text
 from outliers.text.blocks import tokens_hash
@@ -87,7 +87,7 @@ class Causal:
         model, fields = bench.load(self.job, self.settings)
         quantized = schemes_of(cell.variant)
         facts = {name: value for name, value in fields.items() if name not in (*self.asked, "streamed")}
-        facts |= cell.variant.fields(model)
+        facts |= {"scheme": BASELINE} | cell.variant.fields(model)
         if any(one.scheme.quantizes for one in quantized):
             facts |= left_fields(model, model.num_parameters())
         if any(one.scheme.needs_calibration for one in quantized):
