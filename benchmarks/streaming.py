@@ -138,7 +138,7 @@ def sweep(folder: Path, dtype: str) -> dict:
     from outliers.measurements.perplexity import perplexities
     from outliers.models.stream import stream_model
     from outliers.quantization.schemes import get_scheme
-    from outliers.variants.variant import Quantized
+    from outliers.variants.quantized import Quantized
 
     variants = [Quantized(get_scheme(name)) for name in SCHEMES]
     return _measured(folder, dtype, stream_model, lambda model, blocks: perplexities(model, blocks, variants))

@@ -17,7 +17,7 @@ from outliers.models.anatomy import anatomy_of, decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import METHODS, Intervention
+from outliers.variants.ablated import METHODS, Intervention
 from outliers.variants.plant import plant
 from tests.conftest import make_model, padded
 from tests.test_tracing import hooks

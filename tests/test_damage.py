@@ -35,7 +35,7 @@ from outliers.report.write import write
 from outliers.specification.kinds import Damage
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.plant import plant
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 from tests.conftest import C4, every_kind, make_model, needs_shared, needs_smollm2, padded
 from tests.test_commands import call
 from tests.test_experiment import lasting, read_rows
@@ -381,7 +381,7 @@ def test_what_is_asked_travels(blocks):
         (["--by", "rolle"], "unknown part of the damage 'rolle'; did you mean role"),
         (["--by", ","], "field 'by'"),
         (["--skip", "transformer"], "leaves nothing for scheme 'absmax' to quantize"),
-        (["--skip", "*.nothing"], "unknown module to skip '*.nothing'"),
+        (["--skip", "*.nothing"], "unknown place in skip '*.nothing'"),
         (["--draws", "2", "--dtype", "bfloat16"], "2 draws in bfloat16, which has too few digits"),
         (["--draws", "0"], "field 'draws'"),
         (["pocket/gpt2-0.1m"], "damage takes one model, got 2"),

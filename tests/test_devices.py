@@ -23,7 +23,7 @@ from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import _Observer, trace
-from outliers.variants.interventions import METHODS, Intervention
+from outliers.variants.ablated import METHODS, Intervention
 from tests.conftest import CONFIGS, make_model, make_tokenizer
 from tests.pretend_devices import PretendDevices
 

@@ -32,7 +32,7 @@ from outliers.text.blocks import load_text
 from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import Intervention
+from outliers.variants.ablated import Intervention
 from tests.conftest import make_model, trace_model
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}

@@ -46,7 +46,7 @@ from outliers.report.artefacts.table1 import perplexity_table
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Ablation, Experiment, Latency, ZeroShot
 from outliers.text.blocks import load_text, tokens_hash
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 from tests.test_commands import call
 
@@ -342,7 +342,7 @@ def test_what_rows_say_of_remedies(blocks):
         assert Quantized(get_scheme(name)).fields() == {"scheme": name, "scheme_parts": f"{parts}, {said}"}
     assert get_scheme("llm.int8+hadamard", 4.0).outlier_threshold == 4.0
     model = make_model("gpt2")
-    variant = Quantized(get_scheme("absmax+smoothing"), (), calibrate(model, blocks))
+    variant = Quantized(get_scheme("absmax+smoothing"), calibration=calibrate(model, blocks))
     assert variant.fields()["calibration_hash"] == tokens_hash(blocks)
     assert "calibration_hash" not in replace(variant, scheme=get_scheme("absmax")).fields()
 
@@ -503,7 +503,7 @@ def test_a_streamed_model_is_as_a_resident_one(tmp_path, blocks):
     for place, one in found.magnitudes.items():
         assert all(map(torch.equal, one, of_streamed.magnitudes[place])), place
     names = ["absmax+smoothing", "absmax+tokens=3+hadamard", "llm.int8+reorder+clip=0.99", "absmax+smoothing@ffn_out"]
-    variants = [Quantized(get_scheme(name), (), of_streamed) for name in names]
+    variants = [Quantized(get_scheme(name), calibration=of_streamed) for name in names]
     variants = pickle.loads(pickle.dumps(variants))
     got = perplexities(streamed, blocks[:1], variants)
     assert got == pytest.approx([perplexity(quantize(resident, name, calibration=found), blocks[:1]) for name in names])

@@ -27,8 +27,8 @@ from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import Intervention
-from outliers.variants.variant import Quantized
+from outliers.variants.ablated import Intervention
+from outliers.variants.quantized import Quantized
 from tests.conftest import every_kind, make_model, make_tokenizer, trace_model
 from tests.test_experiment import lasting, read_rows
 

@@ -30,7 +30,7 @@ from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 from tests.conftest import C4, CONFIGS, STORIES, every_kind, make_model, make_tokenizer, needs_shared
 
 ALPHA = 1.5

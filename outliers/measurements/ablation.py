@@ -26,12 +26,12 @@ from outliers.specification.kinds import Ablation, alpha_of_schemes, said_under
 from outliers.text.blocks import sequences
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import METHODS, Intervention, Means
-from outliers.variants.variant import Ablated, Quantized, Together, feature_means
+from outliers.variants.ablated import METHODS, SEEDS, Ablated, Intervention, Means, feature_means
+from outliers.variants.quantized import Quantized
+from outliers.variants.together import Together
 
 METRICS = ("top1_softmax", "perplexity")
 CONTROLS = range(10, 10_001)  # random draws of features: fewer make no interval, more no better one
-SEEDS = range(2**63)  # what the generators of numpy and torch both take
 RESAMPLES = 10_000
 
 

@@ -12,7 +12,7 @@ from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
-from outliers.variants.interventions import Intervention
+from outliers.variants.ablated import Intervention
 
 PROBABILITIES = 4  # (heads, T, T) of a layer at once: scores, what is made of them, and of those under an intervention
 

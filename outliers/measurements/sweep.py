@@ -17,7 +17,7 @@ from outliers.models.stream import is_streamed
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme
 from outliers.specification.kinds import Damage, Experiment, Latency, ZeroShot, alpha_of_schemes
 from outliers.text.blocks import tokens_hash
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 
 SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 
@@ -78,7 +78,7 @@ class Sweep(Measurement[Experiment]):
         for draw in range(self.spec.draws):
             with named(job.name, *(scheme.name for scheme in schemes)), drawn(model, draw):
                 if is_streamed(model):
-                    variants = [Quantized(scheme, tuple(self.spec.skip), calibration) for scheme in schemes]
+                    variants = [Quantized(scheme, tuple(self.spec.skip), calibration=calibration) for scheme in schemes]
                     blocks = bench.counted(job.blocks[part], len(schemes))
                     found.append(variant_losses(model, blocks, variants))
                 else:

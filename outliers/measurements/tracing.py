@@ -18,7 +18,7 @@ from outliers.specification.kinds import Emergence, OneModel
 from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import is_whole_row, table4_row
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import Intervention
+from outliers.variants.ablated import Intervention
 
 PASSES = 3  # over the text: the trace, top-1 softmax probability, perplexity
 PLACES = ("feature", "layer", "role", "position", "token")  # columns that say where, not what

@@ -440,17 +440,17 @@ def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
     )
 
 
-def said_of(scheme: Scheme, skip: Collection[str] = ()) -> dict:
+def said_of(scheme: Scheme, skip: Collection[str] = (), only: Collection[str] = ()) -> dict:
     """What rows say of a scheme beside its name; nothing where it quantizes nothing.
 
     alpha: its threshold. scheme_parts: of a scheme that is not this project's own, what it is made of. arithmetic:
-    "simulated" where dequantized operands are multiplied. skip: as for `outliers.quantize`.
+    "simulated" where dequantized operands are multiplied. skip, only: as for `outliers.quantize`.
     """
     if not scheme.quantizes:
         return {}
     found = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_own(scheme) else scheme.parts}
     found["arithmetic"] = None if scheme.has_exact_sums or not scheme.quantizes_projections else "simulated"
-    found["skip"] = sorted(set(skip)) or None
+    found |= {"skip": sorted(set(skip)) or None, "only": sorted(set(only)) or None}
     return {field: value for field, value in found.items() if value is not None}
 
 

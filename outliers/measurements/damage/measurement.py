@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from outliers.quantization.convert import quantize, skipped
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage
 from outliers.text.blocks import sequences
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 
 Row = dict[str, Any]
 DISTANT = 3  # hidden states of each block that a distance keeps: with the scheme, without it, and the last ones
@@ -49,11 +49,11 @@ class Asked(NamedTuple):
     def name(self) -> str:
         """What to call it in messages, the same for what is alike: there are many layers."""
         what = f"{self.exchange.kind} one {self.exchange.field}" if self.exchange else VIEWS[self.view].name
-        return f"{self.variant.name}, {what}" if self.variant and VIEWS[self.view].drawn else what
+        return f"{self.variant.scheme.name}, {what}" if self.variant and VIEWS[self.view].drawn else what
 
     def knowing(self, calibration: Calibration | None) -> "Asked":
         """The same with what its scheme may have to know of the inputs."""
-        return self._replace(variant=self.variant and replace(self.variant, calibration=calibration))
+        return self._replace(variant=self.variant and self.variant.calibrated(calibration))
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -254,7 +254,7 @@ class DamageRows(Measurement[Damage]):
         return [self._question(one, facts) for one in self.asked]
 
     def _question(self, one: Asked, facts: dict) -> Question:
-        fields = {} if one.view == "input" else facts[one.variant.name if one.variant else BASELINE]
+        fields = {} if one.view == "input" else facts[one.variant.scheme.name if one.variant else BASELINE]
         if VIEWS[one.view].drawn:
             fields = fields | {"draws": self.spec.draws}
         if one.exchange:
@@ -277,9 +277,9 @@ class DamageRows(Measurement[Damage]):
         if not VIEWS[one.view].drawn:
             return "errors"
         if self.spec.stream and one.exchange:
-            return one.variant.name, one.exchange.field
+            return one.variant.scheme.name, one.exchange.field
         if one.exchange and one.exchange.field == "layer":
-            return one.variant.name, one.exchange.kind
+            return one.variant.scheme.name, one.exchange.kind
         return question
 
     def steps(self, questions: list[Question]) -> int:
@@ -385,7 +385,7 @@ def damage(
     for some in _at_once(asked):
         for one, answer in zip(some, measure(model, blocks, some, draws), strict=True):
             fields = {one.exchange.field: one.exchange.place} if one.exchange else {}
-            of_scheme = {"scheme": one.variant.name if one.variant else BASELINE}
+            of_scheme = {"scheme": one.variant.scheme.name if one.variant else BASELINE}
             rows += [of_scheme | fields | row for row in VIEWS[one.view].rows(one, answer)]
     return damages_of(rows)[scheme.name]
 
