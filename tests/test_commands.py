@@ -1,6 +1,8 @@
 """The command line as a user meets it."""
 
 import importlib
+import json
+import os
 import runpy
 import shutil
 import subprocess
@@ -548,38 +550,41 @@ LATE = {"torch", "numpy", "numba", "scipy", "pandas", "pyarrow", "matplotlib", "
 LATE |= {"transformers", "tokenizers", "safetensors", "huggingface_hub", "gguf", "datasets"}
 
 
-def python(*arguments) -> str:
-    """Output of a Python process."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+# Runs modules one after the other, and says of each its exit code, its output and errors, and what of some it imported.
+RUN_ALL = """
+import contextlib, io, json, runpy, sys
+
+typed, late, answers = *map(json.loads, sys.argv[1:]), []
+for module, *arguments in typed:
+    sys.argv, out, err, code = [module, *arguments], io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as stop:
+            code = stop.code or 0
+    answers.append([code, out.getvalue(), err.getvalue(), [name for name in late if name in sys.modules]])
+print(json.dumps(answers))
+"""
 
 
-def early(module: str, *arguments: str) -> str:
-    """Output of a module that is run, which must not import what measuring needs."""
-    return python(
-        "-c",
-        f"import sys, runpy; sys.argv = {[module, *arguments]}\n"
-        f"try: runpy.run_module({module!r}, run_name='__main__')\n"
-        "except SystemExit: pass\n"
-        f"assert not {LATE} & set(sys.modules), {LATE} & set(sys.modules)",
-    )
+def answers(typed: list[list[str]], **environment: str) -> list[list]:
+    """What modules answer, run with their arguments in one process of their own: see `RUN_ALL`."""
+    command = [sys.executable, "-c", RUN_ALL, json.dumps(typed), json.dumps(sorted(LATE))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment)
+    return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_imports_nothing_that_measures(command):
-    out = early(f"outliers.{command}", "--help")
-    for option in OPTIONS.get(command, (*MEASURING, "--text", "--alpha", "--device")):
-        assert option in out
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["sweep", "--help"]], ids=" ".join)
-def test_the_list_of_commands_imports_nothing_that_measures(arguments):
-    assert early("outliers", *arguments)
+def test_help_imports_nothing_that_measures():
+    others = [["outliers"], ["outliers", "--help"], ["outliers", "sweep", "--help"]]
+    found = answers([*others, *([f"outliers.{command}", "--help"] for command in COMMANDS)])
+    for (code, out, err, imported), command in zip(found, ["", "", "sweep", *COMMANDS], strict=True):
+        assert (code, err, imported) == (0, "", []), command
+        for option in OPTIONS.get(command, (*MEASURING, "--text", "--alpha", "--device")) if command else COMMANDS:
+            assert option in out
 
 
 def test_list_of_commands():
-    out = python("-m", "outliers")
+    out = subprocess.run([sys.executable, "-m", "outliers"], capture_output=True, text=True, check=True).stdout
     for name in COMMANDS:
         assert f"python -m outliers.{name}" in out
         assert runpy.run_module(f"outliers.{name}")["__doc__"].startswith(f"`python -m outliers.{name}`")

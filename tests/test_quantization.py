@@ -38,7 +38,7 @@ from outliers.specification.kinds import Experiment
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
-from tests.conftest import make_model
+from tests.conftest import FIVE, make_model, pairwise
 from tests.test_kernels import numpy_quantize_matrix
 
 EIGHT_BIT = TABLE1[1:]
@@ -223,9 +223,7 @@ def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monk
     assert own == perplexity(quantize(model, Scheme(**OURS)), blocks) != perplexity(quantize(model, "llm.int8"), blocks)
 
 
-@pytest.mark.parametrize("conv1d", [False, True])
-@pytest.mark.parametrize("outliers", OUTLIERS)
-@pytest.mark.parametrize("name", EIGHT_BIT)
+@pairwise("name outliers conv1d", EIGHT_BIT, OUTLIERS, [False, True])
 def test_layer_is_the_equation(name, outliers, conv1d):
     torch.manual_seed(0)
     projection = (Conv1D(30, 20) if conv1d else nn.Linear(20, 30)).double()
@@ -352,7 +350,7 @@ def test_int8_layer_is_the_reference(name):
         assert torch.allclose(layer(x), want.view(2, 7, 24), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb"])
+@pairwise("case name", FIVE, ["absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb"])
 def test_int8_model(case, name, blocks, tmp_path):
     """Close to the exact one, untouched original, and the same bits after copying, saving and reading."""
     model = make_model(case)

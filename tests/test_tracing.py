@@ -182,6 +182,7 @@ def recorded(model, blocks) -> dict:
     return {place: torch.stack(seen).double() for place, seen in states.items()}
 
 
+@pytest.mark.parametrize("case", CONFIGS)
 def test_every_role_of_every_architecture_against_recorded_inputs(model, blocks):
     """In float64, from what hooks of our own see; the feed-forward units of ffn_out are more than the features."""
     found, states = trace(model, blocks, alpha=0.5, attention=False), recorded(model, blocks)
