@@ -111,6 +111,7 @@ def refusal(*arguments) -> str:
     return str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CONFIGS, "qwen3-moe-dense-first"])
 def test_every_architecture_is_probed_and_leaves_the_random_numbers_alone(case, monkeypatch):
     monkeypatch.setattr(probe, "LONG", 0)  # once is enough
@@ -237,6 +238,7 @@ print(max(seen))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident memory from /proc")
 def test_memory_is_that_of_a_process(tmp_path):
     shape = {**SMALL, "n_embd": 1024, "n_head": 16, "vocab_size": 20_000}

@@ -334,22 +334,3 @@ def test_command(monkeypatch, capsys, tmp_path):
     assert "1x GPU 0.6 GB none none" in lines
     assert "2048 (GPT-2 124M 1024) tokens of context" in out
     assert (tmp_path / "results" / "memory" / "rows.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpu", "8*24"], "hardware '8*24'; expected a number of GPUs and the GiB of each, such as --gpu 8x24"),
-        (["--gpu", "0x24"], "field 'hardware.0.gpus': Input should be greater than 0, got 0"),
-        (["--context", "1"], "field 'context': Input should be greater than or equal to 2"),
-        (["pocket/nothing"], "unknown model 'pocket/nothing'"),
-        (["./nowhere"], "model folder './nowhere' does not exist"),
-    ],
-)
-def test_mistakes(monkeypatch, capsys, tmp_path, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capsys, *arguments, command="memory")
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {message}"), err
-    assert err.count("\n") == 1
-    assert not list(tmp_path.rglob("*"))
