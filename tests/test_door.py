@@ -749,6 +749,7 @@ OPTIONS: list[Case] = [
     Case("a list for a name", written("? [a]\n: 1\n"), "sweep e.yaml", "a field's name is no text"),
     Case("a number for a name", written("1: 2"), "sweep e.yaml", "holds no fields"),
     Case("a number of 5,000 digits in a file", fields(block="9" * 5000), "sweep e.yaml", "'e.yaml' cannot be read: "),
+    Case("a list for a file", written("- 1\n- 2\n"), "sweep e.yaml", "expected a mapping"),
     Case("no date", fields(name="2024-13-45"), "sweep e.yaml", "'e.yaml' cannot be read: month must be in"),
     *(
         Case(f"a value {tag}", fields(block=tag), "sweep e.yaml", "'e.yaml' cannot be read|field 'block'")
@@ -823,6 +824,7 @@ TYPED = {
     "memory --gpu 0x24": "field 'hardware.0.gpus': Input should be greater than 0, got 0",
     "memory --context 1": "field 'context': Input should be greater than or equal to 2",
     "memory pocket/nothing": "unknown model 'pocket/nothing'",
+    "trace 'a b c'": "unknown model 'a b c'",
     "memory ./nowhere": "model folder './nowhere' does not exist",
     "memory pocket/gpt2-0.1m --gpus ,": "field 'hardware': Value should have at least 1 item",
     "report pocket/table1 pocket/nothing": "unknown model 'pocket/nothing'",

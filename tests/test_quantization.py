@@ -823,6 +823,7 @@ def test_the_backward_pass_of_a_compiled_int8_model_is_refused(blocks):
         logits.sum().backward()
 
 
+@pytest.mark.slow
 def test_an_int8_layer_compiled_to_code():
     """The activation after it may round in another way than torch's own."""
     mlp = quantize(make_model("gpt2"), "llm.int8", "int8").transformer.h[0].mlp
@@ -844,6 +845,7 @@ def test_a_compiled_layer_with_exact_weights():
         assert torch.equal(run(x), other(x))
 
 
+@pytest.mark.slow
 def test_perplexity_does_not_depend_on_the_path(monkeypatch):
     tokenizer = load_tokenizer("pocket/gpt2-1.7m")
     # Sums of codes are exact on every path, but one float rounding may flip a code in the next layer: over 2 blocks
