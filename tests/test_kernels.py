@@ -378,13 +378,3 @@ def test_against_bitsandbytes(outliers, dtype, threshold):
     # in 16 bits bitsandbytes rounds the int8 part before it adds the outliers' part
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
     assert (got - want).abs().max() <= tolerance * want.abs().max()
-
-
-@pairwise("dtype granularity symmetric transposed", ROUNDING, ["tensor", "column"], [True, False], [False, True])
-def test_weights_are_quantized_as_by_the_reference(dtype, granularity, symmetric, transposed):
-    _, weight, _ = small_layer(1, 200, 33)
-    weight = weight.to(dtype).T.contiguous().T if transposed else weight.to(dtype)
-    quantizer = Quantizer("int8", granularity, symmetric)
-    found, expected = dispatch.quantize_weight(weight, quantizer), reference.quantize(weight, quantizer)
-    for one, other in zip(found, expected, strict=True):
-        assert (one is None and other is None) or (one.dtype == other.dtype and torch.equal(one, other))
