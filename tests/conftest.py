@@ -181,6 +181,11 @@ def make_tokenizer(size: int = 100):
 FIVE = ("gpt2", "llama", "falcon", "opt-350m", "gpt-oss")
 
 
+def slow_but_five(cases: Iterable[str]) -> list:
+    """Architectures to parametrize by, of which `make test` takes those."""
+    return [case if case in FIVE else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 @pytest.fixture(params=FIVE)
 def case(request) -> str:
     """The name of one small architecture."""

@@ -510,6 +510,7 @@ def test_list_of_commands():
         assert runpy.run_module(f"outliers.{name}")["__doc__"].startswith(f"`python -m outliers.{name}`")
 
 
+@pytest.mark.slow
 def test_public_names():
     """In a process of its own, after every room is imported: a module must not hide a function of the same name."""
     program = (

@@ -37,7 +37,7 @@ from outliers.quantization.store import load_int8
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel
 from outliers.text.blocks import load_text, tokens_hash
 from tests import gguf_files
-from tests.conftest import C4, CONFIGS, LLAMA, make_model, needs_shared, needs_smollm2, trace_model
+from tests.conftest import C4, CONFIGS, LLAMA, make_model, needs_shared, needs_smollm2, slow_but_five, trace_model
 from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf
 from tests.test_commands import call, refused
 from tests.test_experiment import lasting
@@ -110,7 +110,7 @@ def test_every_architecture_of_both_tables_is_tested():
     assert both == set(CASES.values()) | (set(UNREADABLE) & set(ANATOMIES))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but_five(CASES))
 def test_weights_are_those_of_transformers_and_of_the_model_written(case, tmp_path, monkeypatch, blocks):
     model = with_fields(monkeypatch, case, OF_LARGE_ONES.get(CASES[case], {}))
     file = save_gguf(model, tmp_path / f"{case}.gguf", **PADDING)

@@ -26,7 +26,7 @@ from outliers.quantization.convert import quantize
 from outliers.report.artefacts.table3 import PUBLISHED, footprints, largest, measured, memory_section
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory
-from tests.conftest import CONFIGS
+from tests.conftest import CONFIGS, slow_but_five
 from tests.test_commands import call
 
 PARAMETERS = {  # by the model cards, but for OPT's and GPT-2's: as their published weights count
@@ -106,7 +106,7 @@ def test_configurations_from_elsewhere(tmp_path):
         find_config("pocket/nothing")
 
 
-@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("case", slow_but_five(CONFIGS))
 def test_weights_are_the_bytes_of_real_models(case):
     model = small_model(case, torch.bfloat16)
     found = measure_footprint(model.config, 16)

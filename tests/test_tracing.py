@@ -909,6 +909,10 @@ def test_compare(gpt2, blocks):
     back = compare(other, one)
     assert back["feature"].tolist() == [20, 5]
     assert back["positions_change"].tolist() == (-both["positions_change"]).tolist()
+    strong = plant(make_model("gpt2"), [5, 20], 2**14)  # at all positions, so that the fractions cannot change
+    strong, stronger = (trace(model, blocks) for model in (strong, plant(strong, [20], 4)))
+    for pair in ((strong, stronger), (stronger, strong)):
+        assert compare(*pair)["feature"].tolist() == [20, 5], "then the larger ratio, up or down"
     assert compare(one, other, positions=1.01).empty
     same = compare(one, one)
     assert (same["max_ratio"] == 1).all()
