@@ -38,6 +38,7 @@ def layer(scheme: str = "int8 column absmax") -> reference.Quantized:
     return reference.quantize(torch.randn(5, 16), Quantizer.read(scheme))
 
 
+@pytest.mark.slow
 def test_numba_is_imported_by_the_first_product():
     program = "import sys, outliers, outliers.quantization.convert, outlier_kernels.dispatch"
     assert python(f"{program}\nprint(any('numba' in name for name in sys.modules))") == "False\n"

@@ -259,6 +259,7 @@ def table3_rows(tmp_path_factory) -> list[dict]:
     return run(spec, tmp_path_factory.mktemp("table3"))
 
 
+@pytest.mark.slow
 def test_table_3_comes_out_as_published(table3_rows):
     ours = measured(table3_rows)
     published = {key: "GPT-2 XL 1.5B" if name == "GPT-2 1.3B" else name for key, name in PUBLISHED.values.items()}

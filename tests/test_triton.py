@@ -148,7 +148,7 @@ def test_linear_is_the_reference(shape, symmetric, per_row, threshold, dtype):
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("tokens", [40, 140, 520])
+@pytest.mark.parametrize("tokens", [40, 140, pytest.param(520, marks=pytest.mark.slow)])
 def test_every_size_of_tile(tokens, symmetric):
     x = random(tokens, 20)
     weight = reference.quantize(random(70, 20), int8(symmetric, True))
