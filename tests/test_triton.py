@@ -117,7 +117,10 @@ MATRICES = {
 }
 
 
-@pairwise("name dtype symmetric per_row", MATRICES, DTYPES, [True, False], [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("per_row", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", MATRICES)
 def test_quantize_is_the_reference_bit_for_bit(name, symmetric, per_row, dtype):
     if name == "subnormal" and dtype == torch.bfloat16 and not HAS_GPU:
         pytest.skip("the interpreter reads subnormal bfloat16 numbers as zeros")
