@@ -18,7 +18,7 @@ from outliers.experiment.runner import run
 from outliers.measurements import perplexity as losses
 from outliers.measurements.damage import measurement
 from outliers.measurements.damage.distances import distances
-from outliers.measurements.damage.errors import block_errors
+from outliers.measurements.damage.errors import _error, block_errors
 from outliers.measurements.damage.exchanges import exchange_losses, exchanges
 from outliers.measurements.damage.measurement import damage, damages_of, plan
 from outliers.measurements.perplexity import perplexity, perplexity_of, variant_losses
@@ -94,6 +94,10 @@ def test_errors_by_hand(case, scheme, per_row, blocks):
         assert row["largest"] == pytest.approx(largest, rel=1e-6)
         assert inputs[block][path][row["position"], row["feature"]].abs().item() == row["largest"]
         assert row["token"] == blocks[block, row["position"]]
+
+
+def test_tokens_whose_output_is_zero_have_no_ratio():
+    assert _error(torch.tensor([1.0, 5.0]), torch.tensor([4.0, 0.0])) == (6.0, 4.0, 0.25, 1)
 
 
 def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, monkeypatch):
