@@ -28,6 +28,8 @@ from tests.test_experiment import lasting
 from tests.test_survival import own
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
+pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow
 MODELS = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"]
 SWEEP = {"models": MODELS, "schemes": ["fp32", "absmax", "llm.int8"], "block": 64, "blocks": 6}
 

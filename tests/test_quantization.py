@@ -38,7 +38,7 @@ from outliers.specification.kinds import Experiment
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
-from tests.conftest import make_model
+from tests.conftest import FIVE, make_model, pairwise
 from tests.test_kernels import numpy_quantize_matrix
 
 EIGHT_BIT = TABLE1[1:]
@@ -223,9 +223,7 @@ def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monk
     assert own == perplexity(quantize(model, Scheme(**OURS)), blocks) != perplexity(quantize(model, "llm.int8"), blocks)
 
 
-@pytest.mark.parametrize("conv1d", [False, True])
-@pytest.mark.parametrize("outliers", OUTLIERS)
-@pytest.mark.parametrize("name", EIGHT_BIT)
+@pairwise("name outliers conv1d", EIGHT_BIT, OUTLIERS, [False, True])
 def test_layer_is_the_equation(name, outliers, conv1d):
     torch.manual_seed(0)
     projection = (Conv1D(30, 20) if conv1d else nn.Linear(20, 30)).double()
@@ -352,7 +350,7 @@ def test_int8_layer_is_the_reference(name):
         assert torch.allclose(layer(x), want.view(2, 7, 24), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb"])
+@pairwise("case name", FIVE, ["absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb"])
 def test_int8_model(case, name, blocks, tmp_path):
     """Close to the exact one, untouched original, and the same bits after copying, saving and reading."""
     model = make_model(case)
@@ -825,6 +823,7 @@ def test_the_backward_pass_of_a_compiled_int8_model_is_refused(blocks):
         logits.sum().backward()
 
 
+@pytest.mark.slow
 def test_an_int8_layer_compiled_to_code():
     """The activation after it may round in another way than torch's own."""
     mlp = quantize(make_model("gpt2"), "llm.int8", "int8").transformer.h[0].mlp
@@ -846,6 +845,7 @@ def test_a_compiled_layer_with_exact_weights():
         assert torch.equal(run(x), other(x))
 
 
+@pytest.mark.slow
 def test_perplexity_does_not_depend_on_the_path(monkeypatch):
     tokenizer = load_tokenizer("pocket/gpt2-1.7m")
     # Sums of codes are exact on every path, but one float rounding may flip a code in the next layer: over 2 blocks

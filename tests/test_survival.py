@@ -152,6 +152,7 @@ def test_other_uses_of_ctrl_c_are_left_alone(tmp_path):
     assert done == [None], "outside of the main thread, where no handler can be set"
 
 
+@pytest.mark.slow
 def test_a_real_signal_to_a_real_process(tmp_path):
     program = (
         "import runpy, signal, sys\n"
@@ -239,6 +240,7 @@ for folder, write in writes.items():
 KILLS = 12
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path, want):
     chance = random.Random(0)
     moments = {str(n): (n + chance.random()) / (KILLS - 1) for n in range(KILLS)}
@@ -299,6 +301,7 @@ def test_rows_of_a_run_that_ended_before_this_one_began_are_kept(tmp_path):
     assert read_rows(tmp_path) == [{"model": "a"}, {"model": "b"}]
 
 
+@pytest.mark.slow
 def test_the_lock_ends_with_its_owner_however_that_ends(tmp_path):
     program = (
         "import sys\nfrom pathlib import Path\nfrom outliers.files import locked\n"
@@ -317,6 +320,7 @@ def test_the_lock_ends_with_its_owner_however_that_ends(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_many_that_want_the_same_folder_have_it_one_after_the_other(tmp_path):
     inside, most = [], []
 
@@ -390,6 +394,7 @@ def full(folder: Path) -> str:
     return f"error: cannot write to '{folder}' (No space left on device); choose another folder with --out\n"
 
 
+@pytest.mark.slow
 def test_rows_survive_a_full_disk(monkeypatch, capsys, small_disk):
     disk = small_disk("12k")  # room for the lock, a page of rows and their copy, but not for a copy of two pages
     out = disk / "out"
@@ -407,6 +412,7 @@ def test_rows_survive_a_full_disk(monkeypatch, capsys, small_disk):
     assert len(rows) == 7
 
 
+@pytest.mark.slow
 def test_rows_survive_where_tables_and_figures_do_not_fit(monkeypatch, capsys, small_disk):
     disk = small_disk("64k")
     code, out, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", disk)
@@ -417,6 +423,7 @@ def test_rows_survive_where_tables_and_figures_do_not_fit(monkeypatch, capsys, s
     assert not list(disk.glob(".*")), "no part of a file is left"
 
 
+@pytest.mark.slow
 def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
     fields = {"model": MODEL, "block": 64, "blocks": 2}
     found, rows = trace_model(OneModel(**fields, alpha=3), tmp_path / "whole")
@@ -436,6 +443,7 @@ def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
     assert names(disk) == {"rows.jsonl", "trace.parquet", "trace.safetensors", "excerpt.safetensors", "filler"}
 
 
+@pytest.mark.slow
 def test_nothing_is_measured_where_not_even_the_lock_fits(monkeypatch, small_disk):
     disk = small_disk("8k")
     (disk / "filler").write_bytes(b"0" * 8192)
@@ -452,6 +460,7 @@ def unsupported(*_):
     raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reserve", [os.posix_fallocate, unsupported, None])
 def test_hidden_states_that_do_not_fit_on_their_disk(monkeypatch, capsys, small_disk, tmp_path, reserve):
     """Without their space reserved, the first page that finds none kills this process by SIGBUS."""

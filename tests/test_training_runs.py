@@ -388,6 +388,7 @@ def train(folder, monkeypatch, capsys):
     return typed
 
 
+@pytest.mark.slow
 def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch, caplog):
     steps = []
     monkeypatch.setattr(progress, "SECONDS", 3600)  # a slow machine says nothing either
