@@ -79,7 +79,7 @@ MUTATIONS = {
     "outliers/quantization/attention.py": [("repeat_interleave(groups, 1)", "repeat(1, groups, 1, 1)")],
     "outliers/quantization/products.py": [("found = magnitudes >= threshold", "found = magnitudes > threshold")],
     "kernels/outlier_kernels/reference.py": [
-        ("return scale.masked_fill(scale == 0, 1)", "return scale"),
+        ("return scale.masked_fill_(largest == 0, 1)", "return scale"),
         ("-(dynamic_range * low).round_() - code_max", "-(dynamic_range * low + code_max).round_()"),
         ("(hidden_states.amax(0) >= threshold)", "(hidden_states.amax(0) > threshold)"),
         ("torch.int32 if largest_sum(k, a, b) < 2**31 else torch.float64", "torch.int32"),
@@ -101,7 +101,9 @@ MUTATIONS = {
     "outliers/measurements/perplexity.py": [("Loss(loss.item(), len(ids) - 1)", "Loss(loss.item(), len(ids))")],
     "outliers/measurements/damage/distances.py": [("weighted * scale +", "weighted +")],
     "outliers/measurements/damage/errors.py": [("there = energies > 0", "there = energies >= 0")],
-    "outliers/measurements/damage/exchanges.py": [("(without if len(places) > 1 else ())", "without")],
+    "outliers/measurements/damage/exchanges.py": [
+        ("(ONLY, WITHOUT) if len(places) > 1 else (ONLY,)", "(ONLY, WITHOUT)"),
+    ],
     "outliers/measurements/footprint.py": [
         ("tensor.numel() + 4 * _outputs(module)", "tensor.numel()"),
         ("share * (number >= without_cache)", "share"),

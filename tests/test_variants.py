@@ -190,7 +190,7 @@ ABLATIONS = st.builds(
     st.sampled_from([("attn_in",), ("ffn_in",), ("attn_in", "ffn_in")]),
 )
 PLANTS = st.builds(Planted, FEATURES, NUMBERS)
-REMEDIES = ["", "+hadamard", "+smoothing=0.75+tokens=20@ffn_out", "+clip=0.99"]
+REMEDIES = ["", "+hadamard", "+tokens=20@ffn_out+smoothing=0.75", "+clip=0.99"]
 NAMES = [f"{name}{remedy}" for name in (*SCHEMES, "w4a8-g64") for remedy in REMEDIES if name != "fp32"]
 NAMES = [name for name in NAMES if "clip" not in name or get_scheme(name.partition("+")[0]).activations]
 QUANTIZED = st.builds(
@@ -224,7 +224,7 @@ def test_a_writing_is_read_as_what_was_written(variant):
         "absmax+only=ffn_out+skip=layers.0:2/*.c_fc": Quantized(
             SCHEMES["absmax"], ("layers.0:2", "*.c_fc"), ("ffn_out",)
         ),
-        "w4a8-g64+smoothing=0.75+tokens=20@ffn_out": Quantized(get_scheme("w4a8-g64+smoothing=0.75+tokens=20@ffn_out")),
+        "w4a8-g64+tokens=20@ffn_out+smoothing=0.75": Quantized(get_scheme("w4a8-g64+tokens=20@ffn_out+smoothing=0.75")),
         "zero(247)+llm.int8": Together((Ablated(Intervention((247,))), Quantized(SCHEMES["llm.int8"]))),
         "plant(3,factor=8)+zero(3)+absmax+hadamard": Together(
             (Planted((3,), 8.0), Ablated(Intervention((3,))), Quantized(get_scheme("absmax+hadamard")))
