@@ -139,11 +139,16 @@ DAMAGED = "damage/smollm2-135m"
 def of_damage(scheme: str) -> dict[str, float]:
     """What its damage on C4 says of a scheme: of the model, of roles alone, and of the projection that is worst."""
     found = damages_of(kept_rows(DAMAGED))[scheme]
-    alone = 100 * found.roles.set_index("role")["damage_only"]
-    left = 100 * found.roles.set_index("role")["damage_without"]
-    worst = found.errors.sort_values("by_token").iloc[-1].to_dict()
-    percent = {"damage": 100 * found.model["damage"], "left": left[alone.idxmax()]}
-    return {**found.model, **alone, **worst, **percent}
+    roles, percent = found.roles.set_index("role"), 100 / found.model["unquantized"]
+    alone = {f"{role}_deviation": percent * one for role, one in roles["perplexity_only_deviation"].items()}
+    most, worst = roles.loc[roles["damage_only"].idxmax()], found.errors.sort_values("by_token").iloc[-1].to_dict()
+    shares = {
+        "damage": 100 * found.model["damage"],
+        "left": 100 * most["damage_without"],
+        "left_deviation": percent * most["perplexity_without_deviation"],
+        "scatter": 100 * found.model["perplexity_deviation"] / found.model["perplexity"],
+    }
+    return {**found.model, **(100 * roles["damage_only"]), **alone, **worst, **shares}
 
 
 def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
@@ -254,12 +259,6 @@ def attention_of_pocket() -> list[float]:
 def lost_codes() -> list[float]:
     """The shares of probabilities whose codes are 0, of all keys and without the largest, in per cent."""
     return [row["lost"] for row in benchmark("attention_codes")]
-
-
-def scatter_of(scheme: str) -> float:
-    """By how many per cent the perplexity of SmolLM2 scatters in its sweep."""
-    row = next(row for row in kept_rows("smollm2-135m/sweep") if row["scheme"] == scheme)
-    return 100 * row["standard_deviation"] / row["value"]
 
 
 def damaged_tokens() -> dict[int, str]:
@@ -414,12 +413,13 @@ CLAIMS = {
     "docs/damage.md": [
         ("on C4, {} blocks of {} tokens, where", lambda: size(DAMAGED)),
         ("perplexity of {unquantized:.2f}", lambda: of_damage("absmax")),
+        ("are means of {} draws", lambda: {row["draws"] for row in kept_rows(DAMAGED) if "draws" in row}),
         (
-            "takes the perplexity to {perplexity:.2f} ({damage:+.0f} %). Most of that is in `ffn_out`: quantized "
-            "alone it costs {ffn_out:+.0f} %, and with it exact {left:+.0f} % is left",
+            "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.0f} %). Most of that is "
+            "in `ffn_out`: quantized alone it costs {ffn_out:+.0f} %, and with it exact {left:+.0f} % is left",
             lambda: of_damage("absmax"),
         ),
-        ("is in `attn_in`, which alone costs {attn_in:+.1f} %", lambda: of_damage("absmax")),
+        ("is in `attn_in`, which alone costs {attn_in:+.1f} % ± {attn_in_deviation:.1f}", lambda: of_damage("absmax")),
         (
             "in layer {layer} the second feed-forward projection reads a value of {largest:,.0f}",
             lambda: of_damage("absmax"),
@@ -427,13 +427,17 @@ CLAIMS = {
         ("the error of this projection is {:.1f} dB", lambda: [abs(round(of_damage("absmax")["by_token_db"], 1))]),
         ("Over all tokens the error is −{:.1f} dB", lambda: [-of_damage("absmax")["db"]]),
         (
-            "takes the perplexity to {perplexity:.2f} ({damage:+.1f} %), and that is in `attn_in` "
-            "({attn_in:+.1f} % alone)",
+            "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.1f} %): it multiplies",
             lambda: of_damage("llm.int8"),
         ),
         (
-            "absmax scatters by {:.1f} % and LLM.int8() by {:.1f} %",
-            lambda: [scatter_of(scheme) for scheme in ("absmax", "llm.int8")],
+            "Most of what is left is in `attn_in`, which alone costs {attn_in:+.1f} % ± {attn_in_deviation:.1f}. With "
+            "`attn_in` exact {left:+.1f} % ± {left_deviation:.1f} is left",
+            lambda: of_damage("llm.int8"),
+        ),
+        (
+            "absmax scatters by {:.1f} %, that of LLM.int8() by {:.1f} %",
+            lambda: [of_damage(scheme)["scatter"] for scheme in ("absmax", "llm.int8")],
         ),
     ],
     "docs/remedies.md": [
