@@ -37,7 +37,7 @@ TESTS = {
     "outliers/measurements/damage": "damage",
     "outliers/measurements/footprint": "memory",
     "outliers/measurements": "ablation evaluation attention",
-    "outliers/experiment": "rows results survival experiment training_runs",
+    "outliers/experiment": "rows door results survival experiment training_runs",
 }
 
 MUTATIONS = {

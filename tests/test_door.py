@@ -474,6 +474,8 @@ RESULTS: list[Case] = [
             ("text for a number", {**ROW, "value": "7.5"}, "'value' is \"7.5\", expected a finite number"),
             ("true for a number", {**ROW, "value": True}, "'value' is true"),
             ("a list for a number", {**ROW, "value": [7.5]}, r"'value' is \[7.5\]"),
+            ("a perplexity of 0", {**ROW, "value": 0}, "'value' of perplexity is 0, expected a positive"),
+            ("a whole number past 64 bits", {**ROW, "parameters": 2**63}, "'parameters' is a number too large"),
             ("a perplexity below 0", {**ROW, "value": -1}, "'value' of perplexity is -1, expected a positive"),
             ("a number for text", {**ROW, "model": 3}, "'model' is 3, expected a text"),
             ("an object for text", {**ROW, "scheme": {}}, r"'scheme' is \{\}"),

@@ -107,6 +107,7 @@ MATRICES = {
     "every other feature": random(4, 30)[:, ::2],
     "more than a block": random(2, 4100),
     "ties to even": torch.tensor([[0.5, 1.5, 2.5, -126.5, 127.0], [-0.5, -1.5, -2.5, 126.5, -127.0]]),
+    "a zero point at a tie": torch.tensor([[-0.5, 253.5], [-0.5, 1.0]]),  # which is rounded before 127 goes off
     "zeros": torch.tensor([[0.0, -0.0], [-0.0, -0.0]]),
     "constant": torch.full((2, 3), 7.3),
     "subnormal": torch.tensor([[1e-40, -3e-41, 0.0], [1e-45, 0.0, 0.0], [1e-36, -1e-37, 3e-38]]),
