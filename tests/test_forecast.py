@@ -175,7 +175,7 @@ def test_a_model_too_large_is_refused_with_what_would_help(opt, told):
     gpus = MUCH._replace(memory=int(14e9), gpus=int(28e9))
     requests = [request_of(opt, Settings(name="test", device="cuda"), Keeps())]
     assert refusal(requests, gpus) == (
-        "'my-opt' needs 26.9 GB of GPU memory in float32 and 14.0 GB are free; with --stream it needs 1.9 GB, "
+        "'my-opt' needs 26.9 GB of GPU memory in float32 and 14.0 GB are free; with --stream it needs 2.0 GB, "
         "with --dtype bfloat16 it needs 13.5 GB, with --device auto it needs 26.9 GB"
     )
     assert not told
