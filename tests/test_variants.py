@@ -251,6 +251,12 @@ def test_other_writings_of_the_same(written, canonical):
     assert outliers.variant(written).name == canonical
 
 
+def test_what_does_nothing_is_not_written():
+    nothing = Ablated(Intervention(()))
+    assert [one.name for one in (nothing, Together(()), Together((AS_IT_IS, nothing)))] == ["fp32"] * 3
+    assert Together((AS_IT_IS, nothing, VARIANTS["planted"])).name == "plant(3,factor=8)"
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     {
