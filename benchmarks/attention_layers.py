@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import torch
 from kept import keep, parser
+from outliers.variants.variant import Quantized
 
 from outliers.measurements.damage.errors import EXACT
 from outliers.measurements.perplexity import perplexity_of, variant_losses
@@ -19,7 +20,6 @@ from outliers.measurements.sweep import drawn
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.schemes import get_scheme
 from outliers.text.blocks import load_text
-from outliers.variants.variant import Quantized
 
 NAME, SCHEME, LAYERS = "smollm2-135m", "fp32+attention", (1, 20)
 COLUMNS = {"exact": "{exact}", "cost (%)": "{cost:.2f} ± {standard_deviation:.2f}", "draws": "{draws}"}
