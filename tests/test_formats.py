@@ -195,6 +195,9 @@ def test_groups_that_have_no_scale(quantizer):
     if quantizer.symmetric and quantizer.per_row:
         assert (found.scale[1] == 1).all()
         assert not found.dequantize()[1].any()
+    smallest = reference.quantize(torch.full((2, FEATURES), 1e-45), quantizer)
+    assert (smallest.scale > 0).all()
+    assert torch.isfinite(smallest.dequantize()).all()
     zeros = reference.quantize(torch.zeros(2, FEATURES), quantizer)
     assert (zeros.scale == 1).all()
     assert not zeros.dequantize().any()

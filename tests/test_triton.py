@@ -113,6 +113,8 @@ MATRICES = {
     "subnormal": torch.tensor([[1e-40, -3e-41, 0.0], [1e-45, 0.0, 0.0], [1e-36, -1e-37, 3e-38]]),
     "far from 0": 1000 + random(3, 40),
     "farther": 1000 + 0.001 * random(3, 40),  # numbers to be rounded beyond 2^23
+    "a small range": torch.tensor([[1e-37, -1e-37, 0.0], [1e-37, 0.0, 2e-37]]),
+    "a range beyond float32": torch.tensor([[-3.38e38, 3.38e38, 1.0], [-2e38, 2e38, 1e38]]),
     "huge": 1e38 * random(3, 7).clamp(-1, 1),
 }
 
