@@ -272,3 +272,9 @@ def browser():
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch) -> None:
+    """Let a test that asks for all that a command prints not depend on how busy the machine is."""
+    monkeypatch.setattr("outliers.terminal.progress.SHORT", float("inf"))
