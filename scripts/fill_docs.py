@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
-from outliers.experiment.frame import records_in
+from outliers.experiment.frame import records_in as read_rows
 from outliers.models.anatomy import ANATOMIES
 from outliers.plot.emergence import fits_of
 from outliers.plot.published import published_models
@@ -85,7 +85,7 @@ def architectures() -> str:
 
 def smollm2() -> str:
     """What each scheme costs SmolLM2-135M, with its scatter, beside what it cost models of the paper."""
-    rows = records_in(ROOT / "results/kept/smollm2-135m/sweep")
+    rows = read_rows(ROOT / "results/kept/smollm2-135m/sweep")
     own, sizes = {row["scheme"]: row for row in costs(rows)}, ("1.3b", "6.7b", "13b")
     published = table1.PUBLISHED.values
 

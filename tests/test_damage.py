@@ -47,7 +47,7 @@ from outliers.variants.draw import drawn
 from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import Together
-from tests.conftest import C4, every_kind, make_model, needs_shared, needs_smollm2, padded
+from tests.conftest import C4, make_model, needs_shared, needs_smollm2, padded
 from tests.test_commands import call
 from tests.test_tracing import hooks
 
@@ -141,7 +141,6 @@ def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, 
             assert of_all.largest == alone.largest
 
 
-@every_kind
 def test_layers_from_their_stored_input_are_those_of_whole_models(case, blocks):
     """To the last bit, whatever a decoder gives its layers beside the hidden states."""
     model = make_model(case)

@@ -7,6 +7,7 @@ from pathlib import Path
 from outliers.errors import UserError
 from outliers.experiment.engine import engine_of
 from outliers.experiment.place import check_alone, place_of
+from outliers.runs.cell import Cell
 from outliers.runs.planner import Plan, Planner, following
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Experiment, Named, OfOneModel
@@ -76,6 +77,11 @@ def plans_of(spec: Named) -> list[Plan]:
     return plans(spec)
 
 
+def _if_whole(row: Row | None, cell: Cell) -> Row | None:
+    """The row, where it has all facts that tables and figures of such subjects take."""
+    return row if row and set(cell.subject.needs) <= row.facts.keys() else None
+
+
 def records(rows: Iterable[Row]) -> list[dict]:
     """A flat dictionary for each value of rows."""
     return [record for row in rows for record in row.records()]
@@ -92,7 +98,7 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
     for plan in plans_of(spec):
         cells = next(plan.stages)
         while cells:
-            of_stage = [last.get(key_of(cell.asked)) for cell in cells]
+            of_stage = [_if_whole(last.get(key_of(cell.asked)), cell) for cell in cells]
             found += filter(None, of_stage)
             cells = following(plan.stages, of_stage) if all(of_stage) else []
     return found
