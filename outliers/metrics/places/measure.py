@@ -121,13 +121,13 @@ class OfPlaces(Measurement):
         self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict
     ) -> list[dict[tuple[str, str | int], list[list[Loss]]]]:
         """Of each kind of exchange and place, draw by draw, the loss of each block."""
-        (cell,) = cells
+        (cell,), count = cells, _count(cells[0])
         subject, metric = cell.subject, cell.metric
         model = subject.load(bench, facts)
         with named(subject.name):
             (variant,) = bench.calibrated(subject.job, [cell.variant])
         asked = exchanges(model, variant, metric.by)
-        passes = len(asked) if is_streamed(model) else _count(cell) if metric.by == "layer" else 1
+        passes = len(asked) if is_streamed(model) else count if metric.by == "layer" else 1
         blocks = bench.counted(subject.blocks[part], passes)
         with (
             named(subject.name, variant.name),
