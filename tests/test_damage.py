@@ -312,7 +312,9 @@ def test_draws_give_mean_and_scatter(blocks):
 def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path, monkeypatch):
     spec = Damage(**SMALL, schemes=["llm.int8", "absmax"])
     rows = run(spec, tmp_path)
-    assert records_in(tmp_path) == rows
+    kept = records_in(tmp_path)  # in the order in which they were measured
+    assert len(kept) == len(rows)
+    assert all(row in kept for row in rows)
     model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
     blocks = load_text("sample", tokenizer, 32, 3)
     found = damages_of(rows)
