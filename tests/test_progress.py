@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from outliers.measurements.latency import latency
+from outliers.metrics import states
 from outliers.terminal import progress as module
 from outliers.terminal.progress import Progress, over
 from tests.conftest import make_model

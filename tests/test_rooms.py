@@ -11,7 +11,7 @@ import outliers
 PACKAGE = Path(outliers.__file__).parent
 # From left to right; `terminal`, `errors`, `criterion` and `files` are for all.
 ROOMS = (
-    *("errors", "criterion", "terminal", "files", "registry", "outlier_kernels", "models", "text", "tracing"),
+    *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
     "quantization",
     *("variants", "specification", "training", "measuring", "presets", "plot", "report"),
 )

@@ -138,8 +138,12 @@ class Planner:
         rows = {}
         for number, cell in enumerate(bundle):
             of_cell = facts[cell]
-            check_same_weights([{"model": cell.subject.name} | of_cell | of_part for of_part in weights])
-            of_cell.update(weights[0])
+            about = {"model": cell.subject.name}
+            check_same_weights([about | of_cell | of_part for of_part in (weights[0] | of_cell, *weights)])
+            for other in facts:  # of a streamed model they are known from now on
+                if other.subject is cell.subject:
+                    facts[other] = weights[0] | facts[other]
+            of_cell = facts[cell]
             with named(cell.subject.name, cell.variant.name):
                 values = cell.metric.measurement.values(cell, [of_part[number] for of_part in answers])
             made = {"experiment": self.experiment, **_made(cell, joined(list(spent)))}
