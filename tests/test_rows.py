@@ -15,14 +15,15 @@ from outlier_kernels.formats import Quantizer
 
 import outliers
 from outliers.experiment import provenance
+from outliers.experiment.frame import records_in
 from outliers.experiment.rows import RowFile, finished, identifying, read_rows, rows_of
 from outliers.quantization.schemes import Scheme
 from outliers.report.report import experiments
-from outliers.runs.run import run, sweep
+from outliers.runs.rows import is_kept_in
+from outliers.runs.run import run
 from outliers.specification.kinds import (
     Ablation,
     Emergence,
-    Experiment,
     Hardware,
     Latency,
     LinearLayers,
@@ -39,7 +40,7 @@ ONE = {"models": [MODEL], "block": 16, "blocks": 1}
 @cache
 def kept(run: str) -> list[dict]:
     """The rows of a kept run."""
-    return finished(read_rows(KEPT / run))
+    return records_in(KEPT / run) if is_kept_in(KEPT / run) else finished(read_rows(KEPT / run))
 
 
 def a_row(run: str, **fields) -> dict:
@@ -51,7 +52,6 @@ def a_row(run: str, **fields) -> dict:
 # What identifies a row
 
 ROWS = {
-    "sweep": a_row("pocket/table1", scheme="llm.int8"),
     "zeroshot": a_row("pocket/figure1", scheme="llm.int8"),
     "memory": a_row("pocket/table3", metric="fits"),
     "emergence": a_row("training", metric="perplexity"),
@@ -125,10 +125,6 @@ def ablated(out: Path, **fields) -> list[dict]:
     return run(Ablation(model=MODEL, features=[3], **{"block": 16, "blocks": 1} | fields), out)
 
 
-def swept(out: Path, **fields) -> list[dict]:
-    return sweep(Experiment(models=[MODEL], schemes=["fp32", "llm.int8"], **{"block": 16, "blocks": 1} | fields), out)
-
-
 def traced(out: Path, **fields) -> list[dict]:
     return trace_model(OneModel(model=MODEL, **{"block": 16, "blocks": 1} | fields), out)[1]
 
@@ -153,7 +149,6 @@ def footprints(out: Path, **fields) -> list[dict]:
 
 RUNS = {
     "ablation": ablated,
-    "sweep": swept,
     "trace": traced,
     "emergence": followed,
     "latency": timed,
@@ -175,7 +170,6 @@ def measured(tmp_path_factory) -> Path:
     ("run", "fields"),
     [
         *(("ablation", fields) for fields in ({"seed": 1}, {"where": ["ffn_in"]})),
-        *(("sweep", fields) for fields in ({"device": "auto"}, {"dtype": "bfloat16"}, {"bos": True}, {"draws": 2})),
         *(("trace", fields) for fields in ({"device": "auto"}, {"alpha": 5}, {"block": 17})),
         *(("emergence", fields) for fields in ({"device": "auto"}, {"alpha": 5})),
         *(("latency", fields) for fields in ({"device": "auto"}, {"repeats": 3})),
@@ -207,7 +201,7 @@ OF_TIMINGS = [(run, field) for run in ("latency", "linear layers") for field in 
 
 
 @pytest.mark.parametrize(
-    ("run", "field"), [*OF_TIMINGS, *((run, field) for run in ("sweep", "trace", "memory") for field in HERE)]
+    ("run", "field"), [*OF_TIMINGS, *((run, field) for run in ("trace", "memory") for field in HERE)]
 )
 def test_time_is_taken_again_on_another_machine_and_all_under_other_code(tmp_path, measured, monkeypatch, run, field):
     folder = shutil.copytree(measured / run, tmp_path / "out")
@@ -230,12 +224,12 @@ def test_other_kernels_are_timed_again(tmp_path, measured, monkeypatch):
     assert [row in before for row in rows] == [row["scheme"] == "fp32" for row in rows]
 
 
-@pytest.mark.parametrize("run", ["trace", "sweep", "ablation", "emergence"])
+@pytest.mark.parametrize("run", ["trace", "ablation", "emergence"])
 def test_rows_without_a_hash_of_the_code_are_shown_and_not_used_again(tmp_path, measured, run):
     folder = shutil.copytree(measured / run, tmp_path / "out")
     old = [{field: value for field, value in row.items() if field != "code"} for row in read_rows(folder)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
-    specs = {"sweep": Experiment(**ONE, schemes=["fp32", "llm.int8"]), "emergence": Emergence(**ONE)}
+    specs = {"emergence": Emergence(**ONE)}
     if run in specs:
         spec = specs[run]
         assert rows_of(spec, read_rows(folder)) == old
@@ -247,7 +241,7 @@ def test_rows_without_a_hash_of_the_code_are_shown_and_not_used_again(tmp_path, 
         assert rows_of(spec, read_rows(folder)) == rows, "of both the last one"
 
 
-@pytest.mark.parametrize(("first", "then"), [("emergence", "trace"), ("trace", "emergence"), ("sweep", "trace")])
+@pytest.mark.parametrize(("first", "then"), [("emergence", "trace"), ("trace", "emergence")])
 def test_a_run_takes_no_rows_of_another_command(tmp_path, measured, first, then):
     folder = shutil.copytree(measured / first, tmp_path / "out")
     for file in folder.glob("trace.*"):
@@ -266,10 +260,10 @@ FOLDERS = {"ablation": "ablation/gpt2-1.7m", "trace": "smollm2-135m/trace"}
 SPECS = {spec.folder.name: spec for spec in experiments("pocket")}
 
 
-@pytest.mark.parametrize("name", ["table1", "figure1", "table3", "table4", "table5", "table6"])
+@pytest.mark.parametrize("name", ["figure1", "table3", "table4", "table5", "table6"])
 def test_an_experiment_has_all_its_kept_rows_and_none_of_others(name):
     rows = kept(f"pocket/{name}")
-    others = [*(f"pocket/{other}" for other in SPECS if other != name), *FOLDERS.values(), "training"]
+    others = [*(f"pocket/{other}" for other in SPECS if other not in (name, "table1")), *FOLDERS.values(), "training"]
     of_others = [row for run in others for row in kept(run)]
     assert rows_of(SPECS[name], [*of_others, *rows]) == rows
     assert rows_of(SPECS[name], [*rows, *of_others]) == rows
@@ -305,7 +299,6 @@ ELSEWHERE = {"name", "shows", "stream", "memory", "engine", "data", "features", 
 ELSEWHERE |= {"calibration", "calibration_blocks", "by_token"}
 ABLATED = {"model": "pocket/gpt2-1.7m", "text": "build/pocket/held_out.jsonl", "block": 256, "blocks": 64}
 ASKED = {
-    "table1": SPECS["table1"].model_copy(update={"schemes": ["llm.int8"]}),
     "figure1": SPECS["figure1"].model_copy(update={"schemes": ["llm.int8"]}),
     "table6": SPECS["table6"].model_copy(update={"schemes": ["llm.int8"]}),
     **{name: SPECS[name] for name in ("table3", "table4", "table5")},
@@ -338,14 +331,7 @@ def test_rows_of_what_was_asked_otherwise_are_not_shown(name, field):
     assert [row for row in found if row["metric"] == OF_SOME.get(field, row["metric"])] == []
 
 
-def test_a_revision_is_shown_alone(tmp_path):
-    """Of a checkpoint that was asked for, of none, and of several."""
-    rows = [ROWS["sweep"] | {"checkpoint": step, "value": value} for step, value in (("step-1", 1.5), ("step-2", 2.5))]
-    plain = {name: value for name, value in ROWS["sweep"].items() if name != "checkpoint"}
-    fields = {"models": [plain["model"]], "block": 256, "blocks": 16, "draws": 3}
-    for number, step in enumerate(["step-1", "step-2", None]):
-        spec = Experiment(**fields, revision=step)
-        assert rows_of(spec, [*rows, plain]) == [[*rows, plain][number]]
+def test_revisions_are_shown_alone():
     family = kept("training")
     steps = list(dict.fromkeys(row["checkpoint"] for row in family))
     fields = {"models": [family[0]["model"]], "text": family[0]["text"], "blocks": 64}
@@ -354,48 +340,18 @@ def test_a_revision_is_shown_alone(tmp_path):
     assert rows_of(Emergence(**fields), family) == []
 
 
-@pytest.mark.parametrize(
-    "field", ["revision", "weights_hash", "tokens_hash", "code", "torch", "kernels", "version", "experiment"]
-)
-def test_of_a_number_that_was_measured_twice_the_last_is_shown(field):
-    """As after a branch of the hub moved, or kernels were fixed; two rows in one cell of a table would be an error."""
-    rows = [ROWS["sweep"] | {"value": 1.5}, ROWS["sweep"] | {field: "later", "value": 2.5}]
-    spec = Experiment(models=[rows[0]["model"]], block=256, blocks=16, draws=3)
-    assert rows_of(spec, rows) == rows[1:]
-
-
 MINE = Scheme("mine", Quantizer("int8", "row"), Quantizer("int8", "column"), 3.0)
-SCHEMES = [
-    ("fp32", []),
-    ("llm.int8", []),
-    (MINE, []),
-    (MINE, ["*.c_proj"]),
-    (replace(MINE, outlier_threshold=4.0), []),
-    (replace(MINE, outlier_threshold=None), []),
-    (replace(MINE, weights=None), []),
-]
+SCHEMES = [(MINE, []), (MINE, ["*.c_proj"]), (replace(MINE, outlier_threshold=4.0), [])]
 
 
-@pytest.mark.parametrize("kind", [Experiment, Ablation])
-def test_rows_under_a_scheme_are_those_of_all_that_was_asked_of_it(tmp_path, kind):
+def test_rows_under_a_scheme_are_those_of_all_that_was_asked_of_it(tmp_path):
     """Its parts, its threshold and what it skips, not its name alone."""
     small = {"block": 16, "blocks": 1}
-    if kind is Experiment:
-        specs = [kind(models=[MODEL], schemes=[scheme], skip=skip, **small) for scheme, skip in SCHEMES]
-    else:
-        specs = [kind(model=MODEL, features=[3], scheme=scheme, skip=skip, **small) for scheme, skip in SCHEMES[2:5]]
+    specs = [Ablation(model=MODEL, features=[3], scheme=scheme, skip=skip, **small) for scheme, skip in SCHEMES]
     found = [run(spec, tmp_path) for spec in specs]
     rows = read_rows(tmp_path)
     assert rows == [row for of_one in found for row in of_one], "none is taken for another"
     assert [rows_of(spec, rows) for spec in specs] == found
-
-
-def test_rows_stand_in_the_order_of_what_is_asked_and_of_its_kind():
-    """Also where those of another kind of experiment say nothing that this one does not."""
-    one, other = ROWS["sweep"], ROWS["sweep"] | {"model": "other"}
-    spec = Experiment(models=["other", one["model"]], block=256, blocks=16, draws=3)
-    assert rows_of(spec, [one, other]) == [other, one]
-    assert rows_of(spec, [one, other | {"experiment": "zeroshot"}]) == [one]
 
 
 # What stands beside every number
@@ -498,7 +454,7 @@ def test_a_measurement_that_fails_is_over():
 
 
 def test_rows_say_all_machines_that_measured_their_parts(tmp_path):
-    part = ROWS["sweep"] | {"wall_seconds": 1.5, "peak_memory_bytes": 7}
+    part = ROWS["zeroshot"] | {"wall_seconds": 1.5, "peak_memory_bytes": 7}
     other = part | {"device_name": "AMD EPYC, 4 cores", "threads": 4, "wall_seconds": 2.0, "peak_memory_bytes": 5}
     row = provenance.joined([part, other, part])
     assert row == part | {

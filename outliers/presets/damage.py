@@ -1,9 +1,7 @@
 """The damage of schemes to one model: by projection, by role and by layer, and over all of it."""
 
 from collections.abc import Iterable, Sequence
-
-import torch
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.agreement import Agreement
@@ -12,18 +10,19 @@ from outliers.metrics.errors import Errors
 from outliers.metrics.inputs import Inputs
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.places import Places
-from outliers.metrics.states import EXACT
-from outliers.quantization.calibration import Calibration
-from outliers.quantization.convert import check_calibrated
-from outliers.quantization.schemes import Scheme, by_weights, get_scheme
-from outliers.runs.cell import Cell, Subject
-from outliers.runs.planner import Plan, Stages
+from outliers.quantization.schemes import BASELINE, Scheme, by_weights, get_scheme
+from outliers.runs.cell import Cell, Plan, Stages, Subject
 from outliers.specification.kinds import DAMAGE_BY, Damage, alpha_of_schemes
 from outliers.subjects.causal import Causal
-from outliers.subjects.given import Given, records_of
-from outliers.text.blocks import sequences
-from outliers.variants.draw import check_draws
 from outliers.variants.quantized import Quantized
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from outliers.quantization.calibration import Calibration
+
+EXACT = Quantized(get_scheme(BASELINE))
 
 
 def damage_plans(spec: Damage) -> list[Plan]:
@@ -78,14 +77,14 @@ def _check(by: set[str], schemes: list[Scheme]) -> None:
 
 
 def damage(
-    model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
+    model: "PreTrainedModel",
+    blocks: "Iterable[torch.Tensor]",
     scheme: str | Scheme,
     by: Iterable[str] = DAMAGE_BY,
     skip: Sequence[str] = (),
     draws: int = 1,
-    calibration: Calibration | None = None,
-    attention_mask: Iterable[torch.Tensor] | None = None,
+    calibration: "Calibration | None" = None,
+    attention_mask: "Iterable[torch.Tensor] | None" = None,
 ) -> Damages:
     """Find where a scheme damages a model: by projection, by role and layer, and over all of it.
 
@@ -107,6 +106,11 @@ def damage(
         UserError: the scheme is unknown or quantizes nothing, a part of the damage is unknown, several draws are asked
             of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
     """
+    from outliers.quantization.convert import check_calibrated
+    from outliers.subjects.given import Given, records_of
+    from outliers.text.blocks import sequences
+    from outliers.variants.draw import check_draws
+
     blocks, scheme = list(sequences(blocks, attention_mask)), get_scheme(scheme)
     check_draws(draws, str(model.dtype).removeprefix("torch."))
     check_calibrated(scheme, calibration)

@@ -1,17 +1,18 @@
 """Run a specification: its plans to rows, going on where an earlier run stopped, here or on a cluster."""
 
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
-from outliers.experiment.engine import engine_of
-from outliers.experiment.place import check_alone, place_of
-from outliers.runs.cell import Cell
-from outliers.runs.planner import Plan, Planner, following
+from outliers.runs.cell import Cell, Plan, following
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Experiment, Named, OfOneModel
-from outliers.terminal.progress import Progress
+
+if TYPE_CHECKING:
+    from outliers.metrics.metric import Metric
+    from outliers.models.stream import Variant
 
 
 def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list[dict]:
@@ -39,6 +40,11 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
         from outliers.experiment.runner import run as run_measurement
 
         return run_measurement(spec, out, force)
+    from outliers.experiment.engine import engine_of  # late, for it brings torch, which redrawing does without
+    from outliers.experiment.place import check_alone, place_of
+    from outliers.runs.planner import Planner
+    from outliers.terminal.progress import Progress
+
     plans = plans_of(spec)
     for plan in plans:
         plan.subject.prepare()  # mistakes show before a folder is made
@@ -69,6 +75,33 @@ def sweep(
     if experiment is not None and fields:
         raise UserError(f"an experiment and its field '{min(fields)}'; expected one or the other")
     return run(experiment or Experiment(**fields), out, force)
+
+
+def measure(
+    models: Sequence[str],
+    variants: "Sequence[str | Variant]" = ("fp32",),
+    metrics: "Sequence[str | Metric]" = ("perplexity",),
+    out: str | Path | None = None,
+    **fields,
+) -> list[dict]:
+    """Measure any metrics of any models under any variants.
+
+    Args:
+        models: as for `outliers.load_model`.
+        variants: as `outliers.variant` reads them, or objects.
+        metrics: names, or records with their parameters, see docs/extending.md#a-metric.
+        out: as `run`.
+        fields: text, block, blocks, device and so on, and parameters of metrics, such as draws.
+
+    Returns:
+        A flat dictionary for each value, with `model`, `variant`, `metric` and `value`.
+
+    Raises:
+        UserError: as `run`; or a variant or a metric is unknown.
+    """
+    from outliers.presets.cells import Cells
+
+    return run(Cells(models=models, variants=list(variants), metrics=list(metrics), **fields), out)
 
 
 def plans_of(spec: Named) -> list[Plan]:

@@ -1,0 +1,240 @@
+"""Cells to rows: what identifies a row, which rows are drawn again, and any metric under any variant."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from outlier_kernels.formats import Quantizer
+
+import outliers
+from outliers.errors import UserError
+from outliers.experiment import provenance
+from outliers.metrics.measurement import Seen
+from outliers.metrics.metric import Metric
+from outliers.metrics.registry import Registry
+from outliers.models.load import load_model, load_tokenizer
+from outliers.presets.cells import Cells
+from outliers.quantization.schemes import Scheme
+from outliers.report.report import drawn_again, experiments
+from outliers.runs.rows import Row, Rows, line_of, read
+from outliers.runs.run import rows_of, run
+from outliers.specification.kinds import Experiment
+from outliers.text.blocks import load_text
+from tests.test_commands import call
+
+KEPT = Path(__file__).parent.parent / "results" / "kept"
+MODEL = "pocket/gpt2-0.1m"
+SMALL = {"models": [MODEL], "block": 16, "blocks": 1}
+FIELDS = st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.text(max_size=3) | st.booleans(), max_size=3)
+
+
+def swept(out: Path, **fields) -> list[dict]:
+    return run(Experiment(**{"schemes": ["fp32", "llm.int8"], **SMALL} | fields), out)
+
+
+@given(subject=FIELDS, facts=FIELDS, made=FIELDS)
+def test_a_row_is_found_by_what_it_asks_and_by_its_facts_in_any_order(tmp_path_factory, subject, facts, made):
+    asked = {"subject": subject, "variant": "fp32", "metric": {"name": "m"}}
+    known = ("code", "architecture", "dtype", "scheme", "experiment", "device_name")
+    facts, made = ({k: v for k, v in part.items() if k not in known} for part in (facts, made))
+    row = Row(asked=asked, facts=facts, values=[{"metric": "m", "value": 1}], made=made)
+    other = {"metric": {"name": "m"}, "variant": "fp32", "subject": dict(reversed(subject.items()))}
+    folder = tmp_path_factory.mktemp("rows")
+    with Rows(folder) as rows:
+        rows.add(row)
+        assert rows.find(other, dict(reversed(facts.items()))) == row
+        assert rows.find(other, facts | {"more": 1}) is None
+        assert rows.may_have(other)
+        assert not rows.may_have(other | {"variant": "absmax"})
+    assert read(folder) == [row]
+    assert Row.model_validate_json(line_of(row)) == row
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
+    swept(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"device": "auto"},
+        {"dtype": "bfloat16"},
+        {"bos": True},
+        {"draws": 2},
+        {"block": 17},
+        {"alpha": 5},
+        {"skip": "*.c_proj"},
+    ],
+    ids=str,
+)
+def test_what_is_asked_otherwise_is_measured_again(tmp_path, measured, fields):
+    folder = shutil.copytree(measured, tmp_path / "out")
+    before = read(folder)
+    swept(folder)
+    assert read(folder) == before, "the same is not measured again"
+    rows = swept(folder, **fields)
+    assert len(read(folder)) == 2 + (1 if fields.keys() <= {"alpha"} else 2)
+    assert drawn_again(Experiment(**{"schemes": ["fp32", "llm.int8"], **SMALL} | fields), folder) == rows
+    assert read(folder)[:2] == before, "and what was measured before stays"
+
+
+@pytest.mark.parametrize("name", ["threads", "code"])
+def test_other_code_measures_again_and_another_machine_does_not(tmp_path, measured, monkeypatch, name):
+    folder = shutil.copytree(measured, tmp_path / "out")
+    before = read(folder)
+    changes = {"threads": ("torch.get_num_threads", lambda: 77), "code": ("code_hash", lambda: "0" * 12)}
+    target, value = changes[name]
+    monkeypatch.setattr(target if "." in target else f"outliers.experiment.provenance.{target}", value)
+    swept(folder)
+    assert (read(folder) == before) == (name == "threads")
+    if name == "code":
+        assert provenance.code_hash() == "0" * 12
+        assert len(read(folder)) == 4
+        spec = Experiment(**SMALL, schemes=["fp32", "llm.int8"])
+        assert [row.facts["code"] for row in rows_of(spec, read(folder))] == ["0" * 12] * 2, "the last ones are drawn"
+
+
+MINE = Scheme("mine", Quantizer("int8", "row"), Quantizer("int8", "column"), 3.0)
+SCHEMES = [
+    MINE,
+    replace(MINE, outlier_threshold=4.0),
+    replace(MINE, outlier_threshold=None),
+    replace(MINE, weights=None),
+]
+
+
+def test_schemes_of_one_name_and_other_parts_have_rows_of_their_own(tmp_path):
+    specs = [Experiment(**SMALL, schemes=[scheme]) for scheme in SCHEMES]
+    found = [run(spec, tmp_path) for spec in specs]
+    assert len(read(tmp_path)) == len(SCHEMES), "none is taken for another"
+    assert [run(spec, tmp_path) for spec in specs] == found
+
+
+@pytest.mark.parametrize("name", ["pocket/table1", "remedies", "attention"])
+def test_an_experiment_has_all_its_kept_rows(name):
+    folder = KEPT / ("attention/smollm2-135m" if name == "attention" else name)
+    rows, (spec,) = read(folder), experiments(name)
+    others = [row for other in ("pocket/table1", "remedies") if other != name for row in read(KEPT / other)]
+    drawn = rows_of(spec, [*others, *rows])
+    assert sorted(map(str, drawn)) == sorted(map(str, [row for row in rows if row in drawn]))
+    assert len(drawn) == (len(rows) if name != "attention" else len(drawn)) > 0
+
+
+# Any metric under any variant
+
+
+@pytest.fixture(scope="module")
+def model_and_blocks():
+    return load_model(MODEL), load_text("sample", load_tokenizer(MODEL), 16, 2)
+
+
+def values(rows: list[dict]) -> dict:
+    return {(row["variant"], row["metric"]): row["value"] for row in rows}
+
+
+def test_metrics_under_variants_are_what_the_api_measures(tmp_path, model_and_blocks):
+    model, blocks = model_and_blocks
+    written = ["fp32", "absmax", "zero(3)", "zero(3)+llm.int8", "absmax+hadamard+skip=layers.0"]
+    spec = Cells(models=[MODEL], variants=written, metrics="perplexity,agreement,top1", block=16, blocks=2)
+    found = values(run(spec, tmp_path))
+    want = outliers.perplexities(model, blocks, [outliers.variant(one) for one in written])
+    assert [found[one, "perplexity"] for one in written] == want
+    assert found["fp32", "damage.kl"] == 0
+    assert found["fp32", "damage.top1_agreement"] == 1
+    assert found["absmax", "damage.kl"] > 0
+    whole = outliers.damage(model, blocks, "absmax", by=["model"]).model
+    assert found["absmax", "damage.kl"] == whole["kl"]
+    assert found["absmax", "damage.top1_agreement"] == whole["top1_agreement"]
+    ablated = outliers.ablate(model, blocks, [3])
+    of_outliers = ablated[ablated["subject"] == "outliers"].iloc[0]
+    assert found["zero(3)", "top1_softmax"] == of_outliers["top1_softmax"]
+    assert len(read(tmp_path)) == 15
+    assert values(run(spec, tmp_path)) == found
+
+
+@pytest.mark.slow
+def test_streamed_and_spread_cells_are_those_of_one_process(tmp_path):
+    fields = {"models": [MODEL], "variants": ["absmax", "zero(3)+llm.int8"], "block": 16, "blocks": 2, "draws": 2}
+    want = values(run(Cells(**fields, metrics="perplexity,agreement"), tmp_path / "here"))
+    for name, where in {"streamed": {"stream": True}, "spread": {"engine": "ray"}}.items():
+        assert values(run(Cells(**fields, metrics="perplexity,agreement", **where), tmp_path / name)) == want
+
+
+def test_a_sweep_takes_the_rows_of_cells_and_they_its(tmp_path, monkeypatch):
+    rows = swept(tmp_path)
+    monkeypatch.setattr("outliers.metrics.states._resident", lambda *_: pytest.fail("measured"))
+    cells = run(Cells(**SMALL, variants=["fp32", "llm.int8"]), tmp_path)
+    assert [row["value"] for row in cells] == [row["value"] for row in rows]
+
+
+class Accuracy(Metric):
+    """How often the most probable token is the next one."""
+
+    name: ClassVar[str] = "accuracy"
+    measured_by: ClassVar[str] = "outliers.metrics.states:STATES"
+    seen_by: ClassVar[Seen] = Seen(
+        lambda model, ids, states, _exact: (model.get_output_embeddings()(states[:-1]).argmax(-1) == ids[1:]).tolist(),
+        lambda draws: [{"metric": "accuracy", "value": sum(map(sum, draws[0])) / sum(map(len, draws[0]))}],
+    )
+
+    draws: int = 1
+
+
+def test_a_metric_of_ones_own(tmp_path, model_and_blocks):
+    model, blocks = model_and_blocks
+    spec = Cells(models=[MODEL], metrics=[Accuracy(), "perplexity"], variants=["fp32", "absmax"], block=16, blocks=2)
+    found = values(run(spec, tmp_path))
+    with torch.inference_mode():
+        predicted = model(blocks).logits[:, :-1].argmax(-1)
+    assert found["fp32", "accuracy"] == (predicted == blocks[:, 1:]).double().mean().item()
+    assert values(run(spec, tmp_path)) == found
+    assert len(read(tmp_path)) == 4, "it is found again"
+
+
+def test_the_command(monkeypatch, capsys, tmp_path):
+    arguments = [MODEL, "--metric", "perplexity,top1", "--variant", "zero(3,7)", "--variant", "llm.int8", "--draws", 2]
+    code, out, _ = call(
+        monkeypatch, capsys, *arguments, "--block", 16, "--blocks", 1, "--out", tmp_path, command="measure"
+    )
+    assert code == 0
+    assert "zero(3,7)  perplexity" in out
+    assert "±" in out
+    assert (tmp_path / "measured.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--metric", "perplexty"], "unknown metric 'perplexty'; did you mean perplexity"),
+        (["--variant", "zreo(3)"], "unknown variant 'zreo'; did you mean zero"),
+        (["--variant", "absmax+llm.int8"], "unknown remedy 'llm.int8'"),
+        (["--variant", "mean(3)"], "'mean(3)' needs the mean of each feature over the text"),
+        (["--metric", "top1", "--draws", "2"], "field 'draws' is a parameter of no metric that is asked for (top1)"),
+        (["--variant", "absmax+skip=nowhere"], "nowhere"),
+        (["--variant", "zero(999)"], "999"),
+    ],
+)
+def test_a_mistake_is_one_line(monkeypatch, capsys, tmp_path, arguments, said):
+    small = ["--block", 16, "--blocks", 1, "--out", tmp_path / "out"]
+    code, out, err = call(monkeypatch, capsys, MODEL, *arguments, *small, command="measure")
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_plugin_takes_no_name_that_is_taken(monkeypatch):
+    class Entry:
+        name, dist = "perplexity", type("Distribution", (), {"name": "theirs"})()
+
+    monkeypatch.setattr("outliers.metrics.registry.entry_points", lambda group: [Entry])
+    registry = Registry("metric", "outliers.metrics", {"perplexity": "outliers.metrics.perplexity:Perplexity"})
+    with pytest.raises(UserError, match="plugin 'perplexity' of the installed distribution 'theirs' is a metric that"):
+        list(registry)
