@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from outliers.errors import UserError
 from outliers.experiment.rows import OF_ONE_MODEL, found_in
+from outliers.runs.rows import is_kept_in, read
 from outliers.specification.kinds import OfOneModel
 
 LONGEST = 200  # bytes of a folder's name, so that systems take it
@@ -68,9 +69,16 @@ def _names(spec: OfOneModel) -> Iterator[str]:
 
 def _others(folder: Path, own: Checkpoint) -> list[Checkpoint]:
     """The other models whose results are in a folder, by its rows and by a trace that has no rows yet."""
-    rows = (row for row in found_in(folder).rows if row.get("experiment") in OF_ONE_MODEL and "model" in row)
+    rows = (row for row in _rows(folder) if row.get("experiment") in OF_ONE_MODEL and "model" in row)
     found = dict.fromkeys([*((row["model"], row.get("checkpoint")) for row in rows), *_traced(folder / "trace")])
     return [checkpoint for checkpoint in found if not _same(checkpoint, own)]
+
+
+def _rows(folder: Path) -> Iterator[dict]:
+    """What rows say of their models, in either form."""
+    if not is_kept_in(folder):
+        return iter(found_in(folder).rows)
+    return (row.asked["subject"] | row.made for row in read(folder))
 
 
 def _traced(stem: Path) -> list[Checkpoint]:

@@ -31,6 +31,8 @@ from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import BOS, Calibrated, Machine, Settings, said_of_text
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, load_text, tokens_hash
+from outliers.tracing.result import STREAM, Trace
+from outliers.tracing.trace import trace
 from outliers.variants.variant import Quantized, parts_of
 
 logger = logging.getLogger(__name__)
@@ -120,6 +122,7 @@ class Bench:
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
         self.exact: dict = {}  # last hidden states of the last model as it is, by draw and part of the text
+        self.trace: Trace | None = None  # of the last model as it is, on all of its text
 
     def load(self, job: Job, settings: Settings, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """The model of a job, in the form that it was left in, and the fields that all its rows have in common.
@@ -144,7 +147,7 @@ class Bench:
         self._like = like
         key = job.model, job.revision, form
         if key != self._key:
-            self._key = self._loaded = self._form = self._calibration = None  # never two at once
+            self._key = self._loaded = self._form = self._calibration = self.trace = None  # never two at once
             self.exact.clear()
             self._loaded = load()
             self._form = self._loaded[0]
@@ -190,6 +193,14 @@ class Bench:
         if self._calibration is None or not torch.equal(self._calibration.blocks, job.calibration):
             self._calibration = calibrate(quantize(self._loaded[0], BASELINE), job.calibration)
         return self._calibration
+
+    def knowing(self, variant: Variant, job: Job) -> Variant:
+        """A variant that knows what the text of a job is like, if it has to: by a trace of the model as it is."""
+        if not variant.needs_trace:
+            return variant
+        if self.trace is None:
+            self.trace = trace(self._loaded[0], job.blocks, STREAM, attention=False)
+        return variant.knowing(self.trace)
 
     def weights(self) -> dict:
         """Which weights the last model has, as a field of its rows; what of a streamed one was not read yet is read."""

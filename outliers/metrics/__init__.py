@@ -8,6 +8,7 @@ METRICS = Registry(
     {
         "perplexity": "outliers.metrics.perplexity:Perplexity",
         "agreement": "outliers.metrics.agreement:Agreement",
+        "trace": "outliers.metrics.trace:Trace",
         "top1": "outliers.metrics.top1:Top1",
     },
 )

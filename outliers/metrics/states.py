@@ -45,6 +45,7 @@ class OfStates(Measurement):
         variants = list(_variants(cells).values())
         with named(subject.name):
             variants = calibrated(variants, lambda schemes: bench.calibration(subject.job, schemes))
+            variants = [bench.knowing(variant, subject.job) for variant in variants]
         found = []
         for draw in range(cells[0].metric.draws):
             with named(subject.name, *(variant.name for variant in variants)):

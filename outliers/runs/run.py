@@ -1,12 +1,14 @@
 """Run a specification: its plans to rows, going on where an earlier run stopped, here or on a cluster."""
 
 import pkgutil
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from outliers.errors import UserError
 from outliers.experiment.engine import engine_of
 from outliers.experiment.place import check_alone, place_of
+from outliers.runs.cell import Cell
 from outliers.runs.planner import Plan, Planner, following
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Experiment, Named, OfOneModel
@@ -46,7 +48,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
     with rows, Progress(0) as bar, engine_of(spec, bar) as engine:
         if alone:
             check_alone(spec, rows.folder)  # another run may have ended there
-        return records(Planner(rows, engine, bar, spec.name, force).run(plans))
+        return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
 
 
 def sweep(
@@ -82,17 +84,24 @@ def records(rows: Iterable[Row]) -> list[dict]:
 
 
 def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
-    """Of rows those that a specification asks for, by what they ask alone, in its order; nothing is loaded.
+    """Of rows those that a specification asks for, by what they ask, and what cells are about, alone, in its order;
+    nothing is loaded.
 
     Of rows that ask the same, as of other weights or code, the last one counts. Where the rows of a stage are not all
     there, what would follow from them is not known.
     """
-    last = {key_of(row.asked): row for row in rows}
+    of_asked: dict[bytes, list[Row]] = defaultdict(list)
+    for row in rows:
+        of_asked[key_of(row.asked)].append(row)
     found = []
     for plan in plans_of(spec):
         cells = next(plan.stages)
         while cells:
-            of_stage = [last.get(key_of(cell.asked)) for cell in cells]
+            of_stage = [_last_of(cell, of_asked[key_of(cell.asked)]) for cell in cells]
             found += filter(None, of_stage)
             cells = following(plan.stages, of_stage) if all(of_stage) else []
     return found
+
+
+def _last_of(cell: Cell, rows: list[Row]) -> Row | None:
+    return next((row for row in reversed(rows) if cell.about.items() <= row.facts.items()), None)

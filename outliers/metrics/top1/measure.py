@@ -91,7 +91,8 @@ class OfAttention(Measurement):
         """Of each cell how many blocks were looked at, and the probability over them."""
         subject = cells[0].subject
         model, blocks = subject.load(bench, facts), subject.blocks[part]
-        (variant, _), interventions = _parted(cells[0].variant), [_parted(cell.variant)[1] for cell in cells]
+        parted = [_parted(bench.knowing(cell.variant, subject.job)) for cell in cells]
+        variant, interventions = parted[0][0], [intervention for _, intervention in parted]
         with named(subject.name, *([] if variant is AS_IT_IS else [variant.name])):
             found = top1_softmax(model, Counted(blocks, bench.bar), interventions, variant)
         return [(len(blocks), value) for value in found]

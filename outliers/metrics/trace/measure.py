@@ -1,0 +1,84 @@
+"""Trace a text, all of it or in parts that are merged."""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from outliers.measurements.bench import Bench, Counted, named
+from outliers.metrics.measurement import Measurement
+from outliers.metrics.trace.kept import traced
+from outliers.models.stream import AS_IT_IS
+from outliers.runs.cell import Cell
+from outliers.tracing.result import STREAM, Trace
+from outliers.tracing.table4 import trace_row
+from outliers.tracing.trace import trace
+from outliers.variants.variant import calibrated
+
+if TYPE_CHECKING:
+    from outliers.runs.planner import Planner
+
+PLACES = ("feature", "layer", "role", "position", "token")  # columns that say where, not what
+NAME = "token_text"  # of a token, whose id identifies it
+
+
+class OfText(Measurement):
+    """The trace of each cell."""
+
+    def facts(self, cell: Cell, _bench: Bench) -> dict:
+        return {"alpha": cell.metric.alpha}
+
+    def kept(self, cell: Cell, facts: dict, planner: "Planner") -> list[tuple] | None:
+        return traced(cell, facts, planner) if cell.metric.kept else None
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Trace]:
+        (cell,) = cells
+        subject, metric = cell.subject, cell.metric
+        model, blocks = subject.load(bench, facts), Counted(subject.blocks[part], bench.bar)
+        with named(subject.name, *([] if cell.variant is AS_IT_IS else [cell.variant.name])):
+            (variant,) = calibrated([cell.variant], lambda schemes: bench.calibration(subject.job, schemes))
+            variant = bench.knowing(variant, subject.job)
+            tokens = bench.tokenizer(subject.job) if metric.tokens else None
+            found = trace(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
+        if variant is AS_IT_IS and found.sequences == len(subject.blocks) and set(STREAM) <= set(found.roles):
+            bench.trace = found
+        return [found]
+
+    def values(self, cell: Cell, answers: list[Trace]) -> list[dict]:
+        found = reduce(Trace.merge, answers)
+        return [*_table4(found), *(details(found) if cell.metric.details else [])]
+
+
+def details(found: Trace) -> list[dict]:
+    """Values of a trace beyond those of Table 4."""
+    sinks = found.attention_sinks() if found.heads else None
+    tables = {
+        "outlier_feature": found.outlier_features(),
+        "hidden_state": found.hidden_states(),
+        "largest": found.largest_values(by="layer").drop(columns="max"),  # an infinity norm
+        "residual": found.massive_activations(),
+        **({} if sinks is None else {"attention_sink": sinks[sinks["share"] > 0]}),
+    }
+    return [value for prefix, table in tables.items() for value in tidy(table, f"{prefix}.")]
+
+
+def _table4(found: Trace) -> list[dict]:
+    """What Table 4 says of it; the number of outlier features comes with these, and of how many they are."""
+    outliers = sorted(found.outlier_features()["feature"].tolist())
+    about = {"features": outliers, "hidden_size": found.statistics["residual.massive"].shape[1]}
+    return [value | (about if value["metric"] == "count" else {}) for value in tidy([trace_row(found)])]
+
+
+def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:
+    """A value each entry of a table that is none of a place; what is missing, or has no end, gives none."""
+    values = []
+    for record in pd.DataFrame(table).drop(columns=NAME, errors="ignore").to_dict("records"):
+        places = {name: record[name] for name in PLACES if name in record}
+        finite = {name: value for name, value in record.items() if name not in PLACES and np.isfinite(value)}
+        values += [{**places, "metric": prefix + name, "value": float(x), "unit": "1"} for name, x in finite.items()]
+    return values
+
+
+TRACE = OfText()
