@@ -16,13 +16,13 @@ from kept import keep, parser
 
 from outliers.measurements.damage.errors import block_errors
 from outliers.measurements.damage.exchanges import exchange_losses, exchanges
-from outliers.metrics.perplexity.measure import perplexity
 from outliers.measurements.sweep import coded
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1, by_weights
 from outliers.text.blocks import load_text
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 
 NAME, BLOCKS = "smollm2-135m", 4
 SWEEP, ERRORS, EVALUATION = "sweep of nine schemes", "errors under nine schemes", "one evaluation"

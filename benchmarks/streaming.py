@@ -138,7 +138,7 @@ def sweep(folder: Path, dtype: str) -> dict:
     from outliers.metrics.perplexity.measure import perplexities
     from outliers.models.stream import stream_model
     from outliers.quantization.schemes import get_scheme
-    from outliers.variants.variant import Quantized
+    from outliers.variants.quantized import Quantized
 
     variants = [Quantized(get_scheme(name)) for name in SCHEMES]
     return _measured(folder, dtype, stream_model, lambda model, blocks: perplexities(model, blocks, variants))
@@ -146,10 +146,10 @@ def sweep(folder: Path, dtype: str) -> dict:
 
 def size_of_weights(folder: Path, dtype: str) -> float:
     """Gigabytes of all weights in a dtype."""
-    from outliers.estimate.probe import model_sizes
-    from outliers.models.load import load_config
+    from outliers.experiment.forecast import shape_of
+    from outliers.models.load import DTYPES, load_config
 
-    return model_sizes(load_config(str(folder)), dtype).weights / 1e9
+    return shape_of(load_config(str(folder))).weights * DTYPES[dtype].itemsize / 1e9
 
 
 def _check(found) -> list[int]:

@@ -17,6 +17,7 @@ NAMES = (
     "damage",
     "emergence",
     "sweep",
+    "measure",
     "zeroshot",
     "memory",
     "latency",

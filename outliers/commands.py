@@ -23,6 +23,7 @@ SECTIONS = {
     "ablate": "outliers.report.artefacts.ablation:ablation_section",
     "damage": "outliers.report.artefacts.damage:kept_damage_section",
     "emergence": "outliers.report.artefacts.table4:emergence_section",
+    "measure": "outliers.report.artefacts.measured:measured_section",
     "sweep": "outliers.report.artefacts.table1:sweep_section",
     "zeroshot": "outliers.report.artefacts.figure1:zeroshot_section",
     "memory": "outliers.report.artefacts.table3:memory_section",
@@ -30,6 +31,7 @@ SECTIONS = {
     "training": "outliers.report.report:shown_section",
 }
 OF_MODELS = ("models", "candidates")  # what an experiment has others of where models are named
+APART = ("variants",)  # whose entries may have commas: an option each
 ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
 
 EXPERIMENT = "Before them, an experiment file or the name of one that comes along, whose models they replace."
@@ -130,7 +132,10 @@ def of_experiments(name: str, kind: type[Named], doc: str, without: Iterable[str
 def _fields(given: dict) -> dict:
     """What is given of some options; the fields themselves divide what has commas."""
     fields = {field: value for field, value in given.items() if value is not None}
-    return {field: ",".join(value) if isinstance(value, list) else value for field, value in fields.items()}
+    joined = {
+        field: ",".join(value) for field, value in fields.items() if isinstance(value, list) and field not in APART
+    }
+    return fields | joined
 
 
 def _of_one(kind: type[Named]) -> bool:

@@ -7,16 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import binom
 
 from outliers.errors import UserError
 from outliers.measurements.ablation import ablate, interval_of_mean, plan, summary
-from outliers.metrics.top1.measure import top1_softmax
 from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import METHODS, Intervention
+from outliers.variants.ablated import METHODS, Intervention
 from outliers.variants.plant import plant
 from tests.conftest import make_model, padded
 from tests.test_tracing import hooks
@@ -193,6 +194,18 @@ def test_interval_against_the_normal_one():
     values = np.random.default_rng(0).normal(5, 2, 400)
     low, high = interval_of_mean(values)
     assert (low, high) == pytest.approx((values.mean() - 0.196, values.mean() + 0.196), abs=0.03)
+
+
+def test_interval_of_a_mean_that_is_known():
+    """Means of resamples of zeros and ones are binomial, and so are their percentiles."""
+    for ones, size in ((8, 16), (2, 16)):
+        values = [1] * ones + [0] * (size - ones)
+        expected = binom.ppf([0.025, 0.975], size, ones / size) / size
+        assert interval_of_mean(values) == pytest.approx(expected)
+    values = np.random.default_rng(1).lognormal(size=10)
+    assert interval_of_mean(values, 3) == interval_of_mean(values, 3) != interval_of_mean(values, 4)
+    means = np.random.default_rng(2).choice(values, (200_000, 10)).mean(1)
+    assert interval_of_mean(values) == pytest.approx(np.percentile(means, [2.5, 97.5]), rel=0.02)
 
 
 def test_mistakes(blocks):

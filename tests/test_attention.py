@@ -12,8 +12,8 @@ from torch import nn
 import outliers
 from outliers.errors import UserError
 from outliers.experiment.runner import run, sweep
-from outliers.metrics.top1.measure import top1_softmax
 from outliers.measurements.damage.measurement import damages_of
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.stream import stream_model
 from outliers.quantization.attention import AttentionProducts, int8_attention

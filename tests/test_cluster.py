@@ -9,18 +9,18 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tqdm import tqdm
 
 from outliers.errors import UserError
-from outliers.estimate.advice import Foreseen
-from outliers.estimate.needs import PROCESS, Need, Room
 from outliers.experiment import cluster
 from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
+from outliers.experiment.forecast import PROCESS, Need
+from outliers.experiment.room import Room
 from outliers.experiment.rows import RowFile, read_rows
 from outliers.experiment.runner import run, sweep
 from outliers.measurements.bench import Job
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
+from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
 from tests.conftest import trace_model
 from tests.test_commands import call
@@ -73,7 +73,7 @@ def test_one_row_is_measured_in_parts_of_the_text(tmp_path):
     assert lasting(sweep(Experiment(**one, engine="ray"), tmp_path / "there")) == lasting(
         sweep(Experiment(**one), tmp_path / "here")
     )
-    with Cluster(Settings(name="parts"), tqdm(disable=True)) as engine:
+    with Cluster(Settings(name="parts"), Progress(0)) as engine:
         assert engine.parts(7, 1) == [slice(0, 1), slice(1, 3), slice(3, 5), slice(5, 7)]
         assert engine.parts(2, 1) == [slice(0, 1), slice(1, 2)]
         assert engine.parts(7, 4) == [slice(0, 7)]
@@ -120,7 +120,7 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
     monkeypatch.setattr(cluster, "RETRIES", 1)
     arrived = []
     with (
-        Cluster(Settings(name="cells"), tqdm(disable=True)) as engine,
+        Cluster(Settings(name="cells"), Progress(0)) as engine,
         pytest.raises(UserError, match=r"^2 cells failed.*run the same command again to try them once more$") as error,
     ):
         job = Job("model", None, None, None)
@@ -215,32 +215,38 @@ def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
     assert all(row["value"] == want[row["scheme"]] for row in rows)
 
 
-def test_a_run_is_foreseen_by_a_worker(monkeypatch, tmp_path):
-    told = []
-    monkeypatch.setattr("outliers.estimate.advice.logger.info", told.append)
-    sweep(Experiment(**{**SWEEP, "models": MODELS[1:], "blocks": 100, "engine": "ray"}), tmp_path)
-    assert [line.split()[0] for line in told[0].splitlines()[2:]] == ["pocket/gpt2-0.5m", "available"]
+def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
     with (
-        Cluster(Settings(name="large"), tqdm(disable=True)) as engine,
+        Cluster(Settings(name="large"), Progress(0)) as engine,
         pytest.raises(
             UserError, match=r"'m, cell' needs 1 CPUs, 9000.0 GB of memory; this machine has 2 CPUs, 0 GPUs, "
         ),
     ):
         engine.alone = True
-        engine.foreseen = Foreseen([Need("m", 9000 * 10**9, 0, 0, 0, 1.0)], Room(1, 1, 1, 1), None)
+        engine.forecasts = {"m": Need("m", 9000 * 10**9, 0, 0, 0)}
         list(engine.run([Cell("cell", number, Job("m", None, None, None), (1,), 0)]))
+    monkeypatch.setattr("outliers.experiment.cluster._room", little)
+    code, _, err = call(monkeypatch, capsys, "--model", MODELS[1], "--engine", "ray", "--out", tmp_path / "out")
+    assert code == 2
+    assert "'pocket/gpt2-0.5m' needs 7" in err
+    assert " MB of memory in float32 and 1 MB are free; " in err
+
+
+def little(_bench, _request) -> Room:
+    """As much as no worker has."""
+    return Room(10**6, 10**6, 10**15, 10**15)
 
 
 def test_cells_ask_for_what_their_model_needs(monkeypatch):
     nodes = [{"CPU": 64, "GPU": 8, "memory": 512e9}, {"CPU": 16, "GPU": 0, "memory": 64e9}]
     cell = Cell("cell", number, Job("m", None, None, None), (1,), 0)
-    room = Room(8 * 80 * 10**9, 512 * 10**9, 1, 1)
+    room = Room(80 * 10**9, 512 * 10**9, 1, 1, 8 * 80 * 10**9)
 
     def needs(device: str, memory: float, host: float = 0) -> dict:
-        with Cluster(Settings(name="needs", device=device), tqdm(disable=True)) as engine:
+        with Cluster(Settings(name="needs", device=device), Progress(0)) as engine:
             monkeypatch.setattr(engine, "_nodes", lambda: nodes)
             assert engine._needs(cell)["memory"] == PROCESS
-            engine.foreseen = Foreseen([Need("m", int(memory), int(host), 0, 0, 1.0)], room, None)
+            engine.forecasts, engine.room = {"m": Need("m", int(memory), int(host), 0, 0)}, room
             return engine._needs(cell) | {"slots": engine._slots(cell)}
 
     assert needs("cpu", 1e9) == {"CPU": 1, "GPU": 0, "memory": 1e9, "slots": 80}
@@ -292,7 +298,7 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: asked.append("shutdown"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with Cluster(Settings(name="alone"), tqdm(disable=True)) as engine:
+    with Cluster(Settings(name="alone"), Progress(0)) as engine:
         assert engine.alone
     assert asked == [("auto", None), (None, cluster.OBJECT_STORE), "shutdown"]
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")

@@ -17,12 +17,12 @@ from outliers.errors import UserError
 from outliers.experiment.runner import run
 from outliers.measurements import perplexity as losses
 from outliers.measurements.damage import measurement
-from outliers.metrics.agreement.measure import distances
 from outliers.measurements.damage.errors import block_errors
 from outliers.measurements.damage.exchanges import exchange_losses, exchanges
 from outliers.measurements.damage.measurement import damage, damages_of, plan
-from outliers.metrics.perplexity.measure import perplexity, perplexity_of, variant_losses
 from outliers.measurements.sweep import drawn
+from outliers.metrics.agreement.measure import distances
+from outliers.metrics.perplexity.measure import perplexity, perplexity_of, variant_losses
 from outliers.models.anatomy import ROLES, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
@@ -35,7 +35,7 @@ from outliers.report.write import write
 from outliers.specification.kinds import Damage
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.plant import plant
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 from tests.conftest import C4, every_kind, make_model, needs_shared, needs_smollm2, padded
 from tests.test_commands import call
 from tests.test_experiment import lasting, read_rows
@@ -94,6 +94,25 @@ def test_errors_by_hand(case, scheme, per_row, blocks):
         assert row["largest"] == pytest.approx(largest, rel=1e-6)
         assert inputs[block][path][row["position"], row["feature"]].abs().item() == row["largest"]
         assert row["token"] == blocks[block, row["position"]]
+
+
+def test_tokens_whose_output_is_zero_have_no_error_by_token(blocks):
+    """The others have the mean that they have by hand."""
+    model, path = make_model("llama"), "model.layers.0.self_attn.q_proj"
+    token = blocks[0, 3]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = 0
+    x, weight = (
+        inputs_of(model, blocks[0])[path],
+        dict(projection[2:] for projection in projections(model))[path].weight,
+    )
+    exact, weight = x @ weight.detach().double().T, weight.detach().double()
+    there = blocks[0] != token
+    assert not exact[~there].any() and exact[there].any(1).all()
+    error = (rounded(x[there], True) @ rounded(weight, True).T - exact[there]).square().sum(1)
+    found = block_errors(model, blocks[:1], [Quantized(SCHEMES["absmax-vector"])])[0].errors[path][0]
+    assert found.tokens == there.sum()
+    assert found.ratios == pytest.approx((error / exact[there].square().sum(1)).sum().item(), rel=1e-4)
 
 
 def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, monkeypatch):
@@ -362,7 +381,7 @@ def test_what_is_asked_travels(blocks):
         (["--by", "rolle"], "unknown part of the damage 'rolle'; did you mean role"),
         (["--by", ","], "field 'by'"),
         (["--skip", "transformer"], "leaves nothing for scheme 'absmax' to quantize"),
-        (["--skip", "*.nothing"], "unknown module to skip '*.nothing'"),
+        (["--skip", "*.nothing"], "unknown place in skip '*.nothing'"),
         (["--draws", "2", "--dtype", "bfloat16"], "2 draws in bfloat16, which has too few digits"),
         (["--draws", "0"], "field 'draws'"),
         (["pocket/gpt2-0.1m"], "damage takes one model, got 2"),

@@ -11,8 +11,8 @@ from accelerate.utils import modeling
 from outliers.errors import UserError
 from outliers.experiment import provenance
 from outliers.measurements.ablation import ablate
-from outliers.metrics.top1.measure import top1_softmax
 from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models import load
 from outliers.models.anatomy import anatomy_of, projections
 from outliers.models.load import device_map, find_device, load_model, weights_hash
@@ -23,7 +23,7 @@ from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import _Observer, trace
-from outliers.variants.interventions import METHODS, Intervention
+from outliers.variants.ablated import METHODS, Intervention
 from tests.conftest import CONFIGS, make_model, make_tokenizer
 from tests.pretend_devices import PretendDevices
 

@@ -22,14 +22,18 @@ from outlier_kernels.formats import FORMATS, GROUP_SCALE_BITS, SCALE_BITS
 from outlier_kernels.reference import CODE_MAX
 
 from outliers import criterion
-from outliers.estimate.advice import table as table_of_needs
-from outliers.estimate.needs import Need, Room
+from outliers.errors import UserError
 from outliers.experiment.callback import EVERY
+from outliers.experiment.forecast import Request, forecast, shape_of
 from outliers.experiment.provenance import code_hash
+from outliers.experiment.room import Room
 from outliers.experiment.rows import read_rows
 from outliers.measurements.ablation import CONTROLS, RESAMPLES
 from outliers.measurements.damage.measurement import damages_of
+from outliers.measurements.measurement import Keeps
+from outliers.measurements.sweep import each_alone
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
+from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
@@ -38,7 +42,7 @@ from outliers.plot.published import TABLE7
 from outliers.plot.sweep import costs
 from outliers.plot.training import checkpoints, trained
 from outliers.plot.watched import watched
-from outliers.quantization.schemes import BASELINE
+from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.report.artefacts.ablation import ablation_section
 from outliers.report.artefacts.causes import causes_section, ends
 from outliers.report.artefacts.damage import damage_section
@@ -50,7 +54,7 @@ from outliers.report.artefacts.table6 import latency_section
 from outliers.report.artefacts.table7 import table7_section, table9_section, table10_section
 from outliers.report.seeds import CONFIDENCE, of_runs, ratio
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.specification.kinds import Memory
+from outliers.specification.kinds import Experiment, Memory
 from outliers.specification.recipe import Recipe, Training
 from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
@@ -390,6 +394,7 @@ CLAIMS = {
         ("with α = {} unless the user gives another one", lambda: (criterion.ALPHA,)),
         ("as bitsandbytes {} computes it", lambda: (pinned("bitsandbytes"),)),
         ("|X[l, r, t, i]| ≥ α, with α = {}", lambda: (criterion.ALPHA,)),
+        ("Half of a {:.0f} % interval over seeds", lambda: [100 * CONFIDENCE]),
         ("each within {:g} % of a value that occurred", lambda: (100 * RELATIVE_ERROR,)),
         ("`layers` is at least {:g} %", lambda: (100 * criterion.LAYERS,)),
         ("`positions` is at least {:g} %, as in the paper", lambda: (100 * criterion.POSITIONS,)),
@@ -642,6 +647,7 @@ CLAIMS = {
             "the three runs end at −{:.1f} %, +{:.1f} % and −{:.1f} % beside",
             lambda: map(abs, int8_beside_16_bits("FFN, linear")),
         ),
+        ("± is half of a {:.0f} % interval over", lambda: [100 * CONFIDENCE]),
         (
             "each within {:.0f} %",
             lambda: [math.ceil(max(map(abs, int8_beside_16_bits("FFN, linear"))))],
@@ -672,7 +678,7 @@ CLAIMS = {
             "The pocket models and SmolLM2-135M on the embedded text, {} blocks of {} tokens",
             lambda: size("pocket/table1"),
         ),
-        ("[scatter](definitions.md#scatter) over {} draws", lambda: (draws("pocket/table1"),)),
+        ("[scatter](definitions.md#scatter) over {} draws; ± is one standard", lambda: (draws("pocket/table1"),)),
         (
             "(C4, {} blocks of {} tokens, {} draws)",
             lambda: (*size("smollm2-135m/sweep"), draws("smollm2-135m/sweep")),
@@ -926,11 +932,16 @@ def test_a_table_of_a_benchmark():
     ]
 
 
-def test_the_example_of_what_a_run_needs():
-    example = table_of_needs(
-        [Need("opt-6.7b", 34_500_000_000, 0, 0, 0, 360.0)], Room(23_500_000_000, 0, 56_600_000_000, 10**12)
-    )
-    assert f"```text\n{example}\n```" in read("docs/large-models.md")
+def test_the_example_of_a_refusal():
+    """The command sweep with OPT-6.7B where 23.5 GB are free."""
+    spec = Experiment(models=["facebook/opt-6.7b"])
+    sizes = shape_of(find_config("facebook/opt-6.7b"))
+    keeps = Keeps(each_alone(map(get_scheme, spec.schemes)), variants=len(spec.schemes))
+    run = Request("opt-6.7b", sizes, 0, keeps, "float32", "cpu", False, None, spec.block, spec.blocks)
+    room = Room(23_500_000_000, 23_500_000_000, 10**12, 10**12)
+    with pytest.raises(UserError) as refused:
+        forecast([run], room)
+    assert f"```text\nerror: {refused.value}\n```" in read("docs/large-models.md")
 
 
 def test_all_fields_of_rows_are_defined():

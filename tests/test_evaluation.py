@@ -10,9 +10,9 @@ import torch
 from outliers.errors import UserError
 from outliers.measurements import perplexity as module
 from outliers.measurements.ablation import ablate
-from outliers.metrics.top1.measure import top1_softmax
 from outliers.measurements.latency import latency
 from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model

@@ -16,11 +16,11 @@ from outliers.experiment.provenance import measuring
 from outliers.experiment.rows import RowFile, rows_of
 from outliers.experiment.runner import MEASUREMENTS, run, sweep
 from outliers.measurements.ablation import ablate, measure
-from outliers.metrics.top1.measure import top1_softmax
 from outliers.measurements.bench import Bench
 from outliers.measurements.measurement import Measurement, Question
-from outliers.metrics.perplexity.measure import Loss, perplexity
 from outliers.measurements.sweep import Sweep, drawn
+from outliers.metrics.perplexity.measure import Loss, perplexity
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import ROLES
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import PACKAGED, POCKET, pocket_models
@@ -32,7 +32,7 @@ from outliers.text.blocks import load_text
 from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import Intervention
+from outliers.variants.ablated import Intervention
 from tests.conftest import make_model, trace_model
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}

@@ -31,6 +31,7 @@ from outliers.report.artefacts.table1 import perplexity_table
 from outliers.specification.kinds import Experiment, Latency
 from outliers.text.blocks import load_text
 from tests.conftest import make_model
+from tests.test_kernels import of_finite_floats
 
 ELEMENTS = {
     "float8_e4m3fn": E4M3,
@@ -123,6 +124,31 @@ def test_each_value_becomes_the_nearest_that_there_is(quantizer, matrix):
     distance = (known - (x.double() / scale)[..., None]).abs().amin(-1) * scale
     slack = 1e-5 * scale * (1 + (x.double() / scale).abs())  # float32, in which ties may fall another way
     assert ((values - x.double()).abs() <= distance + slack).all()
+
+
+@every_format
+@settings(deadline=None, max_examples=20)
+@given(matrix=of_finite_floats(3, FEATURES))
+def test_finite_numbers_stay_finite(quantizer, matrix):
+    found = reference.quantize(matrix, quantizer)
+    assert found.scale.isfinite().all()
+    assert (found.scale > 0).all()
+    assert found.dequantize().isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "quantizer", [one for one in QUANTIZERS if one.granularity not in ("tensor", "column")], ids=str
+)
+def test_the_largest_numbers_of_float32(quantizer):
+    """Each of the largest, alone in its group or beside others, of either sign."""
+    top = torch.tensor([torch.finfo(torch.float32).max]).view(torch.int32) - torch.arange(1024)[:, None]
+    top = top.to(torch.int32).view(torch.float32) * torch.tensor([1.0] + 63 * [0.25])
+    for matrix in (top, -top, torch.cat([top, -top], 1)):
+        rows = matrix[:, None] if FORMATS[quantizer.format].tensor_bits else [matrix]
+        for one in rows:
+            values = reference.quantize(one, quantizer).dequantize()
+            assert values.isfinite().all()
+            assert (values[:, 0].abs() > 0.7 * one[:, 0].abs()).all()
 
 
 @every_format
@@ -412,6 +438,8 @@ def test_what_rows_say_of_formats():
     assert found["weight_bits"] == 5.0
     assert found["activation_bits"] == round((3 * 32 * 9 + 128 * 8.25) / (3 * 32 + 128), 4)
     assert found["kernels"] == "reference"
+    shared = row_fields(get_scheme("w4a8"), make_model("llama"))  # q, k, v, and gate and up, count what they share
+    assert shared["activation_bits"] == round(8 + 7 * 32 / (6 * 32 + 48), 4)
     assert "activation_bits" not in row_fields(get_scheme("w4-g32"), model)
     assert "weight_bits" in row_fields(get_scheme("w8a8"), model)
     assert set(row_fields(get_scheme("absmax-vector"), model)) == {"kernels"}, "rows of the paper's are as they were"

@@ -20,21 +20,20 @@ from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from outliers.errors import UserError
-from outliers.estimate.needs import need_of
-from outliers.experiment.runner import request_of, run, sweep
+from outliers.experiment.forecast import need_of, request_of
+from outliers.experiment.room import Room
+from outliers.experiment.runner import run, sweep
 from outliers.measurements.bench import Job
-from outliers.measurements.measurement import Workload
+from outliers.measurements.measurement import Keeps
 from outliers.metrics.perplexity.measure import losses, perplexity
-from outliers.measurements.sweep import sweep_parts
 from outliers.models.anatomy import ANATOMIES
 from outliers.models.gguf.header import read_header, read_tensor
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
 from outliers.models.names import packaged_file
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize
-from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_int8
-from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel
+from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel, Settings
 from outliers.text.blocks import load_text, tokens_hash
 from tests import gguf_files
 from tests.conftest import C4, CONFIGS, LLAMA, make_model, needs_shared, needs_smollm2, trace_model
@@ -362,33 +361,11 @@ def test_vocabularies_of_pieces_are_those_of_transformers(architecture, tmp_path
         assert getattr(ours, name) == getattr(theirs, name)
 
 
-def test_what_a_run_needs_is_what_its_copy_needs(file, copied, tmp_path):
-    fields = {"schemes": ["fp32", "absmax"], "block": 32, "blocks": 2}
-    runs = []
-    for model in (file, copied):
-        experiment = Experiment(models=[str(model)], **fields)
-        passes = sweep_parts([get_scheme(name) for name in experiment.schemes])
-        workload = Workload(Job.of(str(model), None, experiment), experiment, passes)
-        runs.append(request_of(workload, 1.0, {}))
-    one, other = map(need_of, runs)
-    assert (one.memory, one.disk, one.download) == (pytest.approx(other.memory, rel=0.1), 0, 0)
-    assert 0 < one.seconds < 5
-
-
-def test_dequantizing_is_foreseen(file, monkeypatch):
-    """It takes much longer than reading, each time that a streamed model is passed through."""
-    experiment = Experiment(models=[str(file)], schemes=["fp32"], block=32, blocks=2, stream=True)
-    job, passes = Job.of(str(file), None, experiment), sweep_parts([get_scheme("fp32")])
-    request = request_of(Workload(job, experiment, passes), 1.0, {})
-    fast, usual = need_of(request).seconds, gguf.dequantize
-
-    def slow(codes, kind):
-        time.sleep(0.05)
-        return usual(codes, kind)
-
-    monkeypatch.setattr(gguf, "dequantize", slow)
-    tensors = len(read_header(file).tensors)
-    assert need_of(request._replace(known={})).seconds == pytest.approx(fast + 0.05 * tensors, rel=0.5)
+def test_what_a_run_needs_is_what_its_copy_needs(file, copied):
+    settings = Settings(name="test", block=32, blocks=2)
+    jobs = [Job.of(str(model), None, settings) for model in (file, copied)]
+    one, other = (need_of(request_of(job, settings, Keeps()), Room()) for job in jobs)
+    assert one._replace(model="") == other._replace(model="")
 
 
 def alter(file: Path) -> None:

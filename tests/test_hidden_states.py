@@ -11,7 +11,7 @@ from outliers.models.stream import stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import get_scheme
 from outliers.tracing.states import hidden_states
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 from tests.conftest import every_kind, make_model
 
 

@@ -13,9 +13,9 @@ from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
 from tests.conftest import needs_int8_units
+from tests.test_kernels import TINY, of_finite_floats
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-TINY = 2.0**-149  # the smallest subnormal of float32
 UNITS = (1.0, 0.05, 3e7, 1e36, 2.6e36, 1e-6, 1e-38, TINY, 3 * TINY)  # an entry is up to 130 of them
 OFFSETS = (0.0, 0.0, -40.0, 1e3, -1e5, 2.0**22, 3e9, 1e38)  # how far from 0, in units
 HOSTILE = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, TINY, -TINY, 1e-38, 65504.0, -65520.0, 3.4e38, 6.0)
@@ -128,11 +128,29 @@ def test_quantize(data, rows, features, quantizer, dtype):
 
 @pytest.mark.parametrize("quantizer", [Quantizer("int8", "row", symmetric) for symmetric in (True, False)], ids=str)
 def test_quantize_subnormals(quantizer):
-    """Rows of all small ranges: their scales have one digit or a few, so quotients by them are up to 190."""
+    """Rows of all small ranges, whose scales would have one digit or a few, and quotients by them be up to 190."""
     largest = torch.arange(1000)
     x = torch.stack([largest, -largest // 2, torch.ones_like(largest), 1 - largest], 1) * torch.tensor(TINY)
     found = codes.quantize(x, quantizer, torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8))
     assert_same_codes(found, reference.quantize(x, quantizer))
+
+
+@given(st.data(), SIDES, SIDES, quantizers("row"), quantizers("column"), st.booleans(), THRESHOLDS)
+@settings(deadline=None, max_examples=300)
+def test_all_finite_numbers(data, rows, features, activations, weights, transposed, threshold):
+    """Every group has a finite scale, and is the reference's bit for bit, as are outputs, also those beyond float32."""
+    x, exact = data.draw(of_finite_floats(rows, features)), data.draw(of_finite_floats(3, features))
+    none, room = torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8)
+    found, expected = codes.quantize(x, activations, none, room), reference.quantize(x, activations)
+    assert expected.dequantize().isfinite().all()
+    assert found.scale.isfinite().all()
+    assert_same_codes(found, expected)
+    exact = LAYOUTS["transposed" if transposed else "contiguous"](exact)
+    weight = reference.quantize(exact, weights)
+    assert_same_codes(codes.quantize_weight(exact, weights), weight)
+    for of_exact in (None, Exact(exact, weights)):
+        given = x, weight, None, activations, threshold, of_exact
+        assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
 
 
 @given(st.data(), SIDES, SIDES, THRESHOLDS, st.sampled_from([torch.int8, torch.uint8]))

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from outlier_kernels import dispatch, reference_products
 from outlier_kernels.cpu import products as cpu_products
 
+from tests.test_kernels import NORMAL, of_finite_floats
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 1, 1), (1, 4, 4), (5, 1, 3), (300, 33, 7), (700, 130, 600), (2, 3, 77, 5, 40), (3, 1, 40, 77, 1)]
 
@@ -68,6 +70,28 @@ def test_codes_are_those_of_a_division(largest, code, steps, transposed):
     codes, scale = cpu_products.quantize_rows(matrix.mT.contiguous().mT if transposed else matrix)
     assert torch.equal(scale[0, :, None], wanted.scale)
     assert torch.equal(codes[0], wanted.codes)
+
+
+@settings(max_examples=200, deadline=None)
+@given(of_finite_floats(3, 9), of_finite_floats(2, 9), st.booleans(), st.sampled_from([None, 3]))
+def test_products_of_all_finite_numbers(left, right, transposed, seed):
+    """Bit for bit, also where they are beyond float32, and never NaN."""
+    if transposed:
+        left, right = (one.mT.contiguous().mT for one in (left, right))
+    codes, scale = cpu_products.quantize_rows(left, None, seed)
+    wanted = reference_products.quantize_rows(left, None, seed)
+    assert torch.equal(scale.view(-1, 1), wanted.scale)
+    assert torch.equal(codes[0], wanted.codes)
+    found = cpu_products.product(left, right, None, None, seed)
+    assert not found.isnan().any()
+    assert torch.equal(found, reference_products.product(left, right, None, None, seed))
+
+
+def test_small_gradients_are_never_large():
+    """By chance one may get the code -1, which of a scale of 1 would be a gradient of -1."""
+    small = torch.full((2, 3), -1e-40)
+    for path in (reference_products, cpu_products):
+        assert (path.quantize_rows(small, None, 0)[1] == NORMAL).all()
 
 
 def test_codes_of_many_numbers_are_those_of_a_division():

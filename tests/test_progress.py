@@ -45,28 +45,57 @@ def test_what_is_left_follows_from_what_finished_steps_took(clock):
         assert bar.line() == "m, fp32: 2 of 10 blocks, 20%, about 7 min left"
 
 
-def test_a_forecast_corrects_itself(clock):
+def test_what_is_left_follows_the_later_half(clock):
+    """Of eight steps the first four take a second each, and the others nine."""
     with Progress(8, clock=clock) as bar:
-        clock.now += 1000  # to find out
-        bar.expect([69 * 60.0])
-        assert bar.line() == "0 of 8 blocks, 0%, about 69 min left"
-        clock.now += 30
-        bar.update()
-        assert bar.left() == 7 * 30
-        assert bar.line() == "1 of 8 blocks, 12%, about 4 min left (the forecast said 60 min)"
-
-
-def test_a_forecast_says_how_models_compare(clock):
-    """Two models of four blocks each, of which the second takes nine times as long."""
-    with Progress(8, clock=clock) as bar:
-        bar.expect([10.0, 90.0])
         for _ in range(4):
-            clock.now += 5
+            clock.now += 1
             bar.update()
-        assert bar.left() == pytest.approx(180)
-        clock.now += 45
+        assert bar.left() == 4
+        for left in ((1 + 9) / 2 * 3, (1 + 9 + 9) / 3 * 2):
+            clock.now += 9
+            bar.update()
+            assert bar.left() == pytest.approx(left)
+        clock.now += 9
         bar.update()
-        assert bar.left() == pytest.approx(135)
+        assert bar.left() == 9
+        clock.now += 4
+        assert bar.left() == 5
+        clock.now += 100
+        assert bar.left() == 0
+
+
+def test_workers_finish_several_steps_at_once(clock):
+    with Progress(12, clock=clock) as bar:
+        clock.now += 100
+        bar.spread(3)
+        clock.now += 30
+        for left in (11 * 10, 10 * 10, 9 * 10):
+            bar.update()
+            assert bar.left() == pytest.approx(left)
+        clock.now += 6
+        for _ in range(3):
+            bar.update()
+        assert bar.left() == pytest.approx(6 * 2)
+
+
+def test_a_run_says_once_how_long_it_takes(clock, caplog):
+    with caplog.at_level(logging.INFO, "outliers"):
+        with Progress(200, description="m, fp32", clock=clock) as bar:
+            for _ in range(3):
+                clock.now += 0.4
+                with Progress(5, clock=clock) as inner:
+                    inner.update()
+                bar.update()
+            assert caplog.messages == ["m, fp32: about 79 s left"]
+            clock.now += 100
+            bar.update()
+        assert len(caplog.messages) == 1
+        with Progress(6, clock=clock) as bar:
+            for _ in range(6):
+                clock.now += 0.45
+                bar.update()
+    assert len(caplog.messages) == 1, "none of less than two seconds"
 
 
 def test_steps_of_an_earlier_run_took_no_time(clock):
@@ -85,8 +114,22 @@ def test_a_long_step_is_seen_from_inside(clock):
         bar.see(0.5)
         assert bar.left() == pytest.approx(90)
         assert bar.line() == "0 of 2 tasks, 25%, about 2 min left"
+        clock.now += 30
         bar.update()
-        assert bar.line() == "1 of 2 tasks, 50%, about 30 s left"
+        assert bar.line() == "1 of 2 tasks, 50%, about 60 s left"
+
+
+def test_layers_move_steps_that_are_made_at_once(clock):
+    """Two passes of ten blocks each through a model that is streamed."""
+    with Progress(20, clock=clock) as bar:
+        for done in (0, 10):
+            bar.begin(10)
+            for layer in over(range(5), "layer", ""):
+                assert bar.n + bar.inside == done + 2 * layer
+                clock.now += 3
+        assert bar.left() is None
+        bar.update(10)
+        assert bar.n == 20
 
 
 def test_a_total_that_grows_and_one_of_nothing(clock):

@@ -24,8 +24,8 @@ from transformers.pytorch_utils import Conv1D
 from outliers.errors import UserError
 from outliers.experiment.rows import read_rows, rows_of
 from outliers.experiment.runner import sweep
-from outliers.metrics.perplexity.measure import perplexity
 from outliers.measurements.sweep import schemes_of
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize

@@ -46,7 +46,7 @@ from outliers.report.artefacts.table1 import perplexity_table
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Ablation, Experiment, Latency, ZeroShot
 from outliers.text.blocks import load_text, tokens_hash
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 from tests.test_commands import call
 
@@ -113,6 +113,12 @@ def test_a_rotation_spreads_what_is_large(width):
     assert turned.abs().max() <= largest * 1.001
     assert not torch.equal(turned, rotate(x, drawn(x, 1))), "another seed, another rotation"
     assert rotate(x.bfloat16(), drawn(x.bfloat16(), 0)).dtype == torch.float32
+
+
+def test_a_rotation_is_drawn_evenly():
+    """Q of a QR decomposition alone has a first entry that is never positive: R takes its sign."""
+    first = torch.stack([drawn(torch.empty(1, 9), seed)[9] for seed in range(20)])
+    assert 5 <= (first > 0).sum() <= 15
 
 
 # Smoothing and reordering
@@ -209,7 +215,7 @@ def test_what_is_nan_stays_seen():
     torch.manual_seed(0)
     projection, x = nn.Linear(24, 8), torch.randn(4, 24)
     x[1, 3] = torch.nan
-    for name in ("smoothing", "hadamard", "tokens=2", "clip=0.9", "smoothing+hadamard+tokens=3+clip=0.99"):
+    for name in ("smoothing", "hadamard", "tokens=2", "clip=0.9", "tokens=3+smoothing+hadamard+clip=0.99"):
         scheme = get_scheme(f"absmax-vector+{name}")
         out = QuantizedLinear(projection, scheme, None, Magnitudes(torch.ones(24), torch.ones(24)))(x)
         assert out[1].isnan().all(), name
@@ -227,14 +233,16 @@ def test_tokens_with_large_values_are_exact(scheme):
     x[0, 2, 5], x[1, 3, 0], x[1, 4, 7] = 40.0, -30.0, 20.0
     for projection in (nn.Linear(24, 8), Conv1D(8, 24)):
         nn.init.normal_(projection.bias)
-        out = QuantizedLinear(projection, get_scheme(f"{scheme}+tokens=20"))(x).reshape(-1, 8)
+        base, *others = scheme.split("+")
+        under = "+".join([base, "tokens={}", *others])
+        out = QuantizedLinear(projection, get_scheme(under.format(20)))(x).reshape(-1, 8)
         large = torch.tensor([2, 9, 10])
         others = torch.tensor([number for number in range(12) if number not in large])
         plain = QuantizedLinear(projection, get_scheme(scheme))
         assert torch.equal(out[large], projection(x.reshape(-1, 24)[large]))
         assert torch.equal(out[others], plain(x.reshape(-1, 24)[others])), "their scales are without the large ones"
         for threshold, expected in ((1e-9, projection(x)), (1e9, plain(x))):
-            layer = QuantizedLinear(projection, get_scheme(f"{scheme}+tokens={threshold}"))
+            layer = QuantizedLinear(projection, get_scheme(under.format(threshold)))
             assert torch.equal(layer(x), expected)
 
 
@@ -269,6 +277,19 @@ def test_what_is_clipped():
             assert torch.equal(layer(x), kind(projection, get_scheme(name))(clip(x, 0.9, per_row)))
 
 
+@pytest.mark.parametrize("kind", [QuantizedLinear, Int8Linear])
+def test_what_is_rotated_is_clipped_and_decomposed(kind):
+    """Features are outliers by their values behind the rotation, and clipping leaves these features as they are."""
+    torch.manual_seed(0)
+    plain, rotated, y = nn.Linear(24, 8), nn.Linear(24, 8), torch.randn(5, 24)
+    turn = drawn(plain.weight, 0)
+    y[2, 3], y[4, 6] = 40.0, -7.0
+    x = y @ rotate(torch.eye(24), turn).T
+    rotated.weight.data, rotated.bias = rotate(plain.weight.detach(), turn), plain.bias
+    expected = kind(rotated, get_scheme("llm.int8"))(clip(rotate(x, turn), 0.9, True, threshold=6.0))
+    assert torch.equal(kind(plain, get_scheme("llm.int8+hadamard+clip=0.9"))(x), expected)
+
+
 # Names
 
 
@@ -283,8 +304,8 @@ def test_what_is_clipped():
             {"transform": "hadamard@ffn_in/ffn_out"},
         ),
         (
-            "absmax+hadamard+tokens=50",
-            "Int8 absmax, rotated, tokens from 50 on exact",
+            "absmax+tokens=50+hadamard",
+            "Int8 absmax, tokens from 50 on exact, rotated",
             {"transform": "hadamard", "token_threshold": 50.0},
         ),
         (
@@ -315,19 +336,19 @@ def test_what_rows_say_of_remedies(blocks):
     for name, said in (
         ("absmax+smoothing", "smoothing=0.5"),
         ("absmax+hadamard", "hadamard=0"),
-        ("absmax+reorder+tokens=20@ffn_out", "reorder, tokens=20@ffn_out"),
+        ("absmax+tokens=20@ffn_out+reorder", "reorder, tokens=20@ffn_out"),
         ("absmax+clip=0.99", "clip=0.99"),
     ):
         assert Quantized(get_scheme(name)).fields() == {"scheme": name, "scheme_parts": f"{parts}, {said}"}
     assert get_scheme("llm.int8+hadamard", 4.0).outlier_threshold == 4.0
     model = make_model("gpt2")
-    variant = Quantized(get_scheme("absmax+smoothing"), (), calibrate(model, blocks))
+    variant = Quantized(get_scheme("absmax+smoothing"), calibration=calibrate(model, blocks))
     assert variant.fields()["calibration_hash"] == tokens_hash(blocks)
     assert "calibration_hash" not in replace(variant, scheme=get_scheme("absmax")).fields()
 
 
 def test_remedies_at_some_roles():
-    scheme = get_scheme("absmax+smoothing=0.7@ffn_in+hadamard@ffn_out/ffn_in+tokens=20@ffn_out+clip=0.9@attn_in")
+    scheme = get_scheme("absmax+tokens=20@ffn_out+smoothing=0.7@ffn_in+hadamard@ffn_out/ffn_in+clip=0.9@attn_in")
     assert scheme.at(None) is scheme
     at = {role: scheme.at(role) for role in ("attn_in", "attn_out", "ffn_in", "ffn_out")}
     plain = replace(SCHEMES["absmax"], name=scheme.name, label=scheme.label)
@@ -336,7 +357,7 @@ def test_remedies_at_some_roles():
     assert at["ffn_in"] == replace(plain, transform="smoothing=0.7+hadamard")
     assert at["ffn_out"] == replace(plain, transform="hadamard", token_threshold=20.0)
     assert [scheme.at(role).needs_calibration for role in at] == [False, False, True, False]
-    everywhere = get_scheme("absmax+hadamard+tokens=20")
+    everywhere = get_scheme("absmax+tokens=20+hadamard")
     assert everywhere.at("ffn_in") is everywhere
     model = quantize(make_model("llama"), "absmax+hadamard@ffn_out")
     turned = {
@@ -366,6 +387,13 @@ def test_remedies_at_some_roles():
         ("absmax+tokens=1+tokens=2", "has 'tokens' twice; expected it once"),
         ("absmax+hadamard+hadamard=1@ffn_in", "'hadamard' is twice"),
         ("absmax+hadamard+smoothing", "'smoothing' comes after 'hadamard', whose outputs no calibration has seen"),
+        (
+            "absmax+clip=0.99+hadamard@ffn_out",
+            "'clip=0.99.hadamard@ffn_out'; expected the order in which remedies act, tokens, transforms, clip: write "
+            "'hadamard@ffn_out.clip=0.99'",
+        ),
+        ("absmax+hadamard+tokens=20", "write 'tokens=20.hadamard'"),
+        ("absmax+clip=0.9+attention+tokens=20", "write 'tokens=20.clip=0.9'"),
         ("fp32+hadamard", "transform of scheme 'fp32.hadamard' is 'hadamard' where no operand is quantized"),
         ("fp32+tokens=3", "token_threshold of scheme 'fp32.tokens=3' is 3.0 where no operand is quantized"),
         ("fp32+clip=0.5", "clip of scheme 'fp32.clip=0.5' is 0.5 where no input is quantized"),
@@ -474,8 +502,8 @@ def test_a_streamed_model_is_as_a_resident_one(tmp_path, blocks):
     assert found.magnitudes.keys() == of_streamed.magnitudes.keys()
     for place, one in found.magnitudes.items():
         assert all(map(torch.equal, one, of_streamed.magnitudes[place])), place
-    names = ["absmax+smoothing", "absmax+hadamard+tokens=3", "llm.int8+reorder+clip=0.99", "absmax+smoothing@ffn_out"]
-    variants = [Quantized(get_scheme(name), (), of_streamed) for name in names]
+    names = ["absmax+smoothing", "absmax+tokens=3+hadamard", "llm.int8+reorder+clip=0.99", "absmax+smoothing@ffn_out"]
+    variants = [Quantized(get_scheme(name), calibration=of_streamed) for name in names]
     variants = pickle.loads(pickle.dumps(variants))
     got = perplexities(streamed, blocks[:1], variants)
     assert got == pytest.approx([perplexity(quantize(resident, name, calibration=found), blocks[:1]) for name in names])
@@ -612,6 +640,7 @@ def test_a_remedy_for_all_schemes(tmp_path):
         ("hadamrd", ["absmax"], "unknown remedy 'hadamrd'; did you mean hadamard"),
         ("hadamard", ["fp32"], "transform 'hadamard' with schemes that quantize nothing; expected one that does"),
         ("tokens=20", ["absmax+tokens=3"], "has 'tokens' twice"),
+        ("tokens=20", ["absmax+hadamard"], "write 'tokens=20.hadamard'"),
     ):
         with pytest.raises(UserError, match=message):
             Experiment(schemes=schemes, transform=transform, **SMALL)
@@ -619,11 +648,11 @@ def test_a_remedy_for_all_schemes(tmp_path):
 
 def test_a_remedy_in_a_command(monkeypatch, capsys, tmp_path):
     arguments = ["--model", MODEL, "--block", "32", "--blocks", "2", "--scheme", "fp32,absmax", "--out", tmp_path]
-    code, out, _ = call(monkeypatch, capsys, *arguments, "--transform", "smoothing=0.6+tokens=9")
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--transform", "tokens=9+smoothing=0.6")
     assert code == 0
-    assert "absmax+smoothing=0.6+tokens=9" in out
+    assert "absmax+tokens=9+smoothing=0.6" in out
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["scheme"] for row in rows] == ["fp32", "absmax+smoothing=0.6+tokens=9"]
+    assert [row["scheme"] for row in rows] == ["fp32", "absmax+tokens=9+smoothing=0.6"]
     assert outliers.calibrate is calibrate
     code, _, err = call(monkeypatch, capsys, *arguments, "--transform", "smoothing", "--calibration", "sample")
     assert code == 2

@@ -12,7 +12,7 @@ PACKAGE = Path(outliers.__file__).parent
 # From left to right; `terminal`, `errors`, `criterion` and `files` are for all.
 ROOMS = (
     *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing", "quantization"),
-    *("variants", "specification", "training", "measurements", "estimate", "experiment", "plot", "report"),
+    *("variants", "specification", "training", "measurements", "experiment", "plot", "report"),
 )
 COMMANDS = "commands"  # programs, which may use all, and what they have in common
 MOST_FILES = 15

@@ -34,7 +34,7 @@ from outliers.report.artefacts.table1 import PUBLISHED
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Ablation, Experiment, Latency, ZeroShot
 from outliers.text.blocks import load_text
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 from tests.conftest import make_model
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
@@ -195,9 +195,9 @@ def test_what_is_skipped_stays_exact(blocks, tmp_path):
 @pytest.mark.parametrize(
     ("skip", "message"),
     [
-        (["*.down_projj"], r"unknown module to skip '\*.down_projj'; did you mean|known: model.layers.0"),
+        (["*.down_projj"], r"unknown place in skip '\*.down_projj'; did you mean|known: model.layers.0"),
         (["model.layers.0.mlp.down_prj"], "did you mean model.layers.0.mlp.down_proj"),
-        ("*.down_proj", r"skip is '\*.down_proj'; expected a list of patterns"),
+        ("*.down_proj", r"skip is '\*.down_proj'; expected a list of places"),
         ([5], r"skip is \[5\]; expected a list"),
         (5, "skip is 5; expected a list"),
         (["model"], "leaves nothing for scheme 'absmax' to quantize"),
@@ -421,7 +421,7 @@ def test_a_broken_plugin_is_one_line(install, code, entry, message):
 def test_what_cannot_be_skipped_is_refused_before_anything_is_loaded(spec, tmp_path, monkeypatch, caplog):
     for load in ("bench.load_model", "latency.load_model", "latency.load_int8"):
         monkeypatch.setattr(f"outliers.measurements.{load}", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(UserError, match=r"unknown module to skip '\*.nothing'"):
+    with pytest.raises(UserError, match=r"unknown place in skip '\*.nothing'"):
         run(spec, tmp_path / "out")
     assert not list(tmp_path.iterdir())
     assert not caplog.messages

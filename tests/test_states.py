@@ -212,10 +212,11 @@ def test_medians_of_uneven_states(dtype):
 def test_massive_activations_of_just_the_limits():
     x = torch.full((200, 20), 0.1)
     x[0, 3], x[7, 3], x[199, 19], x[8, 8] = 100.0, 100.00001, -101.0, 99.0
-    statistics = states.empty(states.RESIDUAL, 20, x.device)
-    at_position = states.add_residual(statistics, x, ids_of(x), LIMITS)
-    assert at_position.nonzero()[:, 0].tolist() == [7, 199]
-    assert statistics["massive"].nonzero()[:, 0].tolist() == [3, 19]
+    x[7, 5], x[199, 6] = 100.0, -100.0  # just the limit, beside what is above it
+    for path in (cpu_states, reference_states):
+        statistics = states.empty(states.RESIDUAL, 20, x.device)
+        assert path.add_residual(statistics, x, ids_of(x), LIMITS).nonzero()[:, 0].tolist() == [7, 199]
+        assert statistics["massive"].nonzero()[:, 0].tolist() == [3, 19]
     assert_same_residuals(cpu_states, [x, 2 * x, 0.9 * x])
     x = torch.full((200, 20), 0.125)
     x[5, 2], x[6, 3] = 125, 124.99999  # of at least 1000 medians, and of less

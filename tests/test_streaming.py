@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outliers.errors import UserError
 from outliers.experiment.runner import run, sweep
 from outliers.measurements.ablation import ablate
-from outliers.metrics.top1.measure import top1_softmax
 from outliers.measurements.bench import Bench, Job
 from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import decoder_layers
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
@@ -27,8 +27,8 @@ from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import Intervention
-from outliers.variants.variant import Quantized
+from outliers.variants.ablated import Intervention
+from outliers.variants.quantized import Quantized
 from tests.conftest import every_kind, make_model, make_tokenizer, trace_model
 from tests.test_experiment import lasting, read_rows
 

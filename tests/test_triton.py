@@ -21,7 +21,6 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from hypothesis.extra.numpy import arrays  # noqa: E402
 from outlier_kernels import reference, reference_products, states  # noqa: E402
 from outlier_kernels import triton as kernels  # noqa: E402
 from outlier_kernels.reference import Quantized  # noqa: E402
@@ -31,7 +30,7 @@ from outlier_kernels.triton.outlier_features import find_outliers  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from tests.test_kernels import int8  # noqa: E402
+from tests.test_kernels import int8, of_finite_floats  # noqa: E402
 from tests.test_products import laid_out, places  # noqa: E402
 from tests.test_states import assert_same_states  # noqa: E402
 
@@ -129,11 +128,21 @@ def test_quantize_is_the_reference_bit_for_bit(name, symmetric, per_row, dtype):
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@given(numbers=arrays("float32", (2, 5), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+@given(matrix=of_finite_floats(2, 5), per_row=st.booleans())
 @settings(deadline=None, max_examples=50)
-def test_quantize_is_the_reference_for_all_floats(symmetric, numbers):
-    matrix = torch.from_numpy(numbers)
-    assert_same_codes(kernels.quantize(matrix.to(DEVICE), symmetric), reference.quantize(matrix, int8(symmetric, True)))
+def test_quantize_is_the_reference_for_all_floats(symmetric, matrix, per_row):
+    want = reference.quantize(matrix, int8(symmetric, per_row))
+    assert want.scale.isfinite().all()
+    assert_same_codes(kernels.quantize(matrix.to(DEVICE), symmetric, per_row), want)
+
+
+@given(matrix=of_finite_floats(2, 5), seed=st.sampled_from([None, 3]))
+@settings(deadline=None, max_examples=30)
+def test_codes_of_all_floats(matrix, seed):
+    codes, scale = products.quantize_rows(*on_device(matrix, None, seed))
+    wanted = reference_products.quantize_rows(matrix, None, seed)
+    assert torch.equal(codes[0, :, :5].cpu(), wanted.codes)
+    assert torch.equal(scale.cpu().view(-1, 1), wanted.scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,25 +1,36 @@
 """Variants stand for layers, resident or streamed, alone or together, and leave the model as it was."""
 
 import pickle
+import re
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import outliers
 from outliers.errors import UserError
 from outliers.experiment.runner import run, sweep
-from outliers.metrics.top1.measure import top1_softmax
 from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.top1.measure import top1_softmax
+from outliers.models.anatomy import ROLES, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
+from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
-from outliers.quantization.schemes import get_scheme
+from outliers.quantization.schemes import SCHEMES, get_scheme
 from outliers.specification.kinds import Ablation, Experiment
 from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import Intervention
+from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.plant import plant
-from outliers.variants.variant import Ablated, Planted, Quantized, Together
+from outliers.variants.planted import Planted
+from outliers.variants.quantized import Quantized
+from outliers.variants.together import Together
 
 MODEL = "pocket/gpt2-0.1m"
 SCHEME = get_scheme("llm.int8", 2.0)
@@ -164,3 +175,217 @@ def test_numbers_are_those_of_a_model_in_which_something_is_skipped(stream, mode
     values = {one["metric"]: one["value"] for one in ablated if one["subject"] == "none"}
     top1 = pytest.approx(top1_softmax(some, blocks, [Intervention(())])[0], rel=1e-6)
     assert values == {"perplexity": row["value"], "top1_softmax": top1}
+
+
+# Writing
+
+PLACES = st.lists(st.sampled_from([*ROLES, "attention", "layers.3", "layers.9:12", "*.down_proj"]), max_size=3).map(
+    tuple
+)
+FEATURES = st.lists(st.integers(0, 99_999), min_size=1, max_size=4).map(tuple)
+NUMBERS = st.floats(1e-30, 1e30)
+ABLATIONS = st.builds(
+    Ablated,
+    st.builds(Intervention, FEATURES, st.sampled_from(["zero", "mean", "shuffle"]), st.integers(0, 2**63 - 1)),
+    st.sampled_from([("attn_in",), ("ffn_in",), ("attn_in", "ffn_in")]),
+)
+PLANTS = st.builds(Planted, FEATURES, NUMBERS)
+REMEDIES = ["", "+hadamard", "+smoothing=0.75+tokens=20@ffn_out", "+clip=0.99"]
+NAMES = [f"{name}{remedy}" for name in (*SCHEMES, "w4a8-g64") for remedy in REMEDIES if name != "fp32"]
+NAMES = [name for name in NAMES if "clip" not in name or get_scheme(name.partition("+")[0]).activations]
+QUANTIZED = st.builds(
+    Quantized, st.builds(get_scheme, st.sampled_from(NAMES), st.none() | NUMBERS), skip=PLACES, only=PLACES
+)
+OTHERS = st.lists(ABLATIONS | PLANTS, min_size=1, max_size=3)
+SEVERAL = st.builds(lambda before, one, after: Together((*before, one, *after)), OTHERS, QUANTIZED, OTHERS)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.just(AS_IT_IS) | ABLATIONS | PLANTS | QUANTIZED | SEVERAL)
+def test_a_writing_is_read_as_what_was_written(variant):
+    again = outliers.variant(variant.name)
+    assert again == variant
+    assert again.name == variant.name
+    assert hash(again) == hash(variant)
+    assert pickle.loads(pickle.dumps(variant)) == variant
+
+
+@pytest.mark.parametrize(
+    ("written", "variant"),
+    {
+        "fp32": AS_IT_IS,
+        "zero(247)": Ablated(Intervention((247,))),
+        "mean(3,17)": Ablated(Intervention((3, 17), "mean")),
+        "zero(3,17@attn_in/ffn_in)": Ablated(Intervention((3, 17)), ("attn_in", "ffn_in")),
+        "shuffle(3@ffn_in,seed=1)": Ablated(Intervention((3,), "shuffle", 1), ("ffn_in",)),
+        "plant(247,factor=20)": Planted((247,), 20.0),
+        "absmax+hadamard": Quantized(get_scheme("absmax+hadamard")),
+        "llm.int8+alpha=4": Quantized(get_scheme("llm.int8", 4)),
+        "absmax+only=ffn_out+skip=layers.0:2/*.c_fc": Quantized(
+            SCHEMES["absmax"], ("layers.0:2", "*.c_fc"), ("ffn_out",)
+        ),
+        "w4a8-g64+smoothing=0.75+tokens=20@ffn_out": Quantized(get_scheme("w4a8-g64+smoothing=0.75+tokens=20@ffn_out")),
+        "zero(247)+llm.int8": Together((Ablated(Intervention((247,))), Quantized(SCHEMES["llm.int8"]))),
+        "plant(3,factor=8)+zero(3)+absmax+hadamard": Together(
+            (Planted((3,), 8.0), Ablated(Intervention((3,))), Quantized(get_scheme("absmax+hadamard")))
+        ),
+    }.items(),
+)
+def test_writings(written, variant):
+    assert outliers.variant(written) == variant
+    assert variant.name == written
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    {
+        "zero(3, 17)": "zero(3,17)",
+        "plant(3,factor=1e+20)": "plant(3,factor=1e20)",
+        "shuffle(3@attn_in,seed=0)": "shuffle(3)",
+        "llm.int8+alpha=6": "llm.int8",
+        "absmax+skip=ffn_in+hadamard": "absmax+hadamard+skip=ffn_in",
+        "fp32+zero(3)": "zero(3)",
+    }.items(),
+)
+def test_other_writings_of_the_same(written, canonical):
+    assert outliers.variant(written).name == canonical
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    {
+        "": "'' is no variant; expected one such as absmax",
+        "zero": "'zero' is malformed; expected a term such as zero",
+        "zero()": "is malformed",
+        "zero(3": "is malformed",
+        "zero(x)": "is malformed",
+        "zro(3)": "unknown variant 'zro'; did you mean zero",
+        "zero(3@ffn_out)": "unknown place 'ffn_out'; did you mean ffn_in",
+        "zero(3,sed=1)": "unknown option of 'zero' 'sed'; did you mean seed",
+        "zero(3,seed=-1)": "has the seed -1; expected a whole number",
+        "shuffle(3,seed=0.5)": "has the seed 0.5; expected a whole number",
+        "zero(3,seed=1,seed=2)": "has an option twice",
+        "plant(3)": "says no factor, or a place; expected",
+        "plant(3,factor=0)": "the factor of 'plant(3,factor=0)' is 0; expected a positive number",
+        "plant(3,factor=x)": "has 'x' as a number; expected",
+        "absmx": "unknown scheme 'absmx'; did you mean absmax",
+        "skip=ffn_in": "unknown scheme 'skip=ffn_in'",
+        "absmax+hadamrd": "unknown remedy 'hadamrd'; did you mean hadamard",
+        "absmax+skip=": "has an option twice or without a value; expected",
+        "absmax+skip=a+skip=b": "has an option twice or without a value; expected",
+        "absmax+alpha=4": "has no threshold of outliers, which alpha=4 would change; expected",
+        "llm.int8+alpha=nan": "alpha is nan; expected a positive number",
+        "absmax+zero(3)+w4": "has two schemes, of which the second would replace the first",
+    }.items(),
+)
+def test_what_cannot_be_read_is_refused(written, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        outliers.variant(written)
+
+
+def test_a_scheme_of_ones_own_is_written_by_its_name(monkeypatch):
+    mine = Quantized(replace(SCHEMES["llm.int8"], name="mine", label="mine", outlier_threshold=3.0), only=("ffn_in",))
+    assert mine.name == "mine+only=ffn_in"
+    with pytest.raises(UserError, match="unknown scheme 'mine'"):
+        outliers.variant(mine.name)
+    monkeypatch.setitem(SCHEMES, "mine", mine.scheme)
+    assert outliers.variant(mine.name) == mine
+
+
+def test_to_read_takes_no_torch():
+    """So that a mistake is refused at once."""
+    read = "outliers.variant('plant(3,factor=8)+mean(3)+w4+skip=ffn_in')"
+    code = f"import sys, outliers; {read}; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# Places
+
+
+@pytest.mark.parametrize("name", ["gpt2-0.1m", "opt-1.7m"])
+def test_places_are_those_of_patterns(name):
+    """Bit for bit: of each role and layer alone, and of all but it, by the patterns of its modules."""
+    name = f"pocket/{name}"
+    resident, streamed = load_model(name), stream_model(name)
+    blocks = load_text("sample", load_tokenizer(name), 16, 1)
+    scheme, parts = SCHEMES["absmax"], list(projections(resident))
+    places = {role: {one.path for one in parts if one.role == role} for role in ROLES}
+    places |= {"layers.1": {one.path for one in parts if one.layer == 1}}
+    places |= {"layers.0:2": {one.path for one in parts if one.layer < 2}}
+    every = {one.path for one in parts}
+    written, by_pattern = [], []
+    for place, inside in places.items():
+        if inside < every:
+            written += [Quantized(scheme, only=(place,)), Quantized(scheme, (place,))]
+            by_pattern += [Quantized(scheme, tuple(every - inside)), Quantized(scheme, tuple(inside))]
+    assert len(written) > 8
+    want = perplexities(resident, blocks, by_pattern)
+    assert perplexities(resident, blocks, written) == want
+    assert perplexities(streamed, blocks, written) == perplexities(streamed, blocks, by_pattern)
+    assert len(set(want)) > 8
+    both = Quantized(scheme, ("layers.0",), ("ffn_in", "ffn_out"))
+    some = tuple(one.path for one in parts if one.layer == 0 or one.role not in ("ffn_in", "ffn_out"))
+    assert perplexities(resident, blocks, [both]) == perplexities(resident, blocks, [Quantized(scheme, some)])
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({"skip": ("ffn_ot",)}, "unknown place in skip 'ffn_ot'; did you mean ffn_out"),
+        ({"only": ("layers.99",)}, "only has 'layers.99', of a model with"),
+        ({"only": ("layers.1:1",)}, "only has 'layers.1:1', of a model with"),
+        ({"only": "ffn_in"}, "only is 'ffn_in'; expected a list of places"),
+        ({"only": ("ffn_in",), "skip": ("*.mlp",)}, "and only=['ffn_in'] leaves nothing for scheme 'absmax'"),
+        ({"only": ("attention",)}, "and only=['attention'] leaves nothing for scheme 'absmax'"),
+    ],
+)
+def test_places_that_there_are_not(places, message, models, blocks):
+    for model in models:
+        with pytest.raises(UserError, match=re.escape(message)):
+            perplexities(model, blocks, [Quantized(SCHEMES["absmax"], **places)])
+
+
+def test_a_feature_that_there_is_not(models, blocks):
+    for model in models:
+        with pytest.raises(UserError, match="feature 999 is out of range"):
+            perplexities(model, blocks, [outliers.variant("zero(1,999)")])
+
+
+def test_places_are_fields(models):
+    fields = outliers.variant("w4a8+only=layers.1/ffn_in+skip=*.c_proj").fields(models[0])
+    assert (fields["scheme"], fields["only"], fields["skip"]) == ("w4a8", ["ffn_in", "layers.1"], ["*.c_proj"])
+    of_ffn_in = [outliers.variant(name).fields(models[0]) for name in ("w4a8+only=ffn_in", "w4a8")]
+    assert of_ffn_in[0]["weight_bits"] != of_ffn_in[1]["weight_bits"]
+
+
+@pytest.mark.parametrize(
+    ("written", "layer"),
+    {
+        "fp32": "all",
+        "absmax": 0,
+        "absmax+only=layers.1": 1,
+        "absmax+skip=layers.0": 1,
+        "fp32+attention+only=attention": 0,
+        "zero(3)": 0,
+        "plant(3,factor=8)": 0,
+        "zero(3)+absmax+only=layers.1": 0,
+    }.items(),
+)
+def test_the_first_layer_that_changes(written, layer, models):
+    for model in models:
+        want = model.config.num_hidden_layers if layer == "all" else layer
+        assert outliers.variant(written).first_layer(model) == want
+    assert Together(()).first_layer(models[0]) == models[0].config.num_hidden_layers
+    assert Ablated(Intervention(())).first_layer(models[0]) == models[0].config.num_hidden_layers
+
+
+def test_what_needs_a_calibration_says_so(models, blocks):
+    together = outliers.variant("zero(1)+absmax+smoothing")
+    assert (together.needs_trace, together.needs_calibration) == (False, True)
+    assert not any(variant.needs_calibration for variant in VARIANTS.values())
+    with pytest.raises(UserError, match="has to know how large the inputs are"):
+        perplexities(models[0], blocks, [together])
+    known = together.calibrated(calibrate(models[0], blocks))
+    assert not known.needs_calibration
+    one, other = (perplexities(model, blocks, [pickle.loads(pickle.dumps(known))]) for model in models)
+    assert one == other

@@ -34,10 +34,18 @@ class Quantized(NamedTuple):
     code_sums: torch.Tensor | None = None
 
     def dequantize(self) -> torch.Tensor:
-        """The matrix that the codes stand for: float (rows, features)."""
+        """The matrix that the codes stand for: float (rows, features), of integers at most the largest float there is.
+
+        The largest of a group may be rounded up beyond it. Floating-point codes need no such limit, for what the
+        largest of them multiply comes out exactly.
+        """
+        if self.codes.is_floating_point():
+            return self.codes.to(self.scale.dtype) * self._spread(self.scale)
         values = self.codes.to(self.scale.dtype)
         values = values if self.zero_point is None else values - self._spread(self.zero_point)
-        return values * self._spread(self.scale)
+        scale = self._spread(self.scale + 0 * self.scale)  # NaN where it is infinite, which no limit hides
+        largest = torch.finfo(scale.dtype).max
+        return (values * scale).clamp_(-largest, largest)
 
     @property
     def has_exact_sums(self) -> bool:
@@ -86,16 +94,16 @@ def quantize_integers(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """Quantize a floating-point matrix (rows, features) to integers, absmax or zeropoint (equations 1-3).
 
     Codes of B bits are in [-(2^(B-1) - 1), 2^(B-1) - 1], 8 bits the paper's. Scales are float32 (float64 for float64
-    input). An all-zero absmax group has scale 1, a constant zeropoint group has normalized dynamic range 1. NaN and inf
-    are not refused: they make the group's scale NaN or inf, so that every product with it is NaN or inf too and nothing
-    is hidden.
+    input), at least the smallest normal number. An all-zero absmax group has scale 1, a constant zeropoint group has
+    normalized dynamic range 1. NaN and inf are not refused: they make the group's scale NaN or inf, so that every
+    product with it is NaN or inf too and nothing is hidden.
     """
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
     code_max = 2 ** (FORMATS[quantizer.format].bits - 1) - 1
     dims = 1 if quantizer.per_row else (0, 1)
     low, high = matrix.amin(dims, keepdim=True), matrix.amax(dims, keepdim=True)
     if quantizer.symmetric:
-        scale = absmax_scale(low, high, code_max)
+        scale = absmax_scale(torch.maximum(high, -low), code_max)
         codes = (matrix / scale).round_().clamp_(-code_max, code_max)
         return Quantized(codes.to(torch.int8), scale)
     dynamic_range, zero_point = dynamic_range_and_zero_point(low, high, code_max)
@@ -104,18 +112,20 @@ def quantize_integers(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     return Quantized(codes.to(torch.int8), 1 / dynamic_range, zero_point, codes.sum(1, keepdim=True))
 
 
-def absmax_scale(low: torch.Tensor, high: torch.Tensor, code_max: int = CODE_MAX) -> torch.Tensor:
-    """The scales of groups with these least and largest entries (equation 3)."""
-    scale = torch.maximum(high, -low) / code_max
-    return scale.masked_fill(scale == 0, 1)
+def absmax_scale(largest: torch.Tensor, code_max: float = CODE_MAX) -> torch.Tensor:
+    """The scales of groups with these largest magnitudes (equation 3). Numbers that are not normal, which have few
+    digits, are none of them."""
+    scale = (largest / code_max).clamp_(min=torch.finfo(largest.dtype).tiny)
+    return scale.masked_fill_(largest == 0, 1)
 
 
 def dynamic_range_and_zero_point(
     low: torch.Tensor, high: torch.Tensor, code_max: int = CODE_MAX
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalized dynamic ranges and zero points of groups with these least and largest entries (equations 1, 2)."""
-    span = high - low
-    dynamic_range = torch.full_like(span, 2 * code_max).div_(span).masked_fill_(span == 0, 1)
+    half = high / 2 - low / 2  # of the range, which may be beyond the largest float
+    dynamic_range = torch.full_like(half, code_max).div_(half).clamp_(max=1 / torch.finfo(half.dtype).tiny)
+    dynamic_range.masked_fill_(high - low == 0, 1)
     return dynamic_range, -(dynamic_range * low).round_() - code_max
 
 
@@ -163,8 +173,9 @@ def matmul(a: Quantized, b: Quantized) -> torch.Tensor:
     """Dequantized product of two quantized matrices, (m, k) with (n, k) to float (m, n) (equations 5-7).
 
     Zeropoint terms are added to the int32 sums, so the one large product stays int8 × int8 and nothing is rounded
-    before the scales are applied. Where scales are of groups of features, this is done group by group. Where the codes
-    of an operand are no int8, or every feature has a scale, the dequantized operands are multiplied.
+    before the scales are applied, first those of `a`: what is beyond the largest float on the way is infinite. Where
+    scales are of groups of features, this is done group by group. Where the codes of an operand are no int8, or every
+    feature has a scale, the dequantized operands are multiplied.
     """
     if not (a.has_exact_sums and b.has_exact_sums):
         group = math.gcd(a.group or 0, b.group or 0)  # that lies in one group of either

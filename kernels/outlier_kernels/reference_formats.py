@@ -3,13 +3,13 @@
 Rounding is to nearest, ties to even, by arithmetic with powers of two, which is exact: torch's own casts do not know
 all of these elements, and some round a float64 twice. Codes of floating-point formats are the elements' values, in the
 dtype of the scales. NaN and inf make a group's scale NaN or inf, as in `outlier_kernels.reference.quantize_integers`,
-and a group of zeros has scale 1.
+and a group of zeros has scale 1. Each format has a smallest scale, which smaller groups have.
 """
 
 import torch
 
 from outlier_kernels.formats import E4M3, FORMATS, Element, Quantizer
-from outlier_kernels.reference import Quantized
+from outlier_kernels.reference import Quantized, absmax_scale
 
 LEAST_SHARED = 2.0**-127  # the smallest scale that has no bits but those of an exponent (e8m0)
 LEAST_E4M3 = 2.0**-9  # the smallest positive one, which is subnormal
@@ -20,7 +20,7 @@ def quantize_scaled(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """Floating-point elements whose largest one is the largest value of the group: fp8."""
     element = FORMATS[quantizer.format].element
     matrix, largest = _with_largest(matrix, quantizer)
-    return _elements(matrix, largest / element.largest, element)
+    return _elements(matrix, absmax_scale(largest, element.largest), element)
 
 
 def quantize_microscaling(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
@@ -35,7 +35,7 @@ def quantize_nvfp4(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """Floating-point elements under a scale in e4m3, at least its smallest, times one of the whole matrix."""
     element = FORMATS[quantizer.format].element
     matrix, largest = _with_largest(matrix, quantizer)
-    of_matrix = largest.amax() / (element.largest * E4M3.largest)
+    of_matrix = absmax_scale(largest.amax(), element.largest * E4M3.largest)
     of_group = rounded(largest / element.largest / of_matrix, E4M3).clamp_(min=LEAST_E4M3)
     return _elements(matrix, (of_group * of_matrix).masked_fill(largest == 0, 1), element)
 
@@ -75,5 +75,4 @@ def _shared(largest: torch.Tensor, exponent: int) -> torch.Tensor:
 
 
 def _elements(matrix: torch.Tensor, scale: torch.Tensor, element: Element) -> Quantized:
-    scale = scale.masked_fill(scale == 0, 1)
     return Quantized(rounded(matrix / scale, element), scale)

@@ -31,7 +31,7 @@ def quantize_rows(matrices: torch.Tensor, outliers: torch.Tensor | None = None, 
         made = reference.quantize(matrices.reshape(-1, matrices.shape[-1]), ROWS)
         return Quantized(made.codes.view(matrices.shape), made.scale.view(*matrices.shape[:-1], 1))
     matrices = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
-    scale = reference.absmax_scale(matrices.amin(-1, keepdim=True), matrices.amax(-1, keepdim=True))
+    scale = reference.absmax_scale(matrices.abs().amax(-1, keepdim=True))
     codes = (matrices / scale).add_(chances(matrices, seed)).floor_().clamp_(-CODE_MAX, CODE_MAX)
     return Quantized(codes.to(torch.int8), scale)
 

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from outliers.errors import UserError, reason_of
-from outliers.estimate.advice import Foreseen, announce, foresee
-from outliers.estimate.needs import PROCESS, Need, Request
 from outliers.experiment.cell import Cell
+from outliers.experiment.forecast import PROCESS, Need, Request, forecast
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
+from outliers.experiment.room import Room, room_of
 from outliers.measurements.bench import Bench
 from outliers.specification.kinds import Spread
 from outliers.terminal.progress import Progress
@@ -44,7 +43,8 @@ class Cluster:
 
     def __init__(self, spec: Spread, bar: Progress):
         self.device, self.bar = spec.device, bar
-        self.foreseen = Foreseen([])
+        self.forecasts: dict[str, Need] = {}  # by model
+        self.room = Room()  # of a worker
         # A part of a text reads all layers of a streamed model.
         self.cells_a_worker = 1 if getattr(spec, "stream", False) else CELLS_A_WORKER
         self.warned: set[str] = set()  # what a worker warned of, which others do too, is said once
@@ -81,15 +81,11 @@ class Cluster:
             self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
             self.alone = True
 
-    def foresee(self, requests: list[Request]) -> None:
-        """Print what a run needs, which one of the workers finds out, and refuse what cannot fit there."""
-        if not requests[0].left:
-            return
-        cell = Cell("what it needs", _foresee, requests[0], (requests,), 0)
-        ((_, self.foreseen),) = self.run([cell])
-        workers = max(1, self._slots(cell))
-        announce(self.foreseen, workers)
-        self.bar.expect([sum(needed.seconds or 0 for needed in self.foreseen.needs) / requests[0].left / workers])
+    def forecast(self, requests: list[Request]) -> None:
+        """Refuse what cannot fit where one of the workers is."""
+        ((_, self.room),) = self.run([Cell("what is free", _room, requests[0], (), 0)])
+        needs = sorted(forecast(requests, self.room), key=lambda needed: needed.memory)
+        self.forecasts = {needed.model: needed for needed in needs}  # the largest of a model
 
     def groups(self, subjects: list) -> list[list]:
         """The subjects that are measured together: all."""
@@ -112,6 +108,7 @@ class Cluster:
         waiting, running, failures = deque(cells), {}, []
         for cell in {cell.subject.name: cell for cell in waiting}.values():
             self._check(cell)
+        self.bar.spread(min(len(waiting), self._slots(waiting[0])) if waiting else 1)
         try:
             while (waiting or running) and not asked_to_stop():
                 while waiting and len(running) < self._room(waiting[0]):
@@ -159,7 +156,7 @@ class Cluster:
 
     def _needs(self, cell: Cell) -> dict[str, float]:
         """What a cell needs of a machine, by Ray's names of it."""
-        needed = next((needed for needed in self.foreseen.needs if needed.model == cell.subject.name), None)
+        needed = self.forecasts.get(cell.subject.name)
         if self.device != "cpu":
             gpus = 1 if self.device == "cuda" else self._gpus(needed)
             return {"CPU": 1, "GPU": gpus, "memory": needed.host if needed else PROCESS}
@@ -172,7 +169,7 @@ class Cluster:
     def _gpus(self, needed: Need | None) -> int:
         """How many GPUs a model is spread over: as many as it needs, or all of a machine while that is not known."""
         most = max((int(node["GPU"]) for node in self._nodes()), default=0)
-        share = GPU_SPARE * needed.memory / self.foreseen.room.memory if needed else 1
+        share = GPU_SPARE * needed.memory / self.room.gpus if needed else 1
         return max(1, min(most, math.ceil(share * most)))
 
     def _nodes(self) -> list[dict[str, float]]:
@@ -245,7 +242,7 @@ def _measure(
     torch.set_num_threads(threads)
     if _bench is None or _bench[0] != run:
         _bench = None
-        _bench = run, Bench(tqdm(disable=True))
+        _bench = run, Bench(Progress(0))
     heard, root = _Warnings(), logging.getLogger("outliers")
     root.addHandler(heard)
     try:
@@ -257,8 +254,8 @@ def _measure(
     return result, heard.messages
 
 
-def _foresee(_bench: Bench, _request: Request, requests: list[Request]) -> Foreseen:
-    return foresee(requests)
+def _room(_bench: Bench, request: Request) -> Room:
+    return room_of(request.device)
 
 
 def _reason(error: Exception) -> str:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from outliers.estimate.advice import announce, foresee
-from outliers.estimate.needs import Request
 from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
+from outliers.experiment.forecast import Request, forecast
 from outliers.experiment.interrupt import stop_if_asked
+from outliers.experiment.room import room_of
 from outliers.measurements.bench import Bench
 from outliers.specification.kinds import Named
 from outliers.terminal.progress import Progress
@@ -20,11 +20,9 @@ class Here:
     def __init__(self, bar: Progress):
         self.bar, self.bench = bar, Bench(bar)
 
-    def foresee(self, requests: list[Request]) -> None:
-        """Print what a run needs, and refuse what cannot fit; see `outliers.estimate`."""
-        foreseen = foresee(requests)
-        announce(foreseen)
-        self.bar.expect([(needed.seconds or 0) / requests[0].left for needed in foreseen.needs])
+    def forecast(self, requests: list[Request]) -> None:
+        """Refuse what cannot fit; see `outliers.experiment.forecast`."""
+        forecast(requests, room_of(requests[0].device))
 
     def groups(self, subjects: list) -> list[list]:
         """The subjects that are measured together: each alone, for one model at a time is in memory."""

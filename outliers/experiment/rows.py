@@ -117,12 +117,6 @@ class RowFile:
         it: the weights of a streamed model are not known before they are read."""
         return any(_agree(row, _asked(row, cell)) for row in finished(self.rows))
 
-    def likely(self, spec: Named) -> list[dict]:
-        """The finished rows that a run of an experiment will use again, as far as that is known without its models."""
-        from outliers.experiment.provenance import code_hash  # late, for it brings torch, which redrawing does without
-
-        return rows_of(spec, [row for row in finished(self.rows) if row.get("code") == code_hash()])
-
     def add(self, *rows: dict) -> None:
         """Write more rows, all or none, each in the place of any that is the same measurement.
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from outliers.errors import UserError
-from outliers.estimate.needs import Request
 from outliers.experiment.cell import Cell
 from outliers.experiment.engine import Engine, engine_of
+from outliers.experiment.forecast import request_of
 from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.provenance import environment, joined, measuring
 from outliers.experiment.rows import RowFile
@@ -16,7 +16,7 @@ from outliers.measurements.bench import Bench, check_same_weights, named
 from outliers.measurements.damage.measurement import DamageRows
 from outliers.measurements.latency import LatencyRows
 from outliers.measurements.linear_layers import LinearLayerRows
-from outliers.measurements.measurement import Measurement, Question, Workload
+from outliers.measurements.measurement import Measurement, Question
 from outliers.measurements.memory import MemoryRows
 from outliers.measurements.training.measurement import TrainingRows
 from outliers.measurements.zeroshot import ZeroShotRows
@@ -67,7 +67,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
         if alone:
             check_alone(spec, row_file.folder)  # another run may have ended there
         one = _Run(measurement, engine, row_file, bar, force)
-        one.foresee(subjects)
+        one.forecast(subjects)
         for group in engine.groups(subjects):
             one.measure(group)
     return [row for subject in one.subjects for rows in subject.rows for row in rows]
@@ -99,15 +99,11 @@ class _Run:
         self.row_file, self.bar, self.force = row_file, bar, force
         self.subjects: list[_Subject] = []
 
-    def foresee(self, subjects: list) -> None:
-        """Say what the run needs, and refuse what cannot fit."""
-        done = [] if self.force else self.row_file.likely(self.spec)
-        left = max(0.0, 1 - self.measurement.finished_share(done, subjects))
-        known: dict = {}
-        workloads = map(self.measurement.workload, subjects)
-        requests = [request_of(workload, left, known) for workload in workloads if workload]
-        if requests:
-            self.engine.foresee(requests)
+    def forecast(self, subjects: list) -> None:
+        """Refuse what cannot fit."""
+        kept = [(subject, keeps) for subject in subjects if (keeps := self.measurement.keeps(subject))]
+        if kept:
+            self.engine.forecast([request_of(subject, self.spec, keeps) for subject, keeps in kept])
 
     def measure(self, group: list) -> None:
         """Measure what is not finished of some subjects; where some cannot be loaded, the others are measured first."""
@@ -216,26 +212,6 @@ class _Run:
             one.rows[:] = [[row | one.fields | same for row in rows] for rows in twin.rows]
             self.row_file.add(*(row for rows in one.rows for row in rows))
             self.bar.skip(self._steps(one.questions))
-
-
-def request_of(workload: Workload, left: float, known: dict) -> Request:
-    """The run of a model as it is foreseen; left: the share of it that is not finished yet."""
-    job, settings, passes, block, blocks, options = workload
-    return Request(
-        job.model,
-        job.revision,
-        job.config,
-        settings.dtype,
-        settings.device,
-        block or settings.block,
-        blocks or settings.blocks,
-        getattr(settings, "stream", False),
-        getattr(settings, "memory", None),
-        passes,
-        left,
-        known,
-        options,
-    )
 
 
 def _hashes(fields: dict) -> tuple[str, str]:

@@ -18,11 +18,9 @@ from outliers.models.anatomy import check_features
 from outliers.text.blocks import sequences
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
-from outliers.variants.interventions import METHODS, Intervention
-from outliers.variants.variant import Ablated, feature_means
+from outliers.variants.ablated import METHODS, SEEDS, Ablated, Intervention, feature_means
 
 CONTROLS = range(10, 10_001)  # random draws of features: fewer make no interval, more no better one
-SEEDS = range(2**63)  # what the generators of numpy and torch both take
 RESAMPLES = 10_000
 
 

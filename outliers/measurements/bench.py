@@ -33,7 +33,8 @@ from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, load_text, tokens_hash
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
-from outliers.variants.variant import Quantized, parts_of
+from outliers.variants.quantized import Quantized
+from outliers.variants.together import parts_of, schemes_of
 
 logger = logging.getLogger(__name__)
 
@@ -186,6 +187,10 @@ class Bench:
         self._loaded = quantize(self._loaded[0], scheme, skip=skip, calibration=calibration), self._loaded[1]
         return self._loaded[0]
 
+    def counted(self, blocks: torch.Tensor, steps: int = 1) -> "Counted":
+        """Blocks (blocks, T) that move the bar each time that they pass the last model; steps: how far each does."""
+        return Counted(blocks, self.bar, steps, is_streamed(self._loaded[0]))
+
     def calibration(self, job: Job, schemes: Iterable[Scheme]) -> Calibration | None:
         """That of the last model on the blocks of a job, found once; None where no scheme needs it."""
         if not any(scheme.needs_calibration for scheme in schemes):
@@ -195,7 +200,9 @@ class Bench:
         return self._calibration
 
     def knowing(self, variant: Variant, job: Job) -> Variant:
-        """A variant that knows what the text of a job is like, if it has to: by a trace of the model as it is."""
+        """A variant of the last model that knows of the text of a job what it has to."""
+        if variant.needs_calibration:
+            variant = variant.calibrated(self.calibration(job, [one.scheme for one in schemes_of(variant)]))
         if not variant.needs_trace:
             return variant
         if self.trace is None:
@@ -274,16 +281,18 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
     return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
 
 
-def check_schemes(config: PretrainedConfig, schemes: Iterable[Scheme | None], skip: Collection[str]) -> None:
-    """Raise UserError if a scheme does not fit a model, or `skip` matches nothing of it, or all that a scheme
-    quantizes; None: another library's."""
+def check_schemes(
+    config: PretrainedConfig, schemes: Iterable[Scheme | None], skip: Collection[str], only: Collection[str] = ()
+) -> None:
+    """Raise UserError if a scheme does not fit a model, or `skip` or `only` matches nothing of it, or nothing is left
+    that a scheme quantizes; None: another library's."""
     own = [scheme for scheme in schemes if scheme]
-    if not skip and not any(scheme.group or scheme.attention is not None for scheme in own):
+    if not skip and not only and not any(scheme.group or scheme.attention is not None for scheme in own):
         return
     model = skeleton(config, torch.bfloat16)
     for scheme in own:
         check_attends(model, scheme)
-        check_groups(model, scheme, skipped(model, skip, scheme))
+        check_groups(model, scheme, skipped(model, skip, scheme, only))
 
 
 def check_uncalibrated(schemes: Iterable[Scheme | None]) -> None:
@@ -301,12 +310,20 @@ def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme |
 
 
 class Counted:
-    """Blocks that move a bar as they are read, each time that they are read; steps: how far each moves it."""
+    """Blocks that move a bar each time that they pass a model.
 
-    def __init__(self, blocks: torch.Tensor, bar: Progress, steps: int = 1):
-        self.blocks, self.bar, self.steps = blocks, bar, steps
+    steps: how far each moves it. streamed: whether the model takes all of them before its layers compute, which then
+    move the bar.
+    """
+
+    def __init__(self, blocks: torch.Tensor, bar: Progress, steps: int = 1, streamed: bool = False):
+        self.blocks, self.bar, self.steps, self.streamed = blocks, bar, steps, streamed
 
     def __iter__(self) -> Iterator[torch.Tensor]:
+        if self.streamed:
+            self.bar.begin(self.steps * len(self.blocks))
+            yield from self.blocks
+            return
         for block in self.blocks:
             yield block
             self.bar.update(self.steps)

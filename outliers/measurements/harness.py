@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError, unknown_name
@@ -127,22 +126,6 @@ def documents_hash(task: "Task", limit: int | None = None) -> str:
     for document in itertools.islice(task.eval_docs, limit):
         digest.update(json.dumps(document, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]
-
-
-def texts_of(task: "Task", limit: int | None = None) -> list[str]:
-    """What passes through the model for a task, roughly: the words of each example with each of its choices."""
-    found = []
-    for document in itertools.islice(task.eval_docs, limit):
-        target = task.doc_to_target(document)
-        choices = task.doc_to_choice(document) if task.OUTPUT_TYPE == "multiple_choice" else [target]
-        found += [f"{task.doc_to_text(document)}{choice}" for choice in choices]
-    return found
-
-
-@inference
-def logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """What one request costs: logits of ids (1, T) in float32, log-normalized."""
-    return model(ids).logits.float().log_softmax(-1)
 
 
 @inference

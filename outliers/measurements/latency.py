@@ -21,7 +21,7 @@ from outliers.measurements.bench import (
     left_fields,
     say_what_is_left,
 )
-from outliers.measurements.measurement import Measurement, Question
+from outliers.measurements.measurement import Keeps, Measurement, Question
 from outliers.measurements.sweep import schemes_of
 from outliers.models.anatomy import check_block, context_length, projections
 from outliers.models.decoder import inference
@@ -111,6 +111,12 @@ class LatencyRows(Measurement[Latency]):
             check_schemes(job.config, schemes, spec.skip)
             say_what_is_left(job.name, job.config, schemes)
         return [UnderScheme(job, scheme) for job in jobs for scheme in schemes]
+
+    def keeps(self, subject: UnderScheme) -> Keeps:
+        spec, quantizes = self.spec, subject.scheme is None or subject.scheme.quantizes_projections
+        batch, options = max(spec.batches), frozenset(("dtype", "device"))
+        cached = batch * (spec.prompt + spec.tokens)
+        return Keeps(int8=quantizes, block=spec.prompt, batch=batch, cached=cached, options=options)
 
     def total(self, _subject: UnderScheme) -> int:
         return len(self.spec.batches)

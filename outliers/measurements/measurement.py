@@ -1,57 +1,16 @@
 """What a measurement is: data, and what one runner (`outliers.experiment.runner`) has to know to do the rest."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import torch
-from transformers import PreTrainedModel
-
 from outliers.measurements.bench import Bench, Job
+from outliers.metrics.measurement import Keeps
 from outliers.specification.kinds import Named
 from outliers.tracing.result import Trace
 
 Spec = TypeVar("Spec", bound=Named)
-
-LAYERS = 2  # of the model by which a cost is found: how what is kept grows from one to the next shows only with two
-FEATURE = 0  # stands there for outlier features that nobody knows yet
-
-
-def _nothing(model: PreTrainedModel) -> PreTrainedModel:
-    return model
-
-
-class Part(NamedTuple):
-    """A part of a measurement, by which its cost is found (`outliers.estimate`).
-
-    each: what is done with every block, int64 (1, T), in any number of passes through the model. once: what is made of
-    the model before, such as one under a scheme, at a cost for each layer. times: how many parts of the measurement
-    cost the same as this one.
-    """
-
-    each: Callable[[PreTrainedModel, torch.Tensor], object]
-    once: Callable[[PreTrainedModel], PreTrainedModel] = _nothing
-    times: int = 1
-
-
-Passes = list[list[Part]]  # the parts of each pass over the text; a streamed model reads its layers once a pass
-
-
-class Workload(NamedTuple):
-    """What the measurement of a model is made of, by which its cost is found.
-
-    settings: dtype and device, and, as far as it has them, stream, memory, block and blocks. block, blocks: tokens of
-    what a part is called with and how many of these there are, where they are not those of the settings. options: which
-    of those fields the user may be told to change.
-    """
-
-    job: Job
-    settings: Named
-    passes: Passes
-    block: int | None = None
-    blocks: int | None = None
-    options: tuple[str, ...] = ("dtype", "device", "block", "blocks", "stream", "memory")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,17 +58,13 @@ class Measurement(ABC, Generic[Spec]):
         """What is measured, each with a name, checked so that a mistake shows before anything is measured."""
         return [Job.of(name, self.spec.revision, self.spec) for name in self.spec.models]
 
-    def workload(self, subject) -> Workload | None:
-        """What the measurement of a subject is made of; None where nothing can be foreseen."""
+    def keeps(self, subject) -> Keeps | None:
+        """What the measurement of a subject keeps in memory; None where no model is measured."""
         return None
 
     def total(self, subject) -> int:
         """How far a subject moves the bar, as far as that is known before it is looked at."""
         return 1
-
-    def finished_share(self, rows: list[dict], subjects: list) -> float:
-        """How much of it is finished, by the rows that are there."""
-        return len({(row.get("model"), row.get("checkpoint")) for row in rows}) / len(subjects)
 
     def look(self, bench: Bench, subject) -> tuple[dict, Any]:
         """The fields that all rows of a subject have in common, for which it is loaded, and what `questions` needs."""

@@ -1,13 +1,12 @@
 """Zero-shot accuracy: models × schemes × tasks (Figure 1)."""
 
 import importlib.metadata
-import statistics
 from typing import TYPE_CHECKING
 
 from outliers.measurements.bench import Bench, Job, check_machine, check_schemes, check_uncalibrated, say_what_is_left
-from outliers.measurements.harness import STANDARD_ERRORS, documents_hash, evaluate, load_tasks, logits, texts_of
-from outliers.measurements.measurement import Measurement, Question, Workload
-from outliers.measurements.sweep import scheme_fields, schemes_of, sweep_parts
+from outliers.measurements.harness import STANDARD_ERRORS, documents_hash, evaluate, load_tasks
+from outliers.measurements.measurement import Keeps, Measurement, Question
+from outliers.measurements.sweep import each_alone, scheme_fields, schemes_of
 from outliers.models.load import load_config, load_tokenizer
 from outliers.specification.kinds import ZeroShot
 
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
 _loaded: "dict[tuple, Task]" = {}  # of this process, by name, folder of the data and hash of the documents
-SOME = 64  # texts whose lengths stand for those of all
+EXAMPLE = 512  # tokens of a long example of a task
+LOGITS = 3  # of all its tokens: in the model's dtype, in float32 and normalized
 
 
 class ZeroShotRows(Measurement[ZeroShot]):
@@ -63,14 +63,8 @@ class ZeroShotRows(Measurement[ZeroShot]):
             (_loaded[self._key(name)],) = load_tasks([name], self.spec.data)
         return _loaded[self._key(name)]
 
-    def workload(self, job: Job) -> Workload | None:
-        """Of the passes through the model that its tasks ask for, all as long as some of them."""
-        tokenizer = load_tokenizer(job.model, job.revision)
-        texts = [text for task in map(self._task, self.tasks) for text in texts_of(task, self.spec.limit)]
-        lengths = [len(tokenizer(text).input_ids) for text in texts[:: max(1, len(texts) // SOME)]]
-        passes = [[part._replace(each=logits) for part in of_pass] for of_pass in sweep_parts(self.schemes)]
-        block = max(2, round(statistics.fmean(lengths)))
-        return Workload(job, self.spec, passes, block, len(texts), options=("dtype", "device"))
+    def keeps(self, _job: Job) -> Keeps:
+        return Keeps(each_alone(self.schemes), logits=LOGITS, block=EXAMPLE, options=frozenset(("dtype", "device")))
 
     def total(self, _job: Job) -> int:
         return len(self.schemes) * len(self.tasks)

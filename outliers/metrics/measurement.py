@@ -7,10 +7,38 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from outliers.quantization.schemes import Scheme
+from outliers.variants.together import schemes_of
+
 if TYPE_CHECKING:
     from outliers.measurements.bench import Bench
     from outliers.runs.cell import Cell
     from outliers.runs.planner import Planner
+
+
+ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory"))
+
+
+class Keeps(NamedTuple):
+    """What a measurement keeps in memory beside a model's weights, by which its need is forecast.
+
+    schemes: sets of schemes of which one set at a time has its codes there. int8: whether codes stand in the place of
+    the weights. attention, logits: matrices (heads, T, T) of a layer and (T, vocabulary) that are there at once.
+    variants, roles: under how many variants each block passes a streamed model, and which of its hidden states are kept
+    until its last layer. block: tokens of a block, where not those of the settings; batch: how many pass at once.
+    cached: tokens whose keys and values are kept. options: what the user may be told to change.
+    """
+
+    schemes: tuple[tuple[Scheme, ...], ...] = ()
+    int8: bool = False
+    attention: int = 0
+    logits: int = 0
+    variants: int = 1
+    roles: tuple[str, ...] = ()
+    block: int | None = None
+    batch: int = 1
+    cached: int = 0
+    options: frozenset[str] = ALL_OPTIONS
 
 
 class Measurement(ABC):
@@ -25,7 +53,7 @@ class Measurement(ABC):
         """What a row of a cell has to be made anew for, beside its subject, its variant and the code."""
         return {}
 
-    def kept(self, cell: "Cell", facts: dict, planner: "Planner") -> list[tuple] | None:
+    def beside_row(self, cell: "Cell", facts: dict, planner: "Planner") -> list[tuple] | None:
         """The parts of the answer to a cell of which something is kept beside its row, as the planner's `answer` gives
         them, measured as far as they are not there; None where nothing is kept."""
         return None
@@ -37,6 +65,13 @@ class Measurement(ABC):
     def steps(self, cells: Sequence["Cell"]) -> int:
         """How far the answers to some cells, which are given at once, move the bar."""
         return sum(len(cell.subject.blocks) for cell in cells)
+
+    def keeps(self, cells: Sequence["Cell"]) -> Keeps:
+        """What is in memory beside the model of these cells' subject: one variant's codes at a time."""
+        variants = {cell.variant.name: cell.variant for cell in cells}.values()
+        return Keeps(
+            tuple(tuple(one.scheme for one in schemes_of(variant)) for variant in variants), variants=len(variants)
+        )
 
     @abstractmethod
     def answer(self, bench: "Bench", cells: Sequence["Cell"], part: slice, facts: dict) -> list[Any]:

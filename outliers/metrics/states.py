@@ -7,14 +7,14 @@ from itertools import chain
 import torch
 from transformers import PreTrainedModel
 
-from outliers.measurements.bench import Bench, Counted, named
-from outliers.metrics.measurement import Measurement, Seen
+from outliers.measurements.bench import Bench, named
+from outliers.metrics.measurement import Keeps, Measurement, Seen
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.runs.cell import Cell
 from outliers.variants.draw import drawn
-from outliers.variants.variant import Quantized, calibrated
+from outliers.variants.quantized import Quantized
 
 EXACT = Quantized(SCHEMES[BASELINE])  # the unquantized model, whatever it is under
 MOST_KEPT = 2**28  # bytes of last hidden states of the unquantized model that are kept for several variants
@@ -35,6 +35,11 @@ class OfStates(Measurement):
             bundles.setdefault((variant, cell.metric.draws), []).append(cell)
         return list(bundles.values())
 
+    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+        found = super().keeps(cells)
+        compares = any(_seen(cell).compares for cell in cells)  # with states that are kept until those under a variant
+        return found._replace(variants=found.variants + 2 * compares)
+
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws
 
@@ -44,7 +49,6 @@ class OfStates(Measurement):
         model, blocks = subject.load(bench, facts), subject.blocks[part]
         variants = list(_variants(cells).values())
         with named(subject.name):
-            variants = calibrated(variants, lambda schemes: bench.calibration(subject.job, schemes))
             variants = [bench.knowing(variant, subject.job) for variant in variants]
         found = []
         for draw in range(cells[0].metric.draws):
@@ -77,7 +81,7 @@ def _resident(
     with bench.under(variant) as changed, drawn(changed, key[0]):
         of_blocks = [
             [seer.see(changed, ids, states, exact[number]) for seer in seers]
-            for number, ids, states in run_decoder(changed, Counted(blocks, bench.bar))
+            for number, ids, states in run_decoder(changed, bench.counted(blocks))
         ]
     return [list(of_cell) for of_cell in zip(*of_blocks, strict=True)]
 
@@ -108,7 +112,8 @@ def _streamed(
     exact: list = []
     found: list[list] = [[] for _ in cells]
     with drawn(model, key[0]):
-        for number, ids, states in model.stream.run(model, blocks, [*first, *variants], lambda *_turn: None):
+        counted = bench.counted(blocks, len(variants))
+        for number, ids, states in model.stream.run(model, counted, [*first, *variants], lambda *_turn: None):
             if number < len(first):
                 exact.append(states.cpu())
                 continue
@@ -116,7 +121,6 @@ def _streamed(
                 if cell.variant.name == names[number - len(first)]:
                     unquantized = exact[len(of_cell)].to(states.device) if seer.compares else None
                     of_cell.append(seer.see(model, ids, states, unquantized))
-    bench.bar.update(len(variants) * len(blocks))
     return found
 
 

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 from outliers.errors import UserError, unknown_name
 from outliers.models.config_file import FILE
 from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
-from outliers.models.weight_files import weight_files
+from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
 
 SECONDS_FOR_THE_HUB = 3  # until it counts as not there
 SECONDS_OF_SILENCE = 60  # for which it is then not asked again
@@ -232,3 +232,32 @@ def _in_folder(folder: Path) -> Source:
 
 def _in_file(file: Path) -> Source:
     return Source(str(file.parent), None, True, file.name)
+
+
+def missing_download(model: str, revision: str | None) -> int | None:
+    """Bytes of weights that are not on this machine; None if the hub cannot be asked and its cache has none."""
+    if local_place(model):
+        return 0
+    cached = _cached(model, revision)
+    try:
+        asked = {"revision": revision, "files_metadata": True, "timeout": SECONDS_FOR_THE_HUB}
+        found = ask_hub(lambda hub: hub.model_info(model, **asked))
+        sizes = {file.rfilename: file.size or 0 for file in found.siblings}
+    except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
+        return 0 if cached else None
+    for suffix in (".safetensors", ".bin"):  # pickled weights are converted by the hub, to files of their size
+        wanted = {name: count for name, count in sizes.items() if name.endswith(suffix) and "/" not in name}
+        whole = {name: count for name, count in wanted.items() if name == WEIGHTS}  # or else shards, by any names
+        if wanted:
+            return sum(count for name, count in (whole or wanted).items() if name not in cached)
+    return None
+
+
+def _cached(model: str, revision: str | None) -> set[str]:
+    """The names of the files of a model's weights that are in the hub's cache."""
+    config = try_to_load_from_cache(model, "config.json", revision=revision)
+    folder = Path(config).parent if isinstance(config, str) else None
+    if folder is None or not (is_there(folder / WEIGHTS) or is_there(folder / INDEX)):
+        return set()
+    names = [WEIGHTS] if is_there(folder / WEIGHTS) else listed_shards(folder)
+    return {name for name in names if (folder / name).is_file()}

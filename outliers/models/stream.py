@@ -45,29 +45,40 @@ class Variant(Protocol):
     """What is done to a model while blocks pass; those that there are stand in `outliers.variants`.
 
     needs_trace: whether something must be known of the text first; `knowing(trace)` is then the variant that knows it.
+    needs_calibration: the same of how large inputs are; `calibrated(calibration)` is then the variant that knows it.
     """
 
-    needs_trace: bool
+    needs_trace: bool = False
+    needs_calibration: bool = False
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """What to call it in rows and messages; `outliers.variant` reads the names of those that there are."""
 
     def fields(self, model: PreTrainedModel | None = None) -> dict:
         """What identifies it in a row, with what a model decides where one is given, such as which kernels run."""
+
+    def first_layer(self, _model: PreTrainedModel) -> int:
+        """From which decoder layer on it changes anything; 0 where that is not known, their number where nothing."""
+        return 0
 
     def on(self, model: PreTrainedModel, layer: int | None = None) -> AbstractContextManager[PreTrainedModel]:
         """A context with the model under it; layer: the only one that is asked for and has its weights, or None."""
 
 
-class AsItIs:
+@dataclass(frozen=True)
+class AsItIs(Variant):
     """The variant that changes nothing."""
 
-    name, needs_trace = "as it is", False
+    name = "fp32"
 
     def fields(self, _model: PreTrainedModel | None = None) -> dict:
         """Nothing."""
         return {}
+
+    def first_layer(self, model: PreTrainedModel) -> int:
+        """After the last one."""
+        return model.config.num_hidden_layers
 
     @contextmanager
     def on(self, model: PreTrainedModel, _layer: int | None = None) -> Iterator[PreTrainedModel]:
@@ -79,7 +90,7 @@ AS_IT_IS = AsItIs()
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(Variant):
     """A variant with hooks on what it makes, which see what flows through the model under it.
 
     hooks: a context with hooks on a model, those of all layers or of one.
@@ -87,11 +98,15 @@ class Watched:
 
     variant: Variant
     hooks: Callable[[PreTrainedModel, int | None], AbstractContextManager]
-    name, needs_trace = "watched", False
+    name = "watched"
 
     def fields(self, model: PreTrainedModel | None = None) -> dict:
         """Those of the variant."""
         return self.variant.fields(model)
+
+    def first_layer(self, model: PreTrainedModel) -> int:
+        """That of the variant."""
+        return self.variant.first_layer(model)
 
     @contextmanager
     def on(self, model: PreTrainedModel, layer: int | None = None) -> Iterator[PreTrainedModel]:

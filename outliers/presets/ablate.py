@@ -19,8 +19,9 @@ from outliers.runs.rows import Row
 from outliers.specification.kinds import Ablation, alpha_of_schemes, said_under
 from outliers.subjects.causal import Causal
 from outliers.tracing.result import STREAM
-from outliers.variants.interventions import Intervention
-from outliers.variants.variant import Ablated, Quantized, Together
+from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.quantized import Quantized
+from outliers.variants.together import Together
 
 
 class ToAblate(Causal):

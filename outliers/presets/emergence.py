@@ -3,7 +3,7 @@
 from outliers.errors import UserError
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.top1 import Top1
-from outliers.metrics.trace import Trace
+from outliers.metrics.trace import KeptTrace, Trace
 from outliers.models.anatomy import ROLES
 from outliers.models.stream import AS_IT_IS
 from outliers.runs.cell import Cell
@@ -11,8 +11,7 @@ from outliers.runs.planner import Plan, Stages
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Emergence, OneModel
 from outliers.subjects.causal import Causal
-from outliers.variants.interventions import Intervention
-from outliers.variants.variant import Ablated
+from outliers.variants.ablated import Ablated, Intervention
 
 
 def emergence_plans(spec: Emergence) -> list[Plan]:
@@ -29,9 +28,9 @@ def emergence_plans(spec: Emergence) -> list[Plan]:
 
 def trace_plans(spec: OneModel) -> list[Plan]:
     """The row of Table 4 of a model, and all that its trace says, which is kept."""
-    how = {"attention": True, "details": True, "tokens": spec.by_token, "kept": True}
+    metric = KeptTrace(roles=ROLES, alpha=spec.alpha, attention=True, details=True, tokens=spec.by_token)
     subject = Causal(spec.model, spec.revision, spec)
-    return [Plan(subject, _stages(subject, Trace(roles=ROLES, alpha=spec.alpha, **how)))]
+    return [Plan(subject, _stages(subject, metric))]
 
 
 def _stages(subject: Causal, metric: Trace) -> Stages:

@@ -6,7 +6,7 @@ from outliers.runs.cell import Cell
 from outliers.runs.planner import Plan, Stages
 from outliers.specification.kinds import Experiment, alpha_of_schemes
 from outliers.subjects.causal import Causal
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 
 
 def sweep_plans(spec: Experiment) -> list[Plan]:

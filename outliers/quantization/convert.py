@@ -3,6 +3,7 @@
 import copy
 import fnmatch
 import math
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import accumulate
@@ -24,6 +25,7 @@ from outliers.quantization.linear import QuantizedLinear, stored_weight
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 
 KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
+_LAYERS = re.compile(r"layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?")  # as a place: one, or some in a row
 
 
 def quantize(
@@ -32,6 +34,7 @@ def quantize(
     keep: Literal["exact", "int8"] = "exact",
     skip: Collection[str] = (),
     calibration: Calibration | None = None,
+    only: Collection[str] = (),
 ) -> PreTrainedModel:
     """Return `model` with every linear projection of its decoder layers under a scheme, and its attention.
 
@@ -45,16 +48,19 @@ def quantize(
         keep: "exact" shares the exact weights and adds codes: the paper's equation, in which outlier features meet
             exact weights; such a model can be put under another scheme, and codes that both have in common are shared.
             "int8" keeps nothing but the codes, a byte a weight; outlier features meet weights rebuilt from them.
-        skip: patterns, as in names of files, of paths of modules whose projections stay exact, such as "*.down_proj" or
-            "model.layers.0"; the head, which always does, may be among them. What the attention "…self_attn" multiplies
-            is skipped with it, or alone as "…self_attn.products".
+        skip: places that stay exact. A place is a role ("attn_in", "attn_out", "ffn_in", "ffn_out", or "attention" for
+            what attention multiplies), layers ("layers.3", or "layers.9:12" for 9 to 11), or a pattern, as in names of
+            files, of paths of modules, such as "*.down_proj" or "model.layers.0"; the head, which always stays exact,
+            may be among them. What the attention "…self_attn" multiplies is at a place with it, or alone as
+            "…self_attn.products".
         calibration: how large the inputs of this model are, which some remedies have to know; see `calibrate`.
+        only: places outside of which all stays exact; none for no such limit.
 
     Raises:
         UserError: no scheme has this name, the architecture is unknown, or something is wrapped around the model; a
             projection is more than a floating-point weight and a bias, such as one with an adapter, or has hooks on
-            gradients or its state; only codes are left of the weights; a pattern is the path of no module, or all
-            projections are skipped; groups of features that share a scale do not divide those of a projection; codes of
+            gradients or its state; only codes are left of the weights; a place is not in the model, or nothing is left
+            to quantize; groups of features that share a scale do not divide those of a projection; codes of
             weights that the scheme does not quantize, or that are no int8, are to be kept, or the exact weights are not
             that it multiplies some tokens with; the scheme needs a calibration, and there is none, or one of another
             model; the scheme has attention in int8, and that of the model cannot be replaced, or trains in int8.
@@ -65,7 +71,7 @@ def quantize(
     if keep == "int8":
         check_kept(scheme)
     check_calibrated(scheme, calibration)
-    left = skipped(model, skip, scheme)
+    left = skipped(model, skip, scheme, only)
     check_groups(model, scheme, left)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
     # and in the place of each projection the one under the new scheme.
@@ -146,21 +152,44 @@ def check_calibrated(scheme: Scheme, calibration: object | None) -> None:
         )
 
 
-def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme) -> set[str]:
-    """The paths of what stays exact, projections and what attention multiplies: each pattern's own, and those in the
-    modules that it matches."""
-    listed = isinstance(skip, Collection) and not isinstance(skip, str)
-    if not listed or not all(isinstance(pattern, str) for pattern in skip):
-        raise UserError(f"skip is {shown(skip)}; expected a list of patterns, such as ['lm_head', '*.down_proj']")
-    paths = [one.path for one in (*projections(model), *attentions(model))]
-    modules = [name for name, _ in model.named_modules() if name]
-    for pattern in skip:
-        if not fnmatch.filter([*modules, *paths], pattern):
-            raise unknown_name("module to skip", pattern, paths, "(patterns match whole paths: '*' matches any text)")
-    skipped = {path for path in paths if any(_matches(path, pattern) for pattern in skip)}
-    if scheme.quantizes and skipped.issuperset(one.path for one in quantized_parts(model, scheme)):
-        raise UserError(f"skip={list(skip)} leaves nothing for scheme '{scheme.name}' to quantize; use 'fp32'")
-    return skipped
+def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme, only: Collection[str] = ()) -> set[str]:
+    """The paths of what stays exact, projections and what attention multiplies: all at places of `skip`, and all at no
+    place of `only`, if it has any."""
+    parts = [*projections(model), *attentions(model)]
+    left = _at_places(model, parts, "skip", skip)
+    if only:
+        left |= {one.path for one in parts} - _at_places(model, parts, "only", only)
+    if scheme.quantizes and left.issuperset(one.path for one in quantized_parts(model, scheme)):
+        places = f"skip={list(skip)}" + (f" and only={list(only)}" if only else "")
+        raise UserError(f"{places} leaves nothing for scheme '{scheme.name}' to quantize; use 'fp32'")
+    return left
+
+
+def _at_places(model: PreTrainedModel, parts: list[Projection], option: str, places: Collection[str]) -> set[str]:
+    """The paths of the parts of a model that are at places; raise UserError if one is not in the model."""
+    listed = isinstance(places, Collection) and not isinstance(places, str)
+    if not listed or not all(isinstance(place, str) for place in places):
+        raise UserError(f"{option} is {shown(places)}; expected a list of places, such as ['ffn_out', '*.down_proj']")
+    modules = [name for name, _ in model.named_modules() if name] if places else []
+    return {one.path for place in places for one in _at(place, parts, modules, option)}
+
+
+def _at(place: str, parts: list[Projection], modules: list[str], option: str) -> list[Projection]:
+    """The parts of a model at a place: of a role, of layers, or in the modules that a pattern matches."""
+    if layers := _LAYERS.fullmatch(place):
+        first, count = int(layers["first"]), parts[-1].layer + 1
+        end = int(layers["end"] or first + 1)
+        if not first < end <= count:
+            raise UserError(
+                f"{option} has '{place}', of a model with {count} layers; expected some of layers.0:{count}"
+            )
+        return [one for one in parts if first <= one.layer < end]
+    at_role = [one for one in parts if one.role == place]
+    paths = [one.path for one in parts]
+    if not at_role and not fnmatch.filter([*modules, *paths], place):
+        hint = "(patterns match whole paths: '*' matches any text)"
+        raise unknown_name(f"place in {option}", place, [*paths, *dict.fromkeys(one.role for one in parts)], hint)
+    return at_role or [one for one in parts if _matches(one.path, place)]
 
 
 def quantized_parts(model: PreTrainedModel, scheme: Scheme) -> list[Projection]:

@@ -13,7 +13,9 @@ from outliers.quantization.linear import QuantizedLinear, path_under, stored_wei
 from outliers.quantization.schemes import Scheme, said_of, says_bits
 
 
-def row_fields(scheme: Scheme, model: PreTrainedModel | None = None, skip: Collection[str] = ()) -> dict:
+def row_fields(
+    scheme: Scheme, model: PreTrainedModel | None = None, skip: Collection[str] = (), only: Collection[str] = ()
+) -> dict:
     """What identifies a scheme beside its name, and which kernels run it; nothing where it quantizes nothing.
 
     They are those of `said_of`; outlier_weights: whether outlier features meet exact weights or those rebuilt from
@@ -23,16 +25,16 @@ def row_fields(scheme: Scheme, model: PreTrainedModel | None = None, skip: Colle
         scheme: as it runs.
         model: where it runs, under the scheme already, or not yet, when exact weights will be kept; None for a row that
             says nothing of kernels.
-        skip: as for `outliers.quantize`.
+        skip, only: as for `outliers.quantize`.
     """
     if not scheme.quantizes:
         return {}
     modules = [] if model is None else [projection.module for projection in projections(model)]
     small = any(isinstance(module, Int8Linear) for module in modules)
-    fields = said_of(scheme, skip)
+    fields = said_of(scheme, skip, only)
     if model is not None and scheme.quantizes_projections:
         fields["kernels"] = kernels_of(scheme, model)
-        fields |= bits_of(scheme, model, skip) if says_bits(scheme) else {}
+        fields |= bits_of(scheme, model, skip, only) if says_bits(scheme) else {}
     if scheme.outlier_threshold is not None:
         fields["outlier_weights"] = "exact" if scheme.exact_outliers and not small else "dequantized"
     return fields
@@ -45,13 +47,13 @@ def kernels_of(scheme: Scheme, model: PreTrainedModel) -> str:
     return ", ".join(sorted(paths))
 
 
-def bits_of(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = ()) -> dict:
+def bits_of(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = (), only: Collection[str] = ()) -> dict:
     """weight_bits and activation_bits of an operand that is quantized: bits that the codes of a value and its share of
     scales and zero points take, on average over the weights of a model's projections, or over their inputs.
 
     Outlier features in 16 bits are not counted, nor scales that all activations of a block share.
     """
-    left = skipped(model, skip, scheme)
+    left = skipped(model, skip, scheme, only)
     shapes = [_shape(projection.module) for projection in projections(model) if projection.path not in left]
     values = {
         "weight_bits": [(outputs * features, features, outputs) for outputs, features in shapes],

@@ -55,12 +55,12 @@ class Scheme:
     label: what tables call it; by default its name. arithmetic: "exact", or "bitsandbytes" to compute LLM.int8() as
     bitsandbytes does, which differs from the paper's equation. transform: function-preserving changes of the features
     before anything is quantized, by names in `TRANSFORMS` as `outliers.quantization.transforms.transforms_of` reads
-    them, or one's own. token_threshold: tokens with an input of at least this magnitude are multiplied exactly, the
-    scales of the others are without them. clip: the quantile of their magnitudes at which the inputs are clamped that
-    are quantized. token_roles, clip_roles: of the inputs of the projections where that is done; none for all.
-    attention: None for attention in 16 bits; in int8 the share of the inner dimension of its products that is
-    multiplied in 16 bits all the same, that with the largest magnitudes (appendix E). attention_products: which of
-    `PRODUCTS` are in int8; none for both.
+    them, or one's own. token_threshold: tokens with an input of at least this magnitude, before any transform, are
+    multiplied exactly, the scales of the others are without them. clip: the quantile of their magnitudes at which the
+    inputs are clamped that are quantized, behind the transforms. token_roles, clip_roles: of the inputs of the
+    projections where that is done; none for all. attention: None for attention in 16 bits; in int8 the share of the
+    inner dimension of its products that is multiplied in 16 bits all the same, that with the largest magnitudes
+    (appendix E). attention_products: which of `PRODUCTS` are in int8; none for both.
 
     Raises:
         UserError: a part is unknown, or two do not go together: the number would be that of another scheme.
@@ -356,12 +356,12 @@ def in_groups(name: str) -> Scheme | None:
 def remedied(scheme: Scheme, written: str) -> Scheme:
     """A scheme with remedies; its name and label say so.
 
-    written: `REMEDY[=NUMBER][@ROLE/ROLE]`, several joined by +, in the order in which transforms change the features:
-    "hadamard", "smoothing=0.75+tokens=20", "hadamard@ffn_out". Remedies are the names in `TRANSFORMS` and `SETTINGS`.
+    written: `REMEDY[=NUMBER][@ROLE/ROLE]`, several joined by +, in the order in which they act: "hadamard",
+    "tokens=20+smoothing=0.75", "hadamard@ffn_out". Remedies are the names in `TRANSFORMS` and `SETTINGS`.
 
     Raises:
         UserError: a remedy or role is unknown, a number is missing or not one that the remedy takes, or a remedy does
-            not go with the scheme or with another one.
+            not go with the scheme or with another one, or stands in front of one that acts before it.
     """
     remedies, given = [Remedy.read(part) for part in written.split("+")], {}
     if unknown := [one.name for one in remedies if one.name not in (*TRANSFORMS, *SETTINGS)]:
@@ -379,8 +379,25 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
         if isinstance(scheme.transform, Transform):
             raise UserError(f"scheme '{scheme.name}' has a transform of one's own, which none can follow")
         given["transform"] = "+".join([*([scheme.transform] if scheme.transform else []), *transforms])
-    label = ", ".join([scheme.label, *map(_label, remedies)])
-    return replace(scheme, name=f"{scheme.name}+{written}", label=label, **given)
+    name, label = f"{scheme.name}+{written}", ", ".join([scheme.label, *map(_label, remedies)])
+    _check_order(name)
+    return replace(scheme, name=name, label=label, **given)
+
+
+def _check_order(name: str) -> None:
+    """Raise UserError unless the remedies in a scheme's name stand in the order in which they act.
+
+    Tokens are chosen by the input of a projection as it is, then come the transforms, and clipped is what they give.
+    Attention has no such input and may stand anywhere.
+    """
+    stages = {"tokens": 0, **dict.fromkeys(TRANSFORMS, 1), "clip": 2}
+    written = {part: stages[found] for part in name.split("+")[1:] if (found := re.split("[=@]", part)[0]) in stages}
+    acting = sorted(written, key=written.get)
+    if acting != list(written):
+        raise UserError(
+            f"scheme '{name}' has '{'+'.join(written)}'; expected the order in which remedies act, tokens, transforms, "
+            f"clip: write '{'+'.join(acting)}'"
+        )
 
 
 def _label(remedy: Remedy) -> str:
@@ -423,17 +440,17 @@ def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
     )
 
 
-def said_of(scheme: Scheme, skip: Collection[str] = ()) -> dict:
+def said_of(scheme: Scheme, skip: Collection[str] = (), only: Collection[str] = ()) -> dict:
     """What rows say of a scheme beside its name; nothing where it quantizes nothing.
 
     alpha: its threshold. scheme_parts: of a scheme that is not this project's own, what it is made of. arithmetic:
-    "simulated" where dequantized operands are multiplied. skip: as for `outliers.quantize`.
+    "simulated" where dequantized operands are multiplied. skip, only: as for `outliers.quantize`.
     """
     if not scheme.quantizes:
         return {}
     found = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_own(scheme) else scheme.parts}
     found["arithmetic"] = None if scheme.has_exact_sums or not scheme.quantizes_projections else "simulated"
-    found["skip"] = sorted(set(skip)) or None
+    found |= {"skip": sorted(set(skip)) or None, "only": sorted(set(only)) or None}
     return {field: value for field, value in found.items() if value is not None}
 
 

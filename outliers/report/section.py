@@ -24,7 +24,7 @@ ONCE = (
 )
 DRAWN = (
     "Mean ± standard deviation over {} draws of embeddings changed by 1e-6, which rounding alone causes: a difference "
-    "below two standard deviations is none."
+    "below two of its own standard deviations is none."
 )
 
 # What a format takes as its own and tabulate leaves as it is: |x| would end two cells of Markdown, <s> strike text out.

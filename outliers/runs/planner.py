@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 from outliers.errors import UserError
 from outliers.experiment.cell import Cell as Task
 from outliers.experiment.engine import Engine
+from outliers.experiment.forecast import request_of
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.provenance import environment, joined, measuring
 from outliers.measurements.bench import Bench, check_same_weights, named
+from outliers.metrics.measurement import Keeps
 from outliers.models.names import full_name
 from outliers.runs.cell import Cell, Subject
 from outliers.runs.rows import Row, Rows
@@ -52,6 +54,8 @@ class Planner:
         for plan, cells in zip(plans, asked, strict=True):
             plan.subject.check(cells)
         self.bar.total += sum(map(_steps, asked))
+        needs = [(plan.subject, keeps) for plan, cells in zip(plans, asked, strict=True) for keeps in _keeps(cells)]
+        self.engine.forecast([request_of(subject, subject.settings, keeps) for subject, keeps in needs])
         found: list[list[Row]] = [[] for _ in plans]
         for group in self.engine.groups(range(len(plans))):
             waiting = {number: asked[number] for number in group}
@@ -73,7 +77,7 @@ class Planner:
         finished: list[Cell] = []
         missing: dict[str, list[Cell]] = defaultdict(list)  # by what they have in common under other names
         for cell, of_cell in facts.items():
-            kept = cell.metric.measurement.kept(cell, of_cell, self)
+            kept = cell.metric.measurement.beside_row(cell, of_cell, self)
             found = None if self.force else self.rows.find(cell.asked, of_cell)
             if kept is None and found:
                 finished.append(cell)
@@ -215,6 +219,13 @@ def _bundles(cells: list[Cell]) -> Iterable[list[Cell]]:
 
 def _steps(cells: list[Cell]) -> int:
     return sum(bundle[0].metric.measurement.steps(bundle) for bundle in _bundles(cells))
+
+
+def _keeps(cells: list[Cell]) -> Iterable[Keeps]:
+    """What each kind of measurement keeps of some cells of a subject."""
+    measurements = {cell.metric.measured_by: cell.metric.measurement for cell in cells}
+    of_each = ([cell for cell in cells if cell.metric.measured_by == name] for name in measurements)
+    return (one.keeps(own) for one, own in zip(measurements.values(), of_each, strict=True))
 
 
 def _shares(bundle: list[Cell], parts: list[slice]) -> list[int]:

@@ -104,8 +104,9 @@ class Row(BaseModel):
 
     def records(self) -> list[dict]:
         """A flat dictionary for each value, as tables, figures and data frames take them."""
-        subject, metric = self.asked["subject"], self.asked["metric"]
-        common = {**subject, **self.facts, **{name: value for name, value in metric.items() if name != "name"}}
+        asked = self.asked
+        parameters = {name: value for name, value in asked["metric"].items() if name != "name"}
+        common = {**asked["subject"], "variant": asked["variant"], **self.facts, **parameters}
         return [{**common, **value, **self.made} for value in self.values]
 
 

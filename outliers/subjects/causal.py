@@ -8,12 +8,12 @@ from transformers import PreTrainedModel
 
 from outliers.measurements.bench import Bench, Job, check_schemes, left_fields, say_what_is_left
 from outliers.models.weight_files import check_unchanged
-from outliers.quantization.schemes import Scheme
+from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.runs.cell import Cell
 from outliers.specification.kinds import Calibrated, Settings, said_of_text
 from outliers.text.blocks import tokens_hash
 from outliers.variants.draw import check_draws
-from outliers.variants.variant import schemes_of
+from outliers.variants.together import schemes_of
 
 USUAL = {"device": "cpu", "bos": False}  # of which rows say what is not so
 
@@ -66,7 +66,7 @@ class Causal:
             for quantized in schemes_of(cell.variant):
                 if quantized.scheme.needs_calibration and self.job.calibration is None:
                     self.job = self._calibrated()
-                check_schemes(self.job.config, [quantized.scheme], quantized.skip)
+                check_schemes(self.job.config, [quantized.scheme], quantized.skip, quantized.only)
                 schemes[quantized.scheme.name] = quantized.scheme
         say_what_is_left(self.name, self.job.config, list(schemes.values()))
 
@@ -87,7 +87,7 @@ class Causal:
         model, fields = bench.load(self.job, self.settings)
         quantized = schemes_of(cell.variant)
         facts = {name: value for name, value in fields.items() if name not in (*self.asked, "streamed")}
-        facts |= cell.variant.fields(model)
+        facts |= {"scheme": BASELINE} | cell.variant.fields(model)
         if any(one.scheme.quantizes for one in quantized):
             facts |= left_fields(model, model.num_parameters())
         if any(one.scheme.needs_calibration for one in quantized):

@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -12,84 +11,87 @@ from tqdm import tqdm
 from outliers.terminal.amounts import duration
 
 SECONDS = 60  # between two lines
-FAR_OFF = 1.5  # times: a forecast that is wrong by more is said beside what is left
+SOON, SHORT = 1, 2  # seconds: how old a run is when it says how long it takes, and what is too short to say
+MARKS = 1000  # of finished steps that are kept
 
 Thing = TypeVar("Thing")
 logger = logging.getLogger(__name__)
-_open: "list[Progress]" = []  # without a terminal, the outermost first
+_open: "list[Progress]" = []  # the outermost first
 
 
 class Progress(tqdm):
-    """Steps of a run that are finished, and what is left of it.
+    """Steps of a run that are finished, and the time that is left, by what the latest of them took.
 
-    Where standard error is no terminal, the outermost one logs a line a minute, also while no step ends, for which it
-    has a thread. What is left is computed from what finished steps took; a forecast only says how steps compare.
+    The outermost one says once, after the first steps, how long the run takes. Where standard error is no terminal, it
+    also logs a line a minute, while no step ends too, for which it has a thread.
     """
 
     def __init__(
         self, total: int, unit: str = "block", description: str = "", clock: Callable[[], float] = time.monotonic
     ):
         self.clock, self.start = clock, clock()
-        self.shares = [0.0, 1.0]  # of the whole time, at the ends of parts of equal steps
-        self.forecast: float | None = None  # seconds of all steps
-        self.skipped = 0.0  # of the whole time
-        self.inside = 0.0  # how far the step is that is being made
+        self.made = 0  # steps of this run, which those of earlier ones say nothing about
+        self.together = 1  # steps that are being made at once
+        self.inside = 0.0  # how many of them are, as it were
+        self.workers, self.marks = 1, [(self.start, 0.0)]  # when so many steps were made
+        self.said = False
         self.ended = threading.Event()
         super().__init__(total=total, unit=unit, disable=None, dynamic_ncols=True)
         self.desc, self.unit = "", unit  # which is not set where there is no bar
         self.set_description(description)
-        if self.disable:
-            _open.append(self)
-            if _open[0] is self:
-                threading.Thread(target=self._log, daemon=True).start()
+        _open.append(self)
+        if self.disable and _open[0] is self:
+            threading.Thread(target=self._log, daemon=True).start()
 
-    def expect(self, seconds: list[float]) -> None:
-        """Take a forecast: what parts of equally many steps, one after the other, will take together.
+    def spread(self, workers: int) -> None:
+        """Say that so many workers share what comes now, each of which finishes several steps at once."""
+        self.workers, self.marks = max(1, workers), [(self.clock(), self.made)]
 
-        The time of the run counts from now on.
-        """
-        self.start = self.clock()
-        if sum(seconds):
-            self.forecast = sum(seconds)
-            self.shares = [0.0, *(so_far / self.forecast for so_far in accumulate(seconds))]
+    def begin(self, steps: int) -> None:
+        """Say that so many steps are made at once from now on, as far as `see` is told."""
+        if self.together > 1:
+            self.update(self.together)
+        self.together = steps
+
+    def see(self, share: float) -> None:
+        """Say how far the steps are that are being made."""
+        self.inside = min(share, 1.0) * self.together
+        self._mark()
 
     def update(self, steps: int = 1) -> None:
         """Count steps that were made."""
-        self.inside = 0.0
+        self.made, self.inside, self.together = self.made + steps, 0.0, 1
+        if self.disable:
+            self.n += steps
+        else:
+            super().update(steps)
+        self._mark()
+
+    def skip(self, steps: int) -> None:
+        """Count steps that an earlier run made: nothing follows from them for those that are left."""
         if self.disable:
             self.n += steps
         else:
             super().update(steps)
 
-    def skip(self, steps: int) -> None:
-        """Count steps that an earlier run made: nothing follows from them for those that are left."""
-        self.skipped += self._share(self.n + steps) - self._share(self.n)
-        if self.disable:
-            self.n += steps
-        else:  # whose rate leaves out the initial ones
-            self.initial += steps
-            super().update(steps)
-
-    def see(self, share: float) -> None:
-        """Say how far the step is that is being made, for the lines alone."""
-        self.inside = min(share, 1.0)
-
     def left(self) -> float | None:
-        """Seconds: by what the finished steps took, before there are any by the forecast; None without one."""
-        done = self._share(self.n + self.inside)
-        if done > self.skipped:
-            return (1 - done) * (self.clock() - self.start) / (done - self.skipped)
-        return None if self.forecast is None else (1 - done) * self.forecast
+        """Seconds, by the later half of what was made so far; None before anything was."""
+        marks = list(self.marks)
+        count, todo = len(marks) - 1, self.total - self.n - self.inside
+        if not count or todo <= 0:
+            return None
+        back = max(self.workers, count // 2 // self.workers * self.workers)
+        (begin, before), (end, made) = marks[max(0, count - back)], marks[-1]
+        # The workers that have finished nothing yet are as far as the others.
+        pace = (end - begin) / (made - before) / max(1, self.workers / count)
+        return max(0.0, todo * pace - min(pace, self.clock() - end))
 
     def line(self) -> str:
         """What is being measured, how much is finished, and the time that is left."""
         left, steps = self.left(), self.n + self.inside
         line = f"{self.desc}{self.n} of {self.total} {self.unit}s, {steps / self.total if self.total else 0.0:.0%}"
-        if left is None:
-            return f"{line}, since {duration(self.clock() - self.start)}"
-        foreseen = left if self.forecast is None else (1 - self._share(steps)) * self.forecast
-        wrong = max(left, foreseen) > FAR_OFF * min(left, foreseen)
-        return f"{line}, about {duration(left)} left" + (f" (the forecast said {duration(foreseen)})" if wrong else "")
+        since = f"since {duration(self.clock() - self.start)}"
+        return f"{line}, {since if left is None else f'about {duration(left)} left'}"
 
     def close(self) -> None:
         """End it."""
@@ -97,13 +99,24 @@ class Progress(tqdm):
         _open[:] = [bar for bar in _open if bar is not self]  # `remove` would take an equal one, by tqdm's own order
         super().close()
 
-    def _share(self, steps: float) -> float:
-        """The share of the whole time that the first steps take."""
-        parts = len(self.shares) - 1
-        place = min(steps / self.total, 1.0) * parts if self.total else 0.0
-        number = min(int(place), parts - 1)
-        begin, end = self.shares[number : number + 2]
-        return begin + (place - number) * (end - begin)
+    @property
+    def format_dict(self) -> dict:
+        """What tqdm writes, with the same time left."""
+        left = self.left() if hasattr(self, "ended") else None
+        return super().format_dict | ({"rate": (self.total - self.n) / left} if left else {})
+
+    def _mark(self) -> None:
+        now, made = self.clock(), self.made + self.inside
+        if made > self.marks[-1][1]:
+            self.marks.append((now, made))
+            if len(self.marks) > MARKS:
+                del self.marks[1:-1:2]
+        left = self.left()
+        # The first step may have compiled kernels and read files.
+        if self.said or len(self.marks) < 3 or _open[0] is not self or now - self.start < SOON or (left or 0) < SHORT:
+            return
+        self.said = True
+        logger.info(f"{self.desc}about {duration(left)} left")
 
     def _log(self) -> None:
         while not self.ended.wait(SECONDS):
@@ -111,9 +124,11 @@ class Progress(tqdm):
 
 
 def over(things: Iterable[Thing], unit: str, description: str) -> Iterator[Thing]:
-    """Each of some things, with a bar over them."""
+    """Each of some things, with a bar over them, which moves the outermost one."""
     things = list(things)
     with Progress(len(things), unit, description) as bar:
-        for thing in things:
+        for number, thing in enumerate(things, 1):
             yield thing
             bar.update()
+            if _open[0] is not bar:
+                _open[0].see(number / len(things))

@@ -5,7 +5,7 @@ import torch
 from outlier_kernels import reference
 from outlier_kernels.cpu.compiled import KINDS, passes
 from outlier_kernels.formats import Quantizer
-from outlier_kernels.reference import CODE_MAX, Quantized
+from outlier_kernels.reference import Quantized
 
 STRIP = 512  # features at once, at most, whose extremes are looked for
 
@@ -107,7 +107,7 @@ def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tenso
     """The scale that all rows have, or their normalized dynamic range and zero point."""
     low, high = extremes(matrix)
     if quantizer.symmetric:
-        return torch.maximum(high, -low).index_fill_(0, outliers, 0).amax() / CODE_MAX
+        return reference.absmax_scale(torch.maximum(high, -low).index_fill_(0, outliers, 0).amax())
     inliers = torch.ones_like(low, dtype=torch.bool).index_fill_(0, outliers, False)
     return torch.stack(reference.dynamic_range_and_zero_point(low[inliers].amin(), high[inliers].amax()))
 
@@ -134,7 +134,7 @@ def _quantize_where_it_lies(weight: torch.Tensor, quantizer: Quantizer) -> Quant
     if not quantizer.per_row:
         low, high = low.amin().view(1), high.amax().view(1)
     if quantizer.symmetric:
-        scale = reference.absmax_scale(low, high)
+        scale = reference.absmax_scale(torch.maximum(high, -low))
         factors, zero_point = scale.expand(outputs).contiguous(), None
     else:
         dynamic_range, zero_point = reference.dynamic_range_and_zero_point(low, high)

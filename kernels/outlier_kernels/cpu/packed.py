@@ -134,7 +134,8 @@ def _multiply(
         first = 0 if columns is None else len(outliers) + start
         product = _product(room[first : len(outliers) + start + at_once], weight, column_scales)
         if columns is None:
-            columns, product = product[: len(outliers)], product[len(outliers) :]
+            largest = torch.finfo(product.dtype).max  # as `Quantized.dequantize` has it, for inf times 0 is NaN
+            columns, product = product[: len(outliers)].clamp_(-largest, largest), product[len(outliers) :]
         _finish(product, scale[some], bias, values[some], columns, result[some])
     return result
 

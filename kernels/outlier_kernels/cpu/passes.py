@@ -19,7 +19,7 @@ FLOAT32, BFLOAT16, FLOAT16 = (KINDS[dtype] for dtype in (torch.float32, torch.bf
 MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float but for its sign: as a whole number in the order of |x|
 ROUND = np.float32(12_582_912)  # 1.5 · 2^23: added to a small float, its lowest bits hold the nearest whole number
 CODE_MAX = np.float32(127)
-LEAST_NORMAL = np.float32(2.0**-126)
+LEAST_NORMAL, LARGEST_RANGE = np.float32(2.0**-126), np.float32(2.0**126)  # one over the other
 WORD, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # of numbers in 64 bits the lower half, and how many bits it has
 MULTIPLIERS, KEY_STEPS = tuple(map(np.uint64, MULTIPLIERS)), tuple(map(np.uint64, KEY_STEPS))
 STRIP = 4096  # outputs at once
@@ -265,6 +265,14 @@ def _largest(row, count):
 
 
 @inlined
+def _scale(largest):
+    """`reference.absmax_scale`: by one, quotients are between the outermost codes, and need not be clamped."""
+    scale = largest / CODE_MAX
+    scale = LEAST_NORMAL if scale < LEAST_NORMAL else scale
+    return np.float32(1) if largest == 0 else scale
+
+
+@inlined
 def _put(row, places, count, value):
     for i in range(count):
         row[places[i]] = value
@@ -287,8 +295,7 @@ def absmax_codes(arguments):
         for r in range(first, min(first + at_once, arguments[1])):
             load(kind, x + r * stride, features, row)
             _put(row, outliers, outlier_count, np.float32(0))
-            scale = given[0] if arguments[9] else _largest(row, features) / CODE_MAX
-            scale = np.float32(1) if scale == 0 else scale
+            scale = given[0] if arguments[9] else _scale(_largest(row, features))
             scales[r] = scale
             sums[r] = _round_to_codes(row, scale, features, _address(arguments[11] + r * features, np.int8), offset)
         first = _taken(arguments, at_once)
@@ -296,16 +303,11 @@ def absmax_codes(arguments):
 
 @inlined
 def _round_to_codes(row, scale, count, codes, offset):
-    """Divide a row by its scale, write the nearest whole numbers plus an offset, and add the numbers up.
-
-    A subnormal scale has so few digits that quotients are up to 190. NaN passes through, and becomes code 0.
-    """
+    """Divide a row by its scale, write the nearest whole numbers plus an offset, and add the numbers up. NaN becomes
+    code 0."""
     total = np.int32(0)
     for i in range(count):
-        value = row[i] / scale
-        value = CODE_MAX if value > CODE_MAX else value
-        value = -CODE_MAX if value < -CODE_MAX else value
-        code = np.int32(bits_of(value + ROUND) - bits_of(ROUND))
+        code = np.int32(bits_of(row[i] / scale + ROUND) - bits_of(ROUND))
         codes[i] = np.int8(code + offset)
         total = np.int32(total + code)
     return np.float32(total)
@@ -319,15 +321,9 @@ def _code(quotient):
 
 @inlined
 def _clamped(quotient):
-    """A subnormal scale has so few digits that quotients are up to 190. NaN passes through."""
+    """The largest that is rounded up by chance is not between two codes. NaN passes through."""
     quotient = CODE_MAX if quotient > CODE_MAX else quotient
     return -CODE_MAX if quotient < -CODE_MAX else quotient
-
-
-@inlined
-def _is_normal(scale):
-    """Whether all quotients are between two codes, so that they need not be clamped."""
-    return (scale >= LEAST_NORMAL) & (scale < np.inf)
 
 
 @inlined
@@ -400,8 +396,7 @@ def codes_by_row(arguments):
                 left_out = _address(flags + r // rows * arguments[10], np.uint8)
                 for i in range(features):
                     row[i] = np.float32(0) if left_out[i] else row[i]
-            scale = _largest(row, features) / CODE_MAX
-            scale = np.float32(1) if scale == 0 else scale
+            scale = _scale(_largest(row, features))
             scales[r] = scale
             codes = _address(arguments[13] + r * features, np.int8)
             if by_chance:
@@ -414,12 +409,9 @@ def codes_by_row(arguments):
                 of_row = chances.ravel()
                 for i in range(features):
                     codes[i] = _code(_clamped(floor(row[i] / scale + of_row[i])))
-            elif _is_normal(scale):
-                for i in range(features):
-                    codes[i] = _code(row[i] / scale)
             else:
                 for i in range(features):
-                    codes[i] = _code(_clamped(row[i] / scale))
+                    codes[i] = _code(row[i] / scale)
         first = _taken(arguments, at_once)
 
 
@@ -452,12 +444,8 @@ def codes_by_column(arguments):
                 for i in range(count):
                     most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
         scales = _address(arguments[16] + 4 * (matrix * rows + start), np.float32)
-        normal = True
         for i in range(count):
-            one = float_of(most[i]) / CODE_MAX
-            one = np.float32(1) if one == 0 else one
-            normal = normal & _is_normal(one)
-            scale[i], scales[i] = one, one
+            scale[i] = scales[i] = _scale(float_of(most[i]))
         for k in range(features):
             codes = _address(first + k * rows, np.int8)
             if by_chance and k % 4 == 0:
@@ -472,12 +460,9 @@ def codes_by_column(arguments):
                 if by_chance:
                     for i in range(count):
                         codes[i] = _code(_clamped(floor(row[i] / scale[i] + _chance(words[k % 4, i]))))
-                elif normal:
-                    for i in range(count):
-                        codes[i] = _code(row[i] / scale[i])
                 else:
                     for i in range(count):
-                        codes[i] = _code(_clamped(row[i] / scale[i]))
+                        codes[i] = _code(row[i] / scale[i])
         piece = _taken(arguments, 1)
 
 
@@ -601,9 +586,10 @@ def _zeropoint(row, count):
     for i in range(count):
         value = _ordered(bits_of(row[i]))
         least, most = min(least, value), max(most, value)
-    low = float_of(_ordered(least))
-    span = float_of(_ordered(most)) - low
-    dynamic_range = np.float32(1) if span == 0 else np.float32(254) / span
+    low, high, half = float_of(_ordered(least)), float_of(_ordered(most)), np.float32(0.5)
+    dynamic_range = CODE_MAX / (high * half - low * half)  # whose range may be beyond the largest float
+    dynamic_range = LARGEST_RANGE if dynamic_range > LARGEST_RANGE else dynamic_range
+    dynamic_range = np.float32(1) if high - low == 0 else dynamic_range
     return dynamic_range, -rint(dynamic_range * low) - CODE_MAX
 
 

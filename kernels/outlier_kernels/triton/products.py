@@ -9,7 +9,7 @@ from outlier_kernels.reference import LARGEST_K
 from outlier_kernels.reference_products import magnitudes
 from outlier_kernels.triton import tiles
 from outlier_kernels.triton.product import multiply_codes
-from outlier_kernels.triton.quantization import ALIGNMENT, DTYPES, round_to_even
+from outlier_kernels.triton.quantization import ALIGNMENT, DTYPES, absmax_scale, round_to_even
 
 __all__ = ["magnitudes", "product"]
 ENTRIES = 2048  # of a tile that is quantized at once
@@ -162,8 +162,7 @@ def quantize_tile(
         value = load_tile(matrices, flags, inside, feature, features, feature_stride)
         largest = tl.maximum(largest, tl.max(tl.abs(value), axis=1))
         nans += tl.sum((value != value).to(tl.int32), axis=1)
-    step = tl.div_rn(tl.where(nans > 0, float("nan"), largest), tl.full((ROWS,), 127.0, tl.float32))
-    step = tl.where(step == 0, 1.0, step)
+    step = absmax_scale(tl.where(nans > 0, float("nan"), largest))
     place = matrix * rows + row
     tl.store(scale + place, step, mask=inside)
 

@@ -89,11 +89,12 @@ def quantize_row(
     low, high = tl.where(high < low, 0.0, low), tl.where(high < low, 0.0, high)
 
     if zero_point is None:
-        step = tl.div_rn(tl.maximum(high, -low), tl.full((), 127.0, tl.float32))
-        step = tl.where(step == 0, 1.0, step)
+        step = absmax_scale(tl.maximum(high, -low))
     else:
-        span = high - low
-        dynamic_range = tl.where(span == 0, 1.0, tl.div_rn(tl.full((), 254.0, tl.float32), span))
+        # The range itself may be beyond the largest float, and its scale is at least the smallest normal one, 2^-126.
+        dynamic_range = tl.div_rn(tl.full((), 127.0, tl.float32), high * 0.5 - low * 0.5)
+        dynamic_range = tl.where(dynamic_range > 8.507059173023462e37, 8.507059173023462e37, dynamic_range)
+        dynamic_range = tl.where(high - low == 0, 1.0, dynamic_range)
         zero = -round_to_even(dynamic_range * low) - 127
         step = tl.div_rn(tl.full((), 1.0, tl.float32), dynamic_range)
         tl.store(zero_point + group, zero)
@@ -113,6 +114,13 @@ def quantize_row(
         code_sum += tl.sum(code)
     if zero_point is not None:
         tl.store(code_sums + row, code_sum)
+
+
+@triton.jit
+def absmax_scale(largest):
+    """`reference.absmax_scale`, at least 2^-126."""
+    scale = tl.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
+    return tl.where(largest == 0, 1.0, tl.where(scale < 1.1754943508222875e-38, 1.1754943508222875e-38, scale))
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from outliers.models.hooks import input_hooks
 from outliers.models.stream import Watched
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import BASELINE, SCHEMES
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 
 EXACT = Quantized(SCHEMES[BASELINE])  # the unquantized model, whatever it is under
 

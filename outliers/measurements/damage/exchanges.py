@@ -2,19 +2,18 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
+from outliers.errors import UserError
 from outliers.measurements.damage.errors import EXACT
 from outliers.metrics.perplexity.measure import Loss, finite_loss, variant_losses
-from outliers.models.anatomy import anatomy_of
 from outliers.models.decoder import inference, run_exchanged
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantized_parts, skipped
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 
 ONLY, WITHOUT = "only", "without"
 FIELDS = ("role", "layer")  # of a row, which say what a place is
@@ -23,18 +22,17 @@ FIELDS = ("role", "layer")  # of a row, which say what a place is
 class Exchange(NamedTuple):
     """What is quantized.
 
-    kind: "only" a place, or all "without" it. field: "role" or "layer". place: its name or number. exact: patterns of
-    what stays exact for it.
+    kind: "only" a place, or all "without" it. field: "role" or "layer". place: its name or number.
     """
 
     kind: str
     field: str
     place: str | int
-    exact: tuple[str, ...]
 
     def under(self, variant: Quantized) -> Quantized:
         """What a variant is where only these places are under its scheme."""
-        return replace(variant, skip=(*variant.skip, *self.exact))
+        place = f"layers.{self.place}" if self.field == "layer" else self.place
+        return replace(variant, **{ONLY: {"only": (place,)}, WITHOUT: {"skip": (*variant.skip, place)}}[self.kind])
 
 
 def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Exchange]:
@@ -46,20 +44,17 @@ def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Ex
         model: of which the names of modules are looked at, and no weight.
         variant: the scheme, and what it leaves.
         field: "role" or "layer".
+
+    Raises:
+        UserError: the variant quantizes only some places.
     """
-    left, prefix = skipped(model, variant.skip, variant.scheme), anatomy_of(model.config).layers
-    places: dict[str | int, dict[str, None]] = {}
-    for one in quantized_parts(model, variant.scheme):
-        if one.path not in left:
-            layer = f"{prefix}.{one.layer}"
-            pattern = {"role": f"{prefix}.*{one.path.removeprefix(layer)}", "layer": layer}[field]
-            places.setdefault(getattr(one, field), {})[pattern] = None
-
-    def but(place) -> tuple[str, ...]:
-        return tuple(chain.from_iterable(patterns for other, patterns in places.items() if other != place))
-
-    without = [Exchange(WITHOUT, field, place, tuple(patterns)) for place, patterns in places.items()]
-    return [*(Exchange(ONLY, field, place, but(place)) for place in places), *(without if len(places) > 1 else ())]
+    if variant.only:
+        raise UserError(f"'{variant.name}' quantizes some places already; expected 'skip' in the place of 'only'")
+    left = skipped(model, variant.skip, variant.scheme)
+    parts = (one for one in quantized_parts(model, variant.scheme) if one.path not in left)
+    places = dict.fromkeys(getattr(one, field) for one in parts)
+    kinds = (ONLY, WITHOUT) if len(places) > 1 else (ONLY,)
+    return [Exchange(kind, field, place) for kind in kinds for place in places]
 
 
 def exchange_losses(

@@ -1,9 +1,9 @@
 """What schemes damage in a model: the error of each projection, and what each role and layer costs of perplexity."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -12,25 +12,26 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError, unknown_name
-from outliers.measurements.bench import Bench, Counted, Job, check_schemes, named, say_what_is_left
+from outliers.measurements.bench import Bench, Job, check_schemes, named, say_what_is_left
 from outliers.measurements.damage.errors import EXACT, BlockErrors, Error, block_errors
 from outliers.measurements.damage.exchanges import Exchange, exchange_losses, exchanges
-from outliers.measurements.measurement import Measurement, Part, Passes, Question, Workload
-from outliers.measurements.sweep import coded, scheme_fields, schemes_of, sweep_parts
+from outliers.measurements.measurement import Keeps, Measurement, Question
+from outliers.measurements.sweep import coded, scheme_fields, schemes_of
 from outliers.metrics.agreement.measure import Distance, distances
-from outliers.metrics.perplexity.measure import Loss, perplexity, perplexity_of, variant_losses
+from outliers.metrics.perplexity.measure import Loss, perplexity_of, variant_losses
 from outliers.models.anatomy import projections
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import is_streamed
-from outliers.quantization.calibration import Calibration, neutral
+from outliers.quantization.calibration import Calibration
 from outliers.quantization.convert import quantize, skipped
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage
 from outliers.text.blocks import sequences
 from outliers.variants.draw import check_draws, drawn, scattered
-from outliers.variants.variant import Quantized
+from outliers.variants.quantized import Quantized
 
 Row = dict[str, Any]
+DISTANT = 3  # hidden states of each block that a distance keeps: with the scheme, without it, and the last ones
 
 
 class Asked(NamedTuple):
@@ -49,11 +50,11 @@ class Asked(NamedTuple):
     def name(self) -> str:
         """What to call it in messages, the same for what is alike: there are many layers."""
         what = f"{self.exchange.kind} one {self.exchange.field}" if self.exchange else VIEWS[self.view].name
-        return f"{self.variant.name}, {what}" if self.variant and VIEWS[self.view].drawn else what
+        return f"{self.variant.scheme.name}, {what}" if self.variant and VIEWS[self.view].drawn else what
 
     def knowing(self, calibration: Calibration | None) -> "Asked":
         """The same with what its scheme may have to know of the inputs."""
-        return self._replace(variant=self.variant and replace(self.variant, calibration=calibration))
+        return self._replace(variant=self.variant and self.variant.calibrated(calibration))
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -237,16 +238,12 @@ class DamageRows(Measurement[Damage]):
         say_what_is_left(job.name, job.config, self.schemes)
         return [job]
 
-    def workload(self, job: Job) -> Workload:
-        return Workload(job, self.spec, damage_parts(self.asked, self.spec.draws, self.spec.stream))
+    def keeps(self, _job: Job) -> Keeps:
+        fields = Counter((one.variant.name, one.exchange.field) for one in self.asked if one.exchange)
+        return Keeps((tuple(self.schemes),), variants=max([DISTANT, *fields.values()]))
 
     def total(self, _job: Job) -> int:
         return sum(map(self._steps, self.asked))
-
-    def finished_share(self, rows: list[dict], _jobs: list[Job]) -> float:
-        metrics = {metric for one in self.asked for metric in one.metrics}
-        expected = sum(len(_distinct(one)) if one.places else len(one.metrics) for one in self.asked)
-        return min(1.0, len([row for row in rows if row["metric"] in metrics]) / expected)
 
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
@@ -258,7 +255,7 @@ class DamageRows(Measurement[Damage]):
         return [self._question(one, facts) for one in self.asked]
 
     def _question(self, one: Asked, facts: dict) -> Question:
-        fields = {} if one.view == "input" else facts[one.variant.name if one.variant else BASELINE]
+        fields = {} if one.view == "input" else facts[one.variant.scheme.name if one.variant else BASELINE]
         if VIEWS[one.view].drawn:
             fields = fields | {"draws": self.spec.draws}
         if one.exchange:
@@ -281,9 +278,9 @@ class DamageRows(Measurement[Damage]):
         if not VIEWS[one.view].drawn:
             return "errors"
         if self.spec.stream and one.exchange:
-            return one.variant.name, one.exchange.field
+            return one.variant.scheme.name, one.exchange.field
         if one.exchange and one.exchange.field == "layer":
-            return one.variant.name, one.exchange.kind
+            return one.variant.scheme.name, one.exchange.kind
         return question
 
     def steps(self, questions: list[Question]) -> int:
@@ -295,15 +292,14 @@ class DamageRows(Measurement[Damage]):
 
     def answer(self, bench: Bench, job: Job, questions: list[Question], part: slice, fields: dict) -> list:
         model, _ = bench.load(job, self.spec, fields)
-        asked, blocks = [question.about for question in questions], job.blocks[part]
+        asked = [question.about for question in questions]
+        blocks = bench.counted(job.blocks[part], len(asked))
         schemes = {one.variant.scheme.name: one.variant.scheme for one in asked if one.variant}
         with named(job.name):
             calibration = bench.calibration(job, schemes.values())
         asked = [one.knowing(calibration) for one in asked]
-        if not is_streamed(model):
-            blocks = Counted(blocks, bench.bar, len(asked))
-            if VIEWS[asked[0].view].drawn and schemes:
-                model = coded(bench.quantized(*schemes.values(), self.spec.skip, calibration))
+        if not is_streamed(model) and VIEWS[asked[0].view].drawn and schemes:
+            model = coded(bench.quantized(*schemes.values(), self.spec.skip, calibration))
         with named(job.name, *schemes):
             return measure(model, blocks, asked, self.spec.draws)
 
@@ -322,34 +318,6 @@ def _distinct(one: Asked) -> set[tuple]:
 def _place(row: dict, one: Asked) -> tuple:
     fields = {"input": ("layer", "role"), "error": ("layer", "role", "projection")}.get(one.view, ())
     return tuple(row.get(field) for field in ("metric", *fields))
-
-
-def damage_parts(asked: Sequence[Asked], draws: int = 1, streamed: bool = False) -> Passes:
-    """By which the cost of what is asked is found. Of a resident model a layer costs half an evaluation on average."""
-    passes = []
-    errors = [one.variant.scheme for one in asked if one.view == "error"]
-    if errors:
-        passes.append([Part(partial(_errors_uncalibrated, schemes=errors))])
-    if any(one.view == "baseline" for one in asked):
-        passes.append([Part(perplexity, times=draws)])
-    for one in asked:
-        if one.view == "model":
-            passes.append([Part(perplexity, times=draws), *sweep_parts([one.variant.scheme], draws)[0]])
-    counts: dict[tuple[Scheme, str], int] = {}
-    for one in asked:
-        if one.exchange:
-            key = one.variant.scheme, one.exchange.field
-            counts[key] = counts.get(key, 0) + 1
-    for (scheme, field), count in counts.items():
-        halves = 2 if field == "layer" and not streamed else 1
-        passes += sweep_parts([scheme], draws * -(-count // halves))
-    return passes
-
-
-def _errors_uncalibrated(model: PreTrainedModel, blocks: torch.Tensor, schemes: Sequence[Scheme]) -> list[BlockErrors]:
-    """As `block_errors`, calibrated on nothing."""
-    calibration = neutral(model)
-    return block_errors(model, blocks, [Quantized(scheme, (), calibration) for scheme in schemes])
 
 
 ERRORS = [
@@ -418,7 +386,7 @@ def damage(
     for some in _at_once(asked):
         for one, answer in zip(some, measure(model, blocks, some, draws), strict=True):
             fields = {one.exchange.field: one.exchange.place} if one.exchange else {}
-            of_scheme = {"scheme": one.variant.name if one.variant else BASELINE}
+            of_scheme = {"scheme": one.variant.scheme.name if one.variant else BASELINE}
             rows += [of_scheme | fields | row for row in VIEWS[one.view].rows(one, answer)]
     return damages_of(rows)[scheme.name]
 

@@ -81,9 +81,6 @@ class TrainingRows(Measurement[Training]):
     def total(self, run: Run) -> int:
         return run.recipe.steps
 
-    def finished_share(self, rows: list[dict], subjects: list) -> float:
-        return len({(row.get("run"), row.get("seed")) for row in rows}) / len(subjects)
-
     def look(self, _bench: Bench, run: Run) -> tuple[dict, None]:
         spec = self.spec
         fields = {

@@ -8,15 +8,17 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from outliers.measurements.bench import Bench, Counted, named
-from outliers.metrics.measurement import Measurement
+from outliers.measurements.bench import Bench, named
+from outliers.metrics.measurement import Keeps, Measurement
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.runs.cell import Cell
-from outliers.variants.interventions import Intervention
-from outliers.variants.variant import Ablated, Together, parts_of
+from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.together import Together, parts_of
+
+PROBABILITIES = 4  # (heads, T, T) of a layer at once: scores, what is made of them, and of those under an intervention
 
 
 @inference
@@ -84,6 +86,9 @@ class OfAttention(Measurement):
             bundles.setdefault(_parted(cell.variant)[0].name, []).append(cell)
         return list(bundles.values())
 
+    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+        return super().keeps(cells)._replace(attention=PROBABILITIES, variants=1)
+
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells[0].subject.blocks)
 
@@ -94,7 +99,7 @@ class OfAttention(Measurement):
         parted = [_parted(bench.knowing(cell.variant, subject.job)) for cell in cells]
         variant, interventions = parted[0][0], [intervention for _, intervention in parted]
         with named(subject.name, *([] if variant is AS_IT_IS else [variant.name])):
-            found = top1_softmax(model, Counted(blocks, bench.bar), interventions, variant)
+            found = top1_softmax(model, bench.counted(blocks), interventions, variant)
         return [(len(blocks), value) for value in found]
 
     def values(self, cell: Cell, answers: list[tuple[int, float]]) -> list[dict]:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from outliers.criterion import ALPHA, PAPER
 from outliers.metrics.metric import Metric
-from outliers.specification.kinds import OUTLIER, Threshold
+from outliers.specification.kinds import OUTLIER, Names, Threshold
 
 
 class Trace(Metric):
@@ -15,10 +15,15 @@ class Trace(Metric):
     name: ClassVar[str] = "trace"
     measured_by: ClassVar[str] = "outliers.metrics.trace.measure:TRACE"
 
-    roles: tuple[str, ...] = Field(PAPER, description="Hidden states that are traced, by the projections they go into.")
+    roles: Names = Field(list(PAPER), description="Hidden states that are traced, by the projections they go into.")
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
     attention: bool = Field(False, description="Find attention sinks, for which the model attends eagerly.")
     details: bool = Field(False, description="Say what is found of each feature, layer and position.")
-    # How it is made, of which rows say nothing: they are the same.
-    tokens: bool = Field(False, exclude=True, description="Find which tokens carry the features, in what is kept.")
-    kept: bool = Field(False, exclude=True, description="Keep the trace beside the rows, and go on from what is there.")
+
+
+class KeptTrace(Trace):
+    """The same with the trace itself in files beside the rows; which tokens carry the features is in these alone."""
+
+    measured_by: ClassVar[str] = "outliers.metrics.trace.measure:KEPT"
+
+    tokens: bool = Field(False, exclude=True)

@@ -37,7 +37,7 @@ def traced(cell: Cell, facts: dict, planner: "Planner") -> list[tuple]:
         UserError: a hidden state holds NaN or inf; or something else than files stands where it is to be saved.
     """
     stem, metric = planner.rows.folder / STEM, cell.metric
-    about = cell.subject.asked | facts | {"roles": list(metric.roles)}
+    about = cell.subject.asked | facts | {"roles": metric.roles}
     with measuring(cell.subject.settings.device) as reading:
         found = None if planner.force else saved_trace(stem, about, metric.tokens)
     if found and "weights_hash" not in facts:

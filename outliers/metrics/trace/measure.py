@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from outliers.measurements.bench import Bench, Counted, named
-from outliers.metrics.measurement import Measurement
+from outliers.measurements.bench import Bench, named
+from outliers.metrics.measurement import Keeps, Measurement
+from outliers.metrics.top1.measure import PROBABILITIES
+from outliers.metrics.trace import KeptTrace
 from outliers.metrics.trace.kept import traced
+from outliers.models.hooks import RESIDUAL
 from outliers.models.stream import AS_IT_IS
 from outliers.runs.cell import Cell
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import trace
-from outliers.variants.variant import calibrated
 
 if TYPE_CHECKING:
     from outliers.runs.planner import Planner
@@ -30,17 +32,18 @@ class OfText(Measurement):
     def facts(self, cell: Cell, _bench: Bench) -> dict:
         return {"alpha": cell.metric.alpha}
 
-    def kept(self, cell: Cell, facts: dict, planner: "Planner") -> list[tuple] | None:
-        return traced(cell, facts, planner) if cell.metric.kept else None
+    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+        attention = any(cell.metric.attention for cell in cells)
+        roles = dict.fromkeys(role for cell in cells for role in (*cell.metric.roles, *[RESIDUAL] * _has_tokens(cell)))
+        return super().keeps(cells)._replace(attention=PROBABILITIES * attention, roles=tuple(roles))
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Trace]:
         (cell,) = cells
         subject, metric = cell.subject, cell.metric
-        model, blocks = subject.load(bench, facts), Counted(subject.blocks[part], bench.bar)
+        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
         with named(subject.name, *([] if cell.variant is AS_IT_IS else [cell.variant.name])):
-            (variant,) = calibrated([cell.variant], lambda schemes: bench.calibration(subject.job, schemes))
-            variant = bench.knowing(variant, subject.job)
-            tokens = bench.tokenizer(subject.job) if metric.tokens else None
+            variant = bench.knowing(cell.variant, subject.job)
+            tokens = bench.tokenizer(subject.job) if _has_tokens(cell) else None
             found = trace(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
         if variant is AS_IT_IS and found.sequences == len(subject.blocks) and set(STREAM) <= set(found.roles):
             bench.trace = found
@@ -49,6 +52,13 @@ class OfText(Measurement):
     def values(self, cell: Cell, answers: list[Trace]) -> list[dict]:
         found = reduce(Trace.merge, answers)
         return [*_table4(found), *(details(found) if cell.metric.details else [])]
+
+
+class OfFiles(OfText):
+    """Those that are kept."""
+
+    def beside_row(self, cell: Cell, facts: dict, planner: "Planner") -> list[tuple]:
+        return traced(cell, facts, planner)
 
 
 def details(found: Trace) -> list[dict]:
@@ -81,4 +91,8 @@ def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:
     return values
 
 
-TRACE = OfText()
+def _has_tokens(cell: Cell) -> bool:
+    return isinstance(cell.metric, KeptTrace) and cell.metric.tokens
+
+
+TRACE, KEPT = OfText(), OfFiles()

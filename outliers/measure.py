@@ -1,0 +1,22 @@
+"""`python -m outliers.measure`: any metric of any model under any variant.
+
+Measure models under variants: schemes, ablations, planted outliers, several together.
+
+Prints the values and writes rows and a table. Run again, it goes on where it stopped. A variant is written as
+`python -m outliers.measure` prints it: terms joined by +, in the order in which they act.
+
+Examples:
+
+`python -m outliers.measure pocket/gpt2-1.7m --metric perplexity,top1 --variant absmax --variant 'zero(3)+llm.int8'`
+
+`python -m outliers.measure smollm2-135m --metric agreement --variant llm.int8+skip=layers.11 --draws 4`
+"""
+
+from outliers.commands import measuring
+from outliers.specification.cells import Cells
+from outliers.terminal.command import run
+
+measure = measuring("measure", Cells, __doc__)
+
+if __name__ == "__main__":
+    run(measure)

@@ -1,0 +1,94 @@
+"""Any metrics of any models under any variants."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, create_model
+from pydantic_core import PydanticCustomError
+
+from outliers.errors import UserError
+from outliers.metrics import METRICS
+from outliers.metrics.metric import Metric
+from outliers.specification.kinds import MODEL, REVISION, UNKNOWN, Calibrated, Line, Name, Names, Once, Split
+
+VARIANT = (
+    "What is done to a model, such as absmax+hadamard, 'zero(247)+llm.int8' or 'shuffle(3@ffn_in)'; several by several "
+    "options."
+)
+METRIC = f"What is measured: {', '.join(METRICS)}; several with commas."
+
+
+def _variant(value: Any) -> Any:
+    """A variant, by its writing or as it is."""
+    from outliers.variants.written import variant  # late, for what is asked of a command with --help
+
+    return _checked(variant, value) if isinstance(value, str) else value
+
+
+def _metric(value: Any) -> Any:
+    """The record of a metric, by its name or with its parameters."""
+    return _checked(METRICS.__getitem__, value) if isinstance(value, str) else value
+
+
+def _checked(read, value: str):
+    try:
+        return read(value)
+    except UserError as error:
+        raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
+
+
+Variants = Annotated[
+    list[Annotated[Any, PlainValidator(_variant, json_schema_input_type=str), PlainSerializer(lambda one: one.name)]],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Field(min_length=1),
+]
+Metrics = Annotated[
+    list[Annotated[Any, PlainValidator(_metric, json_schema_input_type=str), PlainSerializer(lambda one: one.name)]],
+    Split,
+    Field(min_length=1),
+    Once,
+]
+
+
+class _Cells(Calibrated):
+    """The cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
+
+    plans = "outliers.presets.measure:measure_plans"
+
+    name: Name = "measure"
+    models: Names = Field(description=MODEL)
+    revision: Line | None = Field(None, description=REVISION)
+    variants: Variants = Field(["fp32"], description=VARIANT, validate_default=True)
+    metrics: Metrics = Field(["perplexity"], description=METRIC, validate_default=True)
+
+    @property
+    def asked_metrics(self) -> list[Metric]:
+        """The metrics with those of the given fields that are their parameters.
+
+        Raises:
+            UserError: a field was given that is a parameter of none of them.
+        """
+        given = self.model_fields_set - _Cells.model_fields.keys()
+        records = [one if isinstance(one, Metric) else one(**self._of(one)) for one in self.metrics]
+        for field in sorted(given):
+            if not any(field in type(one).model_fields for one in records):
+                raise UserError(
+                    f"field '{field}' is a parameter of no metric that is asked for "
+                    f"({', '.join(one.name for one in records)}); leave it out, or ask for one that has it"
+                )
+        return records
+
+    def _of(self, record: type[Metric]) -> dict:
+        return {field: getattr(self, field) for field in self.model_fields_set if field in record.model_fields}
+
+
+def _parameters() -> dict:
+    """The parameters of all metrics, each as a field that need not be given."""
+    fields = {name: field for record in METRICS.values() for name, field in record.model_fields.items()}
+    return {
+        name: (field.annotation | None, Field(None, description=field.description))
+        for name, field in fields.items()
+        if name not in _Cells.model_fields
+    }
+
+
+Cells = create_model("Cells", __base__=_Cells, __doc__=_Cells.__doc__, **_parameters())

@@ -1,0 +1,54 @@
+"""Planted outlier features as a variant, see `outliers.variants.plant`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outliers.criterion import check_threshold
+from outliers.errors import UserError
+from outliers.variants.term import Term
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Features of the norms' outputs scaled by a factor, which the weights that read them undo."""
+
+    features: tuple[int, ...]
+    factor: float
+    needs_trace = needs_calibration = False
+
+    @classmethod
+    def read(cls, term: Term) -> "Planted":
+        """`plant(FEATURE,FEATURE,factor=FACTOR)`.
+
+        Raises:
+            UserError: an option or a place is not its own, or the factor is missing or no positive number.
+        """
+        term.check_options(["factor"])
+        if term.places or not term.options:
+            raise UserError(f"'{term}' says no factor, or a place; expected features and a factor: plant(3,factor=8)")
+        return cls(term.features, check_threshold(f"the factor of '{term}'", term.options["factor"]))
+
+    @property
+    def name(self) -> str:
+        """What is planted, as `read` takes it."""
+        return str(Term("plant", self.features, (), {"factor": self.factor}))
+
+    def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
+        """What is planted."""
+        return {"planted": list(self.features), "factor": self.factor}
+
+    def first_layer(self, _model: "PreTrainedModel") -> int:
+        """From which decoder layer on it changes anything: it is in all of them."""
+        return 0
+
+    @contextmanager
+    def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
+        """A model that shares what is not scaled."""
+        from outliers.variants.plant import plant
+
+        yield plant(model, self.features, self.factor)

@@ -1,0 +1,104 @@
+"""A scheme, in all of a model or in some places."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from outliers.errors import UserError
+from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.variants.term import read_number, write_number
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from outliers.quantization.calibration import Calibration
+
+PLACES = ("only", "skip")  # options that take places
+OPTIONS = ("alpha", *PLACES)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A model under a scheme; skip, only, calibration: as for `outliers.quantize`."""
+
+    scheme: Scheme
+    skip: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    calibration: "Calibration | None" = None
+    needs_trace = False
+
+    @classmethod
+    def read(cls, terms: Sequence[str]) -> "Quantized":
+        """A scheme, then its remedies and the options `alpha=NUMBER`, `only=PLACE/PLACE` and `skip=PLACE/PLACE`.
+
+        Raises:
+            UserError: an option is twice there, has no value, or does not go with the scheme; as `get_scheme`.
+        """
+        pairs = [term.partition("=")[::2] for term in terms[1:]]
+        options = {option: value for option, value in pairs if option in OPTIONS and value}
+        of_scheme = [terms[0]]
+        of_scheme += [term for term, (option, _) in zip(terms[1:], pairs, strict=True) if option not in OPTIONS]
+        if len(of_scheme) + len(options) < len(terms):
+            raise UserError(
+                f"'{'+'.join(terms)}' has an option twice or without a value; expected each once, as in alpha=4, "
+                "only=ffn_out or skip=layers.0/*.down_proj"
+            )
+        scheme = get_scheme("+".join(of_scheme))
+        if "alpha" in options:
+            if scheme.outlier_threshold is None:
+                raise UserError(
+                    f"scheme '{scheme.name}' has no threshold of outliers, which alpha={options['alpha']} would "
+                    "change; expected a scheme such as llm.int8, or no alpha"
+                )
+            scheme = get_scheme(scheme, read_number(options["alpha"], "+".join(terms)))
+        return cls(scheme, **{option: tuple(options[option].split("/")) for option in PLACES if option in options})
+
+    @property
+    def name(self) -> str:
+        """Its writing, as `read` takes it; that of a scheme of one's own can be read where its name is known."""
+        alpha = [] if self._own_alpha is None else [f"alpha={write_number(self._own_alpha)}"]
+        places = [f"{option}={'/'.join(getattr(self, option))}" for option in PLACES if getattr(self, option)]
+        return "+".join([self.scheme.name, *alpha, *places])
+
+    @property
+    def _own_alpha(self) -> float | None:
+        """Its threshold of outliers, where its name stands for another one."""
+        try:
+            usual = get_scheme(self.scheme.name).outlier_threshold
+        except UserError:  # in no table: a scheme of one's own, which its name alone stands for
+            return None
+        return None if self.scheme.outlier_threshold == usual else self.scheme.outlier_threshold
+
+    def fields(self, model: "PreTrainedModel | None" = None) -> dict:
+        """The scheme's name, what else identifies it, see `row_fields`, and of what text its calibration is."""
+        from outliers.quantization.fields import row_fields
+
+        fields = {"scheme": self.scheme.name} | row_fields(self.scheme, model, self.skip, self.only)
+        if self.calibration is not None and self.scheme.needs_calibration:
+            fields["calibration_hash"] = self.calibration.tokens_hash
+        return fields
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it has to know how large the inputs are, and does not yet."""
+        return self.calibration is None and self.scheme.needs_calibration
+
+    def calibrated(self, calibration: "Calibration | None") -> "Quantized":
+        """The same, knowing how large the inputs are."""
+        return replace(self, calibration=calibration)
+
+    def first_layer(self, model: "PreTrainedModel") -> int:
+        """From which decoder layer on it changes anything of a model that is not quantized."""
+        from outliers.quantization.convert import quantized_parts, skipped
+
+        left = skipped(model, self.skip, self.scheme, self.only)
+        layers = (one.layer for one in quantized_parts(model, self.scheme) if one.path not in left)
+        return min(layers, default=model.config.num_hidden_layers)
+
+    @contextmanager
+    def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
+        """A model that shares what is not quantized."""
+        from outliers.quantization.convert import quantize
+
+        yield quantize(model, self.scheme, skip=self.skip, calibration=self.calibration, only=self.only)

@@ -1,0 +1,63 @@
+"""One term of a variant's writing with features: `shuffle(3,17@attn_in/ffn_in,seed=1)`."""
+
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from typing import NamedTuple
+
+from outliers.errors import UserError, unknown_name
+
+EXAMPLES = "zero(247), shuffle(3,17@ffn_in,seed=1) or plant(3,factor=8)"
+_WRITTEN = re.compile(
+    r"(?P<name>[\w.-]+)\((?P<features>[0-9]{1,9}(,[0-9]{1,9})*)(@(?P<places>\w+(/\w+)*))?(?P<options>(,\w+=[^,=]+)*)\)"
+)
+
+
+class Term(NamedTuple):
+    """What is done to which features; places: roles of inputs."""
+
+    name: str
+    features: tuple[int, ...]
+    places: tuple[str, ...]
+    options: dict[str, int | float]
+
+    @classmethod
+    def read(cls, written: str) -> "Term":
+        """What was written.
+
+        Raises:
+            UserError: it is no such term, or an option is twice there or no number.
+        """
+        found = _WRITTEN.fullmatch(written.replace(" ", ""))
+        if found is None:
+            raise UserError(f"'{written}' is malformed; expected a term such as {EXAMPLES}")
+        pairs = [pair.split("=") for pair in found["options"].split(",")[1:]]
+        options = {option: read_number(value, written) for option, value in pairs}
+        if len(options) < len(pairs):
+            raise UserError(f"'{written}' has an option twice; expected it once")
+        places = found["places"].split("/") if found["places"] else ()
+        return cls(found["name"], tuple(map(int, found["features"].split(","))), tuple(places), options)
+
+    def check_options(self, known: Collection[str]) -> None:
+        """Raise UserError if it has another option."""
+        for option in self.options:
+            if option not in known:
+                raise unknown_name(f"option of '{self.name}'", option, known)
+
+    def __str__(self) -> str:
+        places = f"@{'/'.join(self.places)}" if self.places else ""
+        options = "".join(f",{option}={write_number(value)}" for option, value in self.options.items())
+        return f"{self.name}({','.join(map(str, self.features))}{places}{options})"
+
+
+def read_number(value: str, written: str) -> int | float:
+    """A number of a term; raise UserError if it is none."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(value)
+    raise UserError(f"'{written}' has '{value}' as a number; expected one such as 8 or 0.5") from None
+
+
+def write_number(value: int | float) -> str:
+    """A number with all its digits, and without the + of an exponent, which joins terms."""
+    return repr(value).removesuffix(".0").replace("e+", "e")

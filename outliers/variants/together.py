@@ -1,0 +1,72 @@
+"""Several variants, each on what the one before it made: an ablation under a scheme."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outliers.quantization.schemes import BASELINE
+from outliers.variants.quantized import Quantized
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from outliers.models.stream import Variant
+    from outliers.quantization.calibration import Calibration
+    from outliers.tracing.result import Trace
+
+
+@dataclass(frozen=True)
+class Together:
+    """Variants in the order in which they act."""
+
+    variants: "tuple[Variant, ...]"
+
+    @property
+    def name(self) -> str:
+        """All names but of what does nothing."""
+        return "+".join(one.name for one in self.variants if one.name != BASELINE) or BASELINE
+
+    def fields(self, model: "PreTrainedModel | None" = None) -> dict:
+        """Those of all."""
+        return {field: value for variant in self.variants for field, value in variant.fields(model).items()}
+
+    @property
+    def needs_trace(self) -> bool:
+        """Whether one of them does."""
+        return any(variant.needs_trace for variant in self.variants)
+
+    def knowing(self, trace: "Trace") -> "Together":
+        """The same with what those need that need a trace."""
+        return Together(tuple(one.knowing(trace) if one.needs_trace else one for one in self.variants))
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether one of them does."""
+        return any(variant.needs_calibration for variant in self.variants)
+
+    def calibrated(self, calibration: "Calibration") -> "Together":
+        """The same with those calibrated that need it."""
+        return Together(tuple(one.calibrated(calibration) if one.needs_calibration else one for one in self.variants))
+
+    def first_layer(self, model: "PreTrainedModel") -> int:
+        """From which decoder layer on one of them changes anything."""
+        return min((one.first_layer(model) for one in self.variants), default=model.config.num_hidden_layers)
+
+    @contextmanager
+    def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
+        """What the last one makes."""
+        with ExitStack() as stack:
+            for variant in self.variants:
+                model = stack.enter_context(variant.on(model, layer))
+            yield model
+
+
+def parts_of(variant: "Variant") -> "tuple[Variant, ...]":
+    """The variants that it consists of, in the order in which they act."""
+    return variant.variants if isinstance(variant, Together) else (variant,)
+
+
+def schemes_of(variant: "Variant") -> list[Quantized]:
+    """Those that put projections under a scheme."""
+    return [part for part in parts_of(variant) if isinstance(part, Quantized)]

@@ -1,0 +1,59 @@
+"""Read what the names of variants say: `zero(247)+llm.int8`."""
+
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from outliers.errors import UserError, shown, unknown_name
+from outliers.quantization.schemes import BASELINE
+from outliers.variants.ablated import METHODS, Ablated
+from outliers.variants.planted import Planted
+from outliers.variants.quantized import Quantized
+from outliers.variants.term import EXAMPLES, Term
+from outliers.variants.together import Together
+
+if TYPE_CHECKING:
+    from outliers.models.stream import Variant
+
+KINDS = {**dict.fromkeys(METHODS, Ablated), "plant": Planted}  # by the names of terms with features
+_PLUS = re.compile(r"\+(?![^()]*\))")  # one that joins terms: in parentheses it is of a number
+
+
+def variant(written: str) -> "Variant":
+    """What is done to a model, by its writing: the `name` of a variant, which this turns back into it.
+
+    Terms are joined by + in the order in which they act. `zero(3,17)`, `mean(3)` and `shuffle(3@attn_in/ffn_in,seed=1)`
+    replace features in inputs of projections, of attn_in where none is named; `plant(3,factor=8)` plants outliers. A
+    scheme stands with its remedies, as `absmax+hadamard`, and with options: `alpha=4` is its threshold of outliers,
+    `only=ffn_out` quantizes nothing but a place, and `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`.
+    `fp32` does nothing.
+
+    Raises:
+        UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
+    """
+    if not isinstance(written, str) or not written:
+        raise UserError(f"{shown(written)} is no variant; expected one such as absmax+hadamard, {EXAMPLES}")
+    found = []
+    for with_features, group in groupby(_PLUS.split(written), _has_features):
+        terms = list(group)
+        found += map(_read, terms) if with_features else [Quantized.read(terms)]
+    if sum(isinstance(one, Quantized) for one in found) > 1:
+        raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
+    found = [one for one in found if one.name != BASELINE]
+    if not found:
+        from outliers.models.stream import AS_IT_IS  # late, for it brings torch
+
+        return AS_IT_IS
+    return found[0] if len(found) == 1 else Together(tuple(found))
+
+
+def _has_features(term: str) -> bool:
+    """Whether it is a term with features, or meant as one; others are of schemes."""
+    return term in KINDS or not {"(", ")"}.isdisjoint(term)
+
+
+def _read(written: str) -> Ablated | Planted:
+    term = Term.read(written)
+    if term.name not in KINDS:
+        raise unknown_name("variant", term.name, KINDS)
+    return KINDS[term.name].read(term)

@@ -1,0 +1,289 @@
+"""What a run needs: against the memory of processes and counted sizes, and refusals word by word."""
+
+import pickle
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from outliers.errors import UserError
+from outliers.experiment import forecast as module
+from outliers.experiment import room as rooms
+from outliers.experiment.forecast import (
+    LEFT,
+    PROCESS,
+    WORKSPACES,
+    Need,
+    Request,
+    forecast,
+    need_of,
+    request_of,
+    shape_of,
+)
+from outliers.experiment.room import Room, free_in_groups
+from outliers.experiment.rows import read_rows
+from outliers.experiment.runner import MEASUREMENTS
+from outliers.measurements.bench import Job
+from outliers.measurements.latency import LatencyRows, UnderScheme
+from outliers.measurements.measurement import Keeps
+from outliers.measurements.sweep import each_alone
+from outliers.models.configs import find_config
+from outliers.quantization.schemes import get_scheme
+from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, OneModel, Settings
+from outliers.terminal.amounts import duration, size
+from tests.conftest import CONFIGS, make_model, needs_smollm2
+from tests.test_commands import call
+
+ROOT = Path(__file__).parent.parent
+NOTHING = Keeps()
+MUCH = Room(10**15, 10**15, 10**15, 10**15)
+PARAMETERS = 6_658_473_984  # of OPT-6.7B
+OUTSIDE = 4096 * (50272 + 2050 + 2)
+LAYER = (PARAMETERS - OUTSIDE) // 32
+PROJECTIONS = 12 * 4096**2
+STATES = 256 * 4096 * 4  # bytes of a block
+# What is made while a block passes a layer, twice as much with what allocators keep of it.
+PASSING = 2 * 4 * 256 * (18 + 2) * 4096
+
+
+@pytest.fixture
+def opt(tmp_path, monkeypatch) -> Job:
+    """A job of OPT-6.7B's shape in a folder without weights."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-opt").mkdir()
+    return Job("my-opt", None, find_config("facebook/opt-6.7b"))
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[str]:
+    """What is printed."""
+    found = []
+    monkeypatch.setattr(module.logger, "info", found.append)
+    return found
+
+
+def need(job: Job, settings: Settings, keeps: Keeps = NOTHING, room: Room = MUCH):
+    return need_of(request_of(job, settings, keeps), room)
+
+
+def alone(*names: str) -> tuple:
+    return each_alone(map(get_scheme, names))
+
+
+def refusal(requests: list[Request], room: Room) -> str:
+    with pytest.raises(UserError) as refused:
+        forecast(requests, room)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("case", [*CONFIGS, "qwen3-moe-dense-first"])
+def test_every_architecture_has_a_shape(case):
+    model = make_model(case)
+    shape = shape_of(model.config)
+    assert shape.layers == 2
+    if case in CONFIGS:  # all layers of which are equal
+        assert shape.weights == sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    assert 0 < shape.largest <= shape.projections < shape.layer
+    assert min(shape.read.values()) > 0
+    job = Job("pocket/gpt2-0.1m", None, model.config)
+    assert need(job, Settings(name="test", block=8)).memory > PROCESS
+
+
+KEPT = {"sweep": Experiment, "trace": OneModel, "ablation": Ablation}
+
+
+@pytest.mark.parametrize("kind", [*KEPT, "damage"])
+@needs_smollm2
+def test_memory_is_that_of_kept_rows(kind):
+    rows = read_rows(ROOT / "results/kept" / ("damage/smollm2-135m" if kind == "damage" else f"smollm2-135m/{kind}"))
+    measured = max(row["peak_memory_bytes"] for row in rows)
+    block = {"block": rows[0]["block"], "blocks": 1}
+    if kind == "sweep":
+        spec = Experiment(models=["smollm2-135m"], **block)
+    else:
+        spec = {**KEPT, "damage": Damage}[kind](model="smollm2-135m", **block)
+    measurement = MEASUREMENTS[type(spec)](spec)
+    (job,) = measurement.subjects()
+    assert 0.9 < need(job, spec, measurement.keeps(job)).memory / measured < 1.3
+
+
+def test_what_a_run_needs_is_counted(opt):
+    settings = Settings(name="test", blocks=8)
+    whole = PROCESS + LEFT + 4 * PARAMETERS + PASSING
+    assert need(opt, settings) == Need("my-opt", whole, 0, 0, 0)
+    int8, doubled = alone("absmax"), alone("absmax+hadamard")
+    quantizing = 2 * 2 * 4 * 4 * 4096**2
+    assert need(opt, settings, Keeps(int8)).memory == whole + quantizing + 32 * PROJECTIONS
+    in_turn = alone("fp32", "absmax", "absmax-row")
+    assert need(opt, settings, Keeps(in_turn)).memory == whole + quantizing + 32 * PROJECTIONS
+    assert need(opt, settings, Keeps(doubled)).memory == whole + quantizing + 32 * PROJECTIONS * 5
+    together = (int8[0] + alone("llm.int8")[0],)
+    assert need(opt, settings, Keeps(together)).memory == whole + quantizing + 2 * 32 * PROJECTIONS
+    assert need(opt, settings, Keeps(attention=3)).memory == whole + 2 * 4 * 3 * 32 * 256**2
+    logits = need(opt, settings, Keeps(logits=2)).memory
+    assert logits == whole - PASSING + 2 * 4 * 2 * 256 * 50272
+
+
+def test_a_streamed_run_has_one_layer_and_what_is_kept_of_all_blocks(opt):
+    streamed = Settings(name="test", blocks=8, stream=True)
+    weights = 4 * (OUTSIDE + LAYER)
+    least = PROCESS + LEFT + weights + PASSING
+    assert need(opt, streamed, Keeps(variants=3)).memory == least + 3 * 8 * STATES
+    limit = streamed.model_copy(update={"memory": 3 * 8 * STATES - 1})
+    on_disk = need(opt, limit, Keeps(variants=3))
+    assert (on_disk.memory, on_disk.disk) == (least, 3 * 8 * STATES)
+    traced = need(opt, streamed, Keeps(roles=("attn_in", "ffn_out")))
+    assert traced.memory == least + 8 * STATES + 8 * 256 * 4096 * (4 + 4)
+    assert pickle.loads(pickle.dumps(on_disk)) == on_disk
+
+
+def test_a_generation_keeps_keys_and_values_and_codes_alone(opt):
+    spec = Latency(models=["my-opt"], prompt=100, tokens=28, batches=[1, 4], dtype="bfloat16")
+    rows = LatencyRows(spec)
+    exact, int8 = (
+        need(opt, spec, rows.keeps(UnderScheme(opt, get_scheme(name)))).memory for name in ("fp32", "llm.int8")
+    )
+    quantizing = 2 * 2 * 4 * 4 * 4096**2
+    assert exact - int8 == 32 * PROJECTIONS - quantizing
+    short = spec.model_copy(update={"tokens": 27})
+    fewer = need(opt, short, LatencyRows(short).keeps(UnderScheme(opt, get_scheme("fp32")))).memory
+    assert exact - fewer == 4 * 32 * 2 * 4096 * 2
+
+
+def test_hidden_states_are_on_a_gpu_where_they_leave_room(opt):
+    settings = Settings(name="test", device="cuda", blocks=100, stream=True)
+    fits = 4 * OUTSIDE + 2 * 100 * STATES
+    on_gpu, on_host = (need(opt, settings, room=MUCH._replace(memory=free, gpus=free)) for free in (fits, fits - 2))
+    assert on_gpu.memory - on_host.memory == on_host.host - on_gpu.host == 100 * STATES
+    assert on_gpu.host == PROCESS
+    resident = need(opt, Settings(name="test", device="cuda"), room=MUCH._replace(gpus=1))
+    assert (resident.memory, resident.host) == (WORKSPACES + 4 * PARAMETERS + PASSING, PROCESS + 4 * PARAMETERS)
+
+
+def test_a_model_too_large_is_refused_with_what_would_help(opt, told):
+    requests = [request_of(opt, Settings(name="test"), Keeps())]
+    assert refusal(requests, MUCH._replace(memory=int(21.46e9))) == (
+        "'my-opt' needs 27.8 GB of memory in float32 and 21.5 GB are free; "
+        "with --stream it needs 3.0 GB, with --dtype bfloat16 it needs 14.5 GB"
+    )
+    assert refusal(requests, MUCH._replace(memory=int(2.3e9))) == (
+        "'my-opt' needs 27.8 GB of memory in float32 and 2.3 GB are free; "
+        "with --stream --dtype bfloat16 it needs 2.1 GB"
+    )
+    gpus = MUCH._replace(memory=int(14e9), gpus=int(28e9))
+    requests = [request_of(opt, Settings(name="test", device="cuda"), Keeps())]
+    assert refusal(requests, gpus) == (
+        "'my-opt' needs 26.9 GB of GPU memory in float32 and 14.0 GB are free; with --stream it needs 1.9 GB, "
+        "with --dtype bfloat16 it needs 13.5 GB, with --device auto it needs 26.9 GB"
+    )
+    assert not told
+
+
+def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, monkeypatch):
+    streamed = Settings(name="test", blocks=2000, dtype="bfloat16", stream=True)
+    room = MUCH._replace(memory=int(3.6e9))
+    assert refusal([request_of(opt, streamed, Keeps())], room) == (
+        "'my-opt' needs 6.2 GB of memory in bfloat16 and 3.6 GB are free; "
+        "with --memory 1GB it needs 2.0 GB and 4.2 GB of disk, with --blocks 763 it needs 3.6 GB"
+    )
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "/tmp")
+    limited = streamed.model_copy(update={"memory": 10**9})
+    assert refusal([request_of(opt, limited, Keeps())], room._replace(temporary=10**9)) == (
+        "'my-opt' needs 4.2 GB of disk for hidden states and 1.0 GB are free in '/tmp'; set TMPDIR to a folder with "
+        "more room, with --blocks 476 it needs 3.0 GB"
+    )
+    long = Settings(name="test", block=2048, blocks=1)
+    assert "with --stream --block " in refusal([request_of(opt, long, Keeps())], room._replace(memory=int(2.9e9)))
+
+
+def test_only_options_that_a_measurement_has_are_proposed(opt):
+    requests = [request_of(opt, Settings(name="test"), Keeps(options=frozenset(("dtype", "device"))))]
+    assert refusal(requests, MUCH._replace(memory=int(21.46e9))).endswith(
+        "21.5 GB are free; with --dtype bfloat16 it needs 14.5 GB"
+    )
+    assert refusal(requests, MUCH._replace(memory=10**9)).endswith("no option makes it fit on this machine")
+
+
+def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, monkeypatch):
+    sizes = {"config.json": 7, "a.safetensors": 3 * 10**9, "b.safetensors": 2 * 10**9, "onnx/c.safetensors": 9}
+    siblings = [SimpleNamespace(rfilename=name, size=count) for name, count in sizes.items()]
+    hub = SimpleNamespace(model_info=lambda *_, **__: SimpleNamespace(siblings=siblings))
+    monkeypatch.setattr("outliers.models.source.HfApi", lambda: hub)
+    monkeypatch.setattr("outliers.models.source.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(module, "HF_HUB_CACHE", "/cache")
+    jobs = [opt._replace(model="some/model"), opt._replace(model="some/model", revision="old")]
+    requests = [request_of(job, Settings(name="test"), Keeps()) for job in jobs]
+    assert [request.download for request in requests] == 2 * [5 * 10**9]
+    assert refusal(requests, MUCH._replace(cache=8 * 10**9)) == (
+        "the models need 10.0 GB for downloads and 8.0 GB are free in '/cache'; "
+        "set HF_HOME to a folder with more room, or give fewer models"
+    )
+    assert refusal(requests, MUCH._replace(cache=4 * 10**9)) == (
+        "'some/model' needs 5.0 GB of disk for its download and 4.0 GB are free in '/cache'; "
+        "set HF_HOME to a folder with more room"
+    )
+    del hub.model_info
+    assert request_of(jobs[0], Settings(name="test"), Keeps()).download is None
+
+
+def test_a_need_that_is_much_of_what_is_free_is_said_once(opt, told):
+    requests = 2 * [request_of(opt, Settings(name="test"), Keeps())]
+    forecast(requests, MUCH)
+    assert not told
+    forecast(requests, MUCH._replace(memory=40 * 10**9))
+    assert told == ["'my-opt' needs 27.8 GB of memory in float32 and 40.0 GB are free"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (size(999), "1 kB"),
+        (size(54_321_000), "54 MB"),
+        (size(27.08e9), "27.1 GB"),
+        (size(265e9), "265 GB"),
+        (duration(0.2), "1 s"),
+        (duration(80), "80 s"),
+        (duration(179), "3 min"),
+        (duration(9000), "2.5 h"),
+        (duration(86400 * 3), "3.0 d"),
+    ],
+)
+def test_amounts_are_said_for_people(text, said):
+    assert text == said
+
+
+def test_limits_of_control_groups_count(tmp_path):
+    def group(folder, **files):
+        folder.mkdir(parents=True)
+        for name, content in files.items():
+            (folder / name.replace("__", ".")).write_text(content)
+
+    stat = "anon 5\nactive_file 30\ninactive_file 4\n"
+    group(tmp_path / "job", memory__max="max\n", memory__current="7", memory__stat=stat)
+    group(tmp_path / "job" / "task", memory__max="1000\n", memory__current="400\n", memory__stat=stat)
+    (tmp_path / "memory.max").write_text("5000")
+    (tmp_path / "memory.current").write_text("4900")
+    (tmp_path / "memory.stat").write_text(stat)
+    assert list(free_in_groups(tmp_path, ["0::/job/task", "3:cpu:/job"])) == [634, 134]
+    assert list(free_in_groups(tmp_path, ["0::/not/here"])) == [134]
+    old = "total_active_file 1\ntotal_inactive_file 2\n"
+    group(tmp_path / "memory", memory__limit_in_bytes="90", memory__usage_in_bytes="50", memory__stat=old)
+    assert list(free_in_groups(tmp_path, ["4:memory:/gone", "9:name=systemd:/"])) == [43]
+
+
+def test_free_memory_is_that_of_the_machine_at_most():
+    assert 0 < rooms.free_memory() <= rooms.psutil.virtual_memory().total
+
+
+def test_a_command_refuses_what_cannot_fit(monkeypatch, capsys, tmp_path):
+    arguments = ["--model", "pocket/gpt2-0.1m", "--scheme", "fp32", "--blocks", "1", "--out", tmp_path / "out"]
+    monkeypatch.setattr(rooms, "free_memory", lambda: 10**6)
+    code, _, err = call(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert re.fullmatch(
+        r"error: 'pocket/gpt2-0.1m' needs 7\d\d MB of memory in float32 and 1 MB are free; no option makes it fit on "
+        r"this machine\n",
+        err,
+    )
