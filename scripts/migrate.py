@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from outliers.runs.rows import Row, line_of
+from outliers.variants.ablated import Ablated, Intervention
 
 MADE = ("version", "commit", "python", "torch", "transformers", "triton", "bitsandbytes", "device_name", "threads")
 MADE += ("wall_seconds", "peak_memory_bytes", "experiment", "same_weights_as", "streamed", "lm_eval_version")
@@ -43,7 +44,75 @@ def sweep(rows: list[dict]) -> list[Row]:
     return found
 
 
-KINDS = {"sweep": sweep}
+# Outlier features of models that have several, by the hash of their tokens: of kept ablations of that text, or traced
+# again. Of checkpoints that are gone they are not known any more.
+OUTLIERS = {
+    ("pocket/gpt2-5.9m", "f41d2e2eb9953ac4"): [40, 224],
+    ("pocket/opt-1.7m", "f41d2e2eb9953ac4"): [47, 91],
+}
+
+
+def whole(of_model: list[dict], variant: str, metric: dict, drop: tuple = ()) -> Row:
+    """One row of all values of a model."""
+    asked = facts = made = None
+    values = []
+    for row in of_model:
+        kept = {name: one for name, one in row.items() if name not in drop}
+        asked, facts, value, made = parts(kept | {"scheme": "fp32"}, variant, metric)
+        values.append(value)
+    return Row(asked=asked, facts=facts, values=values, made=made)
+
+
+def emergence(rows: list[dict], metric: dict | None = None) -> list[Row]:
+    models: dict[tuple, dict[str, list[dict]]] = {}
+    for row in rows:
+        models.setdefault((row["model"], row.get("checkpoint")), {}).setdefault(row["metric"], []).append(row)
+    found = []
+    for of_metrics in models.values():
+        perplexity, top1, without = (of_metrics.pop(m, []) for m in ("perplexity", *TOP1))
+        (count,), (most,) = of_metrics["count"], of_metrics["most_common"]
+        known = {0: [], 1: [int(most["value"])]}.get(count["value"]) if count["value"] < 2 else OUTLIERS.get(
+            (count["model"], count["tokens_hash"])
+        )
+        traced = whole([row for some in of_metrics.values() for row in some], "fp32", metric or {"name": "trace"})
+        for value in traced.values if known is not None else ():
+            value |= {"features": known} if value["metric"] == "count" else {}
+        found += [whole(perplexity, "fp32", {"name": "perplexity"}, OF_TRACE), traced]
+        if known:
+            ablated = Ablated(Intervention(tuple(known)))
+            without = [row | ablated.fields() | {"metric": "top1_softmax"} for row in without]
+            found += [whole(top1, "fp32", {"name": "top1"}, OF_TRACE)]
+            found += [whole(without, ablated.name, {"name": "top1"}, OF_TRACE)]
+        else:
+            found += [whole([*top1, *without], "fp32", {"name": "top1"}, OF_TRACE)]
+    return found
+
+
+OF_TRACE, TOP1 = ("alpha", "roles"), ("top1_softmax", "top1_softmax_without")
+
+
+def trace(rows: list[dict]) -> list[Row]:
+    return emergence(rows, {"name": "trace", "roles": rows[0]["roles"], "attention": True, "details": True})
+
+
+def watched(rows: list[dict]) -> list[Row]:
+    steps: dict[tuple, list[dict]] = {}
+    for row in rows:
+        steps.setdefault((row["model"], row["checkpoint"]), []).append(row)
+    return [whole(of_step, "fp32", {"name": "watch"}) for of_step in steps.values()]
+
+
+def ablation(rows: list[dict]) -> list[Row]:
+    found = []
+    for row in rows:
+        features, method = tuple(row["features"]), row.get("method", "zero")
+        variant = Ablated(Intervention(features, method, row["seed"]), tuple(row["where"])).name
+        metric = {"name": {"top1_softmax": "top1"}.get(row["metric"], row["metric"])}
+        found.append(whole([row], variant, metric))
+    return found
+
+
+KINDS = {"sweep": sweep, "emergence": emergence, "trace": trace, "watched": watched, "ablation": ablation}
 
 if __name__ == "__main__":
     kind, *files = sys.argv[1:]

@@ -25,9 +25,9 @@ from outliers import criterion
 from outliers.errors import UserError
 from outliers.experiment.callback import EVERY
 from outliers.experiment.forecast import Request, forecast, shape_of
+from outliers.experiment.frame import records_in
 from outliers.experiment.provenance import code_hash
 from outliers.experiment.room import Room
-from outliers.experiment.rows import read_rows
 from outliers.measurements.ablation import CONTROLS, RESAMPLES
 from outliers.measurements.damage.measurement import damages_of
 from outliers.measurements.measurement import Keeps
@@ -82,7 +82,7 @@ def read(file: str) -> str:
 @cache
 def kept_rows(run: str) -> list[dict]:
     """The rows of a kept run."""
-    return read_rows(KEPT / run)
+    return records_in(KEPT / run)
 
 
 @cache

@@ -1,6 +1,5 @@
 """Sentences about what was measured: true of the rows, and not there where the rows do not support them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from outliers.experiment.frame import records_in
 from outliers.measurements.damage.measurement import damages_of
 from outliers.plot.emergence import Fit
 from outliers.report.artefacts.ablation import ablation_section
@@ -60,7 +60,7 @@ SECTIONS = {
 
 def kept(run: str) -> list[dict]:
     """The rows of a run that is kept."""
-    return [json.loads(row) for row in (KEPT / run / "rows.jsonl").read_text().splitlines()]
+    return records_in(KEPT / run)
 
 
 def said(findings: list[Finding]) -> str:

@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import json
 import math
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from matplotlib.text import Text
 
 import outliers
 from outliers import UserError, plot
+from outliers.experiment.frame import records_in
 from outliers.measurements.ablation import summary
 from outliers.measurements.damage.measurement import damages_of
 from outliers.models.anatomy import ROLES
@@ -36,7 +36,7 @@ LONG = "a-folder/of-somebody/a-model-of-a-very-long-name-indeed-{}-instruct"
 
 def kept(run: str) -> list[dict]:
     """The rows of a kept run."""
-    return [json.loads(line) for line in (KEPT / run / "rows.jsonl").read_text().splitlines()]
+    return records_in(KEPT / run)
 
 
 def ticks_of(axis) -> list[Text]:

@@ -18,6 +18,7 @@ from outliers.metrics.metric import Metric
 from outliers.metrics.trace.measure import tidy
 from outliers.models.load import weights_hash
 from outliers.models.stream import AS_IT_IS
+from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
 from outliers.runs.rows import FILE, Row, Rows, append, line_of, read
 from outliers.specification.kinds import Emergence, said_of_text
@@ -130,6 +131,7 @@ class OutlierCallback(TrainerCallback):
             "tokens_hash": tokens_hash(self.blocks),
             "protocol": "given-blocks",
             "code": here.pop(CODE),
+            "scheme": BASELINE,
             "alpha": self.alpha,
         }
         asked = {"subject": subject, "variant": AS_IT_IS.name, "metric": self.metric.asked}
