@@ -49,6 +49,8 @@ def sweep(rows: list[dict]) -> list[Row]:
 OUTLIERS = {
     ("pocket/gpt2-5.9m", "f41d2e2eb9953ac4"): [40, 224],
     ("pocket/opt-1.7m", "f41d2e2eb9953ac4"): [47, 91],
+    ("pocket/gpt2-5.9m", "31df83e787883d42"): [40, 173, 224],
+    ("pocket/opt-1.7m", "31df83e787883d42"): [47, 91],
 }
 
 
@@ -71,9 +73,8 @@ def emergence(rows: list[dict], metric: dict | None = None) -> list[Row]:
     for of_metrics in models.values():
         perplexity, top1, without = (of_metrics.pop(m, []) for m in ("perplexity", *TOP1))
         (count,), (most,) = of_metrics["count"], of_metrics["most_common"]
-        known = {0: [], 1: [int(most["value"])]}.get(count["value"]) if count["value"] < 2 else OUTLIERS.get(
-            (count["model"], count["tokens_hash"])
-        )
+        several = OUTLIERS.get((count["model"], count["tokens_hash"]))
+        known = several if count["value"] > 1 else [int(most["value"])][: int(count["value"])]
         traced = whole([row for some in of_metrics.values() for row in some], "fp32", metric or {"name": "trace"})
         for value in traced.values if known is not None else ():
             value |= {"features": known} if value["metric"] == "count" else {}

@@ -36,9 +36,9 @@ from outliers.specification.kinds import Damage
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
-from tests.conftest import C4, every_kind, make_model, needs_shared, needs_smollm2, padded
+from tests.conftest import C4, every_kind, lasting, make_model, needs_shared, needs_smollm2, padded
 from tests.test_commands import call
-from tests.test_experiment import lasting, read_rows
+from tests.test_experiment import read_rows
 from tests.test_tracing import hooks
 
 ABSMAX = Quantized(SCHEMES["absmax"])

@@ -24,7 +24,7 @@ from outliers.quantization.schemes import TABLE1
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel
 from outliers.text.blocks import load_text
-from tests.conftest import make_model, trace_model
+from tests.conftest import TIMES, make_model, trace_model
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
 

@@ -36,10 +36,9 @@ from outliers.quantization.store import load_int8
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel, Settings
 from outliers.text.blocks import load_text, tokens_hash
 from tests import gguf_files
-from tests.conftest import C4, CONFIGS, LLAMA, make_model, needs_shared, needs_smollm2, trace_model
+from tests.conftest import C4, CONFIGS, LLAMA, lasting, make_model, needs_shared, needs_smollm2, trace_model
 from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf
 from tests.test_commands import call
-from tests.test_experiment import lasting
 
 IN_GGUF = {"gemma3_text": "gemma3"}  # what transformers calls an architecture in its table of those in GGUF
 UNREADABLE = {

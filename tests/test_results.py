@@ -26,9 +26,8 @@ from outliers.files import LOCK, part_of, write_whole
 from outliers.models.names import POCKET
 from outliers.specification.kinds import Emergence, Experiment, OneModel
 from outliers.tracing.result import Trace
-from tests.conftest import trace_model
+from tests.conftest import lasting, trace_model
 from tests.test_commands import call
-from tests.test_experiment import lasting
 
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"block": 32, "blocks": 2}

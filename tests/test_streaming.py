@@ -29,8 +29,8 @@ from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import Intervention
 from outliers.variants.quantized import Quantized
-from tests.conftest import every_kind, make_model, make_tokenizer, trace_model
-from tests.test_experiment import lasting, read_rows
+from tests.conftest import every_kind, lasting, make_model, make_tokenizer, trace_model
+from tests.test_experiment import read_rows
 
 
 @pytest.fixture

@@ -30,9 +30,8 @@ from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel
 from outliers.tracing.result import Trace
-from tests.conftest import trace_model
+from tests.conftest import lasting, trace_model
 from tests.test_commands import call
-from tests.test_experiment import lasting
 
 MODEL = "pocket/gpt2-0.1m"
 SCHEMES = ["fp32", "absmax", "absmax-vector", "llm.int8"]
