@@ -7,7 +7,7 @@ MODEL = $(RUN) -m outliers.get smollm2-135m || echo "going on without smollm2-13
 INSTALL = test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: sweep paper notebooks docs test gpu lint clean
+.PHONY: sweep paper notebooks docs test test-all gpu lint clean
 
 sweep: $(VENV)/installed
 	@$(MODEL)
@@ -26,9 +26,11 @@ docs: $(VENV)/installed-dev
 	@rm -rf build/docs
 	$(RUN) -m sphinx -q -E -W --keep-going -c docs -d build/doctrees . build/docs
 
-test: $(VENV)/installed-dev
+# Before each commit: most of the protection in four minutes of two cores. What is slow is in test-all, as in CI.
+test: TIER = -m "not slow"
+test test-all: $(VENV)/installed-dev
 	@$(MODEL)
-	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TIER)
 
 # On a machine with an NVIDIA GPU: what has not run on one yet, and one file to send back.
 gpu: $(VENV)/installed-dev

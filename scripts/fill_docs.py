@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
-from outliers.experiment.rows import read_rows
+from outliers.experiment.frame import records_in as read_rows
 from outliers.models.anatomy import ANATOMIES
 from outliers.plot.emergence import fits_of
 from outliers.plot.published import published_models

@@ -1,9 +1,10 @@
 """Small random models of every architecture, and the shared material where it is present."""
 
+import itertools
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -175,13 +176,36 @@ def make_tokenizer(size: int = 100):
     return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>")
 
 
-@pytest.fixture(params=CONFIGS)
+# Those that differ the most: Conv1D and learned positions; gated layers, rotary positions and few heads of keys; a
+# parallel block with one head of keys; norms after the layers; experts, windows and sinks.
+FIVE = ("gpt2", "llama", "falcon", "opt-350m", "gpt-oss")
+
+
+def slow_but_five(cases: Iterable[str]) -> list:
+    """Architectures to parametrize by, of which `make test` takes those."""
+    return [case if case in FIVE else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.fixture(params=FIVE)
 def case(request) -> str:
     """The name of one small architecture."""
     return request.param
 
 
 every_kind = pytest.mark.parametrize("case", [*CONFIGS, *VARIANTS])
+
+
+def pairwise(names: str, *axes: Iterable, ids=str) -> pytest.MarkDecorator:
+    """Parametrize by few of all combinations: any two values of two axes meet in one of them."""
+    axes = [list(axis) for axis in axes]
+    places = itertools.product(*(range(len(axis)) for axis in axes))
+    pairs = {one: set(itertools.combinations(enumerate(one), 2)) for one in places}
+    missing, chosen = set().union(*pairs.values()), []
+    while missing:
+        best = max(pairs, key=lambda one: len(pairs[one] & missing))
+        missing -= pairs[best]
+        chosen.append([axis[place] for axis, place in zip(axes, best, strict=True)])
+    return pytest.mark.parametrize(names.split(), chosen, ids=ids)
 
 
 @pytest.fixture
@@ -239,6 +263,14 @@ def trace_model(spec: OneModel, out: Path | None = None, force: bool = False) ->
     return Trace.load((Path(out) if out else place_of(spec)) / "trace"), rows
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a browser or a real model is slow."""
+    for item in items:
+        if any(mark in (needs_chromium.mark, needs_smollm2.mark) for mark in item.iter_markers("skipif")):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def browser():
     """Headless Chromium."""
@@ -248,3 +280,9 @@ def browser():
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch) -> None:
+    """Let a test that asks for all that a command prints not depend on how busy the machine is."""
+    monkeypatch.setattr("outliers.terminal.progress.SHORT", float("inf"))

@@ -247,7 +247,7 @@ def test_hooks_come_off_after_an_error(blocks):
 
 def test_attention_that_gives_no_probabilities(blocks, monkeypatch):
     model = make_model("gpt_neox")
-    for module in ("models.hooks", "measurements.attention"):
+    for module in ("models.hooks", "metrics.top1.measure"):
         monkeypatch.setattr(f"outliers.{module}.eager", lambda *_: contextlib.nullcontext())
     with pytest.raises(UserError, match="gives no probabilities"):
         top1_softmax(model, blocks)

@@ -11,7 +11,6 @@ from torch import nn
 
 import outliers
 from outliers.errors import UserError
-from outliers.experiment.runner import run, sweep
 from outliers.measurements.damage.measurement import damages_of
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers
@@ -20,6 +19,7 @@ from outliers.quantization.attention import AttentionProducts, int8_attention
 from outliers.quantization.products import Products
 from outliers.quantization.schemes import get_scheme, label_of
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Damage, Experiment, FieldError, Latency
 from tests.conftest import make_model, make_tokenizer
 from tests.test_commands import call

@@ -200,6 +200,7 @@ def _reads_text(module: str) -> bool:
     return module.rpartition(".")[2] in {"trace", "ablate", "damage", "emergence", "sweep"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks_of("sh"))
 def test_lines_that_need_nothing_run(block, place, small_model, monkeypatch, capsys):
     ours = [line.typed for line in lines(block) if not line.needs and line.typed.startswith("python")]

@@ -68,7 +68,9 @@ def weights_of(trainer: Trainer) -> list[torch.Tensor]:
         {},
         {"gradient_accumulation_steps": 2, "logging_steps": 4},
         {"bf16": True, "activation_checkpointing": True},
-        {"torch_compile": True, "torch_compile_backend": "aot_eager", "max_steps": 3},
+        pytest.param(
+            {"torch_compile": True, "torch_compile_backend": "aot_eager", "max_steps": 3}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )
@@ -225,6 +227,7 @@ torch.distributed.destroy_process_group()  # or threads of it may be left when t
 """
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_measures(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(DISTRIBUTED)

@@ -15,10 +15,11 @@ from outliers.experiment import cluster
 from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
 from outliers.experiment.forecast import PROCESS, Need
+from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.room import Room
-from outliers.experiment.rows import RowFile, read_rows
-from outliers.experiment.runner import run, sweep
 from outliers.measurements.bench import Job
+from outliers.runs.rows import Rows
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
@@ -27,6 +28,8 @@ from tests.test_commands import call
 from tests.test_survival import own
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
+pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow
 MODELS = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"]
 SWEEP = {"models": MODELS, "schemes": ["fp32", "absmax", "llm.int8"], "block": 64, "blocks": 6}
 
@@ -72,7 +75,7 @@ def test_one_row_is_measured_in_parts_of_the_text(tmp_path):
     assert lasting(sweep(Experiment(**one, engine="ray"), tmp_path / "there")) == lasting(
         sweep(Experiment(**one), tmp_path / "here")
     )
-    with Cluster(Settings(name="parts"), Progress(0)) as engine:
+    with Progress(0) as bar, Cluster(Settings(name="parts"), bar) as engine:
         assert engine.parts(7, 1) == [slice(0, 1), slice(1, 3), slice(3, 5), slice(5, 7)]
         assert engine.parts(2, 1) == [slice(0, 1), slice(1, 2)]
         assert engine.parts(7, 4) == [slice(0, 7)]
@@ -119,7 +122,8 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
     monkeypatch.setattr(cluster, "RETRIES", 1)
     arrived = []
     with (
-        Cluster(Settings(name="cells"), Progress(0)) as engine,
+        Progress(0) as bar,
+        Cluster(Settings(name="cells"), bar) as engine,
         pytest.raises(UserError, match=r"^2 cells failed.*run the same command again to try them once more$") as error,
     ):
         job = Job("model", None, None, None)
@@ -194,14 +198,15 @@ def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_pat
 
 
 def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
-    usual, add = signal.signal(signal.SIGINT, signal.default_int_handler), RowFile.add
+    usual, add, added = signal.signal(signal.SIGINT, signal.default_int_handler), Rows.add, []
 
-    def press(row_file, *rows):
-        add(row_file, *rows)
-        if len(row_file.rows) == 2:
+    def press(kept, *rows):
+        add(kept, *rows)
+        added.extend(rows)
+        if len(added) == 2:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(RowFile, "add", press)
+    monkeypatch.setattr(Rows, "add", press)
     fields = {"models": MODELS[1:], "block": 256, "blocks": 8}
     with pytest.raises(KeyboardInterrupt, match=rf"finished rows in '{tmp_path}'"):
         sweep(Experiment(**fields, engine="ray"), tmp_path)
@@ -216,7 +221,8 @@ def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
 
 def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
     with (
-        Cluster(Settings(name="large"), Progress(0)) as engine,
+        Progress(0) as bar,
+        Cluster(Settings(name="large"), bar) as engine,
         pytest.raises(
             UserError, match=r"'m, cell' needs 1 CPUs, 9000.0 GB of memory; this machine has 2 CPUs, 0 GPUs, "
         ),
@@ -242,7 +248,7 @@ def test_cells_ask_for_what_their_model_needs(monkeypatch):
     room = Room(80 * 10**9, 512 * 10**9, 1, 1, 8 * 80 * 10**9)
 
     def needs(device: str, memory: float, host: float = 0) -> dict:
-        with Cluster(Settings(name="needs", device=device), Progress(0)) as engine:
+        with Progress(0) as bar, Cluster(Settings(name="needs", device=device), bar) as engine:
             monkeypatch.setattr(engine, "_nodes", lambda: nodes)
             assert engine._needs(cell)["memory"] == PROCESS
             engine.forecasts, engine.room = {"m": Need("m", int(memory), int(host), 0, 0)}, room
@@ -297,7 +303,7 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: asked.append("shutdown"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with Cluster(Settings(name="alone"), Progress(0)) as engine:
+    with Progress(0) as bar, Cluster(Settings(name="alone"), bar) as engine:
         assert engine.alone
     assert asked == [("auto", None), (None, cluster.OBJECT_STORE), "shutdown"]
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")

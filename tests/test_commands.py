@@ -1,6 +1,8 @@
 """The command line as a user meets it."""
 
 import importlib
+import json
+import os
 import runpy
 import shutil
 import subprocess
@@ -42,6 +44,14 @@ def call(monkeypatch, capsys, *arguments, command="sweep") -> tuple[int, str, st
     return code, *capsys.readouterr()
 
 
+def refused(monkeypatch, capsys, *arguments, command="sweep") -> str:
+    """The line that answers a mistake, which is all that is printed."""
+    code, out, err = call(monkeypatch, capsys, *arguments, command=command)
+    assert (code, out) == (2, ""), err
+    assert err.startswith("error: ") and err.count("\n") == 1, err
+    return err.removeprefix("error: ")
+
+
 def test_prints_the_table_and_writes_files(monkeypatch, capsys, tmp_path):
     code, out, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
     assert code == 0
@@ -62,32 +72,6 @@ def test_default_folder_and_experiment_file(monkeypatch, capsys, tmp_path):
     assert (tmp_path / "results" / "mine" / "rows.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "pocket/gpt2-5.9"], "unknown model 'pocket/gpt2-5.9'; did you mean pocket/gpt2-5.9m"),
-        (["--scheme", "zeropont"], "unknown scheme 'zeropont'; did you mean zeropoint"),
-        (["--text", "smaple"], "unknown text 'smaple'; did you mean sample"),
-        (["--text", "nowhere.jsonl"], "text file 'nowhere.jsonl' does not exist"),
-        (["--block", "512"], "blocks of 512 tokens are longer than the model's context of 256; use --block 256"),
-        (["--blocks", "100000"], "text 'sample' is too short"),
-        (["--alpha", "0"], "field 'alpha'"),
-        (["--dtype", "int4"], "field 'dtype': Input should be 'float32', 'float16' or 'bfloat16', got 'int4'"),
-        (["--device", "cuda:9"], "device 'cuda:9' is not there"),
-        (["no-experiment"], "unknown experiment 'no-experiment'"),
-        (["--out", "/dev/null/out"], "cannot write to '/dev/null/out'"),
-    ],
-)
-def test_mistakes(monkeypatch, capsys, tmp_path, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capsys, *SMALL, *arguments)
-    assert code == 2
-    assert out == ""
-    assert err.startswith(f"error: {message}")
-    assert err.count("\n") == 1
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("command", ["sweep", "trace", "ablate", "damage", "emergence", "latency"])
 def test_a_tokenizer_without_a_first_token(monkeypatch, capsys, tmp_path, command):
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
@@ -95,18 +79,14 @@ def test_a_tokenizer_without_a_first_token(monkeypatch, capsys, tmp_path, comman
     tokenizer.bos_token = None
     tokenizer.save_pretrained(folder)
     model = ["--model", folder] if command in ("sweep", "emergence") else [folder]
-    code, out, err = call(monkeypatch, capsys, *model, "--bos", "--out", tmp_path / "out", command=command)
-    assert (code, out) == (2, "")
-    assert err == "error: the model's tokenizer has no first token (bos_token_id); run without --bos\n"
+    said = refused(monkeypatch, capsys, *model, "--bos", "--out", tmp_path / "out", command=command)
+    assert said == "the model's tokenizer has no first token (bos_token_id); run without --bos\n"
 
 
 def test_a_table_that_cannot_be_written(monkeypatch, capsys, tmp_path):
     (tmp_path / "table1.md").mkdir()
-    code, out, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
-    assert code == 2
-    assert out == ""
-    said = f"error: '{tmp_path}/table1.md' is a folder; expected a file: move it away or choose another folder"
-    assert err == f"{said} with --out\n"
+    said = f"'{tmp_path}/table1.md' is a folder; expected a file: move it away or choose another folder with --out\n"
+    assert refused(monkeypatch, capsys, *SMALL, "--out", tmp_path) == said
     assert not list(tmp_path.glob(".*")), "no part of a file is left"
 
 
@@ -115,20 +95,16 @@ def test_unusable_weights(monkeypatch, capsys, tmp_path):
     tensors = load_file(folder / "model.safetensors")
     tensors["transformer.ln_f.bias"][0] = torch.nan
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    code, out, err = call(monkeypatch, capsys, "--model", folder, "--blocks", "1", "--out", tmp_path / "out")
-    assert code == 2
-    assert out == ""
-    assert err.startswith(f"error: the weights of '{folder}' hold NaN or inf in 'transformer.ln_f.bias'")
-    assert err.count("\n") == 1
+    said = refused(monkeypatch, capsys, "--model", folder, "--blocks", "1", "--out", tmp_path / "out")
+    assert said.startswith(f"the weights of '{folder}' hold NaN or inf in 'transformer.ln_f.bias'")
     assert not (tmp_path / "out").exists()
 
 
 def test_kernels_that_do_not_exist(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTLIERS_KERNELS", "cuda")
-    code, out, err = call(monkeypatch, capsys, *SMALL)
-    assert (code, out) == (2, "")
-    assert err == "error: OUTLIERS_KERNELS is 'cuda'; expected one of reference, cpu, triton\n"
+    said = refused(monkeypatch, capsys, *SMALL)
+    assert said == "OUTLIERS_KERNELS is 'cuda'; expected one of reference, cpu, triton\n"
     assert not any(tmp_path.iterdir())
 
 
@@ -179,60 +155,6 @@ def test_other_commands(monkeypatch, capsys, tmp_path, command, arguments, folde
     }
     again = call(monkeypatch, capsys, *arguments, command=command)
     assert again == (0, out, "")
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "message"),
-    [
-        ("trace", ["pocket/gpt2-01m"], "unknown model 'pocket/gpt2-01m'; did you mean pocket/gpt2-0.1m"),
-        ("trace", ["pocket/gpt2-0.1m", "--block", "512"], "blocks of 512 tokens are longer"),
-        ("trace", ["pocket/gpt2-0.1m", "--alpha", "-1"], "field 'alpha'"),
-        (
-            "trace",
-            ["pocket/gpt2-0.1m", "--revision", "step1"],
-            "'pocket/gpt2-0.1m' is a local model and has no revision",
-        ),
-        (
-            "ablate",
-            ["pocket/gpt2-0.1m", "--features", "3,x"],
-            "field 'features.1': Input should be a valid integer",
-        ),
-        ("ablate", ["pocket/gpt2-0.1m", "--features", "24"], "feature 24 is out of range"),
-        ("ablate", ["pocket/gpt2-0.1m", "--features", ","], "field 'features'"),
-        ("ablate", ["pocket/gpt2-0.1m", "--method", "men"], "unknown method 'men'; did you mean mean"),
-        ("ablate", ["pocket/gpt2-0.1m", "--where", "ffn_out"], "unknown place 'ffn_out'; did you mean ffn_in"),
-        ("ablate", ["pocket/gpt2-0.1m", "--controls", "3"], "3 controls; expected at least 10"),
-        ("ablate", ["pocket/gpt2-0.1m", "--blocks", "1"], "'gpt2-0.1m' has no outlier feature on this text"),
-        ("emergence", ["--model", "pocket/nothing"], "unknown model 'pocket/nothing'"),
-        ("emergence", [*EMERGENCE[:4], "--revisions", "a,b"], "revisions of 2 models; expected one model"),
-        ("emergence", ["--text", "nowhere.txt"], "text file 'nowhere.txt' does not exist"),
-        ("trace", [], "no model is named; expected one, such as `python -m outliers.trace pocket/gpt2-1.7m`"),
-        ("trace", [","], "no model is named; expected one"),
-        ("trace", ["a", "--model", "b"], "trace takes one model, got 2: a, b; run it once for each"),
-        ("ablate", ["--models", "a,b"], "ablate takes one model, got 2: a, b"),
-        ("latency", [], "no model is named; expected some"),
-        ("sweep", [","], "no model is named; expected some"),
-        ("sweep", ["pocket/tabel1"], "unknown experiment 'pocket/tabel1'; did you mean pocket/table1"),
-        ("sweep", ["pocket"], "unknown experiment 'pocket'; did you mean pocket/"),
-        ("zeroshot", ["figure1"], "unknown experiment 'figure1'; did you mean p"),
-        ("latency", ["gpt2", "--model", "pocket/gpt2-0.1m"], "unknown experiment 'gpt2'"),
-        ("memory", ["pocket/gpt2-0.1m", "--gpus", ","], "field 'hardware': Value should have at least 1 item"),
-        ("report", ["pocket/table1", "pocket/nothing"], "unknown model 'pocket/nothing'"),
-        ("report", ["pocke"], "unknown experiment 'pocke'; did you mean pocket"),
-        ("report", ["mine.yaml"], "experiment file 'mine.yaml' does not exist"),
-        ("report", ["pocket", "--redraw"], "'results/pocket/table1' has no finished rows"),
-        ("emergence", ["--redraw", "nothing"], "'nothing' has no finished rows of emergence; expected a folder with"),
-        ("emergence", ["a", "--redraw", "b"], "--redraw 'b' with models or options of a measurement"),
-        ("emergence", ["--redraw", "b", "--block", "8"], "--redraw 'b' with models or options of a measurement"),
-    ],
-)
-def test_mistakes_with_other_commands(monkeypatch, capsys, tmp_path, command, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capsys, *arguments, command=command)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {message}")
-    assert err.count("\n") == 1
-    assert not list(tmp_path.rglob("*.*")), "nothing half-written"
 
 
 # One way to name models and lists
@@ -548,43 +470,47 @@ LATE = {"torch", "numpy", "numba", "scipy", "pandas", "pyarrow", "matplotlib", "
 LATE |= {"transformers", "tokenizers", "safetensors", "huggingface_hub", "gguf", "datasets"}
 
 
-def python(*arguments) -> str:
-    """Output of a Python process."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+# Runs modules one after the other, and says of each its exit code, its output and errors, and what of some it imported.
+RUN_ALL = """
+import contextlib, io, json, runpy, sys
+
+typed, late, answers = *map(json.loads, sys.argv[1:]), []
+for module, *arguments in typed:
+    sys.argv, out, err, code = [module, *arguments], io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as stop:
+            code = stop.code or 0
+    answers.append([code, out.getvalue(), err.getvalue(), [name for name in late if name in sys.modules]])
+print(json.dumps(answers))
+"""
 
 
-def early(module: str, *arguments: str) -> str:
-    """Output of a module that is run, which must not import what measuring needs."""
-    return python(
-        "-c",
-        f"import sys, runpy; sys.argv = {[module, *arguments]}\n"
-        f"try: runpy.run_module({module!r}, run_name='__main__')\n"
-        "except SystemExit: pass\n"
-        f"assert not {LATE} & set(sys.modules), {LATE} & set(sys.modules)",
-    )
+def answers(typed: list[list[str]], **environment: str) -> list[list]:
+    """What modules answer, run with their arguments in one process of their own: see `RUN_ALL`."""
+    command = [sys.executable, "-c", RUN_ALL, json.dumps(typed), json.dumps(sorted(LATE))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment)
+    return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_imports_nothing_that_measures(command):
-    out = early(f"outliers.{command}", "--help")
-    for option in OPTIONS.get(command, (*MEASURING, "--text", "--alpha", "--device")):
-        assert option in out
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["sweep", "--help"]], ids=" ".join)
-def test_the_list_of_commands_imports_nothing_that_measures(arguments):
-    assert early("outliers", *arguments)
+def test_help_imports_nothing_that_measures():
+    others = [["outliers"], ["outliers", "--help"], ["outliers", "sweep", "--help"]]
+    found = answers([*others, *([f"outliers.{command}", "--help"] for command in COMMANDS)])
+    for (code, out, err, imported), command in zip(found, ["", "", "sweep", *COMMANDS], strict=True):
+        assert (code, err, imported) == (0, "", []), command
+        for option in OPTIONS.get(command, (*MEASURING, "--text", "--alpha", "--device")) if command else COMMANDS:
+            assert option in out
 
 
 def test_list_of_commands():
-    out = python("-m", "outliers")
+    out = subprocess.run([sys.executable, "-m", "outliers"], capture_output=True, text=True, check=True).stdout
     for name in COMMANDS:
         assert f"python -m outliers.{name}" in out
         assert runpy.run_module(f"outliers.{name}")["__doc__"].startswith(f"`python -m outliers.{name}`")
 
 
+@pytest.mark.slow
 def test_public_names():
     """In a process of its own, after every room is imported: a module must not hide a function of the same name."""
     program = (

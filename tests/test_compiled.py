@@ -38,21 +38,10 @@ def layer(scheme: str = "int8 column absmax") -> reference.Quantized:
     return reference.quantize(torch.randn(5, 16), Quantizer.read(scheme))
 
 
-@pytest.mark.parametrize(
-    "program", ["import outliers, outliers.quantization.convert, outlier_kernels.dispatch", "--help"]
-)
-def test_numba_is_imported_by_the_first_product(program):
-    if program == "--help":
-        program = """
-        import runpy
-        sys.argv = ["sweep", "--help"]
-        try:
-            runpy.run_module("outliers.sweep", run_name="__main__")
-        except SystemExit:
-            pass
-        """
-    said = python(f"import sys\n{textwrap.dedent(program)}\nprint(any('numba' in name for name in sys.modules))")
-    assert said.split()[-1] == "False"
+@pytest.mark.slow
+def test_numba_is_imported_by_the_first_product():
+    program = "import sys, outliers, outliers.quantization.convert, outlier_kernels.dispatch"
+    assert python(f"{program}\nprint(any('numba' in name for name in sys.modules))") == "False\n"
 
 
 AT_ONCE = """
@@ -85,7 +74,7 @@ AT_ONCE = """
 """
 
 
-@pytest.mark.parametrize("threads", ["1", "4"])
+@pytest.mark.parametrize("threads", [pytest.param("1", marks=pytest.mark.slow), "4"])
 def test_eight_threads_at_once(threads):
     """Also the first time, when all of them find nothing compiled in their process."""
     assert python(AT_ONCE, OMP_NUM_THREADS=threads).split() == ["8", "True"]
@@ -133,6 +122,7 @@ def test_without_openmp_one_thread_does_the_work(monkeypatch, tmp_path):
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_other_processes(way, tmp_path):
     """Torch's own operators need to be on one thread in a fork of a process that used several."""
@@ -168,6 +158,7 @@ def test_other_processes(way, tmp_path):
     assert said.split() == ["True", "0"]
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written(tmp_path):
     """Neither beside the code nor where the user's caches are: there it compiles in each process."""
     package = shutil.copytree(

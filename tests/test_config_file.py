@@ -27,7 +27,7 @@ from outliers.models.source import ask_hub, find_model
 from outliers.models.stream import stream_model
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from tests.conftest import CONFIGS, VARIANTS, every_kind
-from tests.test_commands import call
+from tests.test_commands import answers, call
 
 SMALL_FIELDS = CONFIGS | VARIANTS
 
@@ -190,41 +190,23 @@ def test_weights_that_do_not_fit_their_files(folder):
             load(str(folder))
 
 
-def python(*arguments, **environment) -> subprocess.CompletedProcess:
-    """A command in a process of its own, without whatever caches the hub has here."""
-    paths = [environment.pop("first", ""), *sys.path]
-    variables = os.environ | environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    return subprocess.run([sys.executable, *map(str, arguments)], env=variables, capture_output=True, text=True)
-
-
-SEEN = """
-import runpy, sys
-try:
-    runpy.run_module("outliers.trace", run_name="__main__")
-finally:
-    print({} & set(sys.modules))
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["/nowhere"], "model folder '/nowhere' does not exist"),
-        (["no-such-user/no-such-model"], "cannot reach the hub to load 'no-such-user/no-such-model'"),
-        (["pocket/gpt2-0.1m", "--text", "c4"], "cannot load 'allenai/c4' from the hub"),
-        (["BROKEN"], "asks for n_layer 0"),
-    ],
-)
-def test_mistakes_show_before_heavy_imports(folder, tmp_path, arguments, message):
+def test_mistakes_show_before_heavy_imports(folder, tmp_path):
     change(folder, n_layer=0)
-    arguments = [str(folder) if argument == "BROKEN" else argument for argument in arguments]
-    heavy = {"torch", "transformers", "datasets", "numpy", "pandas"}
-    run = python("-c", SEEN.format(heavy), *arguments, HF_HOME=str(tmp_path / "hub"), HF_HUB_OFFLINE="1")
-    assert run.stderr.startswith(f"error: {message}") or message in run.stderr
-    assert run.stderr.count("\n") == 1
-    assert (run.returncode, run.stdout) == (2, "set()\n")
+    said = {
+        "/nowhere": "model folder '/nowhere' does not exist",
+        "no-such-user/no-such-model": "cannot reach the hub to load 'no-such-user/no-such-model'",
+        "pocket/gpt2-0.1m --text c4": "cannot load 'allenai/c4' from the hub",
+        str(folder): "asks for n_layer 0",
+    }
+    typed = [["outliers.trace", *arguments.split()] for arguments in said]
+    found = answers(typed, HF_HOME=str(tmp_path / "hub"), HF_HUB_OFFLINE="1")
+    for (code, out, err, imported), message in zip(found, said.values(), strict=True):
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ") and message in err and err.count("\n") == 1
+        assert not {"torch", "transformers", "datasets", "numpy", "pandas"} & {*imported}
 
 
+@pytest.mark.slow
 def test_a_package_called_kernels_is_never_asked(tmp_path):
     """One that says that it was, and cannot be imported."""
     (tmp_path / "kernels.py").write_text("open(__file__ + '.asked', 'w')\nraise RuntimeError('imported')")
@@ -233,7 +215,8 @@ def test_a_package_called_kernels_is_never_asked(tmp_path):
         "from transformers.utils import is_kernels_available",
         "print(is_kernels_available())",
     ]
-    run = python("-c", "\n".join(lines), first=str(tmp_path))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    run = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment, capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (0, "False\n"), run.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["kernels.py"]
 

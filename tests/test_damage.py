@@ -20,7 +20,6 @@ from outliers.measurements.damage import measurement
 from outliers.measurements.damage.errors import block_errors
 from outliers.measurements.damage.exchanges import exchange_losses, exchanges
 from outliers.measurements.damage.measurement import damage, damages_of, plan
-from outliers.measurements.sweep import drawn
 from outliers.metrics.agreement.measure import distances
 from outliers.metrics.perplexity.measure import perplexity, perplexity_of, variant_losses
 from outliers.models.anatomy import ROLES, projections
@@ -34,9 +33,10 @@ from outliers.report.artefacts.damage import damage_section
 from outliers.report.write import write
 from outliers.specification.kinds import Damage
 from outliers.text.blocks import load_text, tokens_hash
+from outliers.variants.draw import drawn
 from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
-from tests.conftest import C4, every_kind, lasting, make_model, needs_shared, needs_smollm2, padded
+from tests.conftest import C4, lasting, make_model, needs_shared, needs_smollm2, padded
 from tests.test_commands import call
 from tests.test_experiment import read_rows
 from tests.test_tracing import hooks
@@ -131,7 +131,6 @@ def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, 
             assert of_all.largest == alone.largest
 
 
-@every_kind
 def test_layers_from_their_stored_input_are_those_of_whole_models(case, blocks):
     """To the last bit, whatever a decoder gives its layers beside the hidden states."""
     model = make_model(case)

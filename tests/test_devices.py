@@ -24,18 +24,10 @@ from outliers.quantization.store import load_int8, load_quantized, save_quantize
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import _Observer, trace
 from outliers.variants.ablated import METHODS, Intervention
-from tests.conftest import CONFIGS, make_model, make_tokenizer
+from tests.conftest import make_model, make_tokenizer
 from tests.pretend_devices import PretendDevices
 
 GB = 10**9
-# What tells these from LLaMA, Gemma 2 and Mixtral is not where their tensors are; each would take two seconds here.
-ALIKE = {"smollm3", "granite", "phi3", "starcoder2", "gemma", "qwen3-moe"}
-
-
-@pytest.fixture(params=[case for case in CONFIGS if case not in ALIKE])
-def case(request) -> str:
-    """The name of one small architecture."""
-    return request.param
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from outliers import criterion
 from outliers.errors import UserError
 from outliers.experiment.callback import EVERY
 from outliers.experiment.forecast import Request, forecast, shape_of
-from outliers.experiment.frame import records_in
+from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.provenance import code_hash
 from outliers.experiment.room import Room
 from outliers.measurements.ablation import CONTROLS, RESAMPLES
@@ -52,6 +52,7 @@ from outliers.report.artefacts.table4 import table4_section
 from outliers.report.artefacts.table5 import speed_section
 from outliers.report.artefacts.table6 import latency_section
 from outliers.report.artefacts.table7 import table7_section, table9_section, table10_section
+from outliers.report.findings.words import are_apart
 from outliers.report.seeds import CONFIDENCE, of_runs, ratio
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Experiment, Memory
@@ -82,7 +83,7 @@ def read(file: str) -> str:
 @cache
 def kept_rows(run: str) -> list[dict]:
     """The rows of a kept run."""
-    return records_in(KEPT / run)
+    return read_rows(KEPT / run)
 
 
 @cache
@@ -142,11 +143,16 @@ DAMAGED = "damage/smollm2-135m"
 def of_damage(scheme: str) -> dict[str, float]:
     """What its damage on C4 says of a scheme: of the model, of roles alone, and of the projection that is worst."""
     found = damages_of(kept_rows(DAMAGED))[scheme]
-    alone = 100 * found.roles.set_index("role")["damage_only"]
-    left = 100 * found.roles.set_index("role")["damage_without"]
-    worst = found.errors.sort_values("by_token").iloc[-1].to_dict()
-    percent = {"damage": 100 * found.model["damage"], "left": left[alone.idxmax()]}
-    return {**found.model, **alone, **worst, **percent}
+    roles, percent = found.roles.set_index("role"), 100 / found.model["unquantized"]
+    alone = {f"{role}_deviation": percent * one for role, one in roles["perplexity_only_deviation"].items()}
+    most, worst = roles.loc[roles["damage_only"].idxmax()], found.errors.sort_values("by_token").iloc[-1].to_dict()
+    shares = {
+        "damage": 100 * found.model["damage"],
+        "left": 100 * most["damage_without"],
+        "left_deviation": percent * most["perplexity_without_deviation"],
+        "scatter": 100 * found.model["perplexity_deviation"] / found.model["perplexity"],
+    }
+    return {**found.model, **(100 * roles["damage_only"]), **alone, **worst, **shares}
 
 
 def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
@@ -232,12 +238,20 @@ def attention_costs() -> dict[str, float]:
     return found[found["scheme"] == BASELINE].set_index("attention")["increase"].to_dict()
 
 
-def attention_layers() -> dict[str, float]:
-    """What it costs in one layer alone, at worst, and in all but layer 1 or another one, in per cent."""
+def attention_layers() -> list[float]:
+    """Two layers that one draw chose: what it left with the first exact, in per cent; what draws that did not choose
+    leave, their number first, each with its standard deviation."""
     layers = damages_of(kept_rows("attention/layers"))["fp32+attention"].layers.set_index("layer")
-    without = 100 * layers["damage_without"]
-    worst = 100 * layers["damage_only"].max()
-    return {"worst": worst, "without_1": without[1], "without_another": without.drop(1).min()}
+    least, worst = layers["damage_without"].idxmin(), layers["damage_only"].idxmax()
+    rows = {row["exact"]: row for row in json.loads(read("results/kept/attention/attention_layers.json"))["rows"]}
+    some = [(rows[name]["cost"], rows[name]["standard_deviation"]) for name in (f"layer {least}", "no layer")]
+    other = rows[f"layer {worst}"]
+    assert some[0][0] < some[1][0]
+    assert not are_apart(some[0][0], some[1][0], some[0][1], some[1][1]), "as the page says"
+    return [
+        *(least, 100 * layers["damage_without"].min(), other["draws"], *some[0], *some[1]),
+        *(worst, other["cost"], other["standard_deviation"]),
+    ]
 
 
 def attention_of_pocket() -> list[float]:
@@ -249,12 +263,6 @@ def attention_of_pocket() -> list[float]:
 def lost_codes() -> list[float]:
     """The shares of probabilities whose codes are 0, of all keys and without the largest, in per cent."""
     return [row["lost"] for row in benchmark("attention_codes")]
-
-
-def scatter_of(scheme: str) -> float:
-    """By how many per cent the perplexity of SmolLM2 scatters in its sweep."""
-    row = next(row for row in kept_rows("smollm2-135m/sweep") if row["scheme"] == scheme)
-    return 100 * row["standard_deviation"] / row["value"]
 
 
 def damaged_tokens() -> dict[int, str]:
@@ -410,12 +418,13 @@ CLAIMS = {
     "docs/damage.md": [
         ("on C4, {} blocks of {} tokens, where", lambda: size(DAMAGED)),
         ("perplexity of {unquantized:.2f}", lambda: of_damage("absmax")),
+        ("are means of {} draws", lambda: {row["draws"] for row in kept_rows(DAMAGED) if "draws" in row}),
         (
-            "takes the perplexity to {perplexity:.2f} ({damage:+.0f} %). Most of that is in `ffn_out`: quantized "
-            "alone it costs {ffn_out:+.0f} %, and with it exact {left:+.0f} % is left",
+            "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.0f} %). Most of that is "
+            "in `ffn_out`: quantized alone it costs {ffn_out:+.0f} %, and with it exact {left:+.0f} % is left",
             lambda: of_damage("absmax"),
         ),
-        ("is in `attn_in`, which alone costs {attn_in:+.1f} %", lambda: of_damage("absmax")),
+        ("is in `attn_in`, which alone costs {attn_in:+.1f} % ± {attn_in_deviation:.1f}", lambda: of_damage("absmax")),
         (
             "in layer {layer} the second feed-forward projection reads a value of {largest:,.0f}",
             lambda: of_damage("absmax"),
@@ -423,13 +432,17 @@ CLAIMS = {
         ("the error of this projection is {:.1f} dB", lambda: [abs(round(of_damage("absmax")["by_token_db"], 1))]),
         ("Over all tokens the error is −{:.1f} dB", lambda: [-of_damage("absmax")["db"]]),
         (
-            "takes the perplexity to {perplexity:.2f} ({damage:+.1f} %), and that is in `attn_in` "
-            "({attn_in:+.1f} % alone)",
+            "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.1f} %): it multiplies",
             lambda: of_damage("llm.int8"),
         ),
         (
-            "absmax scatters by {:.1f} % and LLM.int8() by {:.1f} %",
-            lambda: [scatter_of(scheme) for scheme in ("absmax", "llm.int8")],
+            "Most of what is left is in `attn_in`, which alone costs {attn_in:+.1f} % ± {attn_in_deviation:.1f}. With "
+            "`attn_in` exact {left:+.1f} % ± {left_deviation:.1f} is left",
+            lambda: of_damage("llm.int8"),
+        ),
+        (
+            "absmax scatters by {:.1f} %, that of LLM.int8() by {:.1f} %",
+            lambda: [of_damage(scheme)["scatter"] for scheme in ("absmax", "llm.int8")],
         ),
     ],
     "docs/remedies.md": [
@@ -496,8 +509,10 @@ CLAIMS = {
         ),
         ("in 16 bits {int8+2%:+.2f} % is left", attention_costs),
         (
-            "the worst costs {worst:+.2f} %, which is about the scatter. With layer 1 exact, {without_1:+.2f} % is "
-            "left of what all of them cost together, and with any other at least {without_another:+.2f} %",
+            "One draw chose layer {} among thirty, because with it exact it left {:+.2f} %. In [{} further draws]"
+            "(../results/kept/attention/attention_layers.json), which did not choose it, {:+.2f} % ± {:.2f} is left of "
+            "the {:+.2f} % ± {:.2f} of all layers: less, but not by two standard deviations. With layer {} exact, "
+            "which costs most alone in that one draw, {:+.2f} % ± {:.2f} is left",
             attention_layers,
         ),
         (

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from outliers.models.names import POCKET
 from outliers.models.weight_files import INDEX, WEIGHTS
 from tests.conftest import answer_within
-from tests.test_commands import call
+from tests.test_commands import refused
 
 SECONDS = 30  # for any answer; it takes a fraction of one, but the first of a process imports what it needs
 SMALL = "--block 32 --blocks 1"
@@ -474,6 +474,8 @@ RESULTS: list[Case] = [
             ("text for a number", {**ROW, "value": "7.5"}, "'value' is \"7.5\", expected a finite number"),
             ("true for a number", {**ROW, "value": True}, "'value' is true"),
             ("a list for a number", {**ROW, "value": [7.5]}, r"'value' is \[7.5\]"),
+            ("a perplexity of 0", {**ROW, "value": 0}, "'value' of perplexity is 0, expected a positive"),
+            ("a whole number past 64 bits", {**ROW, "parameters": 2**63}, "'parameters' is a number too large"),
             ("a perplexity below 0", {**ROW, "value": -1}, "'value' of perplexity is -1, expected a positive"),
             ("a number for text", {**ROW, "model": 3}, "'model' is 3, expected a text"),
             ("an object for text", {**ROW, "scheme": {}}, r"'scheme' is \{\}"),
@@ -582,7 +584,7 @@ def pipe(name: str) -> Callable[[Path], None]:
     return lambda folder: os.mkfifo(folder / name)
 
 
-def refused(field: str, given: str, answer: str) -> Case:
+def has(field: str, given: str, answer: str) -> Case:
     """A field of a file with a value that it cannot have."""
     return Case(f"{field}: {given:.30}", fields(**{field: given}), "sweep e.yaml", f"field '{field}.*': .*{answer}")
 
@@ -686,25 +688,25 @@ OPTIONS: list[Case] = [
     Case("blanks for a scheme", nothing, f"{SWEEP} --scheme '  '", "unknown scheme '  '"),
     Case("no option of that name", nothing, f"{SWEEP} --modle x", "No such option: --modle"),
     # experiment files
-    refused("name", "../up", "expected letters, digits and any of"),
-    refused("name", "..", "expected letters, digits and any of"),
-    refused("name", "''", "expected text in one line, got ''"),
-    refused("name", "é" * 200, "expected names of at most 255 bytes, got 'é+…"),
-    refused("name", '"a\\nb"', r"expected text in one line, got 'a\\nb'"),
-    refused("name", "2024-01-01", "valid string, got datetime.date"),
-    refused("models", "[]", "at least 1 item"),
-    refused("models", "['']", "expected text in one line, got ''"),
-    refused("models", '["a\\0b"]', "expected text in one line"),
-    refused("models", "[no]", "valid string, got False"),
-    refused("text", '"\\e[2J"', "expected text in one line"),
-    refused("text", "{a: [1, 2]}", "valid string, got {"),
-    refused("block", ".nan", "finite number, got nan"),
-    refused("block", ".inf", "finite number, got inf"),
-    refused("block", "true", "expected a number, got True"),
-    refused("alpha", "yes", "expected a number, got True"),
-    refused("block", f"0x{'f' * 5000}", "got a number of too many digits"),
-    refused("memory", "1e300", "expected a size such as 500MB or 4GB"),
-    refused("schemes", f"[{'x' * 20000}]", "at most 255 bytes, got 'x{79}…$"),
+    has("name", "../up", "expected letters, digits and any of"),
+    has("name", "..", "expected letters, digits and any of"),
+    has("name", "''", "expected text in one line, got ''"),
+    has("name", "é" * 200, "expected names of at most 255 bytes, got 'é+…"),
+    has("name", '"a\\nb"', r"expected text in one line, got 'a\\nb'"),
+    has("name", "2024-01-01", "valid string, got datetime.date"),
+    has("models", "[]", "at least 1 item"),
+    has("models", "['']", "expected text in one line, got ''"),
+    has("models", '["a\\0b"]', "expected text in one line"),
+    has("models", "[no]", "valid string, got False"),
+    has("text", '"\\e[2J"', "expected text in one line"),
+    has("text", "{a: [1, 2]}", "valid string, got {"),
+    has("block", ".nan", "finite number, got nan"),
+    has("block", ".inf", "finite number, got inf"),
+    has("block", "true", "expected a number, got True"),
+    has("alpha", "yes", "expected a number, got True"),
+    has("block", f"0x{'f' * 5000}", "got a number of too many digits"),
+    has("memory", "1e300", "expected a size such as 500MB or 4GB"),
+    has("schemes", f"[{'x' * 20000}]", "at most 255 bytes, got 'x{79}…$"),
     Case(
         "a file that extends a folder", fields(extends="."), "sweep e.yaml", "'extends' is '.'; expected another file"
     ),
@@ -749,6 +751,7 @@ OPTIONS: list[Case] = [
     Case("a list for a name", written("? [a]\n: 1\n"), "sweep e.yaml", "a field's name is no text"),
     Case("a number for a name", written("1: 2"), "sweep e.yaml", "holds no fields"),
     Case("a number of 5,000 digits in a file", fields(block="9" * 5000), "sweep e.yaml", "'e.yaml' cannot be read: "),
+    Case("a list for a file", written("- 1\n- 2\n"), "sweep e.yaml", "expected a mapping"),
     Case("no date", fields(name="2024-13-45"), "sweep e.yaml", "'e.yaml' cannot be read: month must be in"),
     *(
         Case(f"a value {tag}", fields(block=tag), "sweep e.yaml", "'e.yaml' cannot be read|field 'block'")
@@ -780,7 +783,65 @@ OPTIONS: list[Case] = [
     Case("a layer too large", written("shows: table5\ndimensions: [9999999]"), "report e.yaml", "field 'dimensions.0"),
 ]
 
+MODELS = "--model pocket/gpt2-0.1m --model pocket/gpt2-0.5m"
+
+# What is typed where nothing is, and how the answer begins.
+TYPED = {
+    f"{SWEEP} --model pocket/gpt2-5.9": "unknown model 'pocket/gpt2-5.9'; did you mean pocket/gpt2-5.9m",
+    f"{SWEEP} --scheme zeropont": "unknown scheme 'zeropont'; did you mean zeropoint",
+    f"{SWEEP} --text smaple": "unknown text 'smaple'; did you mean sample",
+    f"{SWEEP} --text nowhere.jsonl": "text file 'nowhere.jsonl' does not exist",
+    f"{SWEEP} --block 512": "blocks of 512 tokens are longer than the model's context of 256; use --block 256",
+    f"{SWEEP} --blocks 100000": "text 'sample' is too short",
+    f"{SWEEP} --alpha 0": "field 'alpha'",
+    f"{SWEEP} --dtype int4": "field 'dtype': Input should be 'float32', 'float16' or 'bfloat16', got 'int4'",
+    f"{SWEEP} --device cuda:9": "device 'cuda:9' is not there",
+    f"{SWEEP} no-experiment": "unknown experiment 'no-experiment'",
+    f"{SWEEP} --out /dev/null/out": "cannot write to '/dev/null/out'",
+    "trace pocket/gpt2-01m": "unknown model 'pocket/gpt2-01m'; did you mean pocket/gpt2-0.1m",
+    "trace pocket/gpt2-0.1m --block 512": "blocks of 512 tokens are longer",
+    "trace pocket/gpt2-0.1m --alpha -1": "field 'alpha'",
+    "trace pocket/gpt2-0.1m --revision step1": "'pocket/gpt2-0.1m' is a local model and has no revision",
+    "ablate pocket/gpt2-0.1m --features 3,x": "field 'features.1': Input should be a valid integer",
+    "ablate pocket/gpt2-0.1m --features 24": "feature 24 is out of range",
+    "ablate pocket/gpt2-0.1m --features ,": "field 'features'",
+    "ablate pocket/gpt2-0.1m --method men": "unknown method 'men'; did you mean mean",
+    "ablate pocket/gpt2-0.1m --where ffn_out": "unknown place 'ffn_out'; did you mean ffn_in",
+    "ablate pocket/gpt2-0.1m --controls 3": "3 controls; expected at least 10",
+    "ablate pocket/gpt2-0.1m --blocks 1": "'gpt2-0.1m' has no outlier feature on this text",
+    "emergence --model pocket/nothing": "unknown model 'pocket/nothing'",
+    f"emergence {MODELS} --revisions a,b": "revisions of 2 models; expected one model",
+    "emergence --text nowhere.txt": "text file 'nowhere.txt' does not exist",
+    "trace": "no model is named; expected one, such as `python -m outliers.trace pocket/gpt2-1.7m`",
+    "trace ,": "no model is named; expected one",
+    "trace a --model b": "trace takes one model, got 2: a, b; run it once for each",
+    "ablate --models a,b": "ablate takes one model, got 2: a, b",
+    "latency": "no model is named; expected some",
+    "latency pocket/gpt2-0.1m --batch 1,0": "field 'batches.1': Input should be greater than 0, got '0'",
+    "latency pocket/gpt2-0.1m --prompt 512": "prompts of 512 tokens and 32 generated ones exceed the model's context",
+    "latency pocket/gpt2-0.1m --scheme fp32,int8": "unknown scheme 'int8'; did you mean mxint8 or llm.int8 or",
+    "sweep ,": "no model is named; expected some",
+    "sweep pocket/tabel1": "unknown experiment 'pocket/tabel1'; did you mean pocket/table1",
+    "sweep pocket": "unknown experiment 'pocket'; did you mean pocket/",
+    "zeroshot figure1": "unknown experiment 'figure1'; did you mean p",
+    "latency gpt2 --model pocket/gpt2-0.1m": "unknown experiment 'gpt2'",
+    "memory --gpu 8*24": "hardware '8*24'; expected a number of GPUs and the GiB of each, such as --gpu 8x24",
+    "memory --gpu 0x24": "field 'hardware.0.gpus': Input should be greater than 0, got 0",
+    "memory --context 1": "field 'context': Input should be greater than or equal to 2",
+    "memory pocket/nothing": "unknown model 'pocket/nothing'",
+    "trace 'a b c'": "unknown model 'a b c'",
+    "memory ./nowhere": "model folder './nowhere' does not exist",
+    "memory pocket/gpt2-0.1m --gpus ,": "field 'hardware': Value should have at least 1 item",
+    "report pocket/table1 pocket/nothing": "unknown model 'pocket/nothing'",
+    "report pocke": "unknown experiment 'pocke'; did you mean pocket",
+    "report mine.yaml": "experiment file 'mine.yaml' does not exist",
+    "report pocket --redraw": "'results/pocket/table1' has no finished rows",
+    "emergence --redraw nothing": "'nothing' has no finished rows of emergence; expected a folder with",
+    "emergence a --redraw b": "--redraw 'b' with models or options of a measurement",
+    "emergence --redraw b --block 8": "--redraw 'b' with models or options of a measurement",
+}
 CASES = [*MODEL_FILES, *CONFIGURATIONS, *TEXTS, *RESULTS, *OPTIONS]
+CASES += [Case(typed, nothing, typed, f"^{re.escape(said)}") for typed, said in TYPED.items()]
 
 
 @pytest.fixture(autouse=True)
@@ -795,9 +856,6 @@ def test_one_line(monkeypatch, capsys, tmp_path, case):
     case.make(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     command, *arguments = shlex.split(case.typed)
-    code, out, err = call(monkeypatch, capsys, *arguments, command=command)
-    assert (code, out) == (2, ""), err
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1, err
-    assert re.search(case.answer, err), err
+    said = refused(monkeypatch, capsys, *arguments, command=command)
+    assert re.search(case.answer, said), said
     assert sorted(tmp_path.rglob("*")) == before, "something was left behind"

@@ -21,8 +21,8 @@ from outliers.experiment.forecast import (
     request_of,
     shape_of,
 )
+from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.room import Room, free_in_groups
-from outliers.experiment.rows import read_rows
 from outliers.experiment.runner import MEASUREMENTS
 from outliers.measurements.bench import Job
 from outliers.measurements.latency import LatencyRows, UnderScheme
@@ -175,7 +175,7 @@ def test_a_model_too_large_is_refused_with_what_would_help(opt, told):
     gpus = MUCH._replace(memory=int(14e9), gpus=int(28e9))
     requests = [request_of(opt, Settings(name="test", device="cuda"), Keeps())]
     assert refusal(requests, gpus) == (
-        "'my-opt' needs 26.9 GB of GPU memory in float32 and 14.0 GB are free; with --stream it needs 1.9 GB, "
+        "'my-opt' needs 26.9 GB of GPU memory in float32 and 14.0 GB are free; with --stream it needs 2.0 GB, "
         "with --dtype bfloat16 it needs 13.5 GB, with --device auto it needs 26.9 GB"
     )
     assert not told

@@ -19,7 +19,6 @@ from torch import nn
 
 from outliers.errors import UserError
 from outliers.experiment.rows import identity
-from outliers.experiment.runner import run, sweep
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
@@ -28,6 +27,7 @@ from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, in_groups, is_own
 from outliers.quantization.store import load_quantized, save_quantized
 from outliers.report.artefacts.table1 import perplexity_table
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Experiment, Latency
 from outliers.text.blocks import load_text
 from tests.conftest import make_model
@@ -195,6 +195,9 @@ def test_groups_that_have_no_scale(quantizer):
     if quantizer.symmetric and quantizer.per_row:
         assert (found.scale[1] == 1).all()
         assert not found.dequantize()[1].any()
+    smallest = reference.quantize(torch.full((2, FEATURES), 1e-45), quantizer)
+    assert (smallest.scale > 0).all()
+    assert torch.isfinite(smallest.dequantize()).all()
     zeros = reference.quantize(torch.zeros(2, FEATURES), quantizer)
     assert (zeros.scale == 1).all()
     assert not zeros.dequantize().any()

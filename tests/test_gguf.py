@@ -22,10 +22,10 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 from outliers.errors import UserError
 from outliers.experiment.forecast import need_of, request_of
 from outliers.experiment.room import Room
-from outliers.experiment.runner import run, sweep
 from outliers.measurements.bench import Job
 from outliers.measurements.measurement import Keeps
-from outliers.metrics.perplexity.measure import losses, perplexity
+from outliers.metrics import states
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import ANATOMIES
 from outliers.models.gguf.header import read_header, read_tensor
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
@@ -33,12 +33,23 @@ from outliers.models.names import packaged_file
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.store import load_int8
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel, Settings
 from outliers.text.blocks import load_text, tokens_hash
 from tests import gguf_files
-from tests.conftest import C4, CONFIGS, LLAMA, lasting, make_model, needs_shared, needs_smollm2, trace_model
+from tests.conftest import (
+    C4,
+    CONFIGS,
+    LLAMA,
+    lasting,
+    make_model,
+    needs_shared,
+    needs_smollm2,
+    slow_but_five,
+    trace_model,
+)
 from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf
-from tests.test_commands import call
+from tests.test_commands import call, refused
 
 IN_GGUF = {"gemma3_text": "gemma3"}  # what transformers calls an architecture in its table of those in GGUF
 UNREADABLE = {
@@ -108,7 +119,7 @@ def test_every_architecture_of_both_tables_is_tested():
     assert both == set(CASES.values()) | (set(UNREADABLE) & set(ANATOMIES))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but_five(CASES))
 def test_weights_are_those_of_transformers_and_of_the_model_written(case, tmp_path, monkeypatch, blocks):
     model = with_fields(monkeypatch, case, OF_LARGE_ONES.get(CASES[case], {}))
     file = save_gguf(model, tmp_path / f"{case}.gguf", **PADDING)
@@ -375,11 +386,12 @@ def alter(file: Path) -> None:
 
 @pytest.mark.parametrize("change", [lambda file: os.truncate(file, 100_000), alter, Path.unlink])
 def test_a_file_that_changes_while_it_is_measured(own, tmp_path, monkeypatch, change):
-    def then_change(model, blocks):
+    def then_change(*arguments):
         change(own)
-        return losses(model, blocks)
+        return usual(*arguments)
 
-    monkeypatch.setattr("outliers.measurements.sweep.losses", then_change)
+    usual = states._resident
+    monkeypatch.setattr(states, "_resident", then_change)
     with pytest.raises(UserError, match=rf"the weights of '{own}' changed while they were measured \('{own}'\)"):
         sweep(Experiment(models=[str(own)], schemes=["fp32"], block=32, blocks=1), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -689,13 +701,12 @@ def test_on_the_command_line(own, monkeypatch, capsys, tmp_path):
     DAMAGE["type of a tensor"][0](own)
     monkeypatch.chdir(tmp_path)
     for command, arguments in (("sweep", ["--model", own]), ("trace", [own]), ("sweep", ["--model", own, "--stream"])):
-        code, out, err = call(monkeypatch, capsys, *arguments, command=command)
-        assert (code, out) == (2, "")
-        assert err.startswith(f"error: cannot read '{own}' (999 is not a valid GGMLQuantizationType); expected a whole")
-        assert err.count("\n") == 1
+        said = refused(monkeypatch, capsys, *arguments, command=command)
+        assert said.startswith(f"cannot read '{own}' (999 is not a valid GGMLQuantizationType); expected a whole")
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says what a process took at most")
 def test_nothing_is_allocated_that_a_header_promises(file, tmp_path):
     """Also where the file is much larger than its header, with holes for the rest."""

@@ -12,10 +12,9 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import get_scheme
 from outliers.tracing.states import hidden_states
 from outliers.variants.quantized import Quantized
-from tests.conftest import every_kind, make_model
+from tests.conftest import make_model
 
 
-@every_kind
 def test_the_residual_stream_is_that_of_transformers(model, blocks):
     with torch.no_grad():
         expected = [model(block[None], output_hidden_states=True, use_cache=False).hidden_states for block in blocks]
@@ -24,7 +23,6 @@ def test_the_residual_stream_is_that_of_transformers(model, blocks):
         assert all(torch.equal(state, of[layer + 1][0]) for state, of in zip(found, expected, strict=True))
 
 
-@every_kind
 def test_inputs_of_projections_are_what_modules_are_called_with(model, blocks):
     for projection in projections(model):
         seen = []

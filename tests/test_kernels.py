@@ -12,7 +12,7 @@ from outlier_kernels import cpu, dispatch, reference
 from outlier_kernels.cpu import packed
 from outlier_kernels.formats import Quantizer
 
-from tests.conftest import needs_int8_units
+from tests.conftest import needs_int8_units, pairwise
 
 LARGEST, NORMAL, TINY = torch.finfo(torch.float32).max, 2.0**-126, 2.0**-149
 # Where ranges and scales stop being numbers of float32, or normal ones; and numbers that are alike, and not.
@@ -180,9 +180,7 @@ def test_int8_matmul_refuses_what_it_cannot_do():
         reference.int8_matmul(wide, wide)
 
 
-@pytest.mark.parametrize("per_row", [(True, True), (True, False), (False, False)])
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("offset", [0, 3, 1e4])
+@pairwise("per_row offset symmetric", [(True, True), (True, False), (False, False)], [0, 3, 1e4], [True, False])
 def test_matmul_is_the_product_of_what_the_codes_stand_for(symmetric, per_row, offset):
     """With an offset far from 0 the zero points outgrow 8 bits, and their products int32."""
     generator = torch.Generator().manual_seed(0)
@@ -231,11 +229,14 @@ def small_layer(m: int, k: int, n: int):
 
 
 @needs_int8_units
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (17, 64, 33), (2, 1030, 16), (130, 513, 100)])
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("hostile", HOSTILE)
-@pytest.mark.parametrize("threshold", [None, 6.0])
-def test_cpu_path_equals_the_reference(shape, dtype, hostile, threshold):
+@pairwise(
+    "hostile shape dtype threshold",
+    HOSTILE,
+    [(1, 1, 1), (3, 5, 7), (17, 64, 33), (2, 1030, 16), (130, 513, 100)],
+    ROUNDING,
+    [None, 6.0],
+)
+def test_cpu_path_equals_the_reference(hostile, shape, dtype, threshold):
     x, weight, bias = small_layer(*shape)
     x = HOSTILE[hostile](x).to(dtype)
     for per_row in (True, False):
@@ -418,10 +419,11 @@ def test_compiled_layers_are_one_graph(symmetric):
             torch.compile(layer, backend="eager", fullgraph=True)(x[:, :7])
 
 
-@pytest.mark.parametrize("threshold", [0.0, 6.0])
-@pytest.mark.parametrize("outliers", [{}, {(0, 3): 6.0, (1, 5): -6.0}, {(2, 7): 40.0, (4, 7): 9.0, (1, 0): -300.0}])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_against_bitsandbytes(threshold, outliers, dtype):
+SOME = [{}, {(0, 3): 6.0, (1, 5): -6.0}, {(2, 7): 40.0, (4, 7): 9.0, (1, 0): -300.0}]  # outliers by their places
+
+
+@pairwise("outliers dtype threshold", SOME, ROUNDING, [0.0, 6.0])
+def test_against_bitsandbytes(outliers, dtype, threshold):
     bitsandbytes = pytest.importorskip("bitsandbytes", reason="compares with bitsandbytes, which is not installed")
     x, weight, bias = small_layer(19, 128, 40)
     for place, value in outliers.items():
@@ -443,16 +445,3 @@ def test_against_bitsandbytes(threshold, outliers, dtype):
     # in 16 bits bitsandbytes rounds the int8 part before it adds the outliers' part
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
     assert (got - want).abs().max() <= tolerance * want.abs().max()
-
-
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("granularity", ["tensor", "column"])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_weights_are_quantized_as_by_the_reference(dtype, transposed, granularity, symmetric):
-    _, weight, _ = small_layer(1, 200, 33)
-    weight = weight.to(dtype).T.contiguous().T if transposed else weight.to(dtype)
-    quantizer = Quantizer("int8", granularity, symmetric)
-    found, expected = dispatch.quantize_weight(weight, quantizer), reference.quantize(weight, quantizer)
-    for one, other in zip(found, expected, strict=True):
-        assert (one is None and other is None) or (one.dtype == other.dtype and torch.equal(one, other))

@@ -313,24 +313,6 @@ def test_command(monkeypatch, capsys, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--batch", "1,0"], "field 'batches.1': Input should be greater than 0, got '0'"),
-        (
-            ["--prompt", "512"],
-            "prompts of 512 tokens and 32 generated ones exceed the model's context of 256; use less",
-        ),
-        (["--scheme", "fp32,int8"], "unknown scheme 'int8'; did you mean mxint8 or llm.int8 or llm.int8-bnb?"),
-    ],
-)
-def test_mistakes_on_the_command_line(monkeypatch, capsys, tmp_path, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *arguments, command="latency")
-    assert (code, out, err) == (2, "", f"error: {message}\n")
-    assert not any(tmp_path.iterdir())
-
-
 def test_ways_are_one_product():
     """All but the bare product of codes are the exact layer up to rounding, and so are the outlier features in it."""
     named = ways(32, 64, 48, CPU, torch.bfloat16)

@@ -26,7 +26,7 @@ from outliers.quantization.convert import quantize
 from outliers.report.artefacts.table3 import PUBLISHED, footprints, largest, measured, memory_section
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory
-from tests.conftest import CONFIGS
+from tests.conftest import CONFIGS, slow_but_five
 from tests.test_commands import call
 
 PARAMETERS = {  # by the model cards, but for OPT's and GPT-2's: as their published weights count
@@ -106,7 +106,7 @@ def test_configurations_from_elsewhere(tmp_path):
         find_config("pocket/nothing")
 
 
-@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("case", slow_but_five(CONFIGS))
 def test_weights_are_the_bytes_of_real_models(case):
     model = small_model(case, torch.bfloat16)
     found = measure_footprint(model.config, 16)
@@ -259,6 +259,7 @@ def table3_rows(tmp_path_factory) -> list[dict]:
     return run(spec, tmp_path_factory.mktemp("table3"))
 
 
+@pytest.mark.slow
 def test_table_3_comes_out_as_published(table3_rows):
     ours = measured(table3_rows)
     published = {key: "GPT-2 XL 1.5B" if name == "GPT-2 1.3B" else name for key, name in PUBLISHED.values.items()}
@@ -334,22 +335,3 @@ def test_command(monkeypatch, capsys, tmp_path):
     assert "1x GPU 0.6 GB none none" in lines
     assert "2048 (GPT-2 124M 1024) tokens of context" in out
     assert (tmp_path / "results" / "memory" / "rows.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpu", "8*24"], "hardware '8*24'; expected a number of GPUs and the GiB of each, such as --gpu 8x24"),
-        (["--gpu", "0x24"], "field 'hardware.0.gpus': Input should be greater than 0, got 0"),
-        (["--context", "1"], "field 'context': Input should be greater than or equal to 2"),
-        (["pocket/nothing"], "unknown model 'pocket/nothing'"),
-        (["./nowhere"], "model folder './nowhere' does not exist"),
-    ],
-)
-def test_mistakes(monkeypatch, capsys, tmp_path, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capsys, *arguments, command="memory")
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {message}"), err
-    assert err.count("\n") == 1
-    assert not list(tmp_path.rglob("*"))

@@ -1,14 +1,12 @@
 """Anatomy, loading, the pocket family."""
 
 import itertools
-import json
 import os
 import shutil
 import time
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, T5Config
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
@@ -161,20 +159,6 @@ def test_hash_tells_weights_apart():
     assert weights_hash(first) != weights_hash(again)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("pocket/gpt2-1.7", "unknown model 'pocket/gpt2-1.7'; did you mean pocket/gpt2-1.7m"),
-        ("./nowhere", "model folder './nowhere' does not exist"),
-        ("/no/such/folder", "does not exist"),
-        ("a b c", "unknown model 'a b c'"),
-    ],
-)
-def test_unknown_models(name, message):
-    with pytest.raises(UserError, match=message):
-        find_model(name)
-
-
 def test_hub_name_without_network(monkeypatch):
     """What the hub's client does without network is simulated; a machine without network is like it."""
 
@@ -218,42 +202,6 @@ def test_truncated_weights(folder):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     with pytest.raises(UserError, match="corrupt"):
-        load_model(str(folder))
-
-
-def test_garbage_weights(folder):
-    (folder / "model.safetensors").write_bytes(b"not a checkpoint")
-    with pytest.raises(UserError, match="corrupt"):
-        load_model(str(folder))
-
-
-def test_nan_weights_are_named(folder):
-    tensors = load_file(folder / "model.safetensors")
-    tensors["transformer.h.1.mlp.c_fc.weight"][2, 3] = torch.nan
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"NaN or inf in 'transformer.h.1.mlp.c_fc.weight'"):
-        load_model(str(folder))
-
-
-def test_missing_tensors_are_not_made_up(folder):
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["transformer.h.1.mlp.c_fc.weight"]
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="lacks 1 tensor"):
-        load_model(str(folder))
-
-
-def test_weights_of_another_shape(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "n_embd": 128}))
-    with pytest.raises(UserError, match=r"holds 'transformer.*' with the shape \(192,\);.* asks for \(384"):
-        load_model(str(folder))
-
-
-def test_pickled_checkpoints_are_refused(folder):
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="no safetensors weights, and pickled ones are not read"):
         load_model(str(folder))
 
 

@@ -18,6 +18,8 @@ from outliers.report.artefacts.table4 import table4_section
 from outliers.report.elsewhere import ELSEWHERE, elsewhere
 from outliers.report.paper import comparison
 from outliers.report.report import ARTEFACTS, BEYOND, experiments, report
+from outliers.runs.rows import Row
+from outliers.runs.run import rows_of as rows_of_cells
 from outliers.specification.files import experiment_files
 from outliers.specification.kinds import Experiment, ZeroShot
 from tests.conftest import SHARED
@@ -322,7 +324,7 @@ def test_too_little_memory_on_a_gpu_is_said(small_set, monkeypatch):
     def out_of_memory(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("outliers.measurements.sweep.Sweep.answer", out_of_memory)
+    monkeypatch.setattr("outliers.metrics.states.OfStates.answer", out_of_memory)
     assert "Not run: device 'cpu' has too little memory for it" in report("small", small_set)
 
 
@@ -334,11 +336,15 @@ def test_nothing_that_can_run_is_a_mistake(small_set):
 
 def test_rows_of_an_experiment():
     spec = Experiment(models=["b", "a"], schemes=["fp32", "absmax"], block=8)
-    row = {"model": "a", "scheme": "fp32", "block": 8, "metric": "perplexity", "version": "1", "value": 1}
-    other = [{**row, "block": 16}, {**row, "scheme": "llm.int8"}, {**row, "model": "c"}, {**row, "text": "c4"}]
-    newer = {**row, "version": "2", "value": 2}
-    first = {**row, "model": "b"}
-    assert rows_of(spec, [row, *other, newer, first]) == [first, newer]
+
+    def row(value: float = 1, variant: str = "fp32", **changed) -> Row:
+        subject = {"model": "a", "text": "sample", "block": 8, "blocks": 32, "dtype": "float32"} | changed
+        asked = {"subject": subject, "variant": variant, "metric": {"name": "perplexity"}}
+        return Row(asked=asked, facts={}, values=[{"metric": "perplexity", "value": value}], made={})
+
+    other = [row(block=16), row(variant="llm.int8"), row(model="c"), row(text="c4"), row(bos=True)]
+    newer, first = row(value=2), row(model="b")
+    assert rows_of_cells(spec, [row(), *other, newer, first]) == [first, newer]
     whole = ZeroShot(models=["a"])
     part = {"model": "a", "scheme": "fp32", "task": "piqa", "limit": 5}
     assert rows_of(whole, [part, {**part, "limit": None}]) == [{**part, "limit": None}]

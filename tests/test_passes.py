@@ -13,7 +13,7 @@ from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
 from tests.conftest import needs_int8_units
-from tests.test_kernels import TINY, of_finite_floats
+from tests.test_kernels import LARGEST, TINY, of_finite_floats
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 UNITS = (1.0, 0.05, 3e7, 1e36, 2.6e36, 1e-6, 1e-38, TINY, 3 * TINY)  # an entry is up to 130 of them
@@ -131,6 +131,13 @@ def test_quantize_subnormals(quantizer):
     """Rows of all small ranges, whose scales would have one digit or a few, and quotients by them be up to 190."""
     largest = torch.arange(1000)
     x = torch.stack([largest, -largest // 2, torch.ones_like(largest), 1 - largest], 1) * torch.tensor(TINY)
+    found = codes.quantize(x, quantizer, torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8))
+    assert_same_codes(found, reference.quantize(x, quantizer))
+
+
+@pytest.mark.parametrize("quantizer", [Quantizer("int8", "row", symmetric) for symmetric in (True, False)], ids=str)
+def test_quantize_ranges_beyond_float32(quantizer):
+    x = torch.tensor([[-3.4e38, 3.4e38, 0.0, 1e38], [LARGEST, -LARGEST, LARGEST / 3, TINY]])
     found = codes.quantize(x, quantizer, torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8))
     assert_same_codes(found, reference.quantize(x, quantizer))
 

@@ -232,6 +232,7 @@ FROM_ROWS = {
         {f"{name}-{n}": DAMAGES[name] for name in DAMAGES for n in range(10)}
     ),
     "damage by place": lambda: plot.damage_bars(DAMAGES),
+    "damage by role": lambda: plot.damage_bars(DAMAGES, place="role"),
     "damage by place, six schemes": lambda: plot.damage_bars(
         {f"{name}-{n}": DAMAGES[name] for name in DAMAGES for n in range(3)}
     ),
@@ -261,7 +262,7 @@ def test_figures_of_rows_can_be_read(name):
         (lambda **to: plot.causes(TRAINED, **to), {"run": "Muon"}),
         *((lambda **to: plot.growth(GROWTH, **to), {"panel": panel}) for panel in PANELS),
         (lambda **to: plot.damage_map(DAMAGES, **to), {"scheme": "absmax", "error": "db"}),
-        (lambda **to: plot.damage_bars(DAMAGES, **to), {"scheme": "absmax", "place": "layer"}),
+        (lambda **to: plot.damage_bars(DAMAGES, **to), {"scheme": "absmax", "place": "role"}),
         (lambda **to: plot.ablation_bars(ablation_summary(kept("ablation/gpt2-1.7m")), **to), {"metric": "damage"}),
     ],
 )
@@ -306,9 +307,9 @@ def test_legends_say_what_marks_mean():
     assert {"the paper, layers", "the paper, positions", "gpt2", "llama"} <= set(
         legend_of(plot.figure3(TABLE4, panel="a"))
     )
-    scattered = {name: (one.roles, one.layers) for name, one in DAMAGES.items()}
-    assert not any("perplexity_only_deviation" in table for tables in scattered.values() for table in tables)
-    assert style.SCATTER not in legend_of(first(plot.damage_bars(DAMAGES)))
+    assert style.SCATTER in legend_of(first(plot.damage_bars(DAMAGES)))
+    once = [{k: v for k, v in row.items() if k != "standard_deviation"} for row in kept("damage/smollm2-135m")]
+    assert style.SCATTER not in legend_of(first(plot.damage_bars(damages_of(once))))
 
 
 def test_damage_is_not_dark_because_of_one_error():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from outlier_kernels import dispatch, reference_products
 from outlier_kernels.cpu import products as cpu_products
 
+from tests.conftest import pairwise
 from tests.test_kernels import NORMAL, of_finite_floats
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -36,16 +37,15 @@ def places(share: float, *shape: int) -> torch.Tensor | None:
     return found[found >= 0] if found.ndim == 1 else found[..., -1 - int(share * shape[-1]) :]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["rows", "columns", "heads", "neither"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(
-    ("share", "of_columns", "seed"),
-    [(0.0, 0.0, None), (0.0, 0.0, 2**62 + 5), (0.0, 0.3, None), (0.1, 0.0, None), (0.3, 0.3, 7), (1.0, 1.0, None)],
-)
-def test_products_on_a_cpu_are_those_of_the_reference(shape, layout, dtype, share, of_columns, seed):
+# Share of outliers, share of exact columns, and seed.
+PARTS = [(0.0, 0.0, None), (0.0, 0.0, 2**62 + 5), (0.0, 0.3, None), (0.1, 0.0, None), (0.3, 0.3, 7), (1.0, 1.0, None)]
+
+
+@pairwise("shape parts layout dtype", SHAPES, PARTS, ["rows", "columns", "heads", "neither"], DTYPES)
+def test_products_on_a_cpu_are_those_of_the_reference(shape, parts, layout, dtype):
     """Bit for bit where everything is multiplied in int8."""
     torch.manual_seed(0)
+    share, of_columns, seed = parts
     *leading, m, k, n = shape
     left, right = laid_out(*leading, m, k)[layout].to(dtype), laid_out(*leading, n, k)[layout]
     given = left, right, places(share, *leading, k), places(of_columns, *leading, n), seed

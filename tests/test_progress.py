@@ -12,7 +12,7 @@ import torch
 
 from outliers.measurements import sweep as sweeping
 from outliers.measurements.latency import latency
-from outliers.measurements.sweep import losses
+from outliers.metrics.perplexity.measure import losses
 from outliers.terminal import progress as module
 from outliers.terminal.progress import Progress, over
 from tests.conftest import make_model
@@ -79,7 +79,8 @@ def test_workers_finish_several_steps_at_once(clock):
         assert bar.left() == pytest.approx(6 * 2)
 
 
-def test_a_run_says_once_how_long_it_takes(clock, caplog):
+def test_a_run_says_once_how_long_it_takes(clock, caplog, monkeypatch):
+    monkeypatch.setattr(module, "SHORT", 2)
     with caplog.at_level(logging.INFO, "outliers"):
         with Progress(200, description="m, fp32", clock=clock) as bar:
             for _ in range(3):
@@ -87,7 +88,7 @@ def test_a_run_says_once_how_long_it_takes(clock, caplog):
                 with Progress(5, clock=clock) as inner:
                     inner.update()
                 bar.update()
-            assert caplog.messages == ["m, fp32: about 79 s left"]
+            assert caplog.messages == ["about 79 s left"]
             clock.now += 100
             bar.update()
         assert len(caplog.messages) == 1

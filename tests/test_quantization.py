@@ -22,8 +22,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.experiment.rows import read_rows, rows_of
-from outliers.experiment.runner import sweep
 from outliers.measurements.sweep import schemes_of
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import projections
@@ -34,11 +32,13 @@ from outliers.quantization.linear import QuantizedLinear, quantize_weight, store
 from outliers.quantization.peers import with_bitsandbytes
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.report.report import drawn_again
+from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
-from tests.conftest import make_model
+from tests.conftest import FIVE, make_model, pairwise
 from tests.test_kernels import numpy_quantize_matrix
 
 EIGHT_BIT = TABLE1[1:]
@@ -214,7 +214,7 @@ def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monk
         alphas = {row["scheme"]: row.get("alpha") for row in rows}
         asked = more.get("alpha")
         assert alphas == {"fp32": None, "ours": asked or 4.0, "llm.int8": asked or 6.0}
-        assert {(row["scheme"], row["value"]) for row in rows_of(experiment, read_rows(tmp_path))} == {
+        assert {(row["scheme"], row["value"]) for row in drawn_again(experiment, tmp_path)} == {
             (row["scheme"], row["value"]) for row in rows
         }
     model = load_model("pocket/gpt2-0.1m")
@@ -223,9 +223,7 @@ def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monk
     assert own == perplexity(quantize(model, Scheme(**OURS)), blocks) != perplexity(quantize(model, "llm.int8"), blocks)
 
 
-@pytest.mark.parametrize("conv1d", [False, True])
-@pytest.mark.parametrize("outliers", OUTLIERS)
-@pytest.mark.parametrize("name", EIGHT_BIT)
+@pairwise("name outliers conv1d", EIGHT_BIT, OUTLIERS, [False, True])
 def test_layer_is_the_equation(name, outliers, conv1d):
     torch.manual_seed(0)
     projection = (Conv1D(30, 20) if conv1d else nn.Linear(20, 30)).double()
@@ -352,7 +350,7 @@ def test_int8_layer_is_the_reference(name):
         assert torch.allclose(layer(x), want.view(2, 7, 24), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb"])
+@pairwise("case name", FIVE, ["absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb"])
 def test_int8_model(case, name, blocks, tmp_path):
     """Close to the exact one, untouched original, and the same bits after copying, saving and reading."""
     model = make_model(case)
@@ -825,6 +823,7 @@ def test_the_backward_pass_of_a_compiled_int8_model_is_refused(blocks):
         logits.sum().backward()
 
 
+@pytest.mark.slow
 def test_an_int8_layer_compiled_to_code():
     """The activation after it may round in another way than torch's own."""
     mlp = quantize(make_model("gpt2"), "llm.int8", "int8").transformer.h[0].mlp
@@ -846,6 +845,7 @@ def test_a_compiled_layer_with_exact_weights():
         assert torch.equal(run(x), other(x))
 
 
+@pytest.mark.slow
 def test_perplexity_does_not_depend_on_the_path(monkeypatch):
     tokenizer = load_tokenizer("pocket/gpt2-1.7m")
     # Sums of codes are exact on every path, but one float rounding may flip a code in the next layer: over 2 blocks

@@ -18,7 +18,6 @@ from transformers.pytorch_utils import Conv1D
 
 import outliers
 from outliers.errors import BrokenModel, UserError
-from outliers.experiment.runner import run, sweep
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
@@ -43,6 +42,7 @@ from outliers.quantization.schemes import (
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.quantization.transforms import TRANSFORMS, Magnitudes, Transform
 from outliers.report.artefacts.table1 import perplexity_table
+from outliers.runs.run import run, sweep
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Ablation, Experiment, Latency, ZeroShot
 from outliers.text.blocks import load_text, tokens_hash

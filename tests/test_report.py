@@ -574,6 +574,7 @@ def labels_of(figure, axis: str) -> list[list[tuple[str, float, float]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [heat_map, sorted_profile, magnitude_by_position])
 @pytest.mark.parametrize("value", [None, 3000])
 def test_labels_of_a_trace_do_not_overlap_or_repeat(found, draw, value):

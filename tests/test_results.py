@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from outliers.errors import UserError
 from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.rows import RowFile, finished, read_rows, rows_of
-from outliers.experiment.runner import run, sweep
 from outliers.files import LOCK, part_of, write_whole
 from outliers.models.names import POCKET
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Emergence, Experiment, OneModel
 from outliers.tracing.result import Trace
 from tests.conftest import lasting, trace_model

@@ -16,9 +16,9 @@ from outlier_kernels.formats import Quantizer
 import outliers
 from outliers.experiment import provenance
 from outliers.experiment.rows import RowFile, finished, identifying, read_rows, rows_of
-from outliers.experiment.runner import run, sweep
 from outliers.quantization.schemes import Scheme
 from outliers.report.report import experiments
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import (
     Ablation,
     Damage,
@@ -428,7 +428,7 @@ def sources(tmp_path: Path, *changes: tuple[str, str, str]) -> str:
 
 
 def test_words_are_no_code(tmp_path):
-    name = "outliers/measurements/perplexity.py"
+    name = "outliers/metrics/perplexity/measure.py"
     text = (Path(outliers.__file__).parent.parent / name).read_text()
     line = next(line for line in text.splitlines() if line.startswith("import "))
     changes = [(name, '"""', '"""Other words. '), (name, line, f"# a comment\n\n\n{line}  # and one more")]
@@ -440,7 +440,7 @@ def test_words_are_no_code(tmp_path):
     ("name", "old", "new"),
     [
         ("outliers/criterion.py", "ALPHA = 6.0", "ALPHA = 6.5"),
-        ("outliers/measurements/perplexity.py", "math.exp", "math.expm1"),
+        ("outliers/metrics/perplexity/measure.py", "math.exp", "math.expm1"),
         ("outliers/models/configs.yaml", "layers: ", "layers: 1"),
         ("outlier_kernels/reference.py", ".amin(", ".amax("),
         ("outliers/tracing/sketch.py", "def ", "async def "),

@@ -17,7 +17,6 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.experiment.runner import run, sweep
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
@@ -31,6 +30,7 @@ from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, g
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.quantization.transforms import TRANSFORMS, Transform
 from outliers.report.artefacts.table1 import PUBLISHED
+from outliers.runs.run import run, sweep
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Ablation, Experiment, Latency, ZeroShot
 from outliers.text.blocks import load_text

@@ -10,6 +10,8 @@ from hypothesis.extra.numpy import arrays
 from outlier_kernels import reference_states, states
 from outlier_kernels.cpu import states as cpu_states
 
+from tests.conftest import pairwise
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SUMS = ("sum", "squares", "squares_rest", "kurtosis_tensor", "kurtosis_token")
 LIMITS = (100.0, 1000.0)
@@ -86,9 +88,7 @@ def assert_same_residuals(path, sequences: list[torch.Tensor], kept: str = "magn
         assert torch.equal(torch.nan_to_num(got[name], nan=-1), torch.nan_to_num(value, nan=-1)), name
 
 
-@pytest.mark.parametrize("kept", ["magnitudes", "hits", "nothing"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pairwise("shape dtype kept", SHAPES, DTYPES, ["magnitudes", "hits", "nothing"])
 def test_states_are_those_of_the_reference(shape, dtype, kept):
     """Of two sequences, with no hits, some, and nothing but hits; and those of the residual stream."""
     for shift in (0, 1, 50):
@@ -158,9 +158,7 @@ def assert_extremes_and_hits(x: torch.Tensor, kept: str) -> None:
     assert torch.allclose(got["squares"], want["squares"], rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("place", [(0, 0), (0, 8), (4, 3), (140, 8)])
+@pairwise("place bad dtype", [(0, 0), (0, 8), (4, 3), (140, 8)], [torch.nan, torch.inf, -torch.inf], DTYPES)
 def test_the_first_feature_that_is_not_finite(place, bad, dtype):
     x = random(141, 9).to(dtype)
     x[place] = bad

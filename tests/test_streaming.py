@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.errors import UserError
-from outliers.experiment.runner import run, sweep
 from outliers.measurements.ablation import ablate
 from outliers.measurements.bench import Bench, Job
 from outliers.metrics.perplexity.measure import perplexities, perplexity
@@ -23,6 +22,7 @@ from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1, get_scheme
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress
@@ -117,6 +117,7 @@ print(peaks[64] - peaks[4])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident memory from /proc")
 def test_memory_of_a_streamed_trace_does_not_grow_with_blocks(tmp_path):
     """What it keeps of them is in the file of the hidden states, which is not this process's own memory."""

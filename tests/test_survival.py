@@ -22,12 +22,13 @@ from safetensors.torch import load_file, save_file
 from outliers import files
 from outliers.errors import UserError
 from outliers.experiment import traces
-from outliers.experiment.rows import RowFile, read_rows
-from outliers.experiment.runner import run, sweep
+from outliers.experiment.frame import records_in as read_rows
+from outliers.experiment.rows import RowFile
 from outliers.files import LOCK, locked, write_whole
-from outliers.metrics.perplexity.measure import losses
+from outliers.metrics import states
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel
 from outliers.tracing.result import Trace
 from tests.conftest import lasting, trace_model
@@ -75,13 +76,14 @@ def interrupting(monkeypatch, at: int, times: int) -> None:
     """Press Ctrl-C so many times in the middle of a row of a sweep."""
     measured = []
 
-    def press(model, blocks):
-        measured.append(model)
+    def press(*arguments):
+        measured.append(arguments)
         for _ in range(times if len(measured) == at else 0):
             signal.raise_signal(signal.SIGINT)
-        return losses(model, blocks)
+        return usual(*arguments)
 
-    monkeypatch.setattr("outliers.measurements.sweep.losses", press)
+    usual = states._resident
+    monkeypatch.setattr(states, "_resident", press)
 
 
 @pytest.mark.parametrize(("times", "finished"), [(1, 3), (2, 2)])
@@ -128,7 +130,7 @@ def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path):
     def press(*_):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("outliers.measurements.sweep.check_draws", press)
+    monkeypatch.setattr("outliers.subjects.causal.check_draws", press)
     code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path / "none")
     assert (code, err) == (130, "interrupted; run the same command again to go on\n")
     assert not (tmp_path / "none").exists()
@@ -151,6 +153,7 @@ def test_other_uses_of_ctrl_c_are_left_alone(tmp_path):
     assert done == [None], "outside of the main thread, where no handler can be set"
 
 
+@pytest.mark.slow
 def test_a_real_signal_to_a_real_process(tmp_path):
     program = (
         "import runpy, signal, sys\n"
@@ -183,7 +186,7 @@ KILLER = """
 import json, os, signal, sys, time
 from pathlib import Path
 from outlier_kernels.cpu.compiled import passes
-from outliers.experiment.runner import sweep
+from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment
 
 for one in vars(passes()).values():  # here, so that no child spends its life on loading them
@@ -238,6 +241,7 @@ for folder, write in writes.items():
 KILLS = 12
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path, want):
     chance = random.Random(0)
     moments = {str(n): (n + chance.random()) / (KILLS - 1) for n in range(KILLS)}
@@ -298,6 +302,7 @@ def test_rows_of_a_run_that_ended_before_this_one_began_are_kept(tmp_path):
     assert read_rows(tmp_path) == [{"model": "a"}, {"model": "b"}]
 
 
+@pytest.mark.slow
 def test_the_lock_ends_with_its_owner_however_that_ends(tmp_path):
     program = (
         "import sys\nfrom pathlib import Path\nfrom outliers.files import locked\n"
@@ -316,6 +321,7 @@ def test_the_lock_ends_with_its_owner_however_that_ends(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_many_that_want_the_same_folder_have_it_one_after_the_other(tmp_path):
     inside, most = [], []
 
@@ -389,6 +395,7 @@ def full(folder: Path) -> str:
     return f"error: cannot write to '{folder}' (No space left on device); choose another folder with --out\n"
 
 
+@pytest.mark.slow
 def test_rows_survive_a_full_disk(monkeypatch, capsys, small_disk):
     disk = small_disk("12k")  # room for the lock, a page of rows and their copy, but not for a copy of two pages
     out = disk / "out"
@@ -406,6 +413,7 @@ def test_rows_survive_a_full_disk(monkeypatch, capsys, small_disk):
     assert len(rows) == 7
 
 
+@pytest.mark.slow
 def test_rows_survive_where_tables_and_figures_do_not_fit(monkeypatch, capsys, small_disk):
     disk = small_disk("64k")
     code, out, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", disk)
@@ -416,6 +424,7 @@ def test_rows_survive_where_tables_and_figures_do_not_fit(monkeypatch, capsys, s
     assert not list(disk.glob(".*")), "no part of a file is left"
 
 
+@pytest.mark.slow
 def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
     fields = {"model": MODEL, "block": 64, "blocks": 2}
     found, rows = trace_model(OneModel(**fields, alpha=3), tmp_path / "whole")
@@ -435,10 +444,11 @@ def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
     assert names(disk) == {"rows.jsonl", "trace.parquet", "trace.safetensors", "excerpt.safetensors", "filler"}
 
 
+@pytest.mark.slow
 def test_nothing_is_measured_where_not_even_the_lock_fits(monkeypatch, small_disk):
     disk = small_disk("8k")
     (disk / "filler").write_bytes(b"0" * 8192)
-    monkeypatch.setattr("outliers.measurements.sweep.losses", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(states, "_resident", lambda *_: pytest.fail("measured"))
     with pytest.raises(UserError, match="No space left on device"):
         sweep(Experiment(**FIELDS), disk)
     assert names(disk) == {"filler"}
@@ -451,6 +461,7 @@ def unsupported(*_):
     raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reserve", [os.posix_fallocate, unsupported, None])
 def test_hidden_states_that_do_not_fit_on_their_disk(monkeypatch, capsys, small_disk, tmp_path, reserve):
     """Without their space reserved, the first page that finds none kills this process by SIGBUS."""
@@ -513,13 +524,14 @@ def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, t
     model, out = own(tmp_path), tmp_path / "out"
     file, measured = model / "model.safetensors", []
 
-    def then_change(model, blocks):
-        measured.append(model)
+    def then_change(*arguments):
+        measured.append(arguments)
         if len(measured) == 3:
             change(file)
-        return losses(model, blocks)
+        return usual(*arguments)
 
-    monkeypatch.setattr("outliers.measurements.sweep.losses", then_change)
+    usual = states._resident
+    monkeypatch.setattr(states, "_resident", then_change)
     code, _, err = call(monkeypatch, capsys, "--model", model, *ARGUMENTS[2:], "--out", out)
     assert code == 2
     assert len(measured) == 3

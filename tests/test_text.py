@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -19,8 +18,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from outliers.errors import UserError
-from outliers.experiment.runner import sweep
 from outliers.models.load import load_tokenizer
+from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment, OneModel
 from outliers.text.blocks import find_text, load_text, sequences, tokens_hash
 from outliers.text.documents import read_file, sample
@@ -101,25 +100,6 @@ def test_hash_depends_on_ids_and_shape():
     assert len(hashes) == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.pdf", "x", r"ends in '.pdf'"),
-        ("a.jsonl", "not json\n", "row 1 of"),
-        ("a.jsonl", '{"text": "x"}\n{"content": "x"}\n', "row 2 of .* field 'text'"),
-        ("a.jsonl", '{"text": 3}\n', "row 1 of"),
-        ("a.txt.gz", "not gzip", "cannot be read"),
-        ("a.txt", b"\xff\xfe\xfa", "cannot be read"),
-        ("a.txt", "", "too short: 1 tokens make 0 blocks"),
-    ],
-)
-def test_unusable_files(tmp_path, tokenizer, name, content, message):
-    path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=message):
-        load_text(str(path), tokenizer, 8, 1)
-
-
 LONG = "One long document of words, which has enough of them. "
 
 
@@ -187,16 +167,6 @@ def test_damage_after_what_is_needed_stops_nothing(tmp_path, tokenizer):
         load_text(str(tmp_path / "a.jsonl.gz"), tokenizer, 64, 256)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("/dev/tty")],
-)
-def test_what_is_no_file_is_not_opened(tmp_path, spoil):
-    spoil(tmp_path / "a.jsonl")
-    with pytest.raises(UserError, match="is a folder, a pipe or a device; expected a regular file"):
-        read_file(tmp_path / "a.jsonl")
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="everything may be read by root")
 def test_what_may_not_be_read(tmp_path):
     (tmp_path / "a.txt").touch(mode=0)
@@ -227,6 +197,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """64 MB of text, which took 8 GB as one document."""
     text = "\n".join(sample())
@@ -242,18 +213,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     *hashes, growth = done.stdout.split()
     assert hashes[0] == hashes[1] == hashes[2]
     assert int(growth) < 300, "MB"
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("sampel", "unknown text 'sampel'; did you mean sample"),
-        ("nowhere.txt", "text file 'nowhere.txt' does not exist"),
-    ],
-)
-def test_unknown_texts(name, message):
-    with pytest.raises(UserError, match=message):
-        find_text(name)
 
 
 @pytest.mark.parametrize(("block", "blocks"), [(1, 4), (0, 4), (8, 0), (8, -1)])

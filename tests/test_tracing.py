@@ -182,6 +182,7 @@ def recorded(model, blocks) -> dict:
     return {place: torch.stack(seen).double() for place, seen in states.items()}
 
 
+@pytest.mark.parametrize("case", CONFIGS)
 def test_every_role_of_every_architecture_against_recorded_inputs(model, blocks):
     """In float64, from what hooks of our own see; the feed-forward units of ffn_out are more than the features."""
     found, states = trace(model, blocks, alpha=0.5, attention=False), recorded(model, blocks)
@@ -909,6 +910,10 @@ def test_compare(gpt2, blocks):
     back = compare(other, one)
     assert back["feature"].tolist() == [20, 5]
     assert back["positions_change"].tolist() == (-both["positions_change"]).tolist()
+    strong = plant(make_model("gpt2"), [5, 20], 2**14)  # at all positions, so that the fractions cannot change
+    strong, stronger = (trace(model, blocks) for model in (strong, plant(strong, [20], 4)))
+    for pair in ((strong, stronger), (stronger, strong)):
+        assert compare(*pair)["feature"].tolist() == [20, 5], "then the larger ratio, up or down"
     assert compare(one, other, positions=1.01).empty
     same = compare(one, one)
     assert (same["max_ratio"] == 1).all()

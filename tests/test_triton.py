@@ -30,6 +30,7 @@ from outlier_kernels.triton.outlier_features import find_outliers  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
+from tests.conftest import pairwise  # noqa: E402
 from tests.test_kernels import int8, of_finite_floats  # noqa: E402
 from tests.test_products import laid_out, places  # noqa: E402
 from tests.test_states import assert_same_states  # noqa: E402
@@ -106,11 +107,14 @@ MATRICES = {
     "every other feature": random(4, 30)[:, ::2],
     "more than a block": random(2, 4100),
     "ties to even": torch.tensor([[0.5, 1.5, 2.5, -126.5, 127.0], [-0.5, -1.5, -2.5, 126.5, -127.0]]),
+    "a zero point at a tie": torch.tensor([[-0.5, 253.5], [-0.5, 1.0]]),  # which is rounded before 127 goes off
     "zeros": torch.tensor([[0.0, -0.0], [-0.0, -0.0]]),
     "constant": torch.full((2, 3), 7.3),
     "subnormal": torch.tensor([[1e-40, -3e-41, 0.0], [1e-45, 0.0, 0.0], [1e-36, -1e-37, 3e-38]]),
     "far from 0": 1000 + random(3, 40),
     "farther": 1000 + 0.001 * random(3, 40),  # numbers to be rounded beyond 2^23
+    "a small range": torch.tensor([[1e-37, -1e-37, 0.0], [1e-37, 0.0, 2e-37]]),
+    "a range beyond float32": torch.tensor([[-3.38e38, 3.38e38, 1.0], [-2e38, 2e38, 1e38]]),
     "huge": 1e38 * random(3, 7).clamp(-1, 1),
 }
 
@@ -145,11 +149,7 @@ def test_codes_of_all_floats(matrix, seed):
     assert torch.equal(scale.cpu().view(-1, 1), wanted.scale)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threshold", [None, 2.0, 6.0])
-@pytest.mark.parametrize("per_row", [True, False])
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
+@pairwise("shape threshold dtype symmetric per_row", SHAPES, [None, 2.0, 6.0], DTYPES, [True, False], [True, False])
 def test_linear_is_the_reference(shape, symmetric, per_row, threshold, dtype):
     tokens, features, outputs = shape
     x, bias = random(tokens, features).to(dtype), random(outputs).to(dtype)
@@ -163,7 +163,7 @@ def test_linear_is_the_reference(shape, symmetric, per_row, threshold, dtype):
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("tokens", [40, 140, 520])
+@pytest.mark.parametrize("tokens", [40, 140, pytest.param(520, marks=pytest.mark.slow)])
 def test_every_size_of_tile(tokens, symmetric):
     x = random(tokens, 20)
     weight = reference.quantize(random(70, 20), int8(symmetric, True))
@@ -220,9 +220,7 @@ def test_zero_rows(symmetric):
     assert not got[1:3].any()
 
 
-@pytest.mark.parametrize("threshold", [None, 6.0])
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+@pairwise("poison symmetric threshold", [torch.nan, torch.inf, -torch.inf], [True, False], [None, 6.0])
 def test_nan_and_inf_stay_in_their_row(poison, symmetric, threshold):
     x = random(4, 40)
     x[2, 5], x[0, 9] = poison, 30.0
@@ -286,12 +284,16 @@ def on_device(*given: torch.Tensor | int | None) -> list[torch.Tensor | int | No
     return [one.to(DEVICE) if isinstance(one, torch.Tensor) else one for one in given]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["rows", "columns", "heads", "neither"])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 533), (2, 3, 9, 40)], ids=str)
-@pytest.mark.parametrize(("share", "seed"), [(0.0, None), (0.2, 2**62 + 5)])
-def test_codes_of_batches_are_the_reference_bit_for_bit(shape, layout, dtype, share, seed):
+@pairwise(
+    "layout shape dtype parts",
+    ["rows", "columns", "heads", "neither"],
+    [(1, 1), (5, 533), (2, 3, 9, 40)],
+    DTYPES,
+    [(0.0, None), (0.2, 2**62 + 5)],
+)
+def test_codes_of_batches_are_the_reference_bit_for_bit(layout, shape, dtype, parts):
     torch.manual_seed(0)
+    share, seed = parts
     matrices = laid_out(*shape)[layout].to(dtype)
     given = matrices, places(share, *shape[:-2], shape[-1]), seed
     codes, scale = products.quantize_rows(*on_device(*given))
@@ -310,14 +312,14 @@ def test_codes_of_hostile_matrices(name, seed):
     assert torch.equal(scale.cpu().view(-1, 1), wanted.scale)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", BATCHES, ids=str)
-@pytest.mark.parametrize(
-    ("layout", "share", "of_columns", "seed"),
-    [("heads", 0.0, 0.0, None), ("columns", 0.0, 0.3, 5), ("heads", 0.3, 0.0, None), ("rows", 1.0, 1.0, None)],
-)
-def test_products_are_those_of_the_reference(shape, layout, dtype, share, of_columns, seed):
+# Layout, share of outliers, share of exact columns, and seed.
+PARTS = [("heads", 0.0, 0.0, None), ("columns", 0.0, 0.3, 5), ("heads", 0.3, 0.0, None), ("rows", 1.0, 1.0, None)]
+
+
+@pairwise("shape parts dtype", BATCHES, PARTS, DTYPES)
+def test_products_are_those_of_the_reference(shape, parts, dtype):
     torch.manual_seed(0)
+    layout, share, of_columns, seed = parts
     *leading, m, k, n = shape
     left, right = laid_out(*leading, m, k)[layout].to(dtype), laid_out(*leading, n, k)[layout].to(dtype)
     given = left, right, places(share, *leading, k), places(of_columns, *leading, n), seed
@@ -355,9 +357,7 @@ def test_models_train_on_a_gpu_as_on_a_cpu():
     torch.testing.assert_close(losses[0][1], losses[1][1], rtol=0.05, atol=1e-3)
 
 
-@pytest.mark.parametrize("kept", ["magnitudes", "hits", "nothing"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (5, 33), (40, 300)], ids=str)
+@pairwise("shape dtype kept", [(1, 1), (5, 33), (40, 300)], DTYPES, ["magnitudes", "hits", "nothing"])
 def test_states_are_those_of_the_reference(shape, dtype, kept):
     """Of two sequences, and of other strides; the largest magnitudes so far, or which were hits, are kept."""
     x = (4 * random(*shape)).to(dtype)
@@ -375,11 +375,14 @@ def test_states_that_are_not_finite(bad):
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: the interpreter is too slow for layers of this size")
-@pytest.mark.parametrize("threshold", [None, 6.0])
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("shape", [(1, 4096, 4096), (100, 768, 3072), (300, 5140, 1000), (2048, 4096, 11008)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_real_layers_on_a_gpu(dtype, shape, symmetric, threshold):
+@pairwise(
+    "shape dtype symmetric threshold",
+    [(1, 4096, 4096), (100, 768, 3072), (300, 5140, 1000), (2048, 4096, 11008)],
+    DTYPES,
+    [True, False],
+    [None, 6.0],
+)
+def test_real_layers_on_a_gpu(shape, dtype, symmetric, threshold):
     tokens, features, outputs = shape
     x, bias = random(tokens, features).to(dtype), random(outputs)
     x[:, ::500] *= 10
@@ -402,6 +405,7 @@ def compiled() -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_products_compile_to_int8_tensor_core_instructions(compiled):
     for name in ("product", "multiply_rows"):
         made = [kernel for kernel in compiled if kernel["name"] == name]
@@ -409,10 +413,12 @@ def test_products_compile_to_int8_tensor_core_instructions(compiled):
         assert not [kernel for kernel in made if not kernel["int8"]]
 
 
+@pytest.mark.slow
 def test_kernels_fit_into_shared_memory(compiled):
     assert not [kernel for kernel in compiled if kernel["shared"] > SHARED_MEMORY[tuple(kernel["capability"])]]
 
 
+@pytest.mark.slow
 def test_kernels_spill_no_registers(compiled):
     if not (TOOLS / "cuobjdump").exists():
         pytest.skip("this Triton came without cuobjdump")

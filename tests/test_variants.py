@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import outliers
 from outliers.errors import UserError
-from outliers.experiment.runner import run, sweep
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import ROLES, projections
@@ -22,6 +21,7 @@ from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, get_scheme
+from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Experiment
 from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
@@ -190,7 +190,7 @@ ABLATIONS = st.builds(
     st.sampled_from([("attn_in",), ("ffn_in",), ("attn_in", "ffn_in")]),
 )
 PLANTS = st.builds(Planted, FEATURES, NUMBERS)
-REMEDIES = ["", "+hadamard", "+smoothing=0.75+tokens=20@ffn_out", "+clip=0.99"]
+REMEDIES = ["", "+hadamard", "+tokens=20@ffn_out+smoothing=0.75", "+clip=0.99"]
 NAMES = [f"{name}{remedy}" for name in (*SCHEMES, "w4a8-g64") for remedy in REMEDIES if name != "fp32"]
 NAMES = [name for name in NAMES if "clip" not in name or get_scheme(name.partition("+")[0]).activations]
 QUANTIZED = st.builds(
@@ -224,7 +224,7 @@ def test_a_writing_is_read_as_what_was_written(variant):
         "absmax+only=ffn_out+skip=layers.0:2/*.c_fc": Quantized(
             SCHEMES["absmax"], ("layers.0:2", "*.c_fc"), ("ffn_out",)
         ),
-        "w4a8-g64+smoothing=0.75+tokens=20@ffn_out": Quantized(get_scheme("w4a8-g64+smoothing=0.75+tokens=20@ffn_out")),
+        "w4a8-g64+tokens=20@ffn_out+smoothing=0.75": Quantized(get_scheme("w4a8-g64+tokens=20@ffn_out+smoothing=0.75")),
         "zero(247)+llm.int8": Together((Ablated(Intervention((247,))), Quantized(SCHEMES["llm.int8"]))),
         "plant(3,factor=8)+zero(3)+absmax+hadamard": Together(
             (Planted((3,), 8.0), Ablated(Intervention((3,))), Quantized(get_scheme("absmax+hadamard")))
@@ -249,6 +249,12 @@ def test_writings(written, variant):
 )
 def test_other_writings_of_the_same(written, canonical):
     assert outliers.variant(written).name == canonical
+
+
+def test_what_does_nothing_is_not_written():
+    nothing = Ablated(Intervention(()))
+    assert [one.name for one in (nothing, Together(()), Together((AS_IT_IS, nothing)))] == ["fp32"] * 3
+    assert Together((AS_IT_IS, nothing, VARIANTS["planted"])).name == "plant(3,factor=8)"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from outliers.quantization.store import FILE, load_int8, load_quantized, save_qu
 from outliers.specification.kinds import OneModel
 from tests.conftest import make_model, trace_model
 
-FOLDERS = 200
+FOLDERS = [range(40), pytest.param(range(40, 200), marks=pytest.mark.slow)]  # by their seeds
 Tensors = dict[str, torch.Tensor]
 
 # Small models that differ in what may go wrong: tied and untied heads, transposed weights, experts in parts.
@@ -299,11 +299,12 @@ def by_transformers(folder: Path) -> Tensors | None:
     return None if report["missing_keys"] or report["mismatched_keys"] else dict(model.named_parameters())
 
 
-def test_generated_folders(models, tmp_path, caplog):
-    """200 folders: all ways agree; and what is loaded is what transformers alone makes of the folder."""
+@pytest.mark.parametrize("seeds", FOLDERS, ids=str)
+def test_generated_folders(models, tmp_path, caplog, seeds):
+    """All ways agree; and what is loaded is what transformers alone makes of the folder."""
     caplog.set_level(logging.CRITICAL)
     loaded = refused = 0
-    for seed in range(FOLDERS):
+    for seed in seeds:
         chance = random.Random(seed)
         kind = chance.choice(sorted(KINDS))
         place = tmp_path / str(seed) / "model"
@@ -327,8 +328,8 @@ def test_generated_folders(models, tmp_path, caplog):
         assert theirs is not None, said
         assert ours.keys() == theirs.keys(), said
         assert all(torch.equal(tensor, theirs[own]) for own, tensor in ours.items()), said
-    assert loaded > FOLDERS / 4
-    assert refused > FOLDERS / 4
+    assert loaded > len(seeds) / 4
+    assert refused > len(seeds) / 4
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ class Need(NamedTuple):
 class Request(NamedTuple):
     """The run of one model: what is asked of it, by options of the user, and what the measurement keeps."""
 
-    model: str
+    name: str
     shape: Shape
     download: int | None
     keeps: Keeps
@@ -194,10 +194,10 @@ def need_of(request: Request, room: Room) -> Need:
     in_file = 0 if on_gpu else sum(states) - on_host
     if not room.gpus:
         memory += PROCESS + min(weights // 2, LEFT)
-        return Need(request.model, memory + on_host, 0, in_file, request.download)
+        return Need(request.name, memory + on_host, 0, in_file, request.download)
     # For one GPU all weights are on the host first, for several each tensor goes to its place.
     host = PROCESS + on_host + (0 if request.stream or request.device == "auto" else itemsize * shape.weights)
-    return Need(request.model, WORKSPACES + memory + (sum(states) if on_gpu else 0), host, in_file, request.download)
+    return Need(request.name, WORKSPACES + memory + (sum(states) if on_gpu else 0), host, in_file, request.download)
 
 
 def _codes(schemes: tuple[Scheme, ...], itemsize: int) -> int:

@@ -154,7 +154,7 @@ def damage_bars(
         axes.set_ylabel("log-perplexity\n(nats a token)")
     scattered = any(column.endswith("_deviation") for of_place in tables.values() for one in of_place for column in one)
     handles = panels[0, 0].get_legend_handles_labels()[0]
-    legend(ax, axes, handles + [said(SCATTER, marker="|")] * scattered, "upper center", 3)
+    legend(ax, axes, handles + [said(SCATTER, marker="|")] * scattered, "upper center", 1 + len(places))
     return returned(panels)
 
 

@@ -116,7 +116,7 @@ class Progress(tqdm):
         if self.said or len(self.marks) < 3 or _open[0] is not self or now - self.start < SOON or (left or 0) < SHORT:
             return
         self.said = True
-        logger.info(f"{self.desc}about {duration(left)} left")
+        logger.info(f"about {duration(left)} left")
 
     def _log(self) -> None:
         while not self.ended.wait(SECONDS):

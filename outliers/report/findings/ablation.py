@@ -1,8 +1,10 @@
 """What an ablation says."""
 
+import math
+
 import pandas as pd
 
-from outliers.report.findings.words import ONE_DRAW, are_apart, features, percent, times
+from outliers.report.findings.words import are_apart, features, percent, times
 from outliers.report.section import Finding
 
 TAKEN_OUT = {
@@ -26,18 +28,18 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
     ]
     before = next(row for row in rows if row["subject"] == "none")
     said = [_damage(*pair) for pair in pairs]
-    said += [*_attention(*pairs[0], before), *_single(rows, pairs[0][0]["method"])] if pairs else []
+    said += [*_attention(*pairs[0], before), *_single(rows, pairs[0][1])] if pairs else []
     return [Finding(sentence, "ablation") for sentence in said]
 
 
 def _damage(row: dict, control: dict) -> str:
-    """What is lost without the features; that it is more than random features cost only beyond their interval."""
+    """What is lost without the features; that it is more than random features cost only beyond their scatter."""
     what = TAKEN_OUT.get(row["method"], f"Taking {{}} out by {row['method']}").format(features(row["features"]))
     drawn = f"{'another feature' if len(row['features']) == 1 else 'as many others'}, drawn at random,"
     least, most = 1 + control["damage_low"], 1 + control["damage_high"]
     ratio, of_control = 1 + row["damage"], 1 + control["damage"]
     interval = f"[{times(least)}, {times(most)}]"
-    if least <= ratio <= most or not are_apart(ratio, of_control, ONE_DRAW * ratio, ONE_DRAW * of_control):
+    if not are_apart(ratio, of_control, _deviation(control)):
         return (
             f"{what} changes the perplexity by {percent(row['damage'])}, {drawn} by {percent(control['damage'])}: "
             "that it matters more could not be shown."
@@ -58,11 +60,11 @@ def _attention(row: dict, control: dict, before: dict) -> list[str]:
     ]
 
 
-def _single(rows: list[dict], method: str) -> list[str]:
+def _single(rows: list[dict], control: dict) -> list[str]:
     """Which of several features does most alone, if one does."""
-    alone = [row for row in rows if row["subject"] == "single" and row["method"] == method]
-    alone.sort(key=lambda row: -row["perplexity"])
-    if len(alone) < 2 or not are_apart(*(row["perplexity"] for row in alone[:2]), *_scatter(alone[:2])):
+    alone = [row for row in rows if row["subject"] == "single" and row["method"] == control["method"]]
+    alone.sort(key=lambda row: -row["damage"])
+    if len(alone) < 2 or not are_apart(*(row["damage"] for row in alone[:2]), *[_deviation(control)] * 2):
         return []
     most, second = alone[:2]
     return [
@@ -71,5 +73,7 @@ def _single(rows: list[dict], method: str) -> list[str]:
     ]
 
 
-def _scatter(rows: list[dict]) -> list[float]:
-    return [ONE_DRAW * row["perplexity"] for row in rows]
+def _deviation(control: dict) -> float:
+    """The standard deviation of the damage by one draw of random features, rounding included: the 95 % interval of the
+    mean of n draws is about four of it wide, divided by the root of n."""
+    return math.sqrt(control["draws"]) * (control["damage_high"] - control["damage_low"]) / 4

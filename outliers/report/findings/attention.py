@@ -16,8 +16,8 @@ PRODUCTS = {"scores": "queries with keys", "values": "probabilities with values"
 
 def attention_findings(points: Sequence["Point"]) -> list[Finding]:
     """Of each model, with projections that are not quantized: what attention in int8 costs, which of its products costs
-    it, and what is left with the smallest share of it in 16 bits."""
-    found = []
+    it, and what is left with the smallest share of it in 16 bits. Nothing of a single draw."""
+    found, points = [], [point for point in points if point.deviation is not None]
     for model in dict.fromkeys(point.model for point in points):
         own = {point.attention: point for point in points if (point.model, point.scheme) == (model, BASELINE)}
         found += [Finding(sentence, f"attention_{model}") for sentence in _of_model(own, model)]
@@ -34,7 +34,7 @@ def _of_model(own: dict[str, "Point"], model: str) -> list[str]:
 
 
 def _deviation(point: "Point") -> float:
-    return scatter(point.perplexity, point.deviation)
+    return scatter(point.deviation)
 
 
 def _is_cost(point: "Point", own: dict[str, "Point"]) -> bool:

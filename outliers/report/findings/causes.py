@@ -92,12 +92,13 @@ def _multiplied(runs: Iterable[str], ratios: dict[str, Ratio]) -> list[str]:
 
 
 def _cost(ends: pd.DataFrame) -> list[str]:
-    """Which run absmax costs most, if it costs any something beyond the scatter of rounding."""
+    """What absmax costs at most beyond the scatter of rounding, and which run, if it is apart from the next."""
     if COST not in ends or f"{COST}_deviation" not in ends:
         return []
-    shares, scatter = ends[COST] / 100, ends[f"{COST}_deviation"] / 100
-    worst = shares.idxmax()
-    if not (shares[worst] > 0 and are_apart(shares[worst], 0, scatter[worst])):
+    worst, *others = sorted(zip(ends[COST] / 100, ends[f"{COST}_deviation"] / 100, ends["run"], strict=True))[::-1]
+    share, scatter, run = worst
+    if not (share > 0 and are_apart(share, 0, scatter)):
         return ["That absmax costs any of the models perplexity could not be shown."]
-    most = percent(shares[worst], scatter[worst])
-    return [f"absmax costs at most {most} of the perplexity, in {_quoted(ends['run'][worst])}."]
+    is_told = all(are_apart(share, other, scatter, of_other) for other, of_other, _ in others[:1])
+    where = f", in {_quoted(run)}" if is_told else ""
+    return [f"absmax costs at most {percent(share, scatter)} of the perplexity{where}."]

@@ -20,7 +20,7 @@ SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damag
 
 def damage_findings(found: Mapping[str, "Damages"], names: Names) -> list[Finding]:
     """Of the scheme that costs most: in which role and by which value, how much, and in which layers; of the others in
-    which role and how much; the worst output of each."""
+    which role and how much; the worst output of each. One draw does not tell a role or a layer from others."""
     schemes = sorted(found.values(), key=lambda one: -one.model.get("damage", 0))
     costly = [one for one in schemes if "damage" in one.model and not _is_scatter(one, one.model)]
     said = []
@@ -33,9 +33,18 @@ def damage_findings(found: Mapping[str, "Damages"], names: Names) -> list[Findin
 
 def _of_model(one: "Damages") -> Finding:
     before, after = one.model["unquantized"], one.model["perplexity"]
-    said = f"Under {one.scheme} the perplexity goes from {before:.2f} to {after:.2f} ({percent(one.model['damage'])})"
-    ending = ", which is within the scatter of rounding." if _is_scatter(one, one.model) else "."
+    said = f"Under {one.scheme} the perplexity goes from {before:.2f} to {after:.2f} ({_cost(one, one.model)})"
+    if math.isinf(_deviation(one.model)):
+        ending = " in a single draw; --draws 4 measures how far rounding scatters it."
+    else:
+        ending = ", which is within the scatter of rounding." if _is_scatter(one, one.model) else "."
     return Finding(f"{said}{ending}", "damage_model")
+
+
+def _cost(one: "Damages", values: Mapping, name: str = "perplexity") -> str:
+    """What a perplexity is above that of the unquantized model, with its standard deviation where there is one."""
+    before, deviation = one.model["unquantized"], values.get(f"{name}_deviation")
+    return percent(values[name] / before - 1, None if deviation is None else deviation / before)
 
 
 def _is_scatter(one: "Damages", values: Mapping, name: str = "perplexity") -> bool:
@@ -43,8 +52,8 @@ def _is_scatter(one: "Damages", values: Mapping, name: str = "perplexity") -> bo
     return not are_apart(values[name], one.model["unquantized"], _deviation(values, name))
 
 
-def _deviation(values: Mapping, name: str) -> float:
-    return scatter(values[name], values.get(f"{name}_deviation"))
+def _deviation(values: Mapping, name: str = "perplexity") -> float:
+    return scatter(values.get(f"{name}_deviation"))
 
 
 def _of_roles(one: "Damages", names: Names) -> list[Finding]:
@@ -53,15 +62,14 @@ def _of_roles(one: "Damages", names: Names) -> list[Finding]:
         return []
     first, *others = one.roles.sort_values("perplexity_only", ascending=False).to_dict("records")
     if _is_scatter(one, first, "perplexity_only") or (others and not _is_more(first, others[0])):
-        said = f"No role stands out under {one.scheme}: {first['role']} alone costs {percent(first['damage_only'])}."
-        return [Finding(said, "damage_roles")]
+        return [Finding(f"No role stands out under {one.scheme}.", "damage_roles")]
     part = _part(one, first["damage_only"])
     share = f", {100 * part:.0f} % of the rise of log-perplexity" if 0 < part < 1 else ""
     which = f"Most of what {one.scheme} costs" if part > 0.5 else f"The largest part of what {one.scheme} costs"
-    said = f"{which} is in {first['role']} ({percent(first['damage_only'])} alone{share})"
+    said = f"{which} is in {first['role']} ({_cost(one, first, 'perplexity_only')} alone{share})"
     said += _largest(one, first["role"], names)
     if pd.notna(first.get("damage_without")):
-        said += f"; with {first['role']} exact, {percent(first['damage_without'])} is left"
+        said += f"; with {first['role']} exact, {_cost(one, first, 'perplexity_without')} is left"
     return [Finding(f"{said}.", "damage_roles")]
 
 
@@ -70,19 +78,16 @@ def _is_more(place: dict, other: dict, name: str = "perplexity_only") -> bool:
 
 
 def _of_layers(one: "Damages") -> list[Finding]:
-    """Which layers cost most alone."""
+    """Which layers cost most alone, if each of them costs more than any that is not named."""
     if one.layers.empty:
         return []
-    layers = one.layers.sort_values("perplexity_only", ascending=False).head(MOST).to_dict("records")
-    gain = max(0.0, -one.layers["damage_only"].min())  # which is scatter, and so is as large a cost
-    broken = [
-        layer for layer in layers if _part(one, layer["damage_only"]) >= SHARE and layer["damage_only"] > 2 * gain
-    ]
-    broken = [layer for layer in broken if not _is_scatter(one, layer, "perplexity_only")]
+    layers = one.layers.sort_values("perplexity_only", ascending=False).to_dict("records")
+    broken = [layer for layer in layers[:MOST] if _part(one, layer["damage_only"]) >= SHARE]
+    while broken and len(broken) < len(layers) and not _is_more(broken[-1], layers[len(broken)]):
+        broken.pop()
     if not broken:
-        worst = f"{layers[0]['layer']:.0f}, costs {percent(layers[0]['damage_only'])} alone"
-        return [Finding(f"No layer stands out under {one.scheme}: the worst, {worst}.", "damage_layers")]
-    costs = ", ".join(f"{layer['layer']:.0f} ({percent(layer['damage_only'])})" for layer in broken)
+        return [Finding(f"No layer stands out under {one.scheme}.", "damage_layers")]
+    costs = ", ".join(f"{layer['layer']:.0f} ({_cost(one, layer, 'perplexity_only')})" for layer in broken)
     which = "layers that cost" if len(broken) > 1 else "layer that costs"
     said = f"Under {one.scheme} the {which} most alone: {costs}"
     return [Finding(f"{said}.", "damage_layers")]

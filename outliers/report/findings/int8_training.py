@@ -61,37 +61,39 @@ def _feed_forward(found: dict[tuple, "Setting"]) -> list[str]:
 
 
 def _decomposed(found: dict[tuple, "Setting"]) -> list[str]:
-    """What the best share of features in 16 bits saves of the cost of all projections."""
+    """Which shares of features in 16 bits save something of the cost of all projections."""
     plain = found.get((PROJECTIONS, PLAIN))
     others = [one for key, one in found.items() if key[0] == PROJECTIONS and key[1] != PLAIN]
     if plain is None or not others:
         return []
-    best = min(others, key=lambda one: one.perplexity.value)
-    saved = ratio(best.values, plain.values)
-    if saved is None or not (saved.is_shown and saved.value < 1):
-        shares = listed(one.decomposition for one in others)
+    saving = [one for one in others if _is_less(ratio(one.values, plain.values))]
+    shares = listed(one.decomposition for one in saving or others)
+    if not saving:
         return [f"That {shares} of features in 16 bits bring this down could not be shown."]
-    return [f"{best.decomposition} of features in 16 bits bring this down: {best.increase.in_percent()}."]
+    return [f"{shares} of features in 16 bits bring this down: {listed(one.increase.in_percent() for one in saving)}."]
 
 
 def _attention(found: dict[tuple, "Setting"]) -> list[str]:
-    """What attention in int8 costs at best, beside the projections alone."""
+    """What attention in int8 costs beside the projections alone, with each share of features in 16 bits."""
     settings = [one for key, one in found.items() if key[0] == ATTENTION]
     if not settings:
         return []
-    best = min(settings, key=lambda one: one.perplexity.value)
-    said = f"With the products of attention in int8 too, it ends at {best.increase.in_percent()}, at best"
-    shares = {one.decomposition for one in settings}
-    return [f"{said}, with {best.decomposition} of features in 16 bits." if len(shares) > 1 else f"{said}."]
+    shares = listed(one.decomposition for one in settings)
+    ends = listed(one.increase.in_percent() for one in settings)
+    return [f"With the products of attention in int8 too and {shares} of features in 16 bits, it ends at {ends}."]
 
 
 def _exact(found: dict[tuple, "Setting"]) -> list[str]:
-    """What is left of the largest cost where the trained weights are used in float32."""
-    worst = max(found.values(), key=lambda one: one.increase.value, default=None)
-    if worst is None or worst.exact_increase is None or not _is_cost(worst.increase):
+    """What is left of the cost of all projections where the trained weights are used in float32."""
+    one = found.get((PROJECTIONS, PLAIN))
+    if one is None or one.exact_increase is None or not _is_cost(one.increase):
         return []
-    cost, left = worst.increase.in_percent(), worst.exact_increase.in_percent()
-    return [f"Of the {cost} of '{worst.run}', {left} stay where the weights that it ends with are used in float32."]
+    cost, left = one.increase.in_percent(), one.exact_increase.in_percent()
+    return [f"Of the {cost} of '{one.run}', {left} stay where the weights that it ends with are used in float32."]
+
+
+def _is_less(one: Ratio | None) -> bool:
+    return one is not None and one.is_shown and one.value < 1
 
 
 def _is_cost(increase: Ratio) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from outliers.report.findings.words import are_apart, count, listed, percent, scatter
+from outliers.report.findings.words import are_apart, count, listed, percent
 from outliers.report.section import Finding
 
 TABLE = "table1_increase"
@@ -19,11 +19,13 @@ Cost = dict  # row of `costs`: `value` and `standard_deviation` in per cent of t
 def sweep_findings(costs: Sequence[Cost], names: dict[str, str]) -> list[Finding]:
     """What costs most, what outlier features in 16 bits save, what costs least, of the model that it costs most.
 
+    Nothing of a single draw.
+
     costs: of schemes, as `costs` of Table 1 makes them. names: what models are called.
     """
-    if not costs:
+    if not costs or any("standard_deviation" not in cost for cost in costs):
         return []
-    found = [cost | {"share": cost["value"] / 100, "scatter": _scatter(cost)} for cost in costs]
+    found = [cost | {"share": cost["value"] / 100, "scatter": cost["standard_deviation"] / 100} for cost in costs]
     found.sort(key=lambda cost: -cost["value"])
     most = found[0]
     if not _is_cost(most):
@@ -36,19 +38,12 @@ def sweep_findings(costs: Sequence[Cost], names: dict[str, str]) -> list[Finding
     return [Finding(sentence, TABLE) for sentence in said]
 
 
-def _scatter(cost: Cost) -> float:
-    """The standard deviation of a cost, as a share."""
-    if "standard_deviation" in cost:
-        return cost["standard_deviation"] / 100
-    return scatter(1 + cost["value"] / 100, None)
-
-
 def _is_cost(cost: Cost) -> bool:
     return cost["share"] > 0 and are_apart(cost["share"], 0, cost["scatter"])
 
 
 def _said(cost: Cost) -> str:
-    return percent(cost["share"], cost["scatter"] if "standard_deviation" in cost else None)
+    return percent(cost["share"], cost["scatter"])
 
 
 def _saved(schemes: dict[str, Cost]) -> list[str]:

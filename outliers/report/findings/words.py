@@ -5,9 +5,6 @@ from collections.abc import Iterable, Sequence
 
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 NAMED = 6  # more things are counted, not named
-# Of a perplexity that was measured once, nothing says how far rounding scatters it. Of real models it is about one per
-# cent (docs/definitions.md#scatter), which is taken as two standard deviations.
-ONE_DRAW = 0.005
 
 
 def count(number: int) -> str:
@@ -63,9 +60,9 @@ def times(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.3f}"
 
 
-def scatter(perplexity: float, deviation: float | None) -> float:
-    """The standard deviation of a perplexity by rounding, also of one that was measured once."""
-    return ONE_DRAW * perplexity if deviation is None or math.isnan(deviation) else deviation
+def scatter(deviation: float | None) -> float:
+    """The standard deviation of a perplexity by rounding; infinite if it was measured once."""
+    return math.inf if deviation is None or math.isnan(deviation) else deviation
 
 
 def are_apart(one: float, other: float, *deviations: float) -> bool:

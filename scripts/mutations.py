@@ -1,0 +1,186 @@
+"""Sixty small mistakes, one after the other in a copy of the clone, and which of them the tests catch.
+
+`python scripts/mutations.py` runs for each the tests that concern its module, `python scripts/mutations.py -m "not
+slow"` the fast ones among them: arguments are pytest's. A number in the variable ONLY, such as 7 or 1-20, names some.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# The beginning of a module's path: the tests that concern it, the likeliest first.
+TESTS = {
+    "outliers/tracing/tokens": "pieces tracing streaming",
+    "outliers/tracing/states": "hidden_states streaming",
+    "outliers/tracing/sketch": "tracing",
+    "outliers/tracing/compare": "variants tracing",
+    "outliers/tracing": "tracing evaluation streaming results",
+    "outliers/quantization/store": "quantization weight_files remedies",
+    "outliers/quantization/products": "training rooms products",
+    "outliers/quantization/attention": "attention quantization remedies",
+    "outliers/quantization": "remedies quantization schemes formats blocks damage",
+    "kernels/outlier_kernels/triton": "triton",
+    "kernels/outlier_kernels/reference_formats": "formats",
+    "kernels/outlier_kernels/reference_products": "products rooms triton",
+    "kernels/outlier_kernels/reference_states": "states triton tracing",
+    "kernels/outlier_kernels/cpu/products": "products rooms training",
+    "kernels/outlier_kernels": "kernels passes formats compiled states rooms gpu triton",
+    "outliers/metrics/perplexity/measure": "evaluation damage quantization",
+    "outliers/measurements/damage": "damage",
+    "outliers/measurements/footprint": "memory",
+    "outliers/measurements": "ablation evaluation attention",
+    "outliers/experiment": "rows door results survival experiment training_runs",
+}
+
+MUTATIONS = {
+    "outliers/tracing/sketch.py": [
+        ("(1 + RELATIVE_ERROR) / (1", "(1 + 2 * RELATIVE_ERROR) / (1"),
+        ("fraction * (totals - 1)", "fraction * totals"),
+    ],
+    "outliers/tracing/compare.py": [("b[name] - a[name]", "a[name] - b[name]"), ("-ratio, -change", "ratio, -change")],
+    "outliers/tracing/trace.py": [
+        ("hits.clamp(max=1)", "hits"),
+        ("torch.arange(received.shape[1], 0, -1,", "torch.arange(1, received.shape[1] + 1,"),
+        ("magnitudes[role] >= self.alpha", "magnitudes[role] > self.alpha"),
+        ("kept[self.number, : len(ids)].zero_()", "pass"),
+    ],
+    "outliers/tracing/result.py": [
+        ('positions_hit"].double() / self.positions', 'positions_hit"].double() / (self.sequences * self.block)'),
+        ("(high >= self.alpha) ^ (low", "(high >= self.alpha) | (low"),
+        ("if bool(self.names) != bool(other.names):", "if False:"),
+    ],
+    "outliers/tracing/tokens.py": [("ids[0] = self.vocabulary", "ids[-1] = self.vocabulary")],
+    "outliers/tracing/states.py": [("== len(blocks):\n            raise", "== 1 + len(blocks):\n            raise")],
+    "outliers/tracing/check.py": [("(sequences.diff() > 0).any()", "False")],
+    "outliers/quantization/schemes.py": [
+        ("(scheme.quantizes, operands", "(0, operands"),
+        ("math.lcm(*groups)", "max(groups)"),
+        ("(Remedy.read(one).roles or (role,))", "Remedy.read(one).roles"),
+    ],
+    "outliers/quantization/linear.py": [
+        (".is_set_to(weight) and self.version == _version(weight)", ".is_set_to(weight)"),
+        (" and self.magnitudes is other.magnitudes", ""),
+        ("one.transform.weight(weights, fitted[-1])[0].abs())", "weights[0].abs())"),
+    ],
+    "outliers/quantization/remedies/clipping.py": [("math.ceil(quantile", "math.floor(quantile")],
+    "outliers/quantization/remedies/smoothing.py": [("weights.pow(1 - strength)", "weights.pow(strength)")],
+    "outliers/quantization/remedies/tokens.py": [("(high >= threshold) | (low <= -threshold)", "high >= threshold")],
+    "outliers/quantization/convert.py": [("return new.train(module.training)", "return new")],
+    "outliers/quantization/store.py": [("if not same:", "if False:")],
+    "outliers/quantization/gradient.py": [("(hidden_states, *parameters)):", "(hidden_states,)):")],
+    "outliers/quantization/attention.py": [("repeat_interleave(groups, 1)", "repeat(1, groups, 1, 1)")],
+    "outliers/quantization/products.py": [("found = magnitudes >= threshold", "found = magnitudes > threshold")],
+    "kernels/outlier_kernels/reference.py": [
+        ("return scale.masked_fill_(largest == 0, 1)", "return scale"),
+        ("-(dynamic_range * low).round_() - code_max", "-(dynamic_range * low + code_max).round_()"),
+        ("(hidden_states.amax(0) >= threshold)", "(hidden_states.amax(0) > threshold)"),
+        ("torch.int32 if largest_sum(k, a, b) < 2**31 else torch.float64", "torch.int32"),
+        ("absmax = matrix.masked_fill(hits, 0)", "absmax = matrix.masked_fill(outliers, 0)"),
+    ],
+    "kernels/outlier_kernels/reference_formats.py": [
+        (".clamp_(min=LEAST_E4M3)", ""),
+        (".clamp_(-(2 ** (bits - 1)),", ".clamp_(1 - 2 ** (bits - 1),"),
+    ],
+    "kernels/outlier_kernels/reference_products.py": [("torch.where(places < 0, size, places)", "places.clamp(0)")],
+    "kernels/outlier_kernels/reference_states.py": [("x[1:].abs().amax()", "x.abs().amax()")],
+    "kernels/outlier_kernels/cpu/codes.py": [(".index_fill_(0, outliers, 0).amax()", ".amax()")],
+    "kernels/outlier_kernels/cpu/plain.py": [("OUTERMOST = 126", "OUTERMOST = 128")],
+    "kernels/outlier_kernels/cpu/packed.py": [("return 128 * int(", "return int(")],
+    "kernels/outlier_kernels/cpu/products.py": [("0 if flags is None or flags.ndim == 1 else k", "0")],
+    "kernels/outlier_kernels/cpu/passes.py": [(" + ((bits >> np.uint32(16)) & np.uint32(1))", "")],
+    "kernels/outlier_kernels/triton/quantization.py": [("dynamic_range * low) - 127", "dynamic_range * low + 127)")],
+    "kernels/outlier_kernels/triton/states.py": [("(token > 0)[:, None]", "(token >= 0)[:, None]")],
+    "outliers/metrics/perplexity/measure.py": [("Loss(loss.item(), len(ids) - 1)", "Loss(loss.item(), len(ids))")],
+    "outliers/metrics/agreement/measure.py": [("weighted * scale +", "weighted +")],
+    "outliers/measurements/damage/errors.py": [("there = energies > 0", "there = energies >= 0")],
+    "outliers/measurements/damage/exchanges.py": [
+        ("(ONLY, WITHOUT) if len(places) > 1 else (ONLY,)", "(ONLY, WITHOUT)"),
+    ],
+    "outliers/measurements/footprint.py": [
+        ("tensor.numel() + 4 * _outputs(module)", "tensor.numel()"),
+        ("share * (number >= without_cache)", "share"),
+    ],
+    "outliers/metrics/top1/measure.py": [("weights = counts / counts.mean()", "weights = torch.ones_like(counts)")],
+    "outliers/measurements/ablation.py": [("np.arange(width), [*features, *outliers])", "np.arange(width), features)")],
+    "outliers/experiment/row_check.py": [
+        ("if len(found) < len(pairs):", "if False:"),
+        ('row.get("value", 1) <= 0', 'row.get("value", 1) < 0'),
+        ("abs(value) < MOST", "abs(value) <= MOST"),
+    ],
+    "outliers/experiment/rows.py": [
+        (".removeprefix(codecs.BOM_UTF8)", ""),
+        (" and identifying(row).keys() - asked.keys() <= set(WHICH)", ""),
+        ('also += ("experiment",) if row.get("experiment") in FIXED else ()', "pass"),
+        ('(row["run"], row["seed"]) in ended', 'row["run"] in {run for run, _ in ended}'),
+        ("if number == len(lines) and not _is_json(line):", "if number == len(lines):"),
+    ],
+}
+
+
+def test_files(module: str) -> list[str]:
+    """The tests of a module."""
+    names = next(names for beginning, names in TESTS.items() if module.startswith(beginning))
+    return [f"tests/test_{name}.py" for name in names.split()]
+
+
+def is_caught(clone: Path, module: str, old: str, new: str, arguments: list[str]) -> bool:
+    """Whether a test fails while a module of a clone says something else."""
+    path = clone / module
+    sound, times = path.read_text(), path.stat()
+    if sound.count(old) != 1:
+        raise SystemExit(f"{module} has {sound.count(old)} of '{old}'; expected one: mend the table")
+    path.write_text(sound.replace(old, new))
+    tests = ["-x", "-q", "-p", "no:cacheprovider", *arguments, *test_files(module)]
+    process = get_context("fork").Process(target=run_tests, args=(clone, tests))
+    try:
+        process.start()
+        process.join()
+    finally:
+        path.write_text(sound)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # so that what is compiled of it serves again
+    if process.exitcode not in (0, 1, 5):  # nothing failed, something failed, nothing was asked
+        raise SystemExit(f"pytest ended with {process.exitcode} while {module} had '{new}'; expected tests that run")
+    return process.exitcode == 1
+
+
+def run_tests(clone: Path, arguments: list[str]) -> None:
+    """Run tests of a clone silently in this process, a fork of one that has imported what takes long."""
+    os.chdir(clone)
+    sys.path[:0] = places = [str(clone), str(clone / "kernels")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(places)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    sys.exit(int(pytest.main(arguments)))
+
+
+def main() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in ("torch", "transformers.modeling_utils", "datasets", "scipy.stats", "matplotlib.pyplot", "hypothesis"):
+        import_module(name)
+    table = [(module, *pair) for module, pairs in MUTATIONS.items() for pair in pairs]
+    first, _, last = os.environ.get("ONLY", f"1-{len(table)}").partition("-")
+    with tempfile.TemporaryDirectory() as folder:
+        clone = shutil.copytree(ROOT, Path(folder) / "clone", ignore=shutil.ignore_patterns(".git", ".venv", "build"))
+        if (ROOT.parent / "shared").exists():
+            (Path(folder) / "shared").symlink_to(ROOT.parent / "shared")
+        numbers = range(int(first), int(last or first) + 1)
+        caught = 0
+        for number in numbers:
+            found = is_caught(clone, *table[number - 1], sys.argv[1:])
+            caught += found
+            said = f"{number:2} {'caught  ' if found else 'SURVIVED'} {table[number - 1][0]}: {table[number - 1][2]}"
+            print(said, flush=True)
+    print(f"{caught} of {len(numbers)} caught")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The two tiers of the tests, what thins them, and the mistakes by which they are judged."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import pairwise
+from tests.test_docs import ROOT, read
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import mutations
+
+
+@pytest.mark.parametrize("sizes", [(3, 2), (7, 6, 4, 3), (1, 5, 2)], ids=str)
+def test_any_two_values_of_two_axes_meet(sizes):
+    chosen = pairwise("a b c d"[: 2 * len(sizes) - 1], *map(range, sizes)).args[1]
+    for (one, few), (other, many) in itertools.combinations(enumerate(sizes), 2):
+        assert {(values[one], values[other]) for values in chosen} == set(itertools.product(range(few), range(many)))
+    largest, second = sorted(sizes)[:-3:-1]
+    assert len(chosen) <= 1.2 * largest * second, "not many more than two axes alone need"
+
+
+def test_continuous_integration_runs_what_make_test_leaves():
+    asked = {
+        target: subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for target in ("test", "test-all")
+    }
+    assert '-m "not slow"' in asked["test"] and '-m "not slow"' not in asked["test-all"]
+    assert "make test-all" in read(".ci/run").splitlines()
+
+
+def test_sixty_mistakes_can_be_made_and_have_tests():
+    found = [(module, *pair) for module, pairs in mutations.MUTATIONS.items() for pair in pairs]
+    assert len(found) == 60
+    assert [one for one in found if read(one[0]).count(one[1]) != 1 or one[1] == one[2]] == []
+    assert all((ROOT / file).exists() for module, *_ in found for file in mutations.test_files(module))
