@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 
 from outliers import files
 from outliers.errors import UserError
-from outliers.experiment import traces
 from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.rows import RowFile
 from outliers.files import LOCK, locked, write_whole
 from outliers.metrics import states
+from outliers.metrics.trace import measure as traces
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.runs.run import run, sweep
@@ -565,8 +565,8 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
 @pytest.mark.parametrize(
     ("spec", "module", "step"),
     [
-        (lambda name: Emergence(models=[name], alpha=3, **TEXT), "measurements.tracing", "trace"),
-        (lambda name: Ablation(model=name, features=[3], methods=["zero"], **TEXT), "measurements.ablation", "measure"),
+        (lambda name: Emergence(models=[name], alpha=3, **TEXT), "metrics.trace.measure", "trace"),
+        (lambda name: Ablation(model=name, features=[3], **TEXT), "metrics.top1.measure", "top1_softmax"),
         (lambda name: Damage(model=name, **TEXT), "measurements.damage.measurement", "measure"),
         (lambda name: Latency(models=[name], **TIMED), "measurements.latency", "latency"),
     ],

@@ -98,11 +98,6 @@ class Request(NamedTuple):
     block: int
     blocks: int
 
-    @property
-    def name(self) -> str:
-        """The model's, by which a cluster calls the task that looks at its machines."""
-        return self.model
-
 
 def forecast(requests: list[Request], room: Room) -> list[Need]:
     """What models need that are measured one after the other; said in a line where it is much of what is free.

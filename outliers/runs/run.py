@@ -87,11 +87,12 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
     """Of rows those that a specification asks for, by what they ask, and what cells are about, alone, in its order;
     nothing is loaded.
 
-    Of rows that ask the same, as of other weights or code, the last one counts. Where the rows of a stage are not all
-    there, what would follow from them is not known.
+    Of rows that ask the same, as of other weights or code, the last one counts, of those that were measured for it if
+    there are such. Where the rows of a stage are not all there, what would follow from them is not known.
     """
     of_asked: dict[bytes, list[Row]] = defaultdict(list)
-    for row in rows:
+    own = spec.experiment or spec.name
+    for row in sorted(rows, key=lambda row: row.made.get("experiment") == own):
         of_asked[key_of(row.asked)].append(row)
     found = []
     for plan in plans_of(spec):
