@@ -88,7 +88,8 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
     nothing is loaded.
 
     Of rows that ask the same, as of other weights or code, the last one counts, of those that were measured for it if
-    there are such. Where the rows of a stage are not all there, what would follow from them is not known.
+    there are such. Where the rows of a stage are not all there, what would follow from them is not known; where none of
+    a later stage is, those before it are not shown.
     """
     of_asked: dict[bytes, list[Row]] = defaultdict(list)
     own = spec.experiment or spec.name
@@ -96,11 +97,15 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
         of_asked[key_of(row.asked)].append(row)
     found = []
     for plan in plans_of(spec):
-        cells = next(plan.stages)
+        of_plan, cells = [], next(plan.stages)
         while cells:
             of_stage = [_last_of(cell, of_asked[key_of(cell.asked)]) for cell in cells]
-            found += filter(None, of_stage)
-            cells = following(plan.stages, of_stage) if all(of_stage) else []
+            of_plan = [*of_plan, *filter(None, of_stage)] if any(of_stage) else []
+            try:
+                cells = following(plan.stages, of_stage) if all(of_stage) else []
+            except UserError:  # nothing can be asked after what was measured
+                of_plan, cells = [], []
+        found += of_plan
     return found
 
 
