@@ -19,10 +19,13 @@ from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
+from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.place import check_alone, place_of
-from outliers.experiment.rows import RowFile, finished, read_rows, rows_of
+from outliers.experiment.rows import RowFile
 from outliers.files import LOCK, part_of, write_whole
 from outliers.models.names import POCKET
+from outliers.report.report import drawn_again
+from outliers.runs.rows import Row, Rows, read
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Emergence, Experiment, OneModel
 from outliers.tracing.result import Trace
@@ -66,11 +69,15 @@ def lines(folder: Path) -> list[bytes]:
     return (folder / "rows.jsonl").read_bytes().splitlines(keepends=True)
 
 
-def change(folder: Path, number: int, **fields) -> None:
-    """Change fields of a row; those that are `...` are taken out."""
+def change(folder: Path, number: int, part: str, **fields) -> None:
+    """Change fields of a part of a row; those that are `...` are taken out."""
     found = lines(folder)
-    row = json.loads(found[number]) | fields
-    found[number] = json.dumps({name: value for name, value in row.items() if value is not ...}).encode() + b"\n"
+    row = json.loads(found[number])
+    place = row[part][0] if part == "values" else row[part]
+    place |= fields
+    for field in [field for field, value in fields.items() if value is ...]:
+        del place[field]
+    found[number] = json.dumps(row).encode() + b"\n"
     (folder / "rows.jsonl").write_bytes(b"".join(found))
 
 
@@ -118,12 +125,12 @@ def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_pa
     parts = names(tmp_path)
     assert len(parts) == 3
     write_whole(path, "ours")
-    with RowFile(tmp_path):
+    with Rows(tmp_path):
         assert names(tmp_path) == {*parts, "table1.md", LOCK}, "their writers live"
     for writer in writers:
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
-    with RowFile(tmp_path):
+    with Rows(tmp_path):
         pass
     write_whole(path, "ours")
     assert names(tmp_path) == {"table1.md"}
@@ -213,8 +220,8 @@ def test_what_was_torn_earlier_is_kept(folder):
     for number, name in enumerate(["rows.jsonl.torn", "rows.jsonl.torn-2", "rows.jsonl.torn-3"]):
         with (folder / "rows.jsonl").open("ab") as file:
             file.write(b'{"torn": %d' % number)
-        with RowFile(folder) as row_file:
-            assert len(row_file.rows) == 3
+        with Rows(folder):
+            assert len(read(folder)) == 3
         assert (folder / name).read_bytes() == b'{"torn": %d' % number
 
 
@@ -229,43 +236,61 @@ def test_a_whole_last_line_without_an_end_is_a_row(folder):
 
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
 def test_a_line_ends_at_its_end_alone(folder, character):
-    model = f"a{character}b"
-    row = read_rows(folder)[0] | {"model": model}
-    with RowFile(folder) as row_file:
-        row_file.add(row)
+    row, model = read(folder)[0], f"a{character}b"
+    asked = row.asked | {"subject": row.asked["subject"] | {"model": model}}
+    with Rows(folder) as rows:
+        rows.add(row.model_copy(update={"asked": asked}))
     assert [row["model"] for row in read_rows(folder)] == [MODEL] * 3 + [model]
 
 
-@pytest.mark.parametrize("field", ["value", "metric", "parameters", "architecture", "dtype", "model", "scheme"])
-@pytest.mark.parametrize("value", [None, ...])
-def test_a_row_that_lacks_something_is_measured_again(folder, field, value):
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [("facts", "parameters"), ("facts", "architecture"), ("asked", "variant"), ("facts", "weights_hash")],
+)
+def test_a_row_of_something_else_is_measured_again(folder, part, field):
     want = read_rows(folder)
-    change(folder, 1, **{field: value})
-    assert len(rows_of(SWEPT, finished(read_rows(folder)))) == 2
+    change(folder, 1, part, **{field: "other" if part == "asked" else ...})
+    shown = drawn_again(SWEPT, folder)
+    assert len(shown) == (3 if field == "weights_hash" else 2), "tables and figures need the others"
     rows = sweep(SWEPT, folder)
     assert lasting(rows) == lasting(want)
-    assert len(rows_of(SWEPT, finished(read_rows(folder)))) == 3
+    assert len(drawn_again(SWEPT, folder)) == 3
     measured = [row["wall_seconds"] for row in rows]
     assert [measured[number] == want[number]["wall_seconds"] for number in (0, 2)] == [True, True]
 
 
 def test_of_several_rows_of_one_measurement_the_last_one_counts(folder):
-    first = read_rows(folder)[0]
-    with (folder / "rows.jsonl").open("a") as file:
-        file.write(json.dumps(first | {"value": 1.25}) + "\n")
-    assert read_rows(folder)[0]["value"] == 1.25
+    first = read(folder)[0]
+    later = first.model_copy(update={"values": [first.values[0] | {"value": 1.25}]})
+    with Rows(folder) as rows:
+        rows.add(later)
+        assert rows.find(first.asked, first.facts) == later
+    assert len(lines(folder)) == 4, "rows are never rewritten"
+    assert [row["value"] for row in read_rows(folder)].count(1.25) == 1
     assert len(read_rows(folder)) == 3
     assert sweep(SWEPT, folder)[0]["value"] == 1.25
 
 
-def test_no_row_is_written_that_could_not_be_read(tmp_path):
-    good = {"metric": "perplexity", "value": 1.5, "model": "a"}
-    with RowFile(tmp_path) as row_file:
-        row_file.add(good)
-        for field, value in {"value": float("inf"), "new": {"a": 1}, "model": "\udcff"}.items():
-            with pytest.raises(UserError, match=f"a row of '{tmp_path}' cannot be kept: '{field}'"):
-                row_file.add(good | {field: value})
-    assert read_rows(tmp_path) == [good]
+@pytest.mark.parametrize(
+    ("part", "fields", "said"),
+    [
+        ("values", {"value": float("inf")}, "values.0.value: value error, expected a finite number, got inf"),
+        ("values", {"value": True}, "expected a finite number, got True"),
+        ("values", {"layer": -1}, "values.0.layer: input should be greater than or equal to 0, got -1"),
+        ("facts", {"new": float("nan")}, "Out of range float values are not JSON compliant"),
+        ("facts", {"parameters": "many"}, "facts.parameters: input should be a valid integer, got 'many'"),
+        ("asked", {"metric": {"name": "m", "values": [1]}}, "called 'facts' or 'values'"),
+        ("asked", {"more": 1}, "asked.more: extra inputs are not permitted, got 1"),
+        ("made", {"model": "\udcff"}, "surrogates not allowed"),
+    ],
+)
+def test_no_row_is_written_that_could_not_be_read(folder, part, fields, said):
+    row = read(folder)[0]
+    place = [row.values[0] | fields] if part == "values" else getattr(row, part) | fields
+    before = lines(folder)
+    with Rows(folder) as rows, pytest.raises(UserError, match=rf"^a row cannot be kept: .*{re.escape(said)}"):
+        rows.add(Row.model_construct(**dict(row) | {part: place}))
+    assert lines(folder) == before
 
 
 @pytest.mark.parametrize("lost", range(4))

@@ -16,9 +16,10 @@ class Subject(Protocol):
     """What is measured.
 
     name: to call it in messages. asked: what rows say of it. blocks: its inputs, of which measurements may take parts.
-    settings: where and how it runs.
+    settings: where and how it runs. needs: facts that its tables and figures take.
     """
 
+    needs: tuple[str, ...]
     name: str
     asked: dict
     blocks: torch.Tensor

@@ -1,5 +1,6 @@
 """Rows, the only result: JSON lines, appended, so that a killed run leaves whole rows and at most one that is torn."""
 
+import codecs
 import contextlib
 import itertools
 import json
@@ -15,7 +16,17 @@ from typing_extensions import TypedDict  # pydantic takes that of the standard l
 
 from outliers.errors import UserError, shown
 from outliers.experiment.interrupt import Interrupted, asked_to_stop, finishing
-from outliers.files import locked, part_of, read_whole, remove_all_left, remove_left, start_of, write_whole, writing
+from outliers.files import (
+    check_replaceable,
+    locked,
+    part_of,
+    read_whole,
+    remove_all_left,
+    remove_left,
+    start_of,
+    write_whole,
+    writing,
+)
 
 FILE = "rows.jsonl"
 MOST_BYTES = 2**32  # of a file of rows, of about a kilobyte each
@@ -136,12 +147,15 @@ class Rows:
     def __enter__(self) -> "Rows":
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self.folder))
+            check_replaceable(self.path)
             remove_left(part_of(self.path))  # of a run that was killed while it wrote
             remove_all_left(self.folder)
             content, torn = _read(self.path)
             self._keep(_canonical(self.path, content))
             if torn:
-                _move_aside(self.path, content, torn)
+                _move_aside(self.path, torn)
+            if torn or _is_elsewhere_too(self.path) or (content and content[-1:] != b"\n"):
+                _write_alone(self.path, content.rstrip() + b"\n" if content.strip() else b"")
             stack.enter_context(finishing())
             self._exits = stack.pop_all()
         return self
@@ -262,7 +276,8 @@ def _read(path: Path) -> tuple[bytes, bytes]:
         return b"", b""
     except OSError as error:
         raise UserError(f"cannot read '{path}' ({error.strerror or error})") from None
-    end = content.rfind(b"\n") + 1
+    content = content.removeprefix(codecs.BOM_UTF8)  # as an editor of another system writes it
+    end = content.rstrip().rfind(b"\n") + 1
     last = content[end:]
     return (content, b"") if _is_json(last) else (content[:end], last)
 
@@ -271,7 +286,7 @@ def _canonical(path: Path, content: bytes) -> Iterator[bytes]:
     """The lines of rows, as `line_of` writes them."""
     for number, line in enumerate(content.split(b"\n"), 1):
         if line.startswith(START) and FACTS in line and VALUES in line:
-            yield line
+            yield line.rstrip()
         elif line.strip():
             yield line_of(_parsed(path, line, number))
 
@@ -298,20 +313,31 @@ def _mistake(error: Exception) -> str:
 def _is_json(line: bytes) -> bool:
     """Whether a line is all there, for what is written in part is no JSON."""
     try:
-        json.loads(line or b"{}")
-    except (ValueError, RecursionError):
+        json.loads(line.strip() or b"{}")
+    except ValueError:
         return False
+    except RecursionError:
+        pass
     return True
 
 
-def _move_aside(path: Path, whole: bytes, torn: bytes) -> None:
-    """Move a torn line to a file of its own, beside those of earlier times."""
+def _is_elsewhere_too(path: Path) -> bool:
+    """Whether what is appended to a file would be seen under another name, to which it is a link."""
+    return path.is_symlink() or (path.exists() and path.stat().st_nlink > 1)
+
+
+def _write_alone(path: Path, content: bytes) -> None:
+    """Put content into the place of a file; nothing where there is none."""
+    if content:
+        write_whole(path, content)
+    else:
+        path.unlink()
+
+
+def _move_aside(path: Path, torn: bytes) -> None:
+    """Copy a torn line to a file of its own, beside those of earlier times."""
     numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     places = (path.with_name(f"{path.name}.torn{number}") for number in numbers)
     aside = next(place for place in places if not os.path.lexists(place))
-    write_whole(aside, torn)
-    if whole:
-        write_whole(path, whole)
-    else:
-        path.unlink()
+    write_whole(aside, torn.rstrip())
     logger.info(f"the last line of '{path}' was torn; it is in '{aside.name}' now, and what it held is measured again")

@@ -110,4 +110,6 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
 
 
 def _last_of(cell: Cell, rows: list[Row]) -> Row | None:
-    return next((row for row in reversed(rows) if cell.about.items() <= row.facts.items()), None)
+    """Of rows that ask the same the last one that is of a cell, if that has what views need of it."""
+    last = next((row for row in reversed(rows) if cell.about.items() <= row.facts.items()), None)
+    return last if last and set(cell.subject.needs) <= last.facts.keys() else None

@@ -24,6 +24,8 @@ class Causal:
     settings: text, block, blocks, bos, dtype, device; stream and memory, which change no row.
     """
 
+    needs = ("architecture", "parameters")
+
     def __init__(self, model: str, revision: str | None, settings: Settings):
         self.model, self.revision, self.settings = model, revision, settings
 
