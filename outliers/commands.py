@@ -23,7 +23,7 @@ SECTIONS = {
     "ablate": "outliers.report.artefacts.ablation:ablation_section",
     "damage": "outliers.report.artefacts.damage:kept_damage_section",
     "emergence": "outliers.report.artefacts.table4:emergence_section",
-    "measure": "outliers.report.artefacts.measured:measured_section",
+    "measure": "outliers.report.measured:measured_section",
     "sweep": "outliers.report.artefacts.table1:sweep_section",
     "zeroshot": "outliers.report.artefacts.figure1:zeroshot_section",
     "memory": "outliers.report.artefacts.table3:memory_section",

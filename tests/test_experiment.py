@@ -1,6 +1,5 @@
 """Experiment files, rows on disk, runs that are killed and go on."""
 
-import json
 import logging
 import shutil
 import statistics
@@ -11,10 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
 from outliers.experiment.engine import Here
+from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.rows import RowFile
-from outliers.experiment.runner import MEASUREMENTS
 from outliers.measurements.bench import Bench
-from outliers.measurements.measurement import Measurement, Question
 from outliers.metrics import states
 from outliers.metrics.perplexity.measure import Loss, perplexity
 from outliers.models.load import load_model, load_tokenizer
@@ -30,11 +28,6 @@ from outliers.variants.draw import drawn
 from tests.conftest import TIMES, make_model, trace_model
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
-
-
-def read_rows(folder) -> list[dict]:
-    """The rows in a results folder."""
-    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
 def test_the_default_sweep_is_table_1_of_all_pocket_models():
@@ -293,47 +286,6 @@ def test_unwritable_and_damaged_folders(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"file", "rows.jsonl"}
 
 
-class Double(Experiment):
-    """Asks what `Triple` asks."""
-
-
-class Triple(Experiment):
-    """Asks what `Double` asks."""
-
-
-MULTIPLES = {Double: 2.0, Triple: 3.0}
-
-
-class Multiples(Measurement[Experiment]):
-    """A number, the same of every model under every scheme."""
-
-    answered = 0
-
-    def questions(self, _job, _facts, _trace):
-        return [Question(name, {"scheme": name}, metrics=(type(self.spec).__name__,)) for name in self.spec.schemes]
-
-    def answer(self, _bench, _job, questions, _part, _fields):
-        Multiples.answered += len(questions)
-        return [MULTIPLES[type(self.spec)] for _ in questions]
-
-    def rows(self, question, answers, _trace):
-        return [{"metric": question.metrics[0], "value": answers[0], "unit": "1"}]
-
-
-def test_measurements_that_ask_alike_go_on_beside_each_other(tmp_path, monkeypatch):
-    """The metric alone tells their rows apart; neither is measured again because of the other's."""
-    for kind in MULTIPLES:
-        monkeypatch.setitem(MEASUREMENTS, kind, Multiples)
-    monkeypatch.setattr(Multiples, "answered", 0)
-    fields = SMALL | {"models": SMALL["models"][:1], "schemes": ["fp32", "absmax"]}
-    for _ in range(2):
-        for kind, value in MULTIPLES.items():
-            rows = run(kind(**fields), tmp_path)
-            assert [(row["metric"], row["scheme"], row["value"]) for row in rows] == [
-                (kind.__name__, scheme, value) for scheme in fields["schemes"]
-            ]
-        assert Multiples.answered == 4
-    assert len(read_rows(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("changed", ["another part", "another question"])

@@ -10,9 +10,8 @@ import time
 import pytest
 import torch
 
-from outliers.measurements import sweep as sweeping
 from outliers.measurements.latency import latency
-from outliers.metrics.perplexity.measure import losses
+from outliers.metrics import states
 from outliers.terminal import progress as module
 from outliers.terminal.progress import Progress, over
 from tests.conftest import make_model
@@ -174,13 +173,14 @@ def test_a_terminal_has_a_bar_and_no_lines(monkeypatch):
 
 def test_a_command_says_a_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(module, "SECONDS", 0.2)
-    monkeypatch.setattr(sweeping, "losses", lambda *given: time.sleep(0.3) or losses(*given))
+    usual = states._resident
+    monkeypatch.setattr(states, "_resident", lambda *given: time.sleep(0.3) or usual(*given))
     code, _, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
     lines = err.splitlines()
     assert code == 0
-    assert any(line.startswith("pocket/gpt2-0.1m, fp32, blocks 0 to 1: 0 of 4 blocks, 0%, since ") for line in lines)
+    assert any(line.startswith("pocket/gpt2-0.1m, fp32, perplexity, blocks 0 to 1: 0 of 4 blocks, 0%, since ") for line in lines)
     assert any(
-        re.match(r"pocket/gpt2-0.1m, absmax, blocks 0 to 1: 2 of 4 blocks, 50%, about \d+ s left", line)
+        re.match(r"pocket/gpt2-0.1m, absmax, perplexity, blocks 0 to 1: 2 of 4 blocks, 50%, about \d+ s left", line)
         for line in lines
     )
 

@@ -1,6 +1,6 @@
 """What is asked of a subject: a folder each, with its record, how it is measured, and how it is shown."""
 
-from outliers.registry import Registry
+from outliers.metrics.registry import Registry
 
 METRICS = Registry(
     "metric",

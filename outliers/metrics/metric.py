@@ -1,7 +1,7 @@
 """The record of a metric: what it is called, its parameters, and where it is measured."""
 
 import pkgutil
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 class Metric(BaseModel):
     """What is asked of a subject under a variant; its fields are its parameters, and options of commands.
 
-    name: in rows and on the command line. measured_by: `module:object`, its `Measurement`, imported when something is
-    measured. timed: whether it measures time, so that the machine is a fact of its rows.
+    name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
+    something is measured. timed: whether it measures time, so that the machine is a fact of its rows.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
-    measured_by: ClassVar[str]
+    measured_by: "ClassVar[str | Measurement]"
     timed: ClassVar[bool] = False
 
     @property
@@ -30,4 +30,9 @@ class Metric(BaseModel):
     @property
     def measurement(self) -> "Measurement":
         """How it is measured."""
-        return pkgutil.resolve_name(self.measured_by)
+        return resolved(self.measured_by)
+
+
+def resolved(place: Any) -> Any:
+    """What a record names as `module:object`, or the object itself."""
+    return pkgutil.resolve_name(place) if isinstance(place, str) else place

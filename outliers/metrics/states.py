@@ -1,6 +1,5 @@
 """Metrics of the last hidden states: all that are asked of one variant ride on one pass over the text."""
 
-import pkgutil
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
@@ -9,6 +8,7 @@ from transformers import PreTrainedModel
 
 from outliers.measurements.bench import Bench, named
 from outliers.metrics.measurement import Keeps, Measurement, Seen
+from outliers.metrics.metric import resolved
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.schemes import BASELINE, SCHEMES
@@ -21,7 +21,7 @@ MOST_KEPT = 2**28  # bytes of last hidden states of the unquantized model that a
 
 
 def _seen(cell: Cell) -> Seen:
-    return pkgutil.resolve_name(cell.metric.seen_by)
+    return resolved(cell.metric.seen_by)
 
 
 class OfStates(Measurement):

@@ -13,8 +13,7 @@ from outliers.models.names import short_name
 from outliers.models.stream import AS_IT_IS, Variant
 from outliers.presets.emergence import counted
 from outliers.quantization.schemes import get_scheme, said_of
-from outliers.runs.cell import Cell
-from outliers.runs.planner import Plan, Stages
+from outliers.runs.cell import Cell, Plan, Stages
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Ablation, alpha_of_schemes, said_under
 from outliers.subjects.causal import Causal

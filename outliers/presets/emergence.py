@@ -6,8 +6,7 @@ from outliers.metrics.top1 import Top1
 from outliers.metrics.trace import KeptTrace, Trace
 from outliers.models.anatomy import ROLES
 from outliers.models.stream import AS_IT_IS
-from outliers.runs.cell import Cell
-from outliers.runs.planner import Plan, Stages
+from outliers.runs.cell import Cell, Plan, Stages
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Emergence, OneModel
 from outliers.subjects.causal import Causal

@@ -1,9 +1,8 @@
 """Any metrics of any models under any variants."""
 
 from outliers.errors import UserError
-from outliers.runs.cell import Cell
-from outliers.runs.planner import Plan, Stages
-from outliers.specification.cells import Cells
+from outliers.presets.cells import Cells
+from outliers.runs.cell import Cell, Plan, Stages
 from outliers.subjects.causal import Causal
 
 

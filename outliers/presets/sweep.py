@@ -2,8 +2,7 @@
 
 from outliers.metrics.perplexity import Perplexity
 from outliers.quantization.schemes import by_weights, get_scheme
-from outliers.runs.cell import Cell
-from outliers.runs.planner import Plan, Stages
+from outliers.runs.cell import Cell, Plan, Stages
 from outliers.specification.kinds import Experiment, alpha_of_schemes
 from outliers.subjects.causal import Causal
 from outliers.variants.quantized import Quantized

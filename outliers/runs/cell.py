@@ -1,15 +1,17 @@
-"""A cell: one metric of one subject under one variant."""
+"""A cell, one metric of one subject under one variant, and plans of cells; nothing here imports torch."""
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
-from transformers import PreTrainedModel
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
-from outliers.measurements.bench import Bench
-from outliers.metrics.metric import Metric
-from outliers.models.stream import Variant
+    from outliers.measurements.bench import Bench
+    from outliers.metrics.metric import Metric
+    from outliers.models.stream import Variant
+    from outliers.runs.rows import Row
 
 
 class Subject(Protocol):
@@ -22,7 +24,7 @@ class Subject(Protocol):
     needs: tuple[str, ...]
     name: str
     asked: dict
-    blocks: torch.Tensor
+    blocks: "torch.Tensor"
     settings: Any
 
     def prepare(self) -> None:
@@ -34,10 +36,10 @@ class Subject(Protocol):
     def check_unchanged(self) -> None:
         """Raise UserError if its files changed since they were read."""
 
-    def load(self, bench: Bench, facts: dict | None = None) -> PreTrainedModel:
+    def load(self, bench: "Bench", facts: dict | None = None) -> "PreTrainedModel":
         """The model, if it has the weights that the facts say."""
 
-    def facts(self, bench: Bench, cell: "Cell") -> dict:
+    def facts(self, bench: "Bench", cell: "Cell") -> dict:
         """What is known of it and of a variant on it beside what is asked: hashes, sizes, kernels."""
 
 
@@ -49,8 +51,8 @@ class Cell:
     """
 
     subject: Subject
-    variant: Variant
-    metric: Metric
+    variant: "Variant"
+    metric: "Metric"
     about: dict = field(default_factory=dict)
 
     @property
@@ -62,3 +64,21 @@ class Cell:
     def name(self) -> str:
         """What to call it in messages, beside its subject."""
         return f"{self.variant.name}, {self.metric.name}"
+
+
+Stages = Generator[list[Cell], "list[Row]", None]  # cells, whose rows may decide which cells follow
+
+
+class Plan(NamedTuple):
+    """What is asked of a subject, stage by stage."""
+
+    subject: Subject
+    stages: Stages
+
+
+def following(stages: Stages, rows: "list[Row]") -> list[Cell]:
+    """The cells that follow some rows; none at the end."""
+    try:
+        return stages.send(rows)
+    except StopIteration:
+        return []

@@ -1,8 +1,8 @@
 """The planner: which cells have rows, which are measured together and on which machine, and what becomes of answers."""
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from outliers.errors import UserError
 from outliers.experiment.cell import Cell as Task
@@ -13,21 +13,13 @@ from outliers.experiment.provenance import environment, joined, measuring
 from outliers.measurements.bench import Bench, check_same_weights, named
 from outliers.metrics.measurement import Keeps
 from outliers.models.names import full_name
-from outliers.runs.cell import Cell, Subject
+from outliers.runs.cell import Cell, Plan, Subject, following
 from outliers.runs.rows import Row, Rows
 from outliers.terminal.progress import Progress
 
-Stages = Generator[list[Cell], list[Row], None]  # cells, whose rows may decide which cells follow
 # Of what `environment` says: the code is a fact of each row, and where it ran one of times.
 OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that models of the same weights have in common
 CODE, MACHINE = "code", ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
-
-
-class Plan(NamedTuple):
-    """What is asked of a subject, stage by stage."""
-
-    subject: Subject
-    stages: Stages
 
 
 class Planner:
@@ -172,8 +164,12 @@ class Planner:
         rows = {}
         for number, cell in enumerate(bundle):
             of_cell = facts[cell]
-            check_same_weights([{"model": cell.subject.name} | of_cell | of_part for of_part in weights])
-            of_cell.update(weights[0])
+            about = {"model": cell.subject.name}
+            check_same_weights([about | of_cell | of_part for of_part in (weights[0] | of_cell, *weights)])
+            for other in facts:  # of a streamed model they are known from now on
+                if other.subject is cell.subject:
+                    facts[other] = weights[0] | facts[other]
+            of_cell = facts[cell]
             with named(cell.subject.name, cell.variant.name):
                 values = cell.metric.measurement.values(cell, [of_part[number] for of_part in answers])
             made = {"experiment": self.experiment, **_made(cell, joined(list(spent)))}
@@ -199,14 +195,6 @@ class Planner:
 def _chained(lists: Iterable[list]) -> Iterable:
     """What lists hold, one after the other."""
     return (one for some in lists for one in some)
-
-
-def following(stages: Stages, rows: list[Row]) -> list[Cell]:
-    """The cells that follow some rows; none at the end."""
-    try:
-        return stages.send(rows)
-    except StopIteration:
-        return []
 
 
 def _bundles(cells: list[Cell]) -> Iterable[list[Cell]]:

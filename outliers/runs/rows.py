@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PlainValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, PlainValidator, ValidationError
 from typing_extensions import TypedDict  # pydantic takes that of the standard library from Python 3.12 on
 
 from outliers.errors import UserError, shown
@@ -66,6 +66,11 @@ class Value(TypedDict):
     way: NotRequired[Text]
 
 
+def _in_order(part: dict) -> dict:
+    """A part of a row that identifies it, whose keys are in one order, however they came."""
+    return {name: _in_order(value) if isinstance(value, dict) else value for name, value in sorted(part.items())}
+
+
 class Asked(TypedDict):
     """What identifies a row: subject, variant and metric, each with its parameters where they are not the default."""
 
@@ -108,8 +113,8 @@ class Row(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    asked: Asked
-    facts: Facts
+    asked: Annotated[Asked, AfterValidator(_in_order)]
+    facts: Annotated[Facts, AfterValidator(_in_order)]
     values: Annotated[list[Value], Field(min_length=1)]
     made: Made
 

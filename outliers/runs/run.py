@@ -6,13 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from outliers.errors import UserError
-from outliers.experiment.engine import engine_of
-from outliers.experiment.place import check_alone, place_of
-from outliers.runs.cell import Cell
-from outliers.runs.planner import Plan, Planner, following
+from outliers.runs.cell import Cell, Plan, following
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Experiment, Named, OfOneModel
-from outliers.terminal.progress import Progress
 
 
 def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list[dict]:
@@ -40,6 +36,11 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
         from outliers.experiment.runner import run as run_measurement
 
         return run_measurement(spec, out, force)
+    from outliers.experiment.engine import engine_of  # late, for it brings torch, which redrawing does without
+    from outliers.experiment.place import check_alone, place_of
+    from outliers.runs.planner import Planner
+    from outliers.terminal.progress import Progress
+
     plans = plans_of(spec)
     for plan in plans:
         plan.subject.prepare()  # mistakes show before a folder is made

@@ -2,18 +2,18 @@
 
 import functools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import torch
-from transformers import PreTrainedModel
-
-from outliers.measurements.bench import Bench, Job, check_schemes, left_fields, say_what_is_left
-from outliers.models.weight_files import check_unchanged
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.runs.cell import Cell
 from outliers.specification.kinds import Calibrated, Settings, said_of_text
-from outliers.text.blocks import tokens_hash
-from outliers.variants.draw import check_draws
 from outliers.variants.together import schemes_of
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from outliers.measurements.bench import Bench, Job
 
 USUAL = {"device": "cpu", "bos": False}  # of which rows say what is not so
 
@@ -43,12 +43,14 @@ class Causal:
         return {"model": self.model, **checkpoint, "text": said_of_text(self.settings.text), **every, **options}
 
     @functools.cached_property
-    def job(self) -> Job:
+    def job(self) -> "Job":
         """The model with its configuration and token blocks."""
+        from outliers.measurements.bench import Job  # which imports torch, as what follows
+
         return Job.of(self.model, self.revision, self.settings)
 
     @property
-    def blocks(self) -> torch.Tensor:
+    def blocks(self) -> "torch.Tensor":
         """Token ids, int64 (blocks, T)."""
         return self.job.blocks
 
@@ -62,6 +64,9 @@ class Causal:
         Raises:
             UserError: one does not.
         """
+        from outliers.measurements.bench import check_schemes, say_what_is_left
+        from outliers.variants.draw import check_draws
+
         schemes: dict[str, Scheme] = {}
         for cell in cells:
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
@@ -72,20 +77,25 @@ class Causal:
                 schemes[quantized.scheme.name] = quantized.scheme
         say_what_is_left(self.name, self.job.config, list(schemes.values()))
 
-    def _calibrated(self) -> Job:
+    def _calibrated(self) -> "Job":
         settings = self.settings
         return self.job.calibrated(settings if isinstance(settings, Calibrated) else Calibrated(**dict(settings)))
 
     def check_unchanged(self) -> None:
         """Raise UserError if the files of the model changed since they were read."""
+        from outliers.models.weight_files import check_unchanged
+
         check_unchanged(self.model, self.revision)
 
-    def load(self, bench: Bench, facts: dict | None = None) -> PreTrainedModel:
+    def load(self, bench: "Bench", facts: dict | None = None) -> "PreTrainedModel":
         """The model, in memory or streamed; it has the weights that the facts say."""
         return bench.load(self.job, self.settings, facts)[0]
 
-    def facts(self, bench: Bench, cell: Cell) -> dict:
+    def facts(self, bench: "Bench", cell: Cell) -> dict:
         """Hashes, sizes and kernels; of a streamed model not which weights it has, see `Bench.weights`."""
+        from outliers.measurements.bench import left_fields
+        from outliers.text.blocks import tokens_hash
+
         model, fields = bench.load(self.job, self.settings)
         quantized = schemes_of(cell.variant)
         facts = {name: value for name, value in fields.items() if name not in (*self.asked, "streamed")}

@@ -13,7 +13,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.cells import Cells
+from outliers.presets.cells import Cells
 from outliers.terminal.command import run
 
 measure = measuring("measure", Cells, __doc__)
