@@ -4,11 +4,14 @@ from numbers import Real
 
 from outliers.errors import UserError, shown
 
+# Hidden states, by the projections that read them: q/k/v, attention output, first and second feed-forward.
+ROLES = ("attn_in", "attn_out", "ffn_in", "ffn_out")
+PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
+
 # Outlier features: LLM.int8(), section 4.1.
 ALPHA = 6.0  # magnitude of a hidden state
 LAYERS = 0.25  # fraction of the layers with at least one hit
 POSITIONS = 0.06  # fraction of the positions of a sequence with at least one hit
-PAPER = ("attn_in", "attn_out", "ffn_in")  # the hidden states in which the paper counts outliers
 FEW = 0.5  # fraction of all features; where more pass, as under large gains of the norms, the criterion tells nothing
 
 # Hidden states are float32 where they are compared with a threshold, which has to be a normal number of that kind.

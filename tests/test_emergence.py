@@ -20,10 +20,10 @@ from outliers.models.anatomy import ROLES
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.plot.emergence import metric_of
+from outliers.presets.cells import Cells
 from outliers.quantization.schemes import SCHEMES
 from outliers.runs.rows import read
 from outliers.runs.run import records, rows_of, run
-from outliers.specification.cells import Cells
 from outliers.specification.kinds import Ablation, Emergence, OneModel
 from outliers.subjects.causal import Causal
 from outliers.text.blocks import load_text

@@ -10,7 +10,7 @@ from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.top1 import Top1
 from outliers.metrics.trace import Trace
 from outliers.models.names import short_name
-from outliers.models.stream import AS_IT_IS, Variant
+from outliers.models.stream import Variant
 from outliers.presets.emergence import counted
 from outliers.quantization.schemes import get_scheme, said_of
 from outliers.runs.cell import Cell, Plan, Stages
@@ -19,7 +19,7 @@ from outliers.specification.kinds import Ablation, alpha_of_schemes, said_under
 from outliers.subjects.causal import Causal
 from outliers.tracing.result import STREAM
 from outliers.variants.ablated import Ablated, Intervention
-from outliers.variants.quantized import Quantized
+from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together
 
 
@@ -48,12 +48,12 @@ def ablation_plans(spec: Ablation) -> list[Plan]:
 
 def _stages(subject: ToAblate) -> Stages:
     spec = subject.settings
-    (traced,) = yield [Cell(subject, AS_IT_IS, Trace(roles=STREAM, alpha=spec.alpha))]
+    (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha))]
     outliers = counted(traced)["features"]
     if not (spec.features or outliers):
         raise _no_outlier(traced, spec)
     scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
-    under = [Quantized(scheme, tuple(spec.skip))] if scheme.quantizes else []
+    under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
     about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
     about |= said_under(said_of(scheme, spec.skip))
     treatments = planned(spec, counted(traced)["hidden_size"], spec.features or outliers, outliers)
@@ -63,11 +63,11 @@ def _stages(subject: ToAblate) -> Stages:
     ]
 
 
-def _variant(treatment: Treatment, spec: Ablation, under: list[Variant]) -> Variant:
+def _variant(treatment: Treatment, spec: Ablation, under: Quantized) -> Variant:
     if not treatment.features:
-        return under[0] if under else AS_IT_IS
+        return under
     ablated = Ablated(Intervention(treatment.features, treatment.method, spec.seed), tuple(spec.where))
-    return Together((*under, ablated)) if under else ablated
+    return ablated if under is EXACT else Together((under, ablated))
 
 
 def _no_outlier(traced: Row, spec: Ablation) -> UserError:

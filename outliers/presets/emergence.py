@@ -1,16 +1,16 @@
 """Where outlier features are and how large, and the row of Table 4: of one model, or along a family."""
 
+from outliers.criterion import ROLES
 from outliers.errors import UserError
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.top1 import Top1
 from outliers.metrics.trace import KeptTrace, Trace
-from outliers.models.anatomy import ROLES
-from outliers.models.stream import AS_IT_IS
 from outliers.runs.cell import Cell, Plan, Stages
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Emergence, OneModel
 from outliers.subjects.causal import Causal
 from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.quantized import EXACT
 
 
 def emergence_plans(spec: Emergence) -> list[Plan]:
@@ -34,10 +34,10 @@ def trace_plans(spec: OneModel) -> list[Plan]:
 
 def _stages(subject: Causal, metric: Trace) -> Stages:
     """Perplexity and trace; then how sure attention is, with and, where there are outlier features, without them."""
-    _, traced = yield [Cell(subject, AS_IT_IS, Perplexity()), Cell(subject, AS_IT_IS, metric)]
+    _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
     outliers = outlier_features(traced)
     without = [Ablated(Intervention(outliers))] if outliers else []
-    yield [Cell(subject, variant, Top1()) for variant in (AS_IT_IS, *without)]
+    yield [Cell(subject, variant, Top1()) for variant in (EXACT, *without)]
 
 
 def outlier_features(traced: Row) -> tuple[int, ...]:

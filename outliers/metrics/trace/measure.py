@@ -13,7 +13,7 @@ from outliers.metrics.top1.measure import PROBABILITIES
 from outliers.metrics.trace import KeptTrace
 from outliers.metrics.trace.kept import traced
 from outliers.models.hooks import RESIDUAL
-from outliers.models.stream import AS_IT_IS
+from outliers.quantization.schemes import BASELINE
 from outliers.runs.cell import Cell
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.table4 import trace_row
@@ -41,11 +41,11 @@ class OfText(Measurement):
         (cell,) = cells
         subject, metric = cell.subject, cell.metric
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with named(subject.name, *([] if cell.variant is AS_IT_IS else [cell.variant.name])):
+        with named(subject.name, *([] if cell.variant.name == BASELINE else [cell.variant.name])):
             variant = bench.knowing(cell.variant, subject.job)
             tokens = bench.tokenizer(subject.job) if _has_tokens(cell) else None
             found = trace(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
-        if variant is AS_IT_IS and found.sequences == len(subject.blocks) and set(STREAM) <= set(found.roles):
+        if variant.name == BASELINE and found.sequences == len(subject.blocks) and set(STREAM) <= set(found.roles):
             bench.trace = found
         return [found]
 
