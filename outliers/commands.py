@@ -205,12 +205,13 @@ def _redraw(name: str, folder: Path, out: Path | None, others: list) -> None:
     Raises:
         UserError: there are none of this command; or something else was typed, which decides what is measured.
     """
-    from outliers.experiment.rows import finished, read_rows
     from outliers.report.write import write
+    from outliers.runs.rows import read
 
     if any(one not in (None, False) for one in others):
         raise UserError(f"--redraw '{folder}' with models or options of a measurement; expected --out alone beside it")
-    rows = [row for row in finished(read_rows(folder)) if row.get("experiment") == name]
+    of_command = [row for row in read(folder) if row.made.get("experiment") == name]
+    rows = [record for row in of_command for record in row.records()]
     if not rows:
         raise UserError(
             f"'{folder}' has no finished rows of {name}; expected a folder with `rows.jsonl`, such as the one in which "

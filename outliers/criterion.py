@@ -4,6 +4,10 @@ from numbers import Real
 
 from outliers.errors import UserError, shown
 
+# Hidden states, by the projections that read them: q/k/v, attention output, first and second feed-forward.
+ROLES = ("attn_in", "attn_out", "ffn_in", "ffn_out")
+PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
+
 # Outlier features: LLM.int8(), section 4.1.
 ALPHA = 6.0  # magnitude of a hidden state
 LAYERS = 0.25  # fraction of the layers with at least one hit

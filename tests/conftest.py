@@ -23,8 +23,8 @@ from outlier_kernels.cpu import has_int8_units
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from outliers.experiment.place import place_of
-from outliers.experiment.runner import run
 from outliers.models.names import packaged_file
+from outliers.runs.run import run
 from outliers.specification.kinds import OneModel
 from outliers.tracing.result import Trace
 
@@ -247,6 +247,14 @@ def answer_within(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, usual)
+
+
+TIMES = ("wall_seconds", "peak_memory_bytes")
+
+
+def lasting(rows: list[dict]) -> list[dict]:
+    """Rows without what differs from run to run."""
+    return [{field: value for field, value in row.items() if field not in TIMES} for row in rows]
 
 
 def trace_model(spec: OneModel, out: Path | None = None, force: bool = False) -> tuple[Trace, list[dict]]:

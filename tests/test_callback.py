@@ -12,13 +12,15 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import outliers
 from outliers.errors import BrokenModel, UserError
-from outliers.experiment.rows import finished, read_rows
+from outliers.experiment.frame import records_in
 from outliers.models.load import weights_hash
+from outliers.runs.rows import line_of, read
 from tests.test_commands import call
 from tests.test_plot import KEPT
 from tests.test_watch import BLOCKS, HELD_OUT, small
 
 STEPS = 6
+KEPT_LINES = (KEPT / "growth" / "rows.jsonl").read_bytes().splitlines(keepends=True)
 TEXTS = torch.randint(128, (32, 24), generator=torch.Generator().manual_seed(9))
 
 
@@ -113,8 +115,7 @@ def test_rows_are_those_of_the_model(tmp_path):
     trainer = trainer_of(tmp_path)
     first = weights_hash(trainer.model)
     trainer.train()
-    rows = read_rows(tmp_path / "outliers")
-    assert rows == finished(rows)
+    rows = records_in(tmp_path / "outliers")
     assert list(dict.fromkeys(row["checkpoint"] for row in rows)) == ["step-0", "step-2", "step-4", "step-6"]
     assert (rows[0]["weights_hash"], rows[-1]["weights_hash"]) == (first, weights_hash(trainer.model))
     assert {row["experiment"] for row in rows} == {"emergence"}
@@ -126,8 +127,9 @@ def test_rows_say_what_those_of_an_emergence_say(tmp_path):
     trainer = trainer_of(tmp_path / "training")
     trainer.train()
     spec = outliers.Emergence(models=["pocket/gpt2-0.1m"], text="sample", block=32, blocks=2)
-    expected = {**outliers.run(spec, tmp_path / "out")[0], "checkpoint": "step-6"}
-    row = read_rows(tmp_path / "training" / "outliers")[-1]
+    (largest,) = (row for row in outliers.run(spec, tmp_path / "out") if row["metric"] == "max")
+    expected = {**largest, "checkpoint": "step-6"}
+    row = records_in(tmp_path / "training" / "outliers")[-1]
     assert expected.keys() - row.keys() == {"peak_memory_bytes"}
     assert row.keys() <= expected.keys()
     own = {"model", "parameters", "weights_hash", "text", "tokens_hash", "protocol", "metric", "value", "wall_seconds"}
@@ -143,14 +145,14 @@ def test_it_goes_on_where_a_checkpoint_is(tmp_path):
     alone = trainer_of(tmp_path / "alone", None, save_strategy="steps", save_steps=3)
     alone.train()
     assert losses_of(going_on) == losses_of(whole) == losses_of(alone)
-    rows = read_rows(tmp_path / "whole" / "outliers")
+    rows = records_in(tmp_path / "whole" / "outliers")
     places = [(row["checkpoint"], row["metric"]) for row in rows]
     assert len(places) == len(set(places))
     assert list(dict.fromkeys(checkpoint for checkpoint, _ in places)) == ["step-0", "step-2", "step-4", "step-6"]
     lines = (tmp_path / "whole" / "outliers" / "rows.jsonl").read_text().splitlines()
-    assert len(lines) == len(rows)
+    assert len(lines) == 4
     left = (tmp_path / "whole" / "outliers" / "rows.jsonl.left").read_text().splitlines()
-    assert {json.loads(line)["checkpoint"] for line in left} == {"step-4", "step-6"}
+    assert [json.loads(line)["asked"]["subject"]["checkpoint"] for line in left] == ["step-4", "step-6"]
     assert [(entry["step"]) for entry in going_on.state.log_history if "outliers/count" in entry] == [0, 2, 4, 6]
 
 
@@ -159,7 +161,7 @@ def test_other_models_rows_stay(tmp_path):
         trainer = trainer_of(tmp_path / name, None)
         trainer.add_callback(outliers.OutlierCallback(trainer, HELD_OUT, 3, folder=tmp_path / "rows", name=name))
         trainer.train()
-    rows = read_rows(tmp_path / "rows")
+    rows = records_in(tmp_path / "rows")
     assert list(dict.fromkeys((row["model"], row["checkpoint"]) for row in rows)) == [
         (name, checkpoint) for name in ("one", "other") for checkpoint in ("step-0", "step-3", "step-6")
     ]
@@ -173,13 +175,14 @@ def test_what_somebody_else_wrote_meanwhile_stays(tmp_path):
     class Writes(TrainerCallback):
         def on_step_begin(self, _args, state, _control, **_others):
             if state.global_step == 3:
-                row = json.loads(path.read_text().splitlines()[0])
-                path.write_text(path.read_text() + json.dumps(row | {"model": "somebody's"}) + "\n")
+                row = read(path.parent)[0]
+                row.asked["subject"]["model"] = "somebody's"
+                path.write_bytes(path.read_bytes() + line_of(row) + b"\n")
 
     trainer.add_callback(Writes())
     trainer.train()
-    rows = read_rows(tmp_path / "outliers")
-    assert [row["checkpoint"] for row in rows if row["model"] == "somebody's"] == ["step-0"]
+    rows = records_in(tmp_path / "outliers")
+    assert {row["checkpoint"] for row in rows if row["model"] == "somebody's"} == {"step-0"}
     assert {row["checkpoint"] for row in rows} == {"step-0", "step-2", "step-4", "step-6"}
 
 
@@ -192,20 +195,20 @@ def test_what_it_wrote_is_drawn(tmp_path, monkeypatch, capsys):
     assert "@step-6" in out
     assert {"growth.png", "growth.svg", "report.html", "table4.md"} <= {path.name for path in folder.iterdir()}
     assert (folder / "rows.jsonl").read_bytes() == before
-    axes = outliers.plot.growth(read_rows(folder), panel="count")
+    axes = outliers.plot.growth(records_in(folder), panel="count")
     steps, counts = axes.lines[0].get_data()
     assert list(steps) == [0, 2, 4, 6]
-    assert list(counts) == [row["value"] for row in read_rows(folder) if row["metric"] == "count"]
+    assert list(counts) == [row["value"] for row in records_in(folder) if row["metric"] == "count"]
 
 
 def test_the_growth_of_two_models_is_drawn_apart(tmp_path, monkeypatch, capsys):
-    rows = read_rows(KEPT / "growth")
+    rows = records_in(KEPT / "growth")
     with pytest.raises(UserError, match="rows of 2 models that were watched"):
         outliers.plot.growth([*rows, *(row | {"model": "another"} for row in rows)])
     with pytest.raises(UserError, match="rows of 0 models that were watched"):
-        outliers.plot.growth(read_rows(KEPT / "training"))
-    lines = [json.dumps(row | {"model": name}) + "\n" for name in ("one", "another") for row in rows[:70]]
-    (tmp_path / "rows.jsonl").write_text("".join(lines))
+        outliers.plot.growth(records_in(KEPT / "training"))
+    lines = [line.replace(b"my-training", name) for name in (b"one", b"another") for line in KEPT_LINES[:3]]
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(lines))
     assert call(monkeypatch, capsys, "--redraw", tmp_path, "--out", tmp_path / "out", command="emergence")[0] == 0
     assert {"growth.png", "growth-2.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["rows.jsonl"]
@@ -234,8 +237,7 @@ def test_of_two_processes_one_measures(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(root)}
     done = subprocess.run([*launch, program, tmp_path], cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    rows = read_rows(tmp_path / "with" / "outliers")
-    assert len(rows) == len(finished(rows))
+    rows = records_in(tmp_path / "with" / "outliers")
     assert list(dict.fromkeys(row["checkpoint"] for row in rows)) == ["step-0", "step-2", "step-4", "step-6"]
 
 
@@ -250,7 +252,7 @@ def test_a_model_that_breaks_says_at_which_step(tmp_path):
     trainer.add_callback(Breaks())
     with pytest.raises(BrokenModel, match=r"^step 4: NaN or inf in the hidden states of layer"):
         trainer.train()
-    assert read_rows(tmp_path / "outliers")[-1]["checkpoint"] == "step-2"
+    assert records_in(tmp_path / "outliers")[-1]["checkpoint"] == "step-2"
 
 
 def test_what_cannot_be_measured_is_refused_before_a_step(tmp_path):

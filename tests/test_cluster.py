@@ -23,9 +23,8 @@ from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
-from tests.conftest import trace_model
+from tests.conftest import lasting, trace_model
 from tests.test_commands import call
-from tests.test_experiment import lasting
 from tests.test_survival import own
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")

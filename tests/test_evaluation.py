@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from outliers.errors import UserError
-from outliers.measurements import perplexity as module
 from outliers.measurements.ablation import ablate
 from outliers.measurements.latency import latency
+from outliers.metrics.perplexity import measure as module
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import projections

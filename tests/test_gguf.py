@@ -37,10 +37,19 @@ from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel, Settings
 from outliers.text.blocks import load_text, tokens_hash
 from tests import gguf_files
-from tests.conftest import C4, CONFIGS, LLAMA, make_model, needs_shared, needs_smollm2, slow_but_five, trace_model
+from tests.conftest import (
+    C4,
+    CONFIGS,
+    LLAMA,
+    lasting,
+    make_model,
+    needs_shared,
+    needs_smollm2,
+    slow_but_five,
+    trace_model,
+)
 from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf
 from tests.test_commands import call, refused
-from tests.test_experiment import lasting
 
 IN_GGUF = {"gemma3_text": "gemma3"}  # what transformers calls an architecture in its table of those in GGUF
 UNREADABLE = {

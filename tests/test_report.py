@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+from outliers.experiment.frame import records_in
 from outliers.measurements.ablation import plan
 from outliers.models.anatomy import ROLES
 from outliers.plot.ablation import ablation_bars
@@ -758,8 +759,7 @@ KEPT = Path(__file__).parent.parent / "results" / "kept"
     ],
 )
 def test_kept_tables_are_what_their_rows_say(table, draw):
-    rows = (KEPT / table).with_name("rows.jsonl").read_text().splitlines()
-    assert draw([json.loads(row) for row in rows]).form("github") + "\n" == (KEPT / table).read_text()
+    assert draw(records_in((KEPT / table).parent)).form("github") + "\n" == (KEPT / table).read_text()
 
 
 def test_the_outliers_of_the_largest_pocket_model_carry_more_than_random_features():

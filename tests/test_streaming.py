@@ -29,8 +29,8 @@ from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import Intervention
 from outliers.variants.quantized import Quantized
-from tests.conftest import every_kind, make_model, make_tokenizer, trace_model
-from tests.test_experiment import lasting, read_rows
+from tests.conftest import every_kind, lasting, make_model, make_tokenizer, trace_model
+from tests.test_experiment import read_rows
 
 
 @pytest.fixture
@@ -327,11 +327,11 @@ def test_weights_are_read_ahead_only_where_finished_rows_ask_for_their_hash(case
     assert asked
     assert not any(asked), "it was gathered while blocks passed"
     asked.clear()
-    RUNS[case](tmp_path, alpha=5.5 if case in ("trace", "emergence") else 6.0)
-    assert any(asked) is (case in ("sweep", "damage")), "of rows that differ in something else nothing is asked"
+    RUNS[case](tmp_path, bos=True)
+    assert not any(asked), "of rows that differ in something else nothing is asked"
     asked.clear()
     assert RUNS[case](tmp_path) == rows
-    assert any(asked) is (case != "ablation"), "of rows that agree in everything else it is, if no trace comes first"
+    assert any(asked), "of rows that agree in everything else it is"
 
 
 @pytest.mark.parametrize("case", RUNS)

@@ -1,9 +1,9 @@
 """Outlier features while transformers' Trainer trains: for its reporters, and as rows of the emergence."""
 
-import json
 import re
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from accelerate.utils import extract_model_from_parallel
@@ -12,14 +12,17 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import BrokenModel, UserError, shown
 from outliers.experiment.provenance import environment
-from outliers.experiment.row_check import check_row
-from outliers.experiment.rows import RowFile
 from outliers.files import locked, write_whole
-from outliers.measurements.tracing import EmergenceRows, tidy
 from outliers.measurements.training.watch import KURTOSES, watch
+from outliers.metrics.metric import Metric
+from outliers.metrics.trace.measure import tidy
 from outliers.models.load import weights_hash
-from outliers.models.weight_files import state_of
-from outliers.specification.kinds import said_of_text
+from outliers.models.stream import AS_IT_IS
+from outliers.quantization.schemes import BASELINE
+from outliers.runs.planner import CODE
+from outliers.runs.rows import FILE, Row, Rows, append, line_of, read
+from outliers.specification.kinds import Emergence, said_of_text
+from outliers.subjects.causal import USUAL
 from outliers.text.blocks import tokens_hash
 from outliers.text.given import checked_ids
 from outliers.training.loop import log_beside
@@ -29,6 +32,16 @@ PREFIX = "outliers/"  # of what reporters call a metric
 # What they are told, which may be followed by a role; rows have all.
 REPORTED = ("perplexity", "count", "layers", "positions", "max", *KURTOSES, "attention_sink")
 STEP = "step-"  # and a number: what rows call a checkpoint
+
+
+class Watched(Metric):
+    """What `outliers.watch` finds."""
+
+    name: ClassVar[str] = "watch"
+    measured_by: ClassVar[str] = "outliers.measurements.training.watch:watch"
+
+    alpha: float = ALPHA
+    attention: bool = True
 
 
 class OutlierCallback(TrainerCallback):
@@ -75,14 +88,10 @@ class OutlierCallback(TrainerCallback):
         self.alpha, self.attention = check_threshold("alpha", alpha), attention
         output = trainer.args.output_dir
         self.name = name or str(output)
-        self.rows = StepRows(Path(folder or Path(output, "outliers")), self.name)
-        self.text = {
-            "text": said_of_text(blocks),
-            "tokens_hash": tokens_hash(self.blocks),
-            "protocol": "given-blocks",
-            "block": blocks.shape[1],
-            "blocks": len(blocks),
-        }
+        self.folder = Path(folder or Path(output, "outliers"))
+        self.written: int | None = None  # step of the last row
+        self.text = {"text": said_of_text(blocks), "block": blocks.shape[1], "blocks": len(blocks)}
+        self.metric = Watched(alpha=self.alpha, attention=attention)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: torch.nn.Module, **_others
@@ -105,69 +114,58 @@ class OutlierCallback(TrainerCallback):
             found = watch(model, self.blocks, self.alpha, self.attention)
         except BrokenModel as error:
             raise BrokenModel(f"step {step}: {error}") from None
-        common = {**self._fields(step, model), "wall_seconds": round(time.perf_counter() - start, 3)}
-        self.rows.add(step, [common | row for row in tidy([found])])
+        self._write(step, self._row(step, model, tidy([found]), round(time.perf_counter() - start, 3)))
         told = {name: value for name, value in found.items() if name.partition(".")[0] in REPORTED}
         log_beside(self.trainer.log, control, {f"{PREFIX}{name}": value for name, value in told.items()})
 
-    def _fields(self, step: int, model: torch.nn.Module) -> dict:
-        """What the rows of a step have in common, as `EmergenceRows` has them."""
+    def _row(self, step: int, model: torch.nn.Module, values: list[dict], seconds: float) -> Row:
+        """The row of a step."""
         model = extract_model_from_parallel(model, keep_torch_compile=False)
-        return {
-            "experiment": EmergenceRows.experiment,
-            "model": self.name,
-            "checkpoint": f"{STEP}{step}",
+        dtype, here = str(model.dtype).removeprefix("torch."), environment(model.device)
+        subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype}
+        subject |= {"device": here["device"]} if model.device.type != USUAL["device"] else {}
+        facts = {
             "weights_hash": weights_hash(model),
             "architecture": model.config.model_type,
             "parameters": model.num_parameters(),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            **self.text,
-            **environment(model.device),
+            "tokens_hash": tokens_hash(self.blocks),
+            "protocol": "given-blocks",
+            "code": here.pop(CODE),
+            "scheme": BASELINE,
             "alpha": self.alpha,
         }
+        asked = {"subject": subject, "variant": AS_IT_IS.name, "metric": self.metric.asked}
+        made = {"experiment": Emergence.experiment, **here, "wall_seconds": seconds}
+        return Row(asked=asked, facts=facts, values=values, made=made)
 
-
-class StepRows:
-    """The rows of a training in a folder, step by step.
-
-    They are written as a whole at each step, and read again only where somebody else wrote them, so that a step costs
-    the same however many there were.
-    """
-
-    def __init__(self, folder: Path, model: str):
-        self.folder, self.model, self.path = folder, model, folder / "rows.jsonl"
-        self._state: tuple | None = None  # of the file as it was written last
-        self._content = ""
-
-    def add(self, step: int, rows: list[dict]) -> None:
-        """Write the rows of a step; those of it and of later ones, which another training left, are moved aside.
+    def _write(self, step: int, row: Row) -> None:
+        """Append the row of a step; those of it and of later ones, which another training left, are moved aside.
 
         Raises:
-            UserError: they cannot be written, or another run has the folder.
+            UserError: it cannot be written, or another run has the folder.
         """
-        for row in rows:
-            check_row(row)
-        if self._state is None or state_of(self.path) != self._state:
-            self._read(step)
-        self._content += _lines(rows)
+        if self.written is None or step <= self.written:
+            self._move_aside(step)
         with locked(self.folder):
-            write_whole(self.path, self._content)
-            self._state = state_of(self.path)
+            append(self.folder, [row])
+        self.written = step
 
-    def _read(self, step: int) -> None:
-        with RowFile(self.folder) as row_file:
-            left = [row for row in row_file.rows if self._is_ahead(row, step)]
-            self._content = _lines([row for row in row_file.rows if not self._is_ahead(row, step)])
-        if left:
-            aside = self.path.with_name(f"{self.path.name}.left")
-            before = aside.read_text(encoding="utf-8") if aside.exists() else ""
-            write_whole(aside, before + _lines(left))
+    def _move_aside(self, step: int) -> None:
+        with Rows(self.folder) as rows:
+            every = read(self.folder)
+            ahead = [row for row in every if self._is_ahead(row, step)]
+            if ahead:
+                aside = rows.path.with_name(f"{FILE}.left")
+                before = aside.read_bytes() if aside.exists() else b""
+                write_whole(aside, before + _lines(ahead))
+                write_whole(rows.path, _lines([row for row in every if row not in ahead]))
 
-    def _is_ahead(self, row: dict, step: int) -> bool:
+    def _is_ahead(self, row: Row, step: int) -> bool:
         """Whether a row is of this training's model, and of a step that it has not finished."""
-        found = re.fullmatch(rf"{STEP}(\d+)", row.get("checkpoint", ""))
-        return row.get("model") == self.model and found is not None and int(found[1]) >= step
+        subject = row.asked["subject"]
+        found = re.fullmatch(rf"{STEP}(\d+)", subject.get("checkpoint", ""))
+        return subject.get("model") == self.name and found is not None and int(found[1]) >= step
 
 
-def _lines(rows: list[dict]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+def _lines(rows: list[Row]) -> bytes:
+    return b"".join(line_of(row) + b"\n" for row in rows)

@@ -74,12 +74,15 @@ def _others(folder: Path, spec: OfOneModel) -> list[Checkpoint]:
 
 def _measured(folder: Path, name: str) -> list[Checkpoint]:
     """The models of rows that an experiment of this name, or one of one model, has made."""
-    if is_kept_in(folder):
-        made = [(row.made.get("experiment"), row.asked["subject"]) for row in read(folder)]
-    else:
-        made = [(row.get("experiment"), row) for row in found_in(folder).rows]
-    rows = [row for experiment, row in made if experiment in (name, *OF_ONE_MODEL) and "model" in row]
+    rows = [row for row in _rows(folder) if row.get("experiment") in (name, *OF_ONE_MODEL) and "model" in row]
     return [(row["model"], row.get("checkpoint")) for row in rows]
+
+
+def _rows(folder: Path) -> Iterator[dict]:
+    """What rows say of their models, in either form."""
+    if not is_kept_in(folder):
+        return iter(found_in(folder).rows)
+    return (row.asked["subject"] | row.made for row in read(folder))
 
 
 def _traced(stem: Path) -> list[Checkpoint]:

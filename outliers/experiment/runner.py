@@ -11,28 +11,21 @@ from outliers.experiment.engine import Engine, engine_of
 from outliers.experiment.forecast import request_of
 from outliers.experiment.place import check_alone, place_of
 from outliers.experiment.provenance import environment, joined, measuring
-from outliers.experiment.rows import RowFile, identifying
-from outliers.experiment.traces import resumed_trace, said, saved_trace
-from outliers.measurements.ablation import AblationRows
+from outliers.experiment.rows import RowFile
 from outliers.measurements.bench import Bench, check_same_weights, named
 from outliers.measurements.latency import LatencyRows
 from outliers.measurements.linear_layers import LinearLayerRows
 from outliers.measurements.measurement import Measurement, Question
 from outliers.measurements.memory import MemoryRows
-from outliers.measurements.tracing import EmergenceRows, TraceRows
 from outliers.measurements.training.measurement import TrainingRows
 from outliers.measurements.zeroshot import ZeroShotRows
 from outliers.models.names import full_name
 from outliers.specification import kinds
-from outliers.specification.kinds import Named, OfOneModel, OneModel
+from outliers.specification.kinds import Named, OfOneModel
 from outliers.specification.recipe import Training
 from outliers.terminal.progress import Progress
-from outliers.tracing.result import Trace
 
 MEASUREMENTS: dict[type[Named], type[Measurement]] = {
-    OneModel: TraceRows,
-    kinds.Ablation: AblationRows,
-    kinds.Emergence: EmergenceRows,
     kinds.ZeroShot: ZeroShotRows,
     kinds.Latency: LatencyRows,
     kinds.LinearLayers: LinearLayerRows,
@@ -82,13 +75,11 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
 class _Subject:
     """A subject with what is asked of it, and the rows of each question; none of what is not finished.
 
-    fields: what all its rows have. costs: of its trace, where that is kept.
+    fields: what all its rows have.
     """
 
     subject: Any
     fields: dict
-    trace: Trace | None
-    costs: list[dict]
     questions: list[Question]
     rows: list[list[dict]]
 
@@ -143,42 +134,33 @@ class _Run:
 
     def _asked(self, subject: Any, fields: dict, facts: Any, others: list[dict]) -> _Subject:
         """What is asked of a subject, with the rows that are finished."""
-        measurement, first = self.measurement, self.measurement.first
-        stem = self.row_file.folder / "trace"
-        if fields.get("streamed") and self._weights_matter(fields, others, stem):
+        measurement = self.measurement
+        if fields.get("streamed") and self._weights_matter(fields, others):
             ((_, weights),) = self.engine.run([Cell("its weights", _weights, subject, (measurement,), 0)])
             fields |= weights
-        trace, costs = None, []
-        if first:
-            place = self.spec, first, fields, stem, self.force
-            trace, costs = resumed_trace(self.engine, subject, *place)
-            fields |= {"weights_hash": trace.about["weights_hash"]}
-        questions = measurement.questions(subject, facts, trace)
-        rows = [self._found(question, fields, trace) for question in questions]
-        one = _Subject(subject, fields, trace, costs if first and first.kept else [], questions, rows)
+        questions = measurement.questions(subject, facts, None)
+        rows = [self._found(question, fields) for question in questions]
+        one = _Subject(subject, fields, questions, rows)
         every, left = (self._steps(some) for some in (questions, one.missing))
-        self.bar.total += every + (self.spec.blocks if first else 0) - measurement.total(subject)
+        self.bar.total += every - measurement.total(subject)
         self.bar.skip(every - left)
         return one
 
     def _steps(self, questions: list[Question]) -> int:
         return sum(map(self.measurement.steps, filter(None, self.measurement.together(questions))))
 
-    def _found(self, question: Question, fields: dict, trace: Trace | None) -> list[dict]:
+    def _found(self, question: Question, fields: dict) -> list[dict]:
         """The rows of a question if they are finished."""
         rows = [] if self.force else self.row_file.find_all(fields | question.asked)
-        return rows and self.measurement.finished(question, rows, trace)
+        return rows and self.measurement.finished(question, rows, None)
 
-    def _weights_matter(self, fields: dict, others: list[dict], stem: Path) -> bool:
+    def _weights_matter(self, fields: dict, others: list[dict]) -> bool:
         """Whether something follows from the weights of a streamed model, which are known after its first pass, before
-        it is measured: there may be rows or a trace of them, or another model that has the same."""
+        it is measured: there may be rows of them, or another model that has the same."""
         twins = [other for other in others if all(other[field] == fields[field] for field in OF_TWINS)]
         if self.measurement.twins and len(twins) > 1:
             return True
-        first = self.measurement.first
-        if self.force or (first and not first.kept):  # whose trace says it
-            return False
-        return bool(self.row_file.may_have(fields) or (first and saved_trace(stem, identifying(fields), first.tokens)))
+        return not self.force and self.row_file.may_have(fields)
 
     def _parts(self, bundles: int) -> list[slice]:
         """How the text is cut for so many sets of questions."""
@@ -186,7 +168,7 @@ class _Run:
         return self.engine.parts(blocks, bundles) if self.measurement.splits else [slice(0, blocks)]
 
     def _cell(self, number: int, one: _Subject, questions: list[Question], part: slice) -> Cell:
-        where = f", {said(part)}" if self.measurement.splits else ""
+        where = f", blocks {part.start} to {part.stop - 1}" if self.measurement.splits else ""
         share = (part.stop - part.start) / getattr(self.spec, "blocks", 1)
         steps = round(self.measurement.steps(questions) * share)
         arguments = self.measurement, questions, part, one.fields
@@ -198,12 +180,12 @@ class _Run:
         answers, weights, spent = zip(*parts, strict=True)
         check_same_weights([*(one.fields | of_part for of_part in weights), weights[0] | one.fields])
         one.fields.update(weights[0])
-        common, made = one.fields, joined([*one.costs, *spent])
+        common, made = one.fields, joined(list(spent))
         new = []
         for number, question in enumerate(questions):
             schemes = [question.asked["scheme"]] if "scheme" in question.asked else []
             with named(common.get("model", ""), *schemes):
-                found = self.measurement.rows(question, [of_part[number] for of_part in answers], one.trace)
+                found = self.measurement.rows(question, [of_part[number] for of_part in answers], None)
             rows = [common | question.asked | row | made for row in found]
             one.rows[one.questions.index(question)] = rows
             new += rows

@@ -1,8 +1,7 @@
 """What a model loses without some features, beside what it loses without random ones."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 from numbers import Integral
 
 import numpy as np
@@ -13,24 +12,14 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
-from outliers.measurements.bench import Bench, Job, check_schemes, check_uncalibrated
-from outliers.measurements.measurement import First, Keeps, Measurement, Question
-from outliers.measurements.sweep import scheme_fields
 from outliers.metrics.perplexity.measure import perplexities
-from outliers.metrics.top1.measure import PROBABILITIES, top1_softmax
+from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import check_features
-from outliers.models.names import short_name
-from outliers.models.stream import AS_IT_IS, Variant, is_streamed
-from outliers.quantization.schemes import get_scheme
-from outliers.specification.kinds import Ablation, alpha_of_schemes, said_under
 from outliers.text.blocks import sequences
-from outliers.tracing.result import STREAM, Trace
+from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
-from outliers.variants.ablated import METHODS, SEEDS, Ablated, Intervention, Means, feature_means
-from outliers.variants.quantized import Quantized
-from outliers.variants.together import Together
+from outliers.variants.ablated import METHODS, SEEDS, Ablated, Intervention, feature_means
 
-METRICS = ("top1_softmax", "perplexity")
 CONTROLS = range(10, 10_001)  # random draws of features: fewer make no interval, more no better one
 RESAMPLES = 10_000
 
@@ -48,95 +37,11 @@ class Treatment:
     features: tuple[int, ...] = ()
     draw: int | None = None
 
-
-class AblationRows(Measurement[Ablation]):
-    """One row a treatment and metric of a model: its outlier features, or those of the specification, taken out.
-
-    What features are outliers is what a trace of the model says that is not quantized.
-    """
-
-    first = First(STREAM, attention=False, kept=False)
-    experiment = "ablate"
-
-    def subjects(self) -> list[Job]:
-        job = Job.of(self.spec.model, self.spec.revision, self.spec)
-        self.scheme = get_scheme(self.spec.scheme, alpha_of_schemes(self.spec))
-        check_uncalibrated([self.scheme])
-        check_schemes(job.config, [self.scheme], self.spec.skip)
-        planned(self.spec, job.config.hidden_size)  # mistakes show before the text is traced
-        return [job]
-
-    def keeps(self, job: Job) -> Keeps:
-        variants = len(planned(self.spec, job.config.hidden_size))
-        return Keeps(((self.scheme,),), attention=PROBABILITIES, variants=variants, roles=STREAM)
-
-    def total(self, _job: Job) -> int:
-        return self.spec.blocks
-
-    def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
-        model, fields = bench.load(job, self.spec)
-        under = said_under(scheme_fields(self.scheme, model, self.spec.skip))
-        return fields, under | {"where": self.spec.where, "seed": self.spec.seed, "alpha": self.spec.alpha}
-
-    def questions(self, job: Job, facts: dict, trace: Trace) -> list[Question]:
-        outliers = trace.outlier_features()["feature"].tolist()
-        if not (self.spec.features or outliers):
-            raise _no_outlier(trace, self.spec)
-        treatments = planned(self.spec, job.config.hidden_size, outliers)
-        means = feature_means(trace) if "mean" in self.spec.methods else {}
-
-        def question(metric: str, number: int, treatment: Treatment) -> Question:
-            about = metric, treatment, means if treatment.method == "mean" else {}  # which travel with it
-            return Question(f"{metric} {number}", facts | _asked(treatment, metric), about, (metric,))
-
-        return [question(metric, *numbered) for metric, numbered in product(METRICS, enumerate(treatments))]
-
-    def together(self, questions: list[Question]) -> list[list[Question]]:
-        of_metrics = [[question for question in questions if question.about[0] == metric] for metric in METRICS]
-        top1, damage = of_metrics
-        sets = [top1, damage] if self.spec.stream else [top1, *([question] for question in damage)]
-        return [some for some in sets if some]
-
-    def steps(self, questions: list[Question]) -> int:
-        return self.spec.blocks * (1 if questions[0].about[0] == METRICS[0] else len(questions))
-
-    def answer(self, bench: Bench, job: Job, questions: list[Question], _part: slice, fields: dict) -> list[float]:
-        model, _ = bench.load(job, self.spec, fields)
-        (metric, *_), variant = questions[0].about, AS_IT_IS
-        treatments, of_each = zip(*(question.about[1:] for question in questions), strict=True)
-        means = next(filter(None, of_each), {})
-        if self.scheme.quantizes and is_streamed(model):
-            variant = Quantized(self.scheme, tuple(self.spec.skip))
-        elif self.scheme.quantizes:
-            model = bench.quantized(self.scheme, self.spec.skip)
-        blocks, spec = bench.counted(job.blocks), self.spec
-        return [value for _, value in measure(model, blocks, treatments, metric, spec.where, spec.seed, means, variant)]
-
-    def rows(self, _question: Question, answers: list[float], _trace: Trace) -> list[dict]:
-        return [{"value": answers[0], "unit": "1"}]
-
-
-def planned(spec: Ablation, width: int, outliers: Sequence[int] = ()) -> list[Treatment]:
-    """What a specification asks of a model with so many features: of those that it names, else of its outliers; while
-    these are not known, of one feature."""
-    features = spec.features or list(outliers) or [0]
-    return plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)
-
-
-def _asked(treatment: Treatment, metric: str) -> dict:
-    """The fields of a row of a treatment."""
-    of_treatment = {name: value for name, value in vars(treatment).items() if value is not None}
-    return {**of_treatment, "features": list(treatment.features), "metric": metric}
-
-
-def _no_outlier(found: Trace, spec: Ablation) -> UserError:
-    """The error for a model in which there is nothing to ablate."""
-    nearest = found.features().iloc[0]
-    return UserError(
-        f"'{short_name(spec.model)}' has no outlier feature on this text (feature {nearest['feature']} hits "
-        f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions); name features with "
-        "--features or lower --alpha"
-    )
+    @property
+    def fields(self) -> dict:
+        """What rows say of it."""
+        fields = {name: value for name, value in vars(self).items() if value is not None}
+        return fields | {"features": list(self.features)}
 
 
 def plan(
@@ -190,41 +95,6 @@ def _is_in(numbers: range, value: object) -> bool:
     return isinstance(value, Integral) and int(value) in numbers
 
 
-def measure(
-    model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
-    treatments: Iterable[Treatment],
-    metric: str,
-    where: Iterable[str] = ("attn_in",),
-    seed: int = 0,
-    means: Means | None = None,
-    variant: Variant = AS_IT_IS,
-) -> Iterator[tuple[Treatment, float]]:
-    """Measure "top1_softmax" or "perplexity" of treatments, each as soon as it is known.
-
-    All treatments of "top1_softmax" come from one pass over the text; "perplexity" takes one for each, but of a
-    streamed model, whose layers are read once for all treatments. "shuffle" then draws its permutations layer by layer
-    instead of block by block, so they are others.
-
-    means: those of `feature_means`, which the method "mean" needs. variant: what the model is under meanwhile.
-    """
-    treatments = list(treatments)
-    interventions = [
-        Intervention(treatment.features, treatment.method or "zero", seed, means or {}) for treatment in treatments
-    ]
-    if not treatments:
-        return
-    if metric == "top1_softmax":
-        yield from zip(treatments, top1_softmax(model, blocks, interventions, variant), strict=True)
-        return
-    variants = [Together((variant, Ablated(intervention, tuple(where)))) for intervention in interventions]
-    if is_streamed(model):
-        yield from zip(treatments, perplexities(model, blocks, variants), strict=True)
-        return
-    for treatment, ablated in zip(treatments, variants, strict=True):
-        yield treatment, *perplexities(model, blocks, [ablated])
-
-
 def ablate(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
@@ -268,12 +138,16 @@ def ablate(
     found = trace(model, blocks, STREAM, alpha, attention=False)
     treatments = plan(features, width, methods, controls, seed, where, found.outlier_features()["feature"])
     means = feature_means(found) if "mean" in methods else {}
+    interventions = [Intervention(one.features, one.method or "zero", seed, means) for one in treatments]
     values = {
-        metric: dict(measure(model, blocks, treatments, metric, where, seed, means))
-        for metric in ("top1_softmax", "perplexity")
+        "top1_softmax": top1_softmax(model, blocks, interventions),
+        "perplexity": perplexities(model, blocks, [Ablated(one, tuple(where)) for one in interventions]),
     }
     return damages(
-        [{**vars(treatment), **{metric: of[treatment] for metric, of in values.items()}} for treatment in treatments]
+        [
+            {**vars(treatment), **{metric: of[number] for metric, of in values.items()}}
+            for number, treatment in enumerate(treatments)
+        ]
     )
 
 

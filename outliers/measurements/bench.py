@@ -31,6 +31,8 @@ from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import BOS, Calibrated, Machine, Settings, said_of_text
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, load_text, tokens_hash
+from outliers.tracing.result import STREAM, Trace
+from outliers.tracing.trace import trace
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of, schemes_of
 
@@ -121,6 +123,7 @@ class Bench:
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
         self.exact: dict = {}  # last hidden states of the last model as it is, by draw and part of the text
+        self.trace: Trace | None = None  # of the last model as it is, on all of its text
 
     def load(self, job: Job, settings: Settings, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """The model of a job, in the form that it was left in, and the fields that all its rows have in common.
@@ -145,7 +148,7 @@ class Bench:
         self._like = like
         key = job.model, job.revision, form
         if key != self._key:
-            self._key = self._loaded = self._form = self._calibration = None  # never two at once
+            self._key = self._loaded = self._form = self._calibration = self.trace = None  # never two at once
             self.exact.clear()
             self._loaded = load()
             self._form = self._loaded[0]
@@ -196,13 +199,15 @@ class Bench:
             self._calibration = calibrate(quantize(self._loaded[0], BASELINE), job.calibration)
         return self._calibration
 
-    def calibrated(self, job: Job, variants: Iterable[Variant]) -> list[Variant]:
-        """Variants that know how large the inputs of the last model are on the blocks of a job, as far as they have to
-        and do not yet."""
+    def knowing(self, variants: Iterable[Variant], job: Job) -> list[Variant]:
+        """Variants of the last model that know of the text of a job what they have to."""
         variants = list(variants)
         waiting = [one.scheme for variant in variants for one in schemes_of(variant) if one.needs_calibration]
         calibration = self.calibration(job, waiting)
-        return [one.calibrated(calibration) if one.needs_calibration else one for one in variants]
+        if self.trace is None and any(variant.needs_trace for variant in variants):
+            self.trace = trace(self._loaded[0], job.blocks, STREAM, attention=False)
+        variants = [one.calibrated(calibration) if one.needs_calibration else one for one in variants]
+        return [one.knowing(self.trace) if one.needs_trace else one for one in variants]
 
     def weights(self) -> dict:
         """Which weights the last model has, as a field of its rows; what of a streamed one was not read yet is read."""

@@ -11,6 +11,7 @@ METRICS = Registry(
         "errors": "outliers.metrics.errors:Errors",
         "inputs": "outliers.metrics.inputs:Inputs",
         "places": "outliers.metrics.places:Places",
+        "trace": "outliers.metrics.trace:Trace",
         "top1": "outliers.metrics.top1:Top1",
     },
 )

@@ -13,6 +13,7 @@ from outliers.variants.together import schemes_of
 if TYPE_CHECKING:
     from outliers.measurements.bench import Bench
     from outliers.runs.cell import Cell
+    from outliers.runs.planner import Planner
 
 
 ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory"))
@@ -51,6 +52,11 @@ class Measurement(ABC):
     def facts(self, cell: "Cell", bench: "Bench") -> dict:
         """What a row of a cell has to be made anew for, beside its subject, its variant and the code."""
         return {}
+
+    def beside_row(self, cell: "Cell", facts: dict, planner: "Planner") -> list[tuple] | None:
+        """The parts of the answer to a cell of which something is kept beside its row, as the planner's `answer` gives
+        them, measured as far as they are not there; None where nothing is kept."""
+        return None
 
     def bundles(self, cells: Sequence["Cell"]) -> list[list["Cell"]]:
         """Cells of one subject that are answered at once."""

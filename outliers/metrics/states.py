@@ -11,12 +11,10 @@ from outliers.metrics.measurement import Keeps, Measurement, Seen
 from outliers.metrics.metric import resolved
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.stream import Variant, is_streamed
-from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.runs.cell import Cell
 from outliers.variants.draw import drawn
-from outliers.variants.quantized import Quantized
+from outliers.variants.quantized import EXACT
 
-EXACT = Quantized(SCHEMES[BASELINE])  # the unquantized model, whatever it is under
 MOST_KEPT = 2**28  # bytes of last hidden states of the unquantized model that are kept for several variants
 
 
@@ -49,7 +47,7 @@ class OfStates(Measurement):
         model, blocks = subject.load(bench, facts), subject.blocks[part]
         variants = list(_variants(cells).values())
         with named(subject.name):
-            variants = bench.calibrated(subject.job, variants)
+            variants = bench.knowing(variants, subject.job)
         found = []
         for draw in range(cells[0].metric.draws):
             with named(subject.name, *(variant.name for variant in variants)):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PretrainedConfig, PreTrainedModel
 
+from outliers.criterion import ROLES
 from outliers.errors import UserError
 
 Norms = dict[str, tuple[str, ...]]  # each norm, and the roles whose projections read its output
@@ -69,9 +70,6 @@ class Anatomy:
     norm_offset: float = 0.0
     alibi: str | None = None
     logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] = _as_projected
-
-
-ROLES = ("attn_in", "attn_out", "ffn_in", "ffn_out")
 
 
 def _two_norms(attention: str, feed_forward: str) -> Norms:

@@ -51,9 +51,15 @@ def by_model(rows: Rows) -> pd.DataFrame:
     names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
     for row in rows:
         place = row["model"], row.get("checkpoint")
-        about = {name: row.get(name) for name in ABOUT}
-        wide.setdefault(place, {"model": names[place], **about})[row["metric"]] = row["value"]
+        model = wide.setdefault(place, {"model": names[place], **dict.fromkeys(ABOUT)})
+        model |= {name: row[name] for name in ABOUT if name in row} | {metric_of(row): row["value"]}
     return pd.DataFrame(wide.values()).set_index("model").reindex(columns=_columns(wide))
+
+
+def metric_of(row: dict) -> str:
+    """The metric of a row, as Table 4 calls it."""
+    without = row["metric"] == "top1_softmax" and row.get("features")
+    return "top1_softmax_without" if without else row["metric"]
 
 
 def _columns(wide: dict) -> list[str]:

@@ -68,7 +68,7 @@ class _Cells(Calibrated):
             UserError: a field was given that is a parameter of none of them.
         """
         given = self.model_fields_set - _Cells.model_fields.keys()
-        records = [one if isinstance(one, Metric) else one(**self._of(one, given)) for one in self.metrics]
+        records = [one if isinstance(one, Metric) else one(**self._of(one)) for one in self.metrics]
         for field in sorted(given):
             if not any(field in type(one).model_fields for one in records):
                 raise UserError(
@@ -77,8 +77,8 @@ class _Cells(Calibrated):
                 )
         return records
 
-    def _of(self, record: type[Metric], given: set[str]) -> dict:
-        return {field: getattr(self, field) for field in given if field in record.model_fields}
+    def _of(self, record: type[Metric]) -> dict:
+        return {field: getattr(self, field) for field in self.model_fields_set if field in record.model_fields}
 
 
 def _parameters() -> dict:

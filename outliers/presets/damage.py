@@ -10,19 +10,17 @@ from outliers.metrics.errors import Errors
 from outliers.metrics.inputs import Inputs
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.places import Places
-from outliers.quantization.schemes import BASELINE, Scheme, by_weights, get_scheme
+from outliers.quantization.schemes import Scheme, by_weights, get_scheme
 from outliers.runs.cell import Cell, Plan, Stages, Subject
 from outliers.specification.kinds import DAMAGE_BY, Damage, alpha_of_schemes
 from outliers.subjects.causal import Causal
-from outliers.variants.quantized import Quantized
+from outliers.variants.quantized import EXACT, Quantized
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
     from outliers.quantization.calibration import Calibration
-
-EXACT = Quantized(get_scheme(BASELINE))
 
 
 def damage_plans(spec: Damage) -> list[Plan]:

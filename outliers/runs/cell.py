@@ -1,7 +1,7 @@
 """A cell, one metric of one subject under one variant, and plans of cells; nothing here imports torch."""
 
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -45,11 +45,15 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One metric of one subject under one variant."""
+    """One metric of one subject under one variant.
+
+    about: further facts of its row, which tell it from others that ask the same, such as the number of a draw.
+    """
 
     subject: Subject
     variant: "Variant"
     metric: "Metric"
+    about: dict = field(default_factory=dict)
 
     @property
     def asked(self) -> dict:

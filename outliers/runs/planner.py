@@ -18,6 +18,7 @@ from outliers.runs.rows import Row, Rows
 from outliers.terminal.progress import Progress
 
 # Of what `environment` says: the code is a fact of each row, and where it ran one of times.
+OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that models of the same weights have in common
 CODE, MACHINE = "code", ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 
 
@@ -29,6 +30,7 @@ class Planner:
 
     def __init__(self, rows: Rows, engine: Engine, bar: Progress, experiment: str, force: bool = False):
         self.rows, self.engine, self.bar, self.experiment, self.force = rows, engine, bar, experiment, force
+        self.subjects: dict[tuple, Subject] = {}  # the first of those that may have the same weights
         self.known: dict[str, Row] = {}  # of this run, by what other names of the same weights have in common
 
     def run(self, plans: Sequence[Plan]) -> list[Row]:
@@ -64,15 +66,22 @@ class Planner:
         stop_if_asked()
         facts, failure = self._facts(cells)
         rows: dict[Cell, Row] = {}
+        finished: list[Cell] = []
         missing: dict[str, list[Cell]] = defaultdict(list)  # by what they have in common under other names
         for cell, of_cell in facts.items():
+            kept = cell.metric.measurement.beside_row(cell, of_cell, self)
             found = None if self.force else self.rows.find(cell.asked, of_cell)
+            if kept is None and found:
+                finished.append(cell)
+            elif kept is not None and not found:
+                found = self._rows([cell], kept, facts)[cell]
+                self._write({cell: found})
             if found:
                 rows[cell] = found
                 self.known[_common(cell, of_cell)] = found
             else:
                 missing[_common(cell, of_cell)].append(cell)
-        self.bar.skip(_steps(list(rows)))
+        self.bar.skip(_steps(finished))
         new = [alike[0] for key, alike in missing.items() if key not in self.known]
         rows |= self._answered(new, facts)
         self.known |= {_common(cell, facts[cell]): rows[cell] for cell in new}
@@ -98,24 +107,29 @@ class Planner:
         return self._with_weights(facts), None
 
     def _with_weights(self, facts: dict[Cell, dict]) -> dict[Cell, dict]:
-        """With the weights of a streamed model where rows may have them, for they are read for that."""
+        """With the weights of a streamed model where rows or another one may have them, for they are read for that."""
         for cell, of_cell in facts.items():
             unknown = "weights_hash" not in of_cell and getattr(cell.subject.settings, "stream", False)
-            if unknown and not self.force and self.rows.may_have(cell.asked):
-                ((_, weights),) = self.engine.run([Task("its weights", _weights, cell.subject, (), 0)])
+            if unknown and (self._has_twin(cell, of_cell) or (not self.force and self.rows.may_have(cell.asked))):
+                weights = self.weights(cell.subject)
                 for other in facts:
                     if other.subject is cell.subject:
                         facts[other].update(weights)
         return facts
+
+    def _has_twin(self, cell: Cell, facts: dict) -> bool:
+        """Whether another subject has nothing that tells their weights apart."""
+        kind = tuple(facts.get(name) for name in OF_TWINS)
+        return self.subjects.setdefault(kind, cell.subject) is not cell.subject
 
     def _answered(self, cells: list[Cell], facts: dict[Cell, dict]) -> dict[Cell, Row]:
         """The rows of cells that are measured, each written when its last part is there."""
         bundles = list(bundles_of(cells))
         parts = [self._parts(bundle, len(bundles)) for bundle in bundles]
         tasks = [
-            Task(_name(bundle, part), _answer, bundle[0].subject, (bundle, part, facts[bundle[0]]), steps, number)
+            task
             for number, bundle in enumerate(bundles)
-            for part, steps in zip(parts[number], _shares(_steps(bundle), parts[number]), strict=True)
+            for task in self.tasks(bundle, parts[number], facts[bundle[0]], number)
         ]
         arrived: dict[int, dict] = defaultdict(dict)
         rows: dict[Cell, Row] = {}
@@ -127,6 +141,18 @@ class Planner:
                 self._write(new)
                 rows |= new
         return rows
+
+    def tasks(self, bundle: list[Cell], parts: list[slice], facts: dict, number: int = 0) -> list[Task]:
+        """What answers some cells of a subject, in parts of its text. number: of all cells that are answered now."""
+        return [
+            Task(_name(bundle, part), answer, bundle[0].subject, (bundle, part, facts), steps, number)
+            for part, steps in zip(parts, _shares(bundle, parts), strict=True)
+        ]
+
+    def weights(self, subject: Subject) -> dict:
+        """Which weights a subject has, which are read for that."""
+        ((_, weights),) = self.engine.run([Task("its weights", _weights, subject, (), 0)])
+        return weights
 
     def _parts(self, bundle: list[Cell], count: int) -> list[slice]:
         """How the text of cells is cut where there are so many bundles."""
@@ -190,10 +216,10 @@ def _keeps(cells: list[Cell]) -> Iterable[Keeps]:
     return (one.keeps(own) for one, own in zip(measurements.values(), of_each, strict=True))
 
 
-def _shares(steps: int, parts: list[slice]) -> list[int]:
+def _shares(bundle: list[Cell], parts: list[slice]) -> list[int]:
     """How far each part of a text moves the bar."""
-    end = parts[-1].stop
-    return [round(steps * part.stop / end) - round(steps * part.start / end) for part in parts]
+    steps, blocks = _steps(bundle), len(bundle[0].subject.blocks)
+    return [round(steps * part.stop / blocks) - round(steps * part.start / blocks) for part in parts]
 
 
 def _name(bundle: list[Cell], part: slice) -> str:
@@ -224,6 +250,7 @@ def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict]:
         {
             **subject.facts(bench, cell),
             **cell.metric.measurement.facts(cell, bench),
+            **cell.about,
             **{name: here[name] for name in (CODE, *(MACHINE if cell.metric.timed else ())) if name in here},
         }
         for cell in cells
@@ -235,7 +262,7 @@ def _weights(bench: Bench, subject: Subject) -> dict:
     return bench.weights()
 
 
-def _answer(bench: Bench, _subject: Subject, cells: list[Cell], part: slice, facts: dict) -> tuple[list, dict, dict]:
+def answer(bench: Bench, _subject: Subject, cells: list[Cell], part: slice, facts: dict) -> tuple[list, dict, dict]:
     """The answers to some cells, of which weights they are, and where they were made at what cost."""
     with measuring(cells[0].subject.settings.device) as spent:
         answers: list[Any] = cells[0].metric.measurement.answer(bench, cells, part, facts)

@@ -182,28 +182,36 @@ class Rows:
         return key_of(asked) in self._asked
 
     def add(self, *rows: Row) -> None:
-        """Append rows and see that they are on the disk; what cannot be written whole is taken back.
-
-        Raises:
-            UserError: they cannot be written, or one holds what no row may, such as an infinite value.
-        """
-        lines = [line_of(row) for row in rows]
-        with writing(self.folder), open(self.path, "ab") as file:
-            size = file.tell()
-            try:
-                file.write(b"".join(line + b"\n" for line in lines))
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                os.truncate(self.path, size)
-                raise
-        self._keep(lines)
+        """Write rows, see `append`."""
+        self._keep(append(self.folder, rows))
 
     def _keep(self, lines: Iterable[bytes]) -> None:
         """Take rows, each in the place of one that asks the same and has the same facts."""
         for line in lines:
             self._lines[line[: line.index(VALUES)]] = line
             self._asked.add(line[: line.index(FACTS)])
+
+
+def append(folder: Path, rows: Iterable[Row]) -> list[bytes]:
+    """Append rows to the file of a folder and see that they are on the disk; what is not written whole is taken back.
+
+    Raises:
+        UserError: they cannot be written, or one holds what no row may, such as an infinite value.
+
+    Returns:
+        Their lines.
+    """
+    lines, path = [line_of(row) for row in rows], folder / FILE
+    with writing(folder), open(path, "ab") as file:
+        size = file.tell()
+        try:
+            file.write(b"".join(line + b"\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, size)
+            raise
+    return lines
 
 
 def read(folder: Path) -> list[Row]:

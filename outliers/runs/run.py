@@ -1,6 +1,7 @@
 """Run a specification: its plans to rows, going on where an earlier run stopped, here or on a cluster."""
 
 import pkgutil
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
     with rows, Progress(0) as bar, engine_of(spec, bar) as engine:
         if alone:
             check_alone(spec, rows.folder)  # another run may have ended there
-        return records(Planner(rows, engine, bar, spec.name, force).run(plans))
+        return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
 
 
 def sweep(
@@ -110,28 +111,38 @@ def plans_of(spec: Named) -> list[Plan]:
     return plans(spec)
 
 
-def _if_whole(row: Row | None, cell: Cell) -> Row | None:
-    """The row, where it has all facts that tables and figures of such subjects take."""
-    return row if row and set(cell.subject.needs) <= row.facts.keys() else None
-
-
 def records(rows: Iterable[Row]) -> list[dict]:
     """A flat dictionary for each value of rows."""
     return [record for row in rows for record in row.records()]
 
 
 def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
-    """Of rows those that a specification asks for, by what they ask alone, in its order; nothing is loaded.
+    """Of rows those that a specification asks for, by what they ask, and what cells are about, alone, in its order;
+    nothing is loaded.
 
-    Of rows that ask the same, as of other weights or code, the last one counts. Where the rows of a stage are not all
-    there, what would follow from them is not known.
+    Of rows that ask the same, as of other weights or code, the last one counts, of those that were measured for it if
+    there are such. Where the rows of a stage are not all there, what would follow from them is not known; where none of
+    a later stage is, those before it are not shown.
     """
-    last = {key_of(row.asked): row for row in rows}
+    of_asked: dict[bytes, list[Row]] = defaultdict(list)
+    own = spec.experiment or spec.name
+    for row in sorted(rows, key=lambda row: row.made.get("experiment") == own):
+        of_asked[key_of(row.asked)].append(row)
     found = []
     for plan in plans_of(spec):
-        cells = next(plan.stages)
+        of_plan, cells = [], next(plan.stages)
         while cells:
-            of_stage = [_if_whole(last.get(key_of(cell.asked)), cell) for cell in cells]
-            found += filter(None, of_stage)
-            cells = following(plan.stages, of_stage) if all(of_stage) else []
+            of_stage = [_last_of(cell, of_asked[key_of(cell.asked)]) for cell in cells]
+            of_plan = [*of_plan, *filter(None, of_stage)] if any(of_stage) else []
+            try:
+                cells = following(plan.stages, of_stage) if all(of_stage) else []
+            except UserError:  # nothing can be asked after what was measured
+                of_plan, cells = [], []
+        found += of_plan
     return found
+
+
+def _last_of(cell: Cell, rows: list[Row]) -> Row | None:
+    """Of rows that ask the same the last one that is of a cell, if that has what views need of it."""
+    last = next((row for row in reversed(rows) if cell.about.items() <= row.facts.items()), None)
+    return last if last and set(cell.subject.needs) <= last.facts.keys() else None

@@ -239,6 +239,7 @@ class Named(BaseModel):
 
     # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.runs.planner.Plan`.
     plans: ClassVar[str | Callable | None] = None
+    experiment: ClassVar[str | None] = None  # what its rows say that they are of, where that is not its name
 
     name: Name
     shows: Line | None = None
@@ -338,6 +339,8 @@ class OfOneModel(Settings):
 class OneModel(OfOneModel):
     """A trace of one model."""
 
+    plans, experiment = "outliers.presets.emergence:trace_plans", "trace"
+
     name: Name = "trace"
     by_token: bool = Field(
         False, title="tokens", description="Find which tokens carry the outlier features and massive activations."
@@ -346,6 +349,8 @@ class OneModel(OfOneModel):
 
 class Ablation(OfOneModel):
     """An ablation of one model, by the arguments of `outliers.ablate`."""
+
+    plans, experiment = "outliers.presets.ablate:ablation_plans", "ablate"
 
     name: Name = "ablate"
     scheme: OneScheme = Field(BASELINE, description="What the model is under meanwhile.")
@@ -385,6 +390,8 @@ class Damage(OfOneModel, Calibrated):
 
 class Emergence(Settings):
     """Outlier features along a family of models, or along revisions of one."""
+
+    plans, experiment = "outliers.presets.emergence:emergence_plans", "emergence"
 
     name: Name = "emergence"
     models: Names = Field(description=MODEL)

@@ -15,7 +15,7 @@ from pyarrow import ArrowException, parquet
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from outliers.criterion import LAYERS, POSITIONS
+from outliers.criterion import LAYERS, PAPER, POSITIONS
 from outliers.errors import UserError, reason_of, shown
 from outliers.files import check_file, write_whole
 from outliers.models.anatomy import ROLES
@@ -25,7 +25,6 @@ from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import BUCKETS, quantiles
 
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
-PAPER = ("attn_in", "attn_out", "ffn_in")  # the hidden states in which the paper counts outliers
 SKETCHED = PAPER  # roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long
 PLACE = ["feature", "position", "token"]
 SKETCH = ("layer", "role", "feature", "bucket", "count")  # its columns in a file

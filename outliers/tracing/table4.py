@@ -6,11 +6,6 @@ from outliers.criterion import LAYERS, POSITIONS
 from outliers.tracing.result import PAPER, Trace
 
 QUARTILES = ("q1", "median", "q3")
-ALWAYS = (
-    *("perplexity", "count", "one_sided", "outliers_per_sequence", "most_common", "layers", "positions"),
-    *("positions_mean", "max", "top1_softmax"),
-)
-OF_OUTLIERS = (*QUARTILES, "top1_softmax_without")
 
 
 def table4_row(
@@ -36,24 +31,21 @@ def table4_row(
         `positions_mean` (fractions), `max`, and, if there are hits, the quartiles of the hit values `q1`, `median`,
         `q3`; `top1_softmax` and `top1_softmax_without` if given.
     """
+    row = {"perplexity": perplexity} | trace_row(trace, layers, positions)
+    return row | dict(zip(("top1_softmax", "top1_softmax_without"), top1_softmax, strict=False))
+
+
+def trace_row(trace: Trace, layers: float = LAYERS, positions: float = POSITIONS) -> dict[str, float]:
+    """What of `table4_row` a trace says alone."""
     features = trace.features()
     outliers = trace.outlier_features(layers, positions)
     common = (features if outliers.empty else outliers).iloc[0]
     hits = sum(trace.statistics[f"{role}.hits"].sum().item() for role in PAPER if role in trace.roles)
     row = {
-        "perplexity": perplexity,
         "count": len(outliers),
         "one_sided": int(outliers["one_sided"].sum()),
         "outliers_per_sequence": hits / trace.sequences,
         "most_common": int(common["feature"]),
         **{name: float(common[name]) for name in ("layers", "positions", "positions_mean", "max")},
     }
-    if common["hits"]:
-        row |= {name: float(common[name]) for name in QUARTILES}
-    return row | dict(zip(("top1_softmax", "top1_softmax_without"), top1_softmax, strict=False))
-
-
-def is_whole_row(row: dict[str, float]) -> bool:
-    """Whether a row of `table4_row` with its top-1 softmax probabilities, read from a file, has all that it had."""
-    needed = ALWAYS + (OF_OUTLIERS if row.get("count") else QUARTILES if set(QUARTILES) & set(row) else ())
-    return set(needed) <= set(row)
+    return row | ({name: float(common[name]) for name in QUARTILES} if common["hits"] else {})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
-from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 from outliers.variants.term import read_number, write_number
 
 if TYPE_CHECKING:
@@ -102,3 +102,6 @@ class Quantized:
         from outliers.quantization.convert import quantize
 
         yield quantize(model, self.scheme, skip=self.skip, calibration=self.calibration, only=self.only)
+
+
+EXACT = Quantized(SCHEMES[BASELINE])  # the unquantized model

@@ -180,7 +180,7 @@ class OfProjections(Measurement):
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part], len(cells))
         without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
         with named(subject.name):
-            schemes = bench.calibrated(subject.job, schemes)
+            schemes = bench.knowing(schemes, subject.job)
         with named(subject.name, *(scheme.name for scheme in schemes)):
             of_blocks = block_errors(model, blocks, schemes, without)
         places, numbers = list(projections(model)), iter(range(len(schemes)))

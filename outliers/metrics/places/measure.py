@@ -125,7 +125,7 @@ class OfPlaces(Measurement):
         subject, metric = cell.subject, cell.metric
         model = subject.load(bench, facts)
         with named(subject.name):
-            (variant,) = bench.calibrated(subject.job, [cell.variant])
+            (variant,) = bench.knowing([cell.variant], subject.job)
         asked = exchanges(model, variant, metric.by)
         passes = len(asked) if is_streamed(model) else count if metric.by == "layer" else 1
         blocks = bench.counted(subject.blocks[part], passes)

@@ -14,6 +14,7 @@ from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
+from outliers.quantization.schemes import BASELINE
 from outliers.runs.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.together import Together, parts_of
@@ -96,8 +97,9 @@ class OfAttention(Measurement):
         """Of each cell how many blocks were looked at, and the probability over them."""
         subject = cells[0].subject
         model, blocks = subject.load(bench, facts), subject.blocks[part]
-        (variant, _), interventions = _parted(cells[0].variant), [_parted(cell.variant)[1] for cell in cells]
-        with named(subject.name, *([] if variant is AS_IT_IS else [variant.name])):
+        parted = list(map(_parted, bench.knowing([cell.variant for cell in cells], subject.job)))
+        variant, interventions = parted[0][0], [intervention for _, intervention in parted]
+        with named(subject.name, *([] if variant.name == BASELINE else [variant.name])):
             found = top1_softmax(model, bench.counted(blocks), interventions, variant)
         return [(len(blocks), value) for value in found]
 

@@ -14,7 +14,8 @@ HEADERS = ["without", "method", "top-1 softmax (%)", "perplexity", "damage (%)"]
 
 
 def ablation_section(rows: list[dict]) -> Section:
-    """The summary of an ablation as a table and as bars."""
+    """The summary of an ablation as a table and as bars, without the trace that has found its features."""
+    rows = [row for row in rows if "subject" in row]
     found = ablation_summary(rows)
     table = ablation_table(found)
     drawings = [Drawing.of("ablation", "What the model loses without features.", ablation_bars(found))]

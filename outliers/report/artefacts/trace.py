@@ -10,6 +10,7 @@ import pandas as pd
 
 from outliers.criterion import FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
 from outliers.models.names import short_name
+from outliers.plot.emergence import metric_of
 from outliers.plot.trace import READERS, heat_map, magnitude_by_position, outliers_of, sorted_profile, stream_roles
 from outliers.report.artefacts.table4 import emergence_table
 from outliers.report.explorer.trace import trace_explorer
@@ -41,7 +42,7 @@ Names = Callable[[int], str]  # of a token, by its id
 
 def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:
     """What the trace that a run of a specification keeps in a folder shows."""
-    from outliers.experiment.traces import EXCERPT, saved_excerpt  # these import torch
+    from outliers.metrics.trace.kept import EXCERPT, saved_excerpt  # these import torch
     from outliers.models.load import load_tokenizer
     from outliers.text.tokens import visible_token
     from outliers.tracing.result import Trace
@@ -74,7 +75,7 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     printed = "\n\n".join([*map(_printed, shown), *(textwrap.fill(note, 100) for note in notes)])
     drawings = [Drawing.of(draw.__name__, said, draw(trace)) for draw, said in CAPTIONS.items()]
     title = f"Outlier features of {short_name(rows[0]['model'])}"
-    findings = trace_findings(trace, {row["metric"]: row["value"] for row in of_model}, names)
+    findings = trace_findings(trace, {metric_of(row): row["value"] for row in of_model}, names)
     explorers = [trace_explorer(trace, excerpt, READERS, names)]
     return Section(title, rows, printed, shown, drawings, notes, further, findings, explorers)
 

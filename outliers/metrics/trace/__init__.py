@@ -1,0 +1,29 @@
+"""The trace of a text: where hidden states have outlier features, and how large they are."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from outliers.criterion import ALPHA, PAPER
+from outliers.metrics.metric import Metric
+from outliers.specification.kinds import OUTLIER, Names, Threshold
+
+
+class Trace(Metric):
+    """Outlier features, and what Table 4 says of them, from statistics of hidden states."""
+
+    name: ClassVar[str] = "trace"
+    measured_by: ClassVar[str] = "outliers.metrics.trace.measure:TRACE"
+
+    roles: Names = Field(list(PAPER), description="Hidden states that are traced, by the projections they go into.")
+    alpha: Threshold = Field(ALPHA, description=OUTLIER)
+    attention: bool = Field(False, description="Find attention sinks, for which the model attends eagerly.")
+    details: bool = Field(False, description="Say what is found of each feature, layer and position.")
+
+
+class KeptTrace(Trace):
+    """The same with the trace itself in files beside the rows; which tokens carry the features is in these alone."""
+
+    measured_by: ClassVar[str] = "outliers.metrics.trace.measure:KEPT"
+
+    tokens: bool = Field(False, exclude=True)

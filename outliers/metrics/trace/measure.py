@@ -1,0 +1,98 @@
+"""Trace a text, all of it or in parts that are merged."""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from outliers.measurements.bench import Bench, named
+from outliers.metrics.measurement import Keeps, Measurement
+from outliers.metrics.top1.measure import PROBABILITIES
+from outliers.metrics.trace import KeptTrace
+from outliers.metrics.trace.kept import traced
+from outliers.models.hooks import RESIDUAL
+from outliers.quantization.schemes import BASELINE
+from outliers.runs.cell import Cell
+from outliers.tracing.result import STREAM, Trace
+from outliers.tracing.table4 import trace_row
+from outliers.tracing.trace import trace
+
+if TYPE_CHECKING:
+    from outliers.runs.planner import Planner
+
+PLACES = ("feature", "layer", "role", "position", "token")  # columns that say where, not what
+NAME = "token_text"  # of a token, whose id identifies it
+
+
+class OfText(Measurement):
+    """The trace of each cell."""
+
+    def facts(self, cell: Cell, _bench: Bench) -> dict:
+        return {"alpha": cell.metric.alpha}
+
+    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+        attention = any(cell.metric.attention for cell in cells)
+        roles = dict.fromkeys(role for cell in cells for role in (*cell.metric.roles, *[RESIDUAL] * _has_tokens(cell)))
+        return super().keeps(cells)._replace(attention=PROBABILITIES * attention, roles=tuple(roles))
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Trace]:
+        (cell,) = cells
+        subject, metric = cell.subject, cell.metric
+        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
+        with named(subject.name, *([] if cell.variant.name == BASELINE else [cell.variant.name])):
+            (variant,) = bench.knowing([cell.variant], subject.job)
+            tokens = bench.tokenizer(subject.job) if _has_tokens(cell) else None
+            found = trace(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
+        if variant.name == BASELINE and found.sequences == len(subject.blocks) and set(STREAM) <= set(found.roles):
+            bench.trace = found
+        return [found]
+
+    def values(self, cell: Cell, answers: list[Trace]) -> list[dict]:
+        found = reduce(Trace.merge, answers)
+        return [*_table4(found), *(details(found) if cell.metric.details else [])]
+
+
+class OfFiles(OfText):
+    """Those that are kept."""
+
+    def beside_row(self, cell: Cell, facts: dict, planner: "Planner") -> list[tuple]:
+        return traced(cell, facts, planner)
+
+
+def details(found: Trace) -> list[dict]:
+    """Values of a trace beyond those of Table 4."""
+    sinks = found.attention_sinks() if found.heads else None
+    tables = {
+        "outlier_feature": found.outlier_features(),
+        "hidden_state": found.hidden_states(),
+        "largest": found.largest_values(by="layer").drop(columns="max"),  # an infinity norm
+        "residual": found.massive_activations(),
+        **({} if sinks is None else {"attention_sink": sinks[sinks["share"] > 0]}),
+    }
+    return [value for prefix, table in tables.items() for value in tidy(table, f"{prefix}.")]
+
+
+def _table4(found: Trace) -> list[dict]:
+    """What Table 4 says of it; the number of outlier features comes with these, and of how many they are."""
+    outliers = sorted(found.outlier_features()["feature"].tolist())
+    about = {"features": outliers, "hidden_size": found.statistics["residual.massive"].shape[1]}
+    return [value | (about if value["metric"] == "count" else {}) for value in tidy([trace_row(found)])]
+
+
+def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:
+    """A value each entry of a table that is none of a place; what is missing, or has no end, gives none."""
+    values = []
+    for record in pd.DataFrame(table).drop(columns=NAME, errors="ignore").to_dict("records"):
+        places = {name: record[name] for name in PLACES if name in record}
+        finite = {name: value for name, value in record.items() if name not in PLACES and np.isfinite(value)}
+        values += [{**places, "metric": prefix + name, "value": float(x), "unit": "1"} for name, x in finite.items()]
+    return values
+
+
+def _has_tokens(cell: Cell) -> bool:
+    return isinstance(cell.metric, KeptTrace) and cell.metric.tokens
+
+
+TRACE, KEPT = OfText(), OfFiles()

@@ -1,0 +1,85 @@
+"""What a model loses without some features, beside what it loses without random ones."""
+
+from collections.abc import Sequence
+from itertools import product
+
+from outliers.errors import UserError
+from outliers.measurements.ablation import Treatment, plan
+from outliers.measurements.bench import check_schemes, check_uncalibrated
+from outliers.metrics.perplexity import Perplexity
+from outliers.metrics.top1 import Top1
+from outliers.metrics.trace import Trace
+from outliers.models.names import short_name
+from outliers.models.stream import Variant
+from outliers.presets.emergence import counted
+from outliers.quantization.schemes import get_scheme, said_of
+from outliers.runs.cell import Cell, Plan, Stages
+from outliers.runs.rows import Row
+from outliers.specification.kinds import Ablation, alpha_of_schemes, said_under
+from outliers.subjects.causal import Causal
+from outliers.tracing.result import STREAM
+from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.quantized import EXACT, Quantized
+from outliers.variants.together import Together
+
+
+class ToAblate(Causal):
+    """A model that is checked with what is taken out of it, and with the scheme that it is under meanwhile."""
+
+    settings: Ablation
+
+    def prepare(self) -> None:
+        super().prepare()
+        spec = self.settings
+        scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
+        check_uncalibrated([scheme])
+        check_schemes(self.job.config, [scheme], spec.skip)
+        planned(spec, self.job.config.hidden_size, spec.features or [0])  # of outliers that nobody knows yet, of one
+
+
+def ablation_plans(spec: Ablation) -> list[Plan]:
+    """Of a model what it loses without its outlier features, or those of the specification, and without others.
+
+    What features are outliers is what a trace of the model says that is not quantized.
+    """
+    subject = ToAblate(spec.model, spec.revision, spec)
+    return [Plan(subject, _stages(subject))]
+
+
+def _stages(subject: ToAblate) -> Stages:
+    spec = subject.settings
+    (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha))]
+    outliers = counted(traced)["features"]
+    if not (spec.features or outliers):
+        raise _no_outlier(traced, spec)
+    scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
+    under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
+    about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
+    about |= said_under(said_of(scheme, spec.skip))
+    treatments = planned(spec, counted(traced)["hidden_size"], spec.features or outliers, outliers)
+    yield [
+        Cell(subject, _variant(treatment, spec, under), metric, about | treatment.fields)
+        for metric, treatment in product((Top1(), Perplexity()), treatments)
+    ]
+
+
+def _variant(treatment: Treatment, spec: Ablation, under: Quantized) -> Variant:
+    if not treatment.features:
+        return under
+    ablated = Ablated(Intervention(treatment.features, treatment.method, spec.seed), tuple(spec.where))
+    return ablated if under is EXACT else Together((under, ablated))
+
+
+def _no_outlier(traced: Row, spec: Ablation) -> UserError:
+    """The error for a model in which there is nothing to ablate."""
+    nearest = {value["metric"]: value["value"] for value in traced.values}
+    return UserError(
+        f"'{short_name(spec.model)}' has no outlier feature on this text (feature {nearest['most_common']:.0f} hits "
+        f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions); name features with "
+        "--features or lower --alpha"
+    )
+
+
+def planned(spec: Ablation, width: int, features: Sequence[int], outliers: Sequence[int] = ()) -> list[Treatment]:
+    """What a specification asks of a model with so many features."""
+    return plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)

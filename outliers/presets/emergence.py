@@ -1,0 +1,50 @@
+"""Where outlier features are and how large, and the row of Table 4: of one model, or along a family."""
+
+from outliers.criterion import ROLES
+from outliers.errors import UserError
+from outliers.metrics.perplexity import Perplexity
+from outliers.metrics.top1 import Top1
+from outliers.metrics.trace import KeptTrace, Trace
+from outliers.runs.cell import Cell, Plan, Stages
+from outliers.runs.rows import Row
+from outliers.specification.kinds import Emergence, OneModel
+from outliers.subjects.causal import Causal
+from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.quantized import EXACT
+
+
+def emergence_plans(spec: Emergence) -> list[Plan]:
+    """The row of Table 4 of every model, or of every revision of one.
+
+    Raises:
+        UserError: there are revisions of several models.
+    """
+    if spec.revisions and len(spec.models) > 1:
+        raise UserError(f"revisions of {len(spec.models)} models; expected one model where there are revisions")
+    subjects = [Causal(name, revision, spec) for name in spec.models for revision in spec.revisions or [None]]
+    return [Plan(subject, _stages(subject, Trace(alpha=spec.alpha))) for subject in subjects]
+
+
+def trace_plans(spec: OneModel) -> list[Plan]:
+    """The row of Table 4 of a model, and all that its trace says, which is kept."""
+    metric = KeptTrace(roles=ROLES, alpha=spec.alpha, attention=True, details=True, tokens=spec.by_token)
+    subject = Causal(spec.model, spec.revision, spec)
+    return [Plan(subject, _stages(subject, metric))]
+
+
+def _stages(subject: Causal, metric: Trace) -> Stages:
+    """Perplexity and trace; then how sure attention is, with and, where there are outlier features, without them."""
+    _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
+    outliers = outlier_features(traced)
+    without = [Ablated(Intervention(outliers))] if outliers else []
+    yield [Cell(subject, variant, Top1()) for variant in (EXACT, *without)]
+
+
+def outlier_features(traced: Row) -> tuple[int, ...]:
+    """Those that the row of a trace names, in ascending order."""
+    return tuple(counted(traced)["features"])
+
+
+def counted(traced: Row) -> dict:
+    """The value of a row of a trace that counts outlier features: which they are, and the model's `hidden_size`."""
+    return next(value for value in traced.values if value["metric"] == "count")

@@ -1,0 +1,291 @@
+"""Traces, emergence and ablations as cells: against second computations, killed, and drawn again."""
+
+import json
+import shutil
+from contextlib import contextmanager
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outliers.errors import UserError
+from outliers.experiment.engine import Here
+from outliers.experiment.frame import records_in
+from outliers.experiment.provenance import measuring
+from outliers.measurements.ablation import ablate
+from outliers.metrics import states
+from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.top1.measure import top1_softmax
+from outliers.models.anatomy import ROLES
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.names import POCKET
+from outliers.plot.emergence import metric_of
+from outliers.presets.cells import Cells
+from outliers.quantization.schemes import SCHEMES
+from outliers.runs.rows import read
+from outliers.runs.run import records, rows_of, run
+from outliers.specification.kinds import Ablation, Emergence, OneModel
+from outliers.subjects.causal import Causal
+from outliers.text.blocks import load_text
+from outliers.tracing.result import PAPER, Trace
+from outliers.tracing.table4 import table4_row, trace_row
+from outliers.tracing.trace import trace
+from outliers.variants.ablated import Intervention
+from outliers.variants.quantized import Quantized
+from tests.conftest import TIMES, lasting, trace_model
+
+TRACED = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 6, "alpha": 3}
+
+
+def metrics(rows: list[dict]) -> dict:
+    """Values of rows that name no place."""
+    return {metric_of(row): row["value"] for row in rows if not {"feature", "layer", "position"} & set(row)}
+
+
+def in_any_order(rows: list[dict]) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in rows)
+
+
+def test_trace_rows_are_what_the_api_measures(tmp_path):
+    found, rows = trace_model(OneModel(**TRACED), tmp_path)
+    assert in_any_order(records_in(tmp_path)) == in_any_order(rows)
+    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
+    blocks = load_text("sample", tokenizer, 64, 6)
+    want = trace(model, blocks, alpha=3)
+    assert found.sketch == want.sketch
+    assert Trace.load(tmp_path / "trace").outlier_features().equals(want.outlier_features())
+    features = tuple(want.outlier_features()["feature"])
+    assert features
+    top1 = top1_softmax(model, blocks, [Intervention(()), Intervention(features)])
+    assert metrics(rows) == pytest.approx(table4_row(want, perplexity(model, blocks), top1))
+    row = next(row for row in rows if row["metric"] == "outlier_feature.positions" and row["feature"] == features[0])
+    assert row["value"] == want.outlier_features()["positions"][0]
+    assert {"hidden_state.kurtosis_token", "residual.max", "hidden_state.infinity_norm_rest"} <= {
+        row["metric"] for row in rows
+    }
+    largest = [row for row in rows if row["metric"] == "largest.value"]
+    places = ["role", "layer", "feature", "position", "token", "value"]
+    wanted = want.largest_values(by="layer")[places]
+    assert [[row[name] for name in places] for row in largest] == wanted.to_numpy().tolist()
+    assert {row["role"] for row in largest} == set(row["roles"]) == set(ROLES)
+    assert {"weights_hash", "tokens_hash", "alpha", "block", "version", *TIMES} <= set(row)
+
+
+def test_a_kept_trace_without_tokens_is_made_again_for_them(tmp_path):
+    """And not otherwise; the rows are those of before, for none has anything of it."""
+    plain, rows = trace_model(OneModel(**TRACED), tmp_path)
+    found, again = trace_model(OneModel(**TRACED, by_token=True), tmp_path)
+    assert again == rows
+    assert not plain.names
+    assert all(torch.equal(value, found.statistics[name]) for name, value in plain.statistics.items())
+    tokenizer = load_tokenizer(TRACED["model"])
+    want = trace(load_model(TRACED["model"]), load_text("sample", tokenizer, 64, 6), alpha=3, tokens=tokenizer)
+    assert found.tokens(3).equals(want.tokens(3))
+    written = (tmp_path / "trace.safetensors").stat().st_mtime_ns
+    for by_token in (False, True):
+        assert trace_model(OneModel(**TRACED, by_token=by_token), tmp_path)[0].names == found.names
+    assert (tmp_path / "trace.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_kept_trace_of_other_roles_is_not_taken_for_this(tmp_path):
+    """As a version of this project that traced fewer has left it."""
+    found, rows = trace_model(OneModel(**TRACED), tmp_path)
+    found.about["roles"] = list(PAPER)
+    found.save(tmp_path / "trace")
+    again, new = trace_model(OneModel(**TRACED), tmp_path)
+    assert again.about["roles"] == list(ROLES)
+    assert new == rows
+
+
+def test_emergence_traces_what_the_paper_looks_at(tmp_path, monkeypatch):
+    traced = []
+
+    def spy(model, blocks, roles, *arguments):
+        traced.append(tuple(roles))
+        return trace(model, blocks, roles, *arguments)
+
+    monkeypatch.setattr("outliers.metrics.trace.measure.trace", spy)
+    rows = run(Emergence(models=[TRACED["model"]], block=64, blocks=6, alpha=3), tmp_path / "family")
+    assert traced == [PAPER]
+    _, of_one = trace_model(OneModel(**TRACED), tmp_path / "one")
+    assert metrics(rows) == metrics(of_one)
+
+
+def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    want = lasting(trace_model(OneModel(**TRACED), tmp_path / "whole")[1])
+    monkeypatch.setattr("outliers.metrics.trace.kept.SECONDS_BETWEEN_SAVES", 0)
+    read = []
+
+    def count(model, blocks, *arguments):
+        if len(read) == 4:
+            raise KeyboardInterrupt
+        read.append(blocks)
+        return trace(model, blocks, *arguments)
+
+    monkeypatch.setattr("outliers.metrics.trace.measure.trace", count)
+    with pytest.raises(KeyboardInterrupt):
+        trace_model(OneModel(**TRACED), tmp_path / "cut")
+    assert Trace.load(tmp_path / "cut" / "trace").sequences == 4
+    assert not (tmp_path / "cut" / "rows.jsonl").exists()
+    streamed = shutil.copytree(tmp_path / "cut", tmp_path / "streamed")
+    read[:] = [None] * 3  # one more pass may be made, over the two blocks that are missing
+    rows = trace_model(OneModel(**TRACED, stream=True), streamed)[1]
+    assert [row["value"] for row in rows] == pytest.approx([row["value"] for row in want], rel=1e-9)
+    read[:] = [None] * 2  # two more blocks may be read, and two are missing
+    assert lasting(trace_model(OneModel(**TRACED), tmp_path / "cut")[1]) == want
+    read[:] = [None] * 4  # none may be read
+    assert lasting(trace_model(OneModel(**TRACED), tmp_path / "cut")[1]) == want
+    with pytest.raises(KeyboardInterrupt):
+        trace_model(OneModel(**TRACED), tmp_path / "cut", force=True)
+    with pytest.raises(KeyboardInterrupt):
+        trace_model(OneModel(**{**TRACED, "alpha": 2}), tmp_path / "cut")
+
+
+def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch):
+    """Also where the last blocks arrive first, as from several machines."""
+    want, _ = trace_model(OneModel(**TRACED), tmp_path / "forwards")
+    forwards, traced = Here.run, []
+    monkeypatch.setattr(Here, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
+    monkeypatch.setattr("outliers.metrics.trace.kept.SECONDS_BETWEEN_SAVES", 0)
+    with monkeypatch.context() as patch:
+
+        def stop(*arguments, **keywords):
+            traced.append(arguments)
+            if len(traced) == TRACED["blocks"]:
+                raise KeyboardInterrupt
+            return trace(*arguments, **keywords)
+
+        patch.setattr("outliers.metrics.trace.measure.trace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            trace_model(OneModel(**TRACED), tmp_path / "backwards")
+    assert not list(tmp_path.glob("backwards/trace.*")), "without the first block there is no beginning"
+    found, _ = trace_model(OneModel(**TRACED), tmp_path / "backwards")
+    assert found.sketch == want.sketch
+
+
+def treated(rows: list[dict]) -> list[dict]:
+    """Rows of an ablation without those of its trace."""
+    return [row for row in rows if "subject" in row]
+
+
+def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    asked = {"methods": ["mean", "shuffle"], "where": ["ffn_in"], "seed": 5}
+    spec = Ablation(**TRACED | {"blocks": 2}, features=[3, 7], **asked)
+    want = run(spec, tmp_path / "whole")
+    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
+    table = ablate(model, load_text("sample", tokenizer, 64, 2), [3, 7], alpha=spec.alpha, **asked)
+    for metric in ("top1_softmax", "perplexity"):
+        values = [row["value"] for row in treated(want) if row["metric"] == metric]
+        assert values == pytest.approx(table[metric].tolist(), rel=1e-6)
+
+    calls, resident = [], states._resident
+
+    def stop_at_every_tenth(*arguments):
+        calls.append(arguments)
+        if len(calls) % 10 == 0:
+            raise KeyboardInterrupt
+        return resident(*arguments)
+
+    one_pass = len(table)  # top-1 softmax of all treatments; perplexity takes a pass for each
+    with monkeypatch.context() as patch:
+        patch.setattr(states, "_resident", stop_at_every_tenth)
+        for finished in (one_pass + 9, one_pass + 18):
+            with pytest.raises(KeyboardInterrupt):
+                run(spec, tmp_path / "cut")
+            assert len(treated(records_in(tmp_path / "cut"))) == finished
+    assert lasting(run(spec, tmp_path / "cut")) == lasting(want)
+    monkeypatch.setattr(states, "_resident", lambda *_: pytest.fail("all rows are finished"))
+    assert lasting(run(spec, tmp_path / "cut")) == lasting(want)
+
+
+def test_ablation_finds_its_features_and_is_drawn_again_without_the_model(tmp_path, monkeypatch):
+    """Of so few features some are drawn several times as controls, whose rows differ in their numbers alone."""
+    spec = Ablation(**TRACED | {"blocks": 2})
+    rows = run(spec, tmp_path)
+    found = trace(load_model(TRACED["model"]), load_text("sample", load_tokenizer(TRACED["model"]), 64, 2), alpha=3)
+    outliers = next(row for row in rows if row.get("subject") == "outliers")
+    assert outliers["features"] == sorted(found.outlier_features()["feature"])
+    controls = [row for row in rows if row.get("subject") == "control" and row["metric"] == "perplexity"]
+    assert len({tuple(row["features"]) for row in controls}) < len({row["draw"] for row in controls}) == 10
+    with pytest.raises(UserError, match=r"has no outlier feature on this text .* --features or lower --alpha"):
+        run(Ablation(**{**TRACED, "alpha": 6}), tmp_path / "none")
+    monkeypatch.setattr(Causal, "job", property(lambda _subject: pytest.fail("nothing is loaded")))
+    assert records(rows_of(spec, read(tmp_path))) == rows
+    assert rows_of(spec.model_copy(update={"seed": 1}), read(tmp_path)) == [], "a trace alone is no ablation"
+    assert rows_of(Ablation(**{**TRACED, "alpha": 6}), read(tmp_path / "none")) == []
+
+
+@pytest.mark.parametrize("field", [{"methods": ["burn"]}, {"features": [24]}, {"controls": 3}, {"seed": -1}])
+def test_mistakes_of_an_ablation_show_before_anything_is_measured(field, tmp_path):
+    with pytest.raises(UserError):
+        run(Ablation(**TRACED, **field), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trace_under_a_scheme(tmp_path):
+    fields = {"models": [TRACED["model"]], "block": 64, "blocks": 2}
+    rows = run(Cells(**fields, variants=["absmax"], metrics=["trace"], alpha=3), tmp_path)
+    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
+    blocks = load_text("sample", tokenizer, 64, 2)
+    found = trace(model, blocks, PAPER, 3, attention=False, variant=Quantized(SCHEMES["absmax"]))
+    assert metrics(rows) == trace_row(found) != trace_row(trace(model, blocks, PAPER, 3, attention=False))
+    assert {(row["scheme"], row["alpha"]) for row in rows} == {("absmax", 3)}
+
+
+def test_emergence_over_checkpoints_of_a_folder(tmp_path):
+    """Three checkpoints, the last two with the same weights; the second run measures nothing."""
+    folder = tmp_path / "run"
+    for step in ("step-1", "step-2", "step-3"):
+        shutil.copytree(POCKET / "gpt2-0.1m", folder / step)
+    tensors = load_file(folder / "step-1" / "model.safetensors")
+    tensors["transformer.wte.weight"] *= 1.5
+    save_file(tensors, folder / "step-1" / "model.safetensors", {"format": "pt"})
+    fields = {"block": 64, "blocks": 2, "alpha": 3}
+    spec = Emergence(models=[str(folder)], revisions=["step-1", "step-2", "step-3"], **fields)
+    rows = run(spec, tmp_path / "out")
+    by_step = {step: [row for row in rows if row["checkpoint"] == step] for step in ("step-1", "step-2", "step-3")}
+    values = {step: {row["metric"]: row["value"] for row in of_step} for step, of_step in by_step.items()}
+    assert values["step-2"] == values["step-3"] != values["step-1"]
+    assert {row.get("same_weights_as") for row in by_step["step-3"]} == {"run@step-2"}
+    assert not any("same_weights_as" in row for row in by_step["step-1"] + by_step["step-2"])
+    alone = run(Emergence(models=["pocket/gpt2-0.1m"], **fields), tmp_path / "alone")
+    assert {row["metric"]: row["value"] for row in alone} == values["step-2"]
+    written = (tmp_path / "out" / "rows.jsonl").read_bytes()
+    assert run(spec, tmp_path / "out") == rows
+    assert (tmp_path / "out" / "rows.jsonl").read_bytes() == written
+
+    with pytest.raises(UserError, match=r"unknown revision .* 'step-4'; did you mean step-"):
+        run(Emergence(models=[str(folder)], revisions=["step-4"]), tmp_path / "no")
+    with pytest.raises(UserError, match="revisions of 2 models; expected one"):
+        run(Emergence(models=["a", "b"], revisions=["c"]), tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_cost_of_a_trace_is_in_its_rows(tmp_path, monkeypatch):
+    @contextmanager
+    def expensive(device):
+        with measuring(device) as spent:
+            yield spent
+        spent.fields |= {"wall_seconds": 1000.0, "peak_memory_bytes": 10**15}
+
+    monkeypatch.setattr("outliers.runs.planner.measuring", expensive)
+    _, rows = trace_model(OneModel(**TRACED), tmp_path)
+    seconds = {row["metric"]: int(row["wall_seconds"] // 1000) for row in rows}
+    assert (seconds["count"], seconds["perplexity"]) == (TRACED["blocks"], 1), "each block is a part of its own"
+    assert {row["peak_memory_bytes"] for row in rows} == {10**15}
+
+
+def test_equal_weights_with_another_tokenizer_are_measured(tmp_path):
+    """They see other tokens."""
+    folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    fields = {"block": 32, "blocks": 1, "alpha": 3}
+    rows = run(Emergence(models=["pocket/gpt2-0.1m", str(folder)], **fields), tmp_path / "out")
+    assert not any("same_weights_as" in row for row in rows)
+    one, other = (
+        [row["value"] for row in rows if row["model"] == model] for model in ("pocket/gpt2-0.1m", str(folder))
+    )
+    assert one != other
