@@ -28,6 +28,7 @@ docs: $(VENV)/installed-dev
 
 # Before each commit: most of the protection in four minutes of two cores. What is slow is in test-all, as in CI.
 test: TIER = -m "not slow"
+test-all: TIER =
 test test-all: $(VENV)/installed-dev
 	@$(MODEL)
 	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TIER)

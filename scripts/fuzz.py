@@ -266,12 +266,11 @@ def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
     def read(folder: Path, choose: random.Random) -> None:
         import matplotlib.pyplot as plt
 
-        from outliers.experiment.rows import finished, read_rows, rows_of
-        from outliers.report.report import ARTEFACTS, experiments
+        from outliers.report.report import ARTEFACTS, drawn_again, experiments
 
         name = choose.choice(names)
         (spec,) = experiments(f"pocket/{name}")
-        if rows := rows_of(spec, finished(read_rows(folder))):
+        if rows := drawn_again(spec, folder):
             artefact = ARTEFACTS[name]
             artefact.section(rows)
             if artefact.measured:

@@ -36,6 +36,7 @@ TESTS = {
     "outliers/metrics/perplexity/measure": "evaluation damage quantization",
     "outliers/metrics/errors": "damage",
     "outliers/metrics/places": "damage",
+    "outliers/metrics": "cells damage ablation evaluation",
     "outliers/measurements/footprint": "memory",
     "outliers/measurements": "ablation evaluation attention",
     "outliers/experiment": "rows door results survival experiment training_runs",

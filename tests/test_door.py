@@ -398,7 +398,22 @@ TEXTS: list[Case] = [
 SWEEP = f"sweep --model pocket/gpt2-0.1m --scheme fp32 {SMALL} --out out"
 TRACE = f"trace pocket/gpt2-0.1m {SMALL} --out out"
 REDRAW = "report pocket/table1 --redraw --out out"
-ROW = {"metric": "perplexity", "value": 7.5, "model": "m", "scheme": "fp32", "parameters": 9, "architecture": "gpt2"}
+SUBJECT = {"model": "m", "text": "sample", "block": 32, "blocks": 1, "dtype": "float32"}
+ROW = {
+    "asked": {"metric": {"name": "perplexity"}, "subject": SUBJECT, "variant": "fp32"},
+    "facts": {"architecture": "gpt2", "parameters": 9, "scheme": "fp32"},
+    "values": [{"metric": "perplexity", "value": 7.5}],
+    "made": {"experiment": "sweep"},
+}
+
+
+def with_fields(part: str, **fields) -> dict:
+    """That row with other fields in a part of it."""
+    before = ROW["values"][0] if part == "values" else ROW["asked"][part] if part in ROW["asked"] else ROW[part]
+    after = before | fields
+    if part in ROW["asked"]:
+        return {**ROW, "asked": {**ROW["asked"], part: after}}
+    return {**ROW, part: [after] if part == "values" else after}
 
 
 def rows(*lines: str | bytes | dict) -> Callable[[Path], None]:
@@ -445,7 +460,7 @@ def a_socket(path: Path) -> None:
 
 def traced(folder: Path) -> None:
     """A trace of another model in the folder `out`."""
-    rows({**ROW, "experiment": "trace", "model": "other/gpt2-0.1m"})(folder)
+    rows(with_fields("subject", model="other/gpt2-0.1m") | {"made": {"experiment": "trace"}})(folder)
 
 
 RESULTS: list[Case] = [
@@ -457,39 +472,61 @@ RESULTS: list[Case] = [
             f"line 2 of 'out/rows.jsonl' is damaged \\({reason}.*\\); d",
         )
         for what, line, reason in [
-            ("cut", '{"model": "m', "it is not JSON"),
-            ("empty of rows", "[]", "it is no JSON object"),
-            ("a number", "3", "it is no JSON object"),
-            ("null", "null", "it is no JSON object"),
-            ("not UTF-8", b'{"model": "\xff"}', "it is not UTF-8"),
-            ("zeros", b"\0" * 4096, "it is not JSON"),
-            ("nested", "[" * 100_000, "its JSON is nested too deep"),
-            ("half a character", {**ROW, "model": "\ud800"}, "'model' holds half a character"),
-            ("a field twice", '{"value": 1, "value": 2}', "a field is there twice"),
-            ("NaN", '{"value": NaN}', "NaN is no number"),
-            ("no end", '{"value": -Infinity}', "-Infinity is no number"),
-            ("too large", '{"value": 1e999}', "'value' is Infinity, expected a finite number"),
-            ("many digits", '{"value": ' + "9" * 5000 + "}", "Exceeds the limit"),
-            ("a large whole number", '{"parameters": ' + "9" * 30 + "}", "'parameters' is a number too large"),
-            ("text for a number", {**ROW, "value": "7.5"}, "'value' is \"7.5\", expected a finite number"),
-            ("true for a number", {**ROW, "value": True}, "'value' is true"),
-            ("a list for a number", {**ROW, "value": [7.5]}, r"'value' is \[7.5\]"),
-            ("a perplexity of 0", {**ROW, "value": 0}, "'value' of perplexity is 0, expected a positive"),
-            ("a whole number past 64 bits", {**ROW, "parameters": 2**63}, "'parameters' is a number too large"),
-            ("a perplexity below 0", {**ROW, "value": -1}, "'value' of perplexity is -1, expected a positive"),
-            ("a number for text", {**ROW, "model": 3}, "'model' is 3, expected a text"),
-            ("an object for text", {**ROW, "scheme": {}}, r"'scheme' is \{\}"),
-            ("no parameters", {**ROW, "parameters": 0}, "'parameters' is 0, expected a whole number from 1 on"),
-            ("half a parameter", {**ROW, "parameters": 0.5}, "'parameters' is 0.5"),
-            ("an object in an unknown field", {**ROW, "new": {"a": 1}}, "'new' is"),
-            ("a list of lists", {**ROW, "new": [[1]]}, "'new' is"),
-            ("features of text", {**ROW, "features": ["3"]}, "'features' is"),
+            ("cut", '{"asked": {"metric', ""),
+            ("empty of rows", "[]", "the line: input should be an object"),
+            ("a number", "3", "the line: input should be an object"),
+            ("null", "null", "the line: input should be an object"),
+            ("not UTF-8", b'{"asked": "\xff"}', ""),
+            ("zeros", b"\0" * 4096, ""),
+            ("nested", "[" * 100_000, ""),
+            ("half a character", '{"asked": "\\ud800"}', ""),
+            ("of an older version", {"metric": "perplexity", "value": 7.5}, "asked: field required"),
+            ("no values", {**ROW, "values": []}, "values: list should have at least 1 item"),
+            ("a part more", {**ROW, "more": {}}, "more: extra inputs are not permitted"),
+        ]
+    ),
+    *(
+        Case(
+            f"a damaged row to draw, {what}",
+            rows(line, ROW),
+            REDRAW,
+            f"line 2 of 'out/rows.jsonl' is damaged \\({reason}.*\\); d",
+        )
+        for what, line, reason in [
+            ("NaN", with_fields("values", value=float("nan")), "values.0.value: value error, expected a finite number"),
+            ("no end", with_fields("values", value=-float("inf")), "values.0.value: value error, expected a finite"),
+            ("text for a number", with_fields("values", value="7.5"), "values.0.value: .*got '7.5'"),
+            ("true for a number", with_fields("values", value=True), "values.0.value: .*got True"),
+            ("a list for a number", with_fields("values", value=[7.5]), r"values.0.value: .*got \[7.5\]"),
+            ("a perplexity of 0", with_fields("values", value=0), "'value' of perplexity is no positive number"),
+            ("a perplexity below 0", with_fields("values", value=-1), "'value' of perplexity is no positive number"),
+            ("a large whole number", with_fields("values", value=2**63), "values.0.value"),
+            ("a large fact", with_fields("facts", parameters=2**63), "facts.parameters"),
+            ("no parameters", with_fields("facts", parameters=0), "facts.parameters: input should be greater than"),
+            (
+                "half a parameter",
+                with_fields("facts", parameters=0.5),
+                "facts.parameters: input should be a valid",
+            ),
+            (
+                "a number for text",
+                with_fields("subject", model=3),
+                "asked.subject.model: input should be",
+            ),
+            ("an object for text", with_fields("facts", scheme={}), "facts.scheme"),
+            (
+                "an object in an unknown field",
+                with_fields("facts", new={"a": 1}),
+                "facts: value error, 'new' is no",
+            ),
+            ("a list of lists", with_fields("made", new=[[1]]), "made: value error, 'new' is no text"),
+            ("features of text", with_fields("facts", features=["3"]), "facts.features.0"),
         ]
     ),
     Case("a damaged line to draw", rows("{", ROW), REDRAW, "line 2 of 'out/rows.jsonl' is damaged"),
     Case("a damaged line to trace", rows("{", ROW), TRACE, "line 2 of 'out/rows.jsonl' is damaged"),
-    Case("a last line that is no row", rows({**ROW, "value": "7.5"}), SWEEP, "line 2 of 'out/rows.jsonl' is damaged"),
-    Case("nothing to draw again", rows({**ROW, "value": None}), REDRAW, "'out' has no finished rows of it"),
+    Case("a last line that is no row", rows("3"), SWEEP, "line 2 of 'out/rows.jsonl' is damaged"),
+    Case("nothing to draw again", rows(with_fields("subject", block=33)), REDRAW, "'out' has no finished rows of it"),
     *(
         Case(
             f"{what} as the rows", instead_of("rows.jsonl", kind), typed, f"'out/rows.jsonl' is {said}; expected a file"
@@ -503,7 +540,12 @@ RESULTS: list[Case] = [
         SWEEP,
         "a device",
     ),
-    Case("a socket as the rows", instead_of("rows.jsonl", a_socket), SWEEP, "cannot read 'out/rows.jsonl'"),
+    Case(
+        "a socket as the rows",
+        instead_of("rows.jsonl", a_socket),
+        SWEEP,
+        "'out/rows.jsonl' is a socket; expected a file",
+    ),
     *(
         Case(f"{what} as the lock", instead_of(".lock", kind), typed, f"'out/.lock' is {said}; expected a file")
         for typed in (SWEEP, TRACE)
@@ -607,7 +649,7 @@ OPTIONS: list[Case] = [
         for typed, answer in (
             ("sweep --model m --scheme fp32", r"'m' under fp32: the loss is \d+,\d{3} nats a token"),
             ("sweep --model m --scheme llm.int8 --stream", r"'m' under llm.int8: the loss is \d+,\d{3} nats a token"),
-            ("emergence --model m", r"'m': the loss is \d+,\d{3} nats a token"),
+            ("emergence --model m", r"'m' under fp32: the loss is \d+,\d{3} nats a token"),
         )
     ),
     Case("no such command's model", nothing, f"trace nowhere/at/all {SMALL}", "model folder 'nowhere/at/all'"),
@@ -808,7 +850,6 @@ TYPED = {
     "ablate pocket/gpt2-0.1m --method men": "unknown method 'men'; did you mean mean",
     "ablate pocket/gpt2-0.1m --where ffn_out": "unknown place 'ffn_out'; did you mean ffn_in",
     "ablate pocket/gpt2-0.1m --controls 3": "3 controls; expected at least 10",
-    "ablate pocket/gpt2-0.1m --blocks 1": "'gpt2-0.1m' has no outlier feature on this text",
     "emergence --model pocket/nothing": "unknown model 'pocket/nothing'",
     f"emergence {MODELS} --revisions a,b": "revisions of 2 models; expected one model",
     "emergence --text nowhere.txt": "text file 'nowhere.txt' does not exist",

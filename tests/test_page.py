@@ -1,11 +1,11 @@
 """The page of a run, in a real browser."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
+from outliers.experiment.frame import records_in
 from outliers.models.names import short_name
 from outliers.report.artefacts.table1 import PUBLISHED, sweep_section
 from outliers.report.page import about, models, page, provenance
@@ -20,7 +20,7 @@ PAGES = sorted(KEPT.rglob("report.html"))
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
     """The kept sweep of the pocket models."""
-    return [json.loads(row) for row in (KEPT / "pocket" / "table1" / "rows.jsonl").read_text().splitlines()]
+    return records_in(KEPT / "pocket" / "table1")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Remedies: transforms that keep the function, clipping, exact tokens, and the calibration that some of them need."""
 
-import json
 import math
 import pickle
 from dataclasses import replace
@@ -18,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 import outliers
 from outliers.errors import BrokenModel, UserError
+from outliers.experiment.frame import records_in
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
@@ -651,7 +651,7 @@ def test_a_remedy_in_a_command(monkeypatch, capsys, tmp_path):
     code, out, _ = call(monkeypatch, capsys, *arguments, "--transform", "tokens=9+smoothing=0.6")
     assert code == 0
     assert "absmax+tokens=9+smoothing=0.6" in out
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    rows = records_in(tmp_path)
     assert [row["scheme"] for row in rows] == ["fp32", "absmax+tokens=9+smoothing=0.6"]
     assert outliers.calibrate is calibrate
     code, _, err = call(monkeypatch, capsys, *arguments, "--transform", "smoothing", "--calibration", "sample")

@@ -1,36 +1,28 @@
 """What identifies a row, which rows are an experiment's, and what stands beside every number."""
 
-import json
 import shutil
 import threading
 import time
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import outlier_kernels
 import pytest
 import torch
-from outlier_kernels.formats import Quantizer
 
 import outliers
 from outliers.experiment import provenance
 from outliers.experiment.frame import records_in
 from outliers.experiment.rows import RowFile, finished, identifying, read_rows, rows_of
-from outliers.quantization.schemes import Scheme
 from outliers.report.report import experiments
 from outliers.runs.rows import is_kept_in
 from outliers.runs.run import run
 from outliers.specification.kinds import (
-    Ablation,
-    Emergence,
     Hardware,
     Latency,
     LinearLayers,
     Memory,
-    OneModel,
 )
-from tests.conftest import trace_model
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
 MODEL = "pocket/gpt2-0.1m"
@@ -54,9 +46,6 @@ def a_row(run: str, **fields) -> dict:
 ROWS = {
     "zeroshot": a_row("pocket/figure1", scheme="llm.int8"),
     "memory": a_row("pocket/table3", metric="fits"),
-    "emergence": a_row("training", metric="perplexity"),
-    "trace": a_row("smollm2-135m/trace", metric="largest.value"),
-    "ablate": a_row("ablation/gpt2-1.7m", subject="control"),
     "linear_layers": a_row("pocket/table5", dimension=1024) | {"seconds": 3.0},
     "latency": a_row("pocket/table6", scheme="llm.int8"),
 }
@@ -121,18 +110,6 @@ def test_null_says_nothing():
 # Runs
 
 
-def ablated(out: Path, **fields) -> list[dict]:
-    return run(Ablation(model=MODEL, features=[3], **{"block": 16, "blocks": 1} | fields), out)
-
-
-def traced(out: Path, **fields) -> list[dict]:
-    return trace_model(OneModel(model=MODEL, **{"block": 16, "blocks": 1} | fields), out)[1]
-
-
-def followed(out: Path, **fields) -> list[dict]:
-    return run(Emergence(models=[MODEL], **{"block": 16, "blocks": 1} | fields), out)
-
-
 def timed(out: Path, **fields) -> list[dict]:
     spec = Latency(models=[MODEL], batches=[1], **{"prompt": 8, "tokens": 1, "repeats": 2} | fields)
     return run(spec, out)
@@ -148,9 +125,6 @@ def footprints(out: Path, **fields) -> list[dict]:
 
 
 RUNS = {
-    "ablation": ablated,
-    "trace": traced,
-    "emergence": followed,
     "latency": timed,
     "linear layers": timed_layers,
     "memory": footprints,
@@ -169,9 +143,6 @@ def measured(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("run", "fields"),
     [
-        *(("ablation", fields) for fields in ({"seed": 1}, {"where": ["ffn_in"]})),
-        *(("trace", fields) for fields in ({"device": "auto"}, {"alpha": 5}, {"block": 17})),
-        *(("emergence", fields) for fields in ({"device": "auto"}, {"alpha": 5})),
         *(("latency", fields) for fields in ({"device": "auto"}, {"repeats": 3})),
         *(("linear layers", fields) for fields in ({"seconds": 2e-6}, {"dtype": "float16"})),
         *(("memory", fields) for fields in ({"context": 9}, {"batch": 2})),
@@ -200,9 +171,7 @@ HERE = {
 OF_TIMINGS = [(run, field) for run in ("latency", "linear layers") for field in HERE]
 
 
-@pytest.mark.parametrize(
-    ("run", "field"), [*OF_TIMINGS, *((run, field) for run in ("trace", "memory") for field in HERE)]
-)
+@pytest.mark.parametrize(("run", "field"), [*OF_TIMINGS, *(("memory", field) for field in HERE)])
 def test_time_is_taken_again_on_another_machine_and_all_under_other_code(tmp_path, measured, monkeypatch, run, field):
     folder = shutil.copytree(measured / run, tmp_path / "out")
     before = read_rows(folder)
@@ -224,46 +193,15 @@ def test_other_kernels_are_timed_again(tmp_path, measured, monkeypatch):
     assert [row in before for row in rows] == [row["scheme"] == "fp32" for row in rows]
 
 
-@pytest.mark.parametrize("run", ["trace", "ablation", "emergence"])
-def test_rows_without_a_hash_of_the_code_are_shown_and_not_used_again(tmp_path, measured, run):
-    folder = shutil.copytree(measured / run, tmp_path / "out")
-    old = [{field: value for field, value in row.items() if field != "code"} for row in read_rows(folder)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
-    specs = {"emergence": Emergence(**ONE)}
-    if run in specs:
-        spec = specs[run]
-        assert rows_of(spec, read_rows(folder)) == old
-    rows = RUNS[run](folder)
-    assert not any(row in old for row in rows)
-    assert all(row["code"] == provenance.code_hash() for row in rows)
-    assert read_rows(folder) == [*old, *rows]
-    if run in specs:
-        assert rows_of(spec, read_rows(folder)) == rows, "of both the last one"
-
-
-@pytest.mark.parametrize(("first", "then"), [("emergence", "trace"), ("trace", "emergence")])
-def test_a_run_takes_no_rows_of_another_command(tmp_path, measured, first, then):
-    folder = shutil.copytree(measured / first, tmp_path / "out")
-    for file in folder.glob("trace.*"):
-        file.unlink()
-    before = read_rows(folder)
-    rows = RUNS[then](folder)
-    assert not any(row in before for row in rows)
-    want = [(row["metric"], row["value"]) for row in read_rows(measured / then)]
-    assert [(row["metric"], row["value"]) for row in rows] == want
-    assert read_rows(folder) == [*before, *rows]
-
-
 # Which rows are an experiment's
 
-FOLDERS = {"ablation": "ablation/gpt2-1.7m", "trace": "smollm2-135m/trace"}
 SPECS = {spec.folder.name: spec for spec in experiments("pocket")}
 
 
-@pytest.mark.parametrize("name", ["figure1", "table3", "table4", "table5", "table6"])
+@pytest.mark.parametrize("name", ["figure1", "table3", "table5", "table6"])
 def test_an_experiment_has_all_its_kept_rows_and_none_of_others(name):
     rows = kept(f"pocket/{name}")
-    others = [*(f"pocket/{other}" for other in SPECS if other not in (name, "table1")), *FOLDERS.values(), "training"]
+    others = [*(f"pocket/{other}" for other in ("figure1", "table3", "table5", "table6") if other != name)]
     of_others = [row for run in others for row in kept(run)]
     assert rows_of(SPECS[name], [*of_others, *rows]) == rows
     assert rows_of(SPECS[name], [*rows, *of_others]) == rows
@@ -297,61 +235,28 @@ OTHERWISE = {
 }
 ELSEWHERE = {"name", "shows", "stream", "memory", "engine", "data", "features", "controls", "candidates"}
 ELSEWHERE |= {"calibration", "calibration_blocks", "by_token"}
-ABLATED = {"model": "pocket/gpt2-1.7m", "text": "build/pocket/held_out.jsonl", "block": 256, "blocks": 64}
 ASKED = {
     "figure1": SPECS["figure1"].model_copy(update={"schemes": ["llm.int8"]}),
     "table6": SPECS["table6"].model_copy(update={"schemes": ["llm.int8"]}),
-    **{name: SPECS[name] for name in ("table3", "table4", "table5")},
-    "ablation": Ablation(**ABLATED, methods=["shuffle"]),
-    "trace": OneModel(model="smollm2-135m", text="../shared/text/c4_en_1000.jsonl", block=512, blocks=8),
+    **{name: SPECS[name] for name in ("table3", "table5")},
 }
 OF_SOME = {"headroom": "fits", "hardware": "fits"}  # metrics of the only rows that say it
 
 
 @pytest.mark.parametrize(
     ("name", "field"),
-    [
-        (name, field)
-        for name, spec in ASKED.items()
-        for field in type(spec).model_fields
-        if field not in ELSEWHERE and (name, field) != ("ablation", "skip")  # of kept ones, where nothing is quantized
-    ],
+    [(name, field) for name, spec in ASKED.items() for field in type(spec).model_fields if field not in ELSEWHERE],
 )
 def test_rows_of_what_was_asked_otherwise_are_not_shown(name, field):
     spec = ASKED[name]
-    rows = kept(FOLDERS.get(name, f"pocket/{name}"))
+    rows = kept(f"pocket/{name}")
     if field == "seconds":
         rows = [row | {"seconds": spec.seconds} for row in rows]
-    if name == "ablation":
-        rows = [row for row in rows if row["subject"] != "none"]  # to which no method was applied
     assert rows_of(spec, rows)
     value = "other" if field == "model" else OTHERWISE[field]
     asked = spec.model_copy(update={field: value})
     found = rows_of(type(spec)(**dict(asked)), rows)
     assert [row for row in found if row["metric"] == OF_SOME.get(field, row["metric"])] == []
-
-
-def test_revisions_are_shown_alone():
-    family = kept("training")
-    steps = list(dict.fromkeys(row["checkpoint"] for row in family))
-    fields = {"models": [family[0]["model"]], "text": family[0]["text"], "blocks": 64}
-    assert rows_of(Emergence(**fields, revisions=steps), family) == family
-    assert {row["checkpoint"] for row in rows_of(Emergence(**fields, revisions=steps[2:4]), family)} == set(steps[2:4])
-    assert rows_of(Emergence(**fields), family) == []
-
-
-MINE = Scheme("mine", Quantizer("int8", "row"), Quantizer("int8", "column"), 3.0)
-SCHEMES = [(MINE, []), (MINE, ["*.c_proj"]), (replace(MINE, outlier_threshold=4.0), [])]
-
-
-def test_rows_under_a_scheme_are_those_of_all_that_was_asked_of_it(tmp_path):
-    """Its parts, its threshold and what it skips, not its name alone."""
-    small = {"block": 16, "blocks": 1}
-    specs = [Ablation(model=MODEL, features=[3], scheme=scheme, skip=skip, **small) for scheme, skip in SCHEMES]
-    found = [run(spec, tmp_path) for spec in specs]
-    rows = read_rows(tmp_path)
-    assert rows == [row for of_one in found for row in of_one], "none is taken for another"
-    assert [rows_of(spec, rows) for spec in specs] == found
 
 
 # What stands beside every number

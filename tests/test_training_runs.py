@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
 from outliers.errors import UserError
+from outliers.experiment.frame import records_in
 from outliers.experiment.rows import rows_of
 from outliers.plot.style import GREY
 from outliers.plot.training import causes, checkpoints, trained
@@ -80,7 +81,7 @@ COSTS = {
 def test_rows_of_training_runs_are_those_that_are_asked_for():
     rows = rows_of_runs(SPEC, dict.fromkeys(TABLE7, PLAIN))
     kept = Path(__file__).parent.parent / "results" / "kept"
-    others = [json.loads(line) for run in ("training", "remedies") for line in (kept / run / "rows.jsonl").open()]
+    others = [row for run in ("training", "remedies") for row in records_in(kept / run)]
     found = rows_of(SPEC, [*reversed(others), *rows, *others])
     assert list(dict.fromkeys(row["run"] for row in found)) == list(TABLE7), "in the order of the experiment"
     assert sorted(map(str, found)) == sorted(map(str, rows))

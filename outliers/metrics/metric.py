@@ -6,20 +6,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
-    from outliers.metrics.measurement import Measurement
+    from outliers.metrics.measurement import Measurement, Seen
 
 
 class Metric(BaseModel):
     """What is asked of a subject under a variant; its fields are its parameters, and options of commands.
 
     name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
-    something is measured. timed: whether it measures time, so that the machine is a fact of its rows.
+    something is measured. seen_by: how it is made of last hidden states, if it is. timed: whether it measures time, so
+    that the machine is a fact of its rows.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
     measured_by: "ClassVar[str | Measurement]"
+    seen_by: "ClassVar[str | Seen | None]" = None
     timed: ClassVar[bool] = False
 
     @property

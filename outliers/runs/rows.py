@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, NotRequired
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, PlainValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from typing_extensions import TypedDict  # pydantic takes that of the standard library from Python 3.12 on
 
 from outliers.errors import UserError, shown
@@ -33,9 +33,33 @@ MOST_BYTES = 2**32  # of a file of rows, of about a kilobyte each
 logger = logging.getLogger(__name__)
 
 
+MOST = 2**63  # of a whole number, as Parquet has them
+POSITIVE = ("perplexity", "damage.perplexity")  # metrics whose values are drawn on logarithmic axes, or divided by
+
+
 def _number(value: object) -> int | float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if not (type(value) is int and abs(value) < MOST) and not (type(value) is float and math.isfinite(value)):
         raise ValueError("expected a finite number")
+    return value
+
+
+def _flat(part: dict) -> dict:
+    """A part of a row, of which tables have a column a field: text, a finite number, true, false, null, or a list."""
+    for name, value in part.items():
+        for entry in value if isinstance(value, list) else [value]:
+            if isinstance(entry, dict | list) or (type(entry) in (int, float) and _number(entry) is None):
+                raise ValueError(f"'{name[:40]}' is no text, finite number, true, false, null, or list of such")
+    return part
+
+
+def _in_order(part: dict) -> dict:
+    """A part of a row that identifies it, whose keys are in one order, however they came."""
+    return {name: _in_order(value) if isinstance(value, dict) else value for name, value in sorted(part.items())}
+
+
+def _positive(value: dict) -> dict:
+    if value["metric"].startswith(POSITIVE) and value["value"] <= 0:
+        raise ValueError(f"'value' of {value['metric'][:40]} is no positive number")
     return value
 
 
@@ -63,21 +87,35 @@ class Value(TypedDict):
     token: NotRequired[Whole]
     role: NotRequired[Text]
     projection: NotRequired[Text]
-    way: NotRequired[Text]
+    features: NotRequired[list[Whole]]
 
 
-def _in_order(part: dict) -> dict:
-    """A part of a row that identifies it, whose keys are in one order, however they came."""
-    return {name: _in_order(value) if isinstance(value, dict) else value for name, value in sorted(part.items())}
+class Subject(TypedDict, total=False):
+    """What is measured, as far as tables and figures know it."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+    model: Text
+    checkpoint: Text
+    text: Text
+    block: Count
+    blocks: Count
+    dtype: Text
+
+
+class Parameters(TypedDict):
+    """A metric, with its parameters where they are not the default."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+    name: Text
 
 
 class Asked(TypedDict):
     """What identifies a row: subject, variant and metric, each with its parameters where they are not the default."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-    subject: dict[str, JsonValue]
+    subject: Annotated[Subject, AfterValidator(_flat)]
     variant: Text
-    metric: dict[str, JsonValue]
+    metric: Annotated[Parameters, AfterValidator(_flat)]
 
 
 class Facts(TypedDict, total=False):
@@ -90,10 +128,9 @@ class Facts(TypedDict, total=False):
     architecture: Text
     dtype: Text
     parameters: Count
-    block: Count
-    blocks: Count
     alpha: Positive
     scheme: Text
+    features: list[Whole]
     weight_bits: Positive
     activation_bits: Positive
 
@@ -114,9 +151,9 @@ class Row(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     asked: Annotated[Asked, AfterValidator(_in_order)]
-    facts: Annotated[Facts, AfterValidator(_in_order)]
-    values: Annotated[list[Value], Field(min_length=1)]
-    made: Made
+    facts: Annotated[Facts, AfterValidator(_flat), AfterValidator(_in_order)]
+    values: Annotated[list[Annotated[Value, AfterValidator(_flat), AfterValidator(_positive)]], Field(min_length=1)]
+    made: Annotated[Made, AfterValidator(_flat)]
 
     def records(self) -> list[dict]:
         """A flat dictionary for each value, as tables, figures and data frames take them."""
@@ -237,8 +274,10 @@ def read(folder: Path) -> list[Row]:
 
 def is_kept_in(folder: Path) -> bool:
     """Whether a folder has rows of this form."""
-    path = folder / FILE
-    return path.is_file() and (start_of(path, len(START)) or b"") == START
+    try:
+        return (start_of(folder / FILE, len(START)) or b"").startswith(START)
+    except OSError:  # who reads it says why
+        return False
 
 
 def line_of(row: Row) -> bytes:

@@ -2,18 +2,13 @@
 
 import pkgutil
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
 from outliers.runs.cell import Cell, Plan, following
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Experiment, Named, OfOneModel
-
-if TYPE_CHECKING:
-    from outliers.metrics.metric import Metric
-    from outliers.models.stream import Variant
 
 
 def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list[dict]:
@@ -76,33 +71,6 @@ def sweep(
     if experiment is not None and fields:
         raise UserError(f"an experiment and its field '{min(fields)}'; expected one or the other")
     return run(experiment or Experiment(**fields), out, force)
-
-
-def measure(
-    models: Sequence[str],
-    variants: "Sequence[str | Variant]" = ("fp32",),
-    metrics: "Sequence[str | Metric]" = ("perplexity",),
-    out: str | Path | None = None,
-    **fields,
-) -> list[dict]:
-    """Measure any metrics of any models under any variants.
-
-    Args:
-        models: as for `outliers.load_model`.
-        variants: as `outliers.variant` reads them, or objects.
-        metrics: names, or records with their parameters, see docs/extending.md#a-metric.
-        out: as `run`.
-        fields: text, block, blocks, device and so on, and parameters of metrics, such as draws.
-
-    Returns:
-        A flat dictionary for each value, with `model`, `variant`, `metric` and `value`.
-
-    Raises:
-        UserError: as `run`; or a variant or a metric is unknown.
-    """
-    from outliers.presets.cells import Cells
-
-    return run(Cells(models=models, variants=list(variants), metrics=list(metrics), **fields), out)
 
 
 def plans_of(spec: Named) -> list[Plan]:

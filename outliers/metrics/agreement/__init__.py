@@ -1,4 +1,4 @@
-"""Agreement with the unquantized model (docs/definitions.md#agreement)."""
+"""Agreement with the unquantized model (docs/damage.md#what-is-measured)."""
 
 from typing import ClassVar
 
