@@ -277,7 +277,7 @@ def test_of_several_rows_of_one_measurement_the_last_one_counts(folder):
         ("values", {"value": float("inf")}, "values.0.value: value error, expected a finite number, got inf"),
         ("values", {"value": True}, "expected a finite number, got True"),
         ("values", {"layer": -1}, "values.0.layer: input should be greater than or equal to 0, got -1"),
-        ("facts", {"new": float("nan")}, "Out of range float values are not JSON compliant"),
+        ("facts", {"new": float("nan")}, "facts: value error, expected a finite number"),
         ("facts", {"parameters": "many"}, "facts.parameters: input should be a valid integer, got 'many'"),
         ("asked", {"metric": {"name": "m", "values": [1]}}, "called 'facts' or 'values'"),
         ("asked", {"more": 1}, "asked.more: extra inputs are not permitted, got 1"),

@@ -55,7 +55,6 @@ RESULTS |= {"wall_seconds", "peak_memory_bytes"}
 FOLLOWING = {"parameters", "weights_bytes", "outputs", "context_used"}
 MACHINE = {"device_name", "threads", "python", "torch", "triton", "bitsandbytes"}
 FREE = dict.fromkeys(ROWS, RESULTS | FOLLOWING | {"version", "commit", "experiment"} | MACHINE)
-FREE |= {kind: FREE[kind] - {"experiment"} for kind in ("emergence", "trace", "ablate")}  # nobody else names them
 FREE |= {kind: FREE[kind] - MACHINE for kind in ("latency", "linear_layers")}  # the machine decides
 KINDS_AND_FIELDS = [(kind, field) for kind, row in ROWS.items() for field in [*row, "skip", "scheme_parts"]]
 

@@ -17,8 +17,8 @@ from outliers.runs.cell import Cell, Plan, Subject, following
 from outliers.runs.rows import Row, Rows
 from outliers.terminal.progress import Progress
 
-# Of what `environment` says: the code is a fact of each row, and where it ran one of times.
 OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that models of the same weights have in common
+# Of what `environment` says: the code is a fact of each row, and where it ran one of times.
 CODE, MACHINE = "code", ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 
 
@@ -232,7 +232,7 @@ def _common(cell: Cell, facts: dict) -> str:
     asked = cell.asked
     named_so = {"model", "checkpoint"} if facts.get("weights_hash") and not cell.metric.timed else set()
     subject = {name: value for name, value in asked["subject"].items() if name not in named_so}
-    return repr((subject, asked["variant"], asked["metric"], facts))
+    return repr((subject, asked["variant"], asked["metric"], sorted(facts.items())))
 
 
 def _made(cell: Cell, spent: dict) -> dict:

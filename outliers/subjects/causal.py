@@ -24,7 +24,7 @@ class Causal:
     settings: text, block, blocks, bos, dtype, device; stream and memory, which change no row.
     """
 
-    needs = ("architecture", "parameters")
+    needs = ("architecture", "parameters", "scheme")
 
     def __init__(self, model: str, revision: str | None, settings: Settings):
         self.model, self.revision, self.settings = model, revision, settings
