@@ -50,7 +50,7 @@ _HOME = {
     "Emergence": "outliers.specification.kinds",
     "run": "outliers.runs.run",
     "sweep": "outliers.runs.run",
-    "measure": "outliers.presets.cells",
+    "Cells": "outliers.presets.cells",
     "frame": "outliers.experiment.frame",
 }
 _ROOMS = ("plot",)  # public as they are, with names of their own

@@ -1,8 +1,6 @@
 """Any metrics of any models under any variants."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, create_model
 from pydantic_core import PydanticCustomError
@@ -10,11 +8,7 @@ from pydantic_core import PydanticCustomError
 from outliers.errors import UserError
 from outliers.metrics import METRICS
 from outliers.metrics.metric import Metric
-from outliers.runs.run import run
 from outliers.specification.kinds import MODEL, REVISION, UNKNOWN, Calibrated, Line, Name, Names, Once, Split
-
-if TYPE_CHECKING:
-    from outliers.models.stream import Variant
 
 VARIANT = (
     "What is done to a model, such as absmax+hadamard, 'zero(247)+llm.int8' or 'shuffle(3@ffn_in)'; several by several "
@@ -98,28 +92,3 @@ def _parameters() -> dict:
 
 
 Cells = create_model("Cells", __base__=_Cells, __doc__=_Cells.__doc__, **_parameters())
-
-
-def measure(
-    models: Sequence[str],
-    variants: "Sequence[str | Variant]" = ("fp32",),
-    metrics: "Sequence[str | Metric]" = ("perplexity",),
-    out: str | Path | None = None,
-    **fields,
-) -> list[dict]:
-    """Measure any metrics of any models under any variants.
-
-    Args:
-        models: as for `outliers.load_model`.
-        variants: as `outliers.variant` reads them, or objects.
-        metrics: names, or records with their parameters, see docs/extending.md#a-metric.
-        out: as `run`.
-        fields: text, block, blocks, device and so on, and parameters of metrics, such as draws.
-
-    Returns:
-        A flat dictionary for each value, with `model`, `variant`, `metric` and `value`.
-
-    Raises:
-        UserError: as `run`; or a variant or a metric is unknown.
-    """
-    return run(Cells(models=models, variants=list(variants), metrics=list(metrics), **fields), out)
