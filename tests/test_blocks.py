@@ -197,7 +197,7 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
 
 def _reads_text(module: str) -> bool:
     """Whether a command has options for how much text it reads."""
-    return module.rpartition(".")[2] in {"trace", "ablate", "damage", "emergence", "sweep"}
+    return module.rpartition(".")[2] in {"trace", "ablate", "damage", "emergence", "sweep", "measure"}
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
     reason = f"the weights of '{damaged}' hold NaN or inf in 'transformer.h.0.mlp.c_fc.weight'; expected finite weights"
     assert code == 2
     failed = sorted(err.splitlines()[:-1])
-    assert failed == [f"failed: {damaged}, its fields: {reason}"]
+    assert failed == [f"failed: {damaged}, its facts: {reason}"]
     assert err.splitlines()[-1].startswith("error: ")
     assert "failed, all others are finished" in err.splitlines()[-1]
     assert [row["model"] for row in read_rows(tmp_path / "out")] == MODELS[:1]

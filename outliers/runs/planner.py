@@ -46,7 +46,7 @@ class Planner:
         for plan, cells in zip(plans, asked, strict=True):
             plan.subject.check(cells)
         self.bar.total += sum(map(_steps, asked))
-        needs = [(plan.subject, keeps) for plan, cells in zip(plans, asked, strict=True) for keeps in _keeps(cells)]
+        needs = [(plan.subject, keeps) for plan, cells in zip(plans, asked, strict=True) for keeps in keeps_of(cells)]
         self.engine.forecast([request_of(subject, subject.settings, keeps) for subject, keeps in needs])
         found: list[list[Row]] = [[] for _ in plans]
         for group in self.engine.groups(range(len(plans))):
@@ -209,7 +209,7 @@ def _steps(cells: list[Cell]) -> int:
     return sum(bundle[0].metric.measurement.steps(bundle) for bundle in bundles_of(cells))
 
 
-def _keeps(cells: list[Cell]) -> Iterable[Keeps]:
+def keeps_of(cells: list[Cell]) -> Iterable[Keeps]:
     """What each kind of measurement keeps of some cells of a subject."""
     measurements = {cell.metric.measured_by: cell.metric.measurement for cell in cells}
     of_each = ([cell for cell in cells if cell.metric.measured_by == name] for name in measurements)

@@ -239,14 +239,14 @@ def append(folder: Path, rows: Iterable[Row]) -> list[bytes]:
         Their lines.
     """
     lines, path = [line_of(row) for row in rows], folder / FILE
-    with writing(folder), open(path, "ab") as file:
-        size = file.tell()
+    with writing(folder), open(path, "ab", buffering=0) as file:  # a buffer would be written again where it is closed
+        size, left = file.tell(), b"".join(line + b"\n" for line in lines)
         try:
-            file.write(b"".join(line + b"\n" for line in lines))
-            file.flush()
+            while left:
+                left = left[file.write(left) :]
             os.fsync(file.fileno())
         except OSError:
-            os.truncate(path, size)
+            file.truncate(size)
             raise
     return lines
 
