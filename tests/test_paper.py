@@ -340,7 +340,7 @@ def test_rows_of_an_experiment():
     def row(value: float = 1, variant: str = "fp32", **changed) -> Row:
         subject = {"model": "a", "text": "sample", "block": 8, "blocks": 32, "dtype": "float32"} | changed
         asked = {"subject": subject, "variant": variant, "metric": {"name": "perplexity"}}
-        facts = {"architecture": "gpt2", "parameters": 1}
+        facts = {"architecture": "gpt2", "parameters": 1, "scheme": "fp32"}
         return Row(asked=asked, facts=facts, values=[{"metric": "perplexity", "value": value}], made={})
 
     other = [row(block=16), row(variant="llm.int8"), row(model="c"), row(text="c4"), row(bos=True)]
