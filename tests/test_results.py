@@ -271,6 +271,17 @@ def test_of_several_rows_of_one_measurement_the_last_one_counts(folder):
     assert sweep(SWEPT, folder)[0]["value"] == 1.25
 
 
+@pytest.mark.parametrize("fields", [{"alpha": 3, "weight_bits": 8}, {"alpha": 3.0, "group": 2}])
+def test_a_row_is_found_by_the_facts_it_was_written_with(folder, fields):
+    row = read(folder)[0]
+    facts = row.facts | fields
+    with Rows(folder) as rows:
+        rows.add(row.model_copy(update={"facts": facts}))
+        assert rows.find(row.asked, facts)
+    with Rows(folder) as rows:
+        assert rows.find(row.asked, facts)
+
+
 @pytest.mark.parametrize(
     ("part", "fields", "said"),
     [
@@ -278,6 +289,8 @@ def test_of_several_rows_of_one_measurement_the_last_one_counts(folder):
         ("values", {"value": True}, "expected a finite number, got True"),
         ("values", {"layer": -1}, "values.0.layer: input should be greater than or equal to 0, got -1"),
         ("facts", {"new": float("nan")}, "facts: value error, expected a finite number"),
+        ("facts", {"alpha": 0}, "facts.alpha: value error, expected a positive number, got 0"),
+        ("facts", {"alpha": True}, "facts.alpha: value error, expected a finite number, got True"),
         ("facts", {"parameters": "many"}, "facts.parameters: input should be a valid integer, got 'many'"),
         ("asked", {"metric": {"name": "m", "values": [1]}}, "called 'facts' or 'values'"),
         ("asked", {"more": 1}, "asked.more: extra inputs are not permitted, got 1"),

@@ -32,7 +32,6 @@ FILE = "rows.jsonl"
 MOST_BYTES = 2**32  # of a file of rows, of about a kilobyte each
 logger = logging.getLogger(__name__)
 
-
 MOST = 2**63  # of a whole number, as Parquet has them
 POSITIVE = ("perplexity", "damage.perplexity")  # metrics whose values are drawn on logarithmic axes, or divided by
 
@@ -40,6 +39,12 @@ POSITIVE = ("perplexity", "damage.perplexity")  # metrics whose values are drawn
 def _number(value: object) -> int | float:
     if not (type(value) is int and abs(value) < MOST) and not (type(value) is float and math.isfinite(value)):
         raise ValueError("expected a finite number")
+    return value
+
+
+def _above_zero(value: object) -> int | float:
+    if _number(value) <= 0:
+        raise ValueError("expected a positive number")
     return value
 
 
@@ -63,10 +68,11 @@ def _positive(value: dict) -> dict:
     return value
 
 
-Whole = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
-Count = Annotated[int, Field(ge=1, lt=2**63, strict=True)]
+# Numbers stay as they are, for what identifies a row is found again by its bytes: 3 is not to become 3.0.
+Whole = Annotated[int, Field(ge=0, lt=MOST, strict=True)]
+Count = Annotated[int, Field(ge=1, lt=MOST, strict=True)]
 Number = Annotated[int | float, PlainValidator(_number)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Positive = Annotated[int | float, PlainValidator(_above_zero)]
 Text = Annotated[str, Field(strict=True)]
 
 
