@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import outliers
 from outliers.errors import UserError
 from outliers.experiment import provenance
 from outliers.metrics.measurement import Seen
-from outliers.metrics.metric import Metric
+from outliers.metrics.metric import StatesMetric
 from outliers.metrics.registry import Registry
 from outliers.models.load import load_model, load_tokenizer
 from outliers.presets.cells import Cells
@@ -175,17 +174,14 @@ def test_a_sweep_takes_the_rows_of_cells_and_they_its(tmp_path, monkeypatch):
     assert [row["value"] for row in cells] == [row["value"] for row in rows]
 
 
-class Accuracy(Metric):
+class Accuracy(StatesMetric):
     """How often the most probable token is the next one."""
 
-    name: ClassVar[str] = "accuracy"
-    measured_by: ClassVar[str] = "outliers.metrics.states:STATES"
-    seen_by: ClassVar[Seen] = Seen(
+    name = "accuracy"
+    seen_by = Seen(
         lambda model, ids, states, _exact: (model.get_output_embeddings()(states[:-1]).argmax(-1) == ids[1:]).tolist(),
         lambda draws: [{"metric": "accuracy", "value": sum(map(sum, draws[0])) / sum(map(len, draws[0]))}],
     )
-
-    draws: int = 1
 
 
 def test_a_metric_of_ones_own(tmp_path, model_and_blocks):

@@ -287,8 +287,6 @@ def test_unwritable_and_damaged_folders(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"file", "rows.jsonl"}
 
 
-
-
 @pytest.mark.parametrize("changed", ["another part", "another question"])
 def test_all_rows_of_a_model_are_of_the_same_weights(changed, tmp_path, monkeypatch):
     """As where a file changes between two workers, which know a streamed model's weights once they have read them."""

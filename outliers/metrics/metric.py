@@ -3,7 +3,9 @@
 import pkgutil
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from outliers.specification.kinds import DRAWS, Repeats
 
 if TYPE_CHECKING:
     from outliers.metrics.measurement import Measurement, Seen
@@ -13,15 +15,13 @@ class Metric(BaseModel):
     """What is asked of a subject under a variant; its fields are its parameters, and options of commands.
 
     name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
-    something is measured. seen_by: how it is made of last hidden states, if it is. timed: whether it measures time, so
-    that the machine is a fact of its rows.
+    something is measured. timed: whether it measures time, so that the machine is a fact of its rows.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
     measured_by: "ClassVar[str | Measurement]"
-    seen_by: "ClassVar[str | Seen | None]" = None
     timed: ClassVar[bool] = False
 
     @property
@@ -33,6 +33,18 @@ class Metric(BaseModel):
     def measurement(self) -> "Measurement":
         """How it is measured."""
         return resolved(self.measured_by)
+
+
+class StatesMetric(Metric):
+    """A metric of the last hidden states; all that are asked of one variant ride on one pass over the text.
+
+    seen_by: how it is made of them.
+    """
+
+    measured_by = "outliers.metrics.states:STATES"
+    seen_by: "ClassVar[str | Seen]"
+
+    draws: Repeats = Field(1, description=DRAWS)
 
 
 def resolved(place: Any) -> Any:

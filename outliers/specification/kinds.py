@@ -217,6 +217,7 @@ ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it 
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
 OUTLIER = "From which magnitude on a value is an outlier."
 SKIP = "Projections that stay exact, by patterns such as *.down_proj; by default none."
+DRAWS = "Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
 BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
@@ -237,7 +238,7 @@ class Named(BaseModel):
 
     model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
 
-    # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.runs.planner.Plan`.
+    # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.runs.cell.Plan`.
     plans: ClassVar[str | Callable | None] = None
     experiment: ClassVar[str | None] = None  # what its rows say that they are of, where that is not its name
 
@@ -313,9 +314,7 @@ class Experiment(Calibrated):
     attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
     skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
-    draws: Repeats = Field(
-        1, description="Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
-    )
+    draws: Repeats = Field(1, description=DRAWS)
 
     _apply_transform = model_validator(mode="after")(_with_transform)
     _apply_attention = model_validator(mode="after")(_with_attention)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from outliers.criterion import ALPHA
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS
 from outliers.specification.kinds import (
+    DRAWS,
     OUTLIER,
     TEXT,
     Batch,
@@ -94,9 +95,7 @@ class Training(Spread):
         list(CHECKPOINTS), description="After which steps outlier features are looked for; and at the end."
     )
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Under which the trained models are measured.")
-    draws: Repeats = Field(
-        3, description="Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
-    )
+    draws: Repeats = Field(3, description=DRAWS)
     work: Line = Field("build/training", description="Folder of checkpoints, from which stopped runs go on.")
 
     @model_validator(mode="before")

@@ -1,19 +1,10 @@
 """Agreement with the unquantized model (docs/damage.md#what-is-measured)."""
 
-from typing import ClassVar
-
-from pydantic import Field
-
-from outliers.metrics.metric import Metric
-from outliers.metrics.perplexity import DRAWS
-from outliers.specification.kinds import Repeats
+from outliers.metrics.metric import StatesMetric
 
 
-class Agreement(Metric):
+class Agreement(StatesMetric):
     """Mean KL(p ‖ p_q) over predicted positions, in nats, and the share of them with the same most probable token."""
 
-    name: ClassVar[str] = "agreement"
-    measured_by: ClassVar[str] = "outliers.metrics.states:STATES"
-    seen_by: ClassVar[str] = "outliers.metrics.agreement.measure:SEEN"
-
-    draws: Repeats = Field(1, description=DRAWS)
+    name = "agreement"
+    seen_by = "outliers.metrics.agreement.measure:SEEN"

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from outliers.metrics.metric import Metric
-from outliers.metrics.perplexity import DRAWS
-from outliers.specification.kinds import Repeats
+from outliers.specification.kinds import DRAWS, Repeats
 
 
 class Places(Metric):
