@@ -49,14 +49,15 @@ def ablation_plans(spec: Ablation) -> list[Plan]:
 def _stages(subject: ToAblate) -> Stages:
     spec = subject.settings
     (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha))]
-    outliers = counted(traced)["features"]
+    count = counted(traced)
+    outliers = count["features"]
     if not (spec.features or outliers):
         raise _no_outlier(traced, spec)
     scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
     under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
     about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
     about |= said_under(said_of(scheme, spec.skip))
-    treatments = planned(spec, counted(traced)["hidden_size"], spec.features or outliers, outliers)
+    treatments = planned(spec, count["hidden_size"], spec.features or outliers, outliers)
     yield [
         Cell(subject, _variant(treatment, spec, under), metric, about | treatment.fields)
         for metric, treatment in product((Top1(), Perplexity()), treatments)

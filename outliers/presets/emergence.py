@@ -35,16 +35,11 @@ def trace_plans(spec: OneModel) -> list[Plan]:
 def _stages(subject: Causal, metric: Trace) -> Stages:
     """Perplexity and trace; then how sure attention is, with and, where there are outlier features, without them."""
     _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
-    outliers = outlier_features(traced)
-    without = [Ablated(Intervention(outliers))] if outliers else []
+    outliers = counted(traced)["features"]
+    without = [Ablated(Intervention(tuple(outliers)))] if outliers else []
     yield [Cell(subject, variant, Top1()) for variant in (EXACT, *without)]
 
 
-def outlier_features(traced: Row) -> tuple[int, ...]:
-    """Those that the row of a trace names, in ascending order."""
-    return tuple(counted(traced)["features"])
-
-
 def counted(traced: Row) -> dict:
-    """The value of a row of a trace that counts outlier features: which they are, and the model's `hidden_size`."""
+    """The value of a row of a trace that counts outlier features: which, in ascending order, and `hidden_size`."""
     return next(value for value in traced.values if value["metric"] == "count")

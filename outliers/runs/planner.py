@@ -34,14 +34,12 @@ class Planner:
         self.known: dict[str, Row] = {}  # of this run, by what other names of the same weights have in common
 
     def run(self, plans: Sequence[Plan]) -> list[Row]:
-        """The rows of all plans, in their order.
+        """The rows of all plans, in their order, whose subjects are prepared.
 
         Raises:
             UserError: something is unknown or does not fit together, which shows before anything is measured; a model
                 computes no numbers; or some subjects or cells failed, and the others are finished.
         """
-        for plan in plans:
-            plan.subject.prepare()
         asked = [next(plan.stages) for plan in plans]
         for plan, cells in zip(plans, asked, strict=True):
             plan.subject.check(cells)
@@ -160,20 +158,19 @@ class Planner:
         return self.engine.parts(blocks, count) if bundle[0].metric.measurement.splits else [slice(0, blocks)]
 
     def _rows(self, bundle: list[Cell], parts: list[tuple], facts: dict[Cell, dict]) -> dict[Cell, Row]:
+        """The rows of cells that were answered together; with the weights of a streamed model, known from now on."""
         answers, weights, spent = zip(*parts, strict=True)
+        subject, known = bundle[0].subject, facts[bundle[0]]
+        check_same_weights([{"model": subject.name} | known | of_part for of_part in (weights[0] | known, *weights)])
+        for cell in facts:
+            if cell.subject is subject:
+                facts[cell] = weights[0] | facts[cell]
         rows = {}
         for number, cell in enumerate(bundle):
-            of_cell = facts[cell]
-            about = {"model": cell.subject.name}
-            check_same_weights([about | of_cell | of_part for of_part in (weights[0] | of_cell, *weights)])
-            for other in facts:  # of a streamed model they are known from now on
-                if other.subject is cell.subject:
-                    facts[other] = weights[0] | facts[other]
-            of_cell = facts[cell]
             with named(cell.subject.name, cell.variant.name):
                 values = cell.metric.measurement.values(cell, [of_part[number] for of_part in answers])
             made = {"experiment": self.experiment, **_made(cell, joined(list(spent)))}
-            rows[cell] = Row(asked=cell.asked, facts=of_cell, values=values, made=made)
+            rows[cell] = Row(asked=cell.asked, facts=facts[cell], values=values, made=made)
         return rows
 
     def _write(self, rows: dict[Cell, Row]) -> None:
