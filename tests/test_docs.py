@@ -31,9 +31,8 @@ from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.provenance import code_hash
 from outliers.experiment.room import Room
 from outliers.measurements.ablation import CONTROLS, RESAMPLES
-from outliers.measurements.measurement import Keeps
-from outliers.measurements.sweep import each_alone
 from outliers.metrics.damages import damages_of
+from outliers.metrics.measurement import Keeps, each_alone
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
 from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER

@@ -25,8 +25,7 @@ from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.room import Room, free_in_groups
 from outliers.measurements.bench import Job
 from outliers.measurements.latency import LatencyRows, UnderScheme
-from outliers.measurements.measurement import Keeps
-from outliers.measurements.sweep import each_alone
+from outliers.metrics.measurement import Keeps, each_alone
 from outliers.models.configs import find_config
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.planner import keeps_of

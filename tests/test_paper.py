@@ -324,7 +324,7 @@ def test_too_little_memory_on_a_gpu_is_said(small_set, monkeypatch):
     def out_of_memory(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("outliers.presets.sweep.by_weights", out_of_memory)
+    monkeypatch.setattr("outliers.presets.sweep.schemes_of", out_of_memory)
     assert "Not run: device 'cpu' has too little memory for it" in report("small", small_set)
 
 

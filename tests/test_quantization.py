@@ -22,7 +22,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.measurements.sweep import schemes_of
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
@@ -34,7 +33,7 @@ from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.report.report import drawn_again
 from outliers.runs.run import sweep
-from outliers.specification.kinds import Experiment
+from outliers.specification.kinds import Experiment, schemes_of
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant

@@ -17,7 +17,7 @@ from outliers.experiment.row_check import check_row, lacking, parse_row
 from outliers.files import locked, part_of, read_whole, remove_all_left, remove_left, write_whole
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.schemes import BASELINE
-from outliers.specification.kinds import BOS, Machine, Named, OfOneModel, said_of_schemes, said_of_text
+from outliers.specification.kinds import BOS, Machine, Named, said_of_schemes, said_of_text
 from outliers.specification.recipe import Recipe, Training
 
 MOST_BYTES = 2**30  # of a file of rows, of about a kilobyte each
@@ -279,8 +279,7 @@ def rows_of(spec: Named, rows: list[dict]) -> list[dict]:
         asked = {field: value for field, value in asked.items() if field not in ("runs", "schemes")}
     if "skip" in asked:  # of schemes, which have thresholds and parts of their own
         said = said_of_schemes(spec)
-        unsaid = BASELINE if isinstance(spec, OfOneModel) else None  # sweeps say it of every row
-        rows = [row for row in rows if _says(row, said.get(row.get("scheme", unsaid)))]
+        rows = [row for row in rows if _says(row, said.get(row.get("scheme")))]
         asked = {field: value for field, value in asked.items() if field not in ("alpha", "scheme", "schemes", "skip")}
     is_strange = _strange_to(spec)
     last = {

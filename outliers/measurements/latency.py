@@ -21,8 +21,8 @@ from outliers.measurements.bench import (
     left_fields,
     say_what_is_left,
 )
-from outliers.measurements.measurement import Keeps, Measurement, Question
-from outliers.measurements.sweep import schemes_of
+from outliers.measurements.measurement import Measurement, Question
+from outliers.metrics.measurement import Keeps
 from outliers.models.anatomy import check_block, context_length, projections
 from outliers.models.decoder import inference
 from outliers.models.load import load_config, load_model
@@ -32,7 +32,7 @@ from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.store import load_int8
-from outliers.specification.kinds import PEER, Latency, Settings
+from outliers.specification.kinds import PEER, Latency, Settings, schemes_of
 from outliers.text.blocks import tokens_hash
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class LatencyRows(Measurement[Latency]):
 
         return bench.keep(subject.job, f"{self.settings.model_dump_json()} {subject.scheme_name}", load, like)
 
-    def questions(self, subject: UnderScheme, _facts: None, _trace: None) -> list[Question]:
+    def questions(self, subject: UnderScheme, _facts: None) -> list[Question]:
         spec = self.spec
         return [
             Question(
@@ -144,25 +144,22 @@ class LatencyRows(Measurement[Latency]):
             for batch in spec.batches
         ]
 
-    def answer(
-        self, bench: Bench, subject: UnderScheme, questions: list[Question], _part: slice, fields: dict
-    ) -> list["Timings"]:
+    def answer(self, bench: Bench, subject: UnderScheme, question: Question, fields: dict) -> "Timings":
         model, _ = self._load(bench, subject, fields)
-        prompts = subject.job.blocks[: questions[0].about]
-        return [latency(model, prompts, self.spec.tokens, self.spec.repeats, bench.bar.see)]
+        prompts = subject.job.blocks[: question.about]
+        return latency(model, prompts, self.spec.tokens, self.spec.repeats, bench.bar.see)
 
-    def rows(self, _question: Question, answers: list["Timings"], _trace: None) -> list[dict]:
+    def rows(self, _question: Question, answer: "Timings") -> list[dict]:
         rows = []
         for metric, (unit, values) in METRICS.items():
-            low, middle, high = quartiles(values(answers[0]))
+            low, middle, high = quartiles(values(answer))
             rows.append({"metric": metric, "value": middle, "q1": low, "q3": high, "unit": unit})
         return rows
 
 
 def _schemes(spec: Latency) -> list[Scheme | None]:
     """The schemes of a specification, and None for bitsandbytes where that is asked for and installed."""
-    own = [name for name in spec.schemes if name != PEER]
-    found: list[Scheme | None] = list(schemes_of(spec.model_copy(update={"schemes": own})))
+    found: list[Scheme | None] = [*schemes_of(spec)]
     if PEER in spec.schemes:
         if has_bitsandbytes():
             return [*found, None]

@@ -52,10 +52,10 @@ class LinearLayerRows(Measurement[LinearLayers]):
         kernels = dispatch.path(find_device(spec.device))
         return fields | {"tokens": spec.tokens, "dtype": spec.dtype, "kernels": kernels}, None
 
-    def questions(self, layer: Layer, _facts: None, _trace: None) -> list[Question]:
+    def questions(self, layer: Layer, _facts: None) -> list[Question]:
         return [Question("all ways", {})]
 
-    def is_whole(self, _question: Question, rows: list[dict], _trace: None) -> bool:
+    def is_whole(self, _question: Question, rows: list[dict]) -> bool:
         """The ways of bitsandbytes are there or not."""
         found = {
             metric: {row["way"] for row in rows if row["metric"] == f"linear_layer.{metric}"} for metric in METRICS
@@ -66,14 +66,14 @@ class LinearLayerRows(Measurement[LinearLayers]):
             for ways in found.values()
         )
 
-    def answer(self, bench: Bench, layer: Layer, _questions: list[Question], _part: slice, _fields: dict) -> list[dict]:
+    def answer(self, bench: Bench, layer: Layer, _question: Question, _fields: dict) -> list[dict]:
         spec, device = self.spec, find_device(self.spec.device)
         shape = spec.tokens, *layer_shape(layer.dimension)
         times = milliseconds(ways(*shape, device, DTYPES[spec.dtype]), device, spec.seconds, bench.bar.see)
-        return [[row for of_way in rows_of(shape, times) for row in _tidy(of_way)]]
+        return [row for of_way in rows_of(shape, times) for row in _tidy(of_way)]
 
-    def rows(self, _question: Question, answers: list[list[dict]], _trace: None) -> list[dict]:
-        return answers[0]
+    def rows(self, _question: Question, answer: list[dict]) -> list[dict]:
+        return answer
 
 
 def _tidy(of_way: dict) -> list[dict]:

@@ -42,22 +42,19 @@ class MemoryRows(Measurement[Memory]):
         fields |= {"architecture": subject.config.model_type, "context": spec.context, "batch": spec.batch}
         return fields, None
 
-    def questions(self, _subject: Configured, _facts: None, _trace: None) -> list[Question]:
+    def questions(self, _subject: Configured, _facts: None) -> list[Question]:
         return [Question("footprint", {})]
 
-    def finished(self, _question: Question, rows: list[dict], _trace: None) -> list[dict]:
+    def finished(self, _question: Question, rows: list[dict]) -> list[dict]:
         """Rows of other hardware may be there too."""
         found = {_which(row): row for row in rows}
         asked = [_which(row) for row in self._asked()]
         return [found[which] for which in asked] if found.keys() >= set(asked) else []
 
-    def answer(
-        self, _bench: Bench, subject: Configured, _questions: list[Question], _part: slice, _fields: dict
-    ) -> list[Footprint]:
-        return [measure_footprint(subject.config, self.spec.context, self.spec.batch)]
+    def answer(self, _bench: Bench, subject: Configured, _question: Question, _fields: dict) -> Footprint:
+        return measure_footprint(subject.config, self.spec.context, self.spec.batch)
 
-    def rows(self, _question: Question, answers: list[Footprint], _trace: None) -> list[dict]:
-        (footprint,) = answers
+    def rows(self, _question: Question, footprint: Footprint) -> list[dict]:
         about = {"parameters": footprint.parameters, "context_used": footprint.context}
         return [about | asked | {"value": _value(asked, footprint)} for asked in self._asked()]
 

@@ -3,12 +3,24 @@
 import importlib.metadata
 from typing import TYPE_CHECKING
 
-from outliers.measurements.bench import Bench, Job, check_machine, check_schemes, check_uncalibrated, say_what_is_left
+from transformers import PreTrainedModel
+
+from outliers.measurements.bench import (
+    Bench,
+    Job,
+    check_machine,
+    check_schemes,
+    check_uncalibrated,
+    left_fields,
+    say_what_is_left,
+)
 from outliers.measurements.harness import STANDARD_ERRORS, documents_hash, evaluate, load_tasks
-from outliers.measurements.measurement import Keeps, Measurement, Question
-from outliers.measurements.sweep import each_alone, scheme_fields, schemes_of
+from outliers.measurements.measurement import Measurement, Question
+from outliers.metrics.measurement import Keeps, each_alone
 from outliers.models.load import load_config, load_tokenizer
-from outliers.specification.kinds import ZeroShot
+from outliers.quantization.schemes import Scheme
+from outliers.specification.kinds import ZeroShot, schemes_of
+from outliers.variants.quantized import Quantized
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -71,21 +83,26 @@ class ZeroShotRows(Measurement[ZeroShot]):
 
     def look(self, bench: Bench, job: Job) -> tuple[dict, dict]:
         model, fields = bench.load(job, self.spec)
-        return fields, {scheme.name: scheme_fields(scheme, model, self.spec.skip) for scheme in self.schemes}
+        return fields, {scheme.name: self._said(scheme, model) for scheme in self.schemes}
 
-    def questions(self, _job: Job, facts: dict, _trace: None) -> list[Question]:
+    def _said(self, scheme: Scheme, model: PreTrainedModel) -> dict:
+        """The settings of a scheme, its name among them, which kernels run it, and what of a model it leaves."""
+        left = left_fields(model, model.num_parameters()) if scheme.quantizes else {}
+        return Quantized(scheme, tuple(self.spec.skip)).fields(model) | left
+
+    def questions(self, _job: Job, facts: dict) -> list[Question]:
         return [
             Question(f"{scheme.name} {name}", {**facts[scheme.name], **asked}, (scheme, name), metrics)
             for scheme in self.schemes
             for name, (asked, metrics) in self.tasks.items()
         ]
 
-    def answer(self, bench: Bench, job: Job, questions: list[Question], _part: slice, fields: dict) -> list[list[dict]]:
+    def answer(self, bench: Bench, job: Job, question: Question, fields: dict) -> list[dict]:
         bench.load(job, self.spec, fields)
-        scheme, name = questions[0].about
+        scheme, name = question.about
         model = bench.quantized(scheme, self.spec.skip)  # shares all codes if the task before was under this scheme
         tokenizer = load_tokenizer(job.model, job.revision)
-        return [evaluate(model, tokenizer, [self._task(name)], self.spec.limit, bench.bar.see)]
+        return evaluate(model, tokenizer, [self._task(name)], self.spec.limit, bench.bar.see)
 
-    def rows(self, _question: Question, answers: list[list[dict]], _trace: None) -> list[dict]:
-        return [result | {"metric": f"zeroshot.{result['metric']}", "unit": "1"} for result in answers[0]]
+    def rows(self, _question: Question, answer: list[dict]) -> list[dict]:
+        return [result | {"metric": f"zeroshot.{result['metric']}", "unit": "1"} for result in answer]

@@ -1,7 +1,7 @@
 """How a metric is measured: what the planner (`outliers.runs.planner`) has to know to do the rest."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -39,6 +39,11 @@ class Keeps(NamedTuple):
     batch: int = 1
     cached: int = 0
     options: frozenset[str] = ALL_OPTIONS
+
+
+def each_alone(schemes: Iterable[Scheme]) -> tuple[tuple[Scheme, ...], ...]:
+    """Sets of one scheme, for `Keeps`: a resident model is under one after the other."""
+    return tuple((scheme,) for scheme in schemes)
 
 
 class Measurement(ABC):

@@ -15,12 +15,14 @@ from outliers.presets.emergence import counted
 from outliers.quantization.schemes import get_scheme, said_of
 from outliers.runs.cell import Cell, Plan, Stages
 from outliers.runs.rows import Row
-from outliers.specification.kinds import Ablation, alpha_of_schemes, said_under
+from outliers.specification.kinds import Ablation, alpha_of_schemes
 from outliers.subjects.causal import Causal
 from outliers.tracing.result import STREAM
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together
+
+OF_SCHEME = {"alpha": "scheme_alpha"}  # what rows call a setting of the scheme, where they have one of that name
 
 
 class ToAblate(Causal):
@@ -56,7 +58,7 @@ def _stages(subject: ToAblate) -> Stages:
     scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
     under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
     about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
-    about |= said_under(said_of(scheme, spec.skip))
+    about |= {OF_SCHEME.get(name, name): value for name, value in said_of(scheme, spec.skip).items()}
     treatments = planned(spec, count["hidden_size"], spec.features or outliers, outliers)
     yield [
         Cell(subject, _variant(treatment, spec, under), metric, about | treatment.fields)

@@ -10,9 +10,9 @@ from outliers.metrics.errors import Errors
 from outliers.metrics.inputs import Inputs
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.places import Places
-from outliers.quantization.schemes import Scheme, by_weights, get_scheme
+from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.runs.cell import Cell, Plan, Stages, Subject
-from outliers.specification.kinds import DAMAGE_BY, Damage, alpha_of_schemes
+from outliers.specification.kinds import DAMAGE_BY, Damage, schemes_of
 from outliers.subjects.causal import Causal
 from outliers.variants.quantized import EXACT, Quantized
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 def damage_plans(spec: Damage) -> list[Plan]:
     """Of the model what each scheme damages; schemes that share weight codes are side by side."""
-    schemes = by_weights(get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes)
-    subject, variants = Causal(spec.model, spec.revision, spec), [Quantized(one, tuple(spec.skip)) for one in schemes]
+    subject = Causal(spec.model, spec.revision, spec)
+    variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
     return [Plan(subject, _stages(_cells(subject, variants, spec.by, spec.draws)))]
 
 

@@ -1,9 +1,8 @@
 """A sweep: the perplexity of models under schemes (Table 1)."""
 
 from outliers.metrics.perplexity import Perplexity
-from outliers.quantization.schemes import by_weights, get_scheme
 from outliers.runs.cell import Cell, Plan, Stages
-from outliers.specification.kinds import Experiment, alpha_of_schemes
+from outliers.specification.kinds import Experiment, schemes_of
 from outliers.subjects.causal import Causal
 from outliers.variants.quantized import Quantized
 
@@ -15,5 +14,5 @@ def sweep_plans(spec: Experiment) -> list[Plan]:
 
 
 def _stages(subject: Causal, spec: Experiment) -> Stages:
-    schemes = by_weights(get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes)
-    yield [Cell(subject, Quantized(scheme, tuple(spec.skip)), Perplexity(draws=spec.draws)) for scheme in schemes]
+    metric = Perplexity(draws=spec.draws)
+    yield [Cell(subject, Quantized(scheme, tuple(spec.skip)), metric) for scheme in schemes_of(spec)]

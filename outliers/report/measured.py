@@ -6,7 +6,6 @@ from outliers.models.names import short_name
 from outliers.report.section import Section, Table
 
 PLACES = ("model", "variant", "metric")
-FEW = 40  # values of one metric of one variant: more are for files alone
 
 
 def measured_section(rows: list[dict]) -> Section:

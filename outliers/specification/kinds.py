@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
-from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, get_scheme, remedied, said_of
+from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, by_weights, get_scheme, remedied, said_of
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
 
@@ -516,19 +516,16 @@ def alpha_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) 
     return spec.alpha if "alpha" in spec.model_fields_set else None
 
 
-def said_of_schemes(spec: Experiment | Ablation | Latency | ZeroShot) -> dict[str, dict]:
+def schemes_of(spec: Experiment | Damage | Latency | ZeroShot) -> list[Scheme]:
+    """The schemes of a specification, but for that of others; those that share weight codes are side by side."""
+    alpha = alpha_of_schemes(spec)
+    return by_weights(get_scheme(scheme, alpha) for scheme in spec.schemes if scheme != PEER)
+
+
+def said_of_schemes(spec: Latency | ZeroShot) -> dict[str, dict]:
     """What the rows of an experiment say of each of its schemes, by its name, and of the threshold of outliers."""
-    if isinstance(spec, Ablation):
-        scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
-        return {scheme.name: {"alpha": spec.alpha, **said_under(said_of(scheme, spec.skip))}}
-    ours = [get_scheme(scheme, alpha_of_schemes(spec)) for scheme in spec.schemes if scheme != PEER]
     peer = {PEER: {"alpha": spec.alpha}} if PEER in spec.schemes else {}
-    return peer | {scheme.name: said_of(scheme, spec.skip) for scheme in ours}
-
-
-def said_under(of_scheme: dict) -> dict:
-    """What rows say of a scheme under which something else is measured, whose `alpha` is not the scheme's."""
-    return {"scheme_alpha" if field == "alpha" else field: value for field, value in of_scheme.items()}
+    return peer | {scheme.name: said_of(scheme, spec.skip) for scheme in schemes_of(spec)}
 
 
 def layer_shape(dimension: int | str) -> tuple[int, int]:

@@ -55,6 +55,14 @@ class Run(NamedTuple):
         return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
+class Answer(NamedTuple):
+    """What a run came to: facts of its model, what was logged along it, and the perplexity under each scheme."""
+
+    facts: dict
+    logged: list[dict]
+    found: dict[str, dict]
+
+
 class TrainingRows(Measurement[Training]):
     """Of each run: every metric of `watch` after some steps and at the end; there also the perplexity in float32 and
     under schemes, with its scatter.
@@ -95,16 +103,16 @@ class TrainingRows(Measurement[Training]):
         }
         return fields, None
 
-    def questions(self, run: Run, _facts: None, _trace: None) -> list[Question]:
+    def questions(self, run: Run, _facts: None) -> list[Question]:
         return [Question("training", {}, run)]
 
-    def is_whole(self, _question: Question, rows: list[dict], _trace: None) -> bool:
+    def is_whole(self, _question: Question, rows: list[dict]) -> bool:
         return {f"perplexity.{scheme}" for scheme in self._schemes} <= {row["metric"] for row in rows}
 
-    def steps(self, questions: list[Question]) -> int:
-        return sum(question.about.recipe.steps for question in questions)
+    def steps(self, question: Question) -> int:
+        return question.about.recipe.steps
 
-    def answer(self, bench: Bench, run: Run, _questions: list[Question], _part: slice, _fields: dict) -> list:
+    def answer(self, bench: Bench, run: Run, _question: Question, _fields: dict) -> Answer:
         spec, recipe = self.spec, run.recipe
         model = start(recipe, run.seed, find_device(spec.device))
         facts = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
@@ -114,7 +122,7 @@ class TrainingRows(Measurement[Training]):
             at = {*spec.watched, recipe.steps}
             logged = train(model, recipe, self._blocks(recipe, run.seed), folder, seen, at, bench.bar.update)
             found = self._under_schemes(model, run)
-        return [(facts, logged, found)]
+        return Answer(facts, logged, found)
 
     def _under_schemes(self, model: PreTrainedModel, run: Run) -> dict[str, dict]:
         """The perplexity of a trained model under each scheme; that of BASELINE is of its weights in float32."""
@@ -128,8 +136,8 @@ class TrainingRows(Measurement[Training]):
             found[scheme] = scattered(draws)
         return found
 
-    def rows(self, question: Question, answers: list, _trace: None) -> list[dict]:
-        ((facts, logged, found),) = answers
+    def rows(self, question: Question, answer: Answer) -> list[dict]:
+        facts, logged, found = answer
         steps = question.about.recipe.steps
         along = [
             {"checkpoint": f"step-{entry['step']}", "metric": metric, "value": value}

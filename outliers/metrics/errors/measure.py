@@ -14,14 +14,13 @@ from outliers.errors import BrokenModel, UserError
 from outliers.measurements.bench import Bench, named
 from outliers.metrics.inputs import Inputs
 from outliers.metrics.measurement import Keeps, Measurement
-from outliers.metrics.states import EXACT
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, Watched
 from outliers.quantization.linear import QuantizedLinear
 from outliers.runs.cell import Cell
-from outliers.variants.quantized import Quantized
+from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together, parts_of
 
 Place = tuple[int, str, str]  # layer, role and path of a projection

@@ -11,17 +11,15 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.measurements.bench import Bench, named
-from outliers.measurements.sweep import coded
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of, variant_losses
-from outliers.metrics.states import EXACT
-from outliers.models.anatomy import ROLES
+from outliers.models.anatomy import ROLES, projections
 from outliers.models.decoder import inference, run_exchanged
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantized_parts, skipped
 from outliers.runs.cell import Cell
 from outliers.variants.draw import drawn, scattered
-from outliers.variants.quantized import Quantized
+from outliers.variants.quantized import EXACT, Quantized
 
 ONLY, WITHOUT = "only", "without"
 
@@ -87,6 +85,13 @@ def exchange_losses(
         return variant_losses(model, blocks, [one.under(variant) for one in asked])
     found = {kind: _by_layer(model, blocks, variant, kind, _layers(asked, kind)) for kind in (ONLY, WITHOUT)}
     return [found[one.kind][one.place] for one in asked]
+
+
+def coded(model: PreTrainedModel) -> PreTrainedModel:
+    """A model under a scheme, its weights quantized now, so that what is made of it shares the codes."""
+    for projection in projections(model):
+        getattr(projection.module, "quantized_weight", None)
+    return model
 
 
 def _layers(asked: Sequence[Exchange], kind: str) -> list[int]:
