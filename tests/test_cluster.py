@@ -14,6 +14,7 @@ from outliers.errors import UserError
 from outliers.experiment import cluster
 from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
+from outliers.experiment.engine import Here
 from outliers.experiment.forecast import PROCESS, Need
 from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.room import Room
@@ -28,7 +29,6 @@ from tests.test_commands import call
 from tests.test_survival import own
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
-pytestmark = pytest.mark.slow
 pytestmark = pytest.mark.slow
 MODELS = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"]
 SWEEP = {"models": MODELS, "schemes": ["fp32", "absmax", "llm.int8"], "block": 64, "blocks": 6}
@@ -162,6 +162,16 @@ def test_emergence_measures_equal_weights_once(tmp_path):
     rows = run(Emergence(**fields, engine="ray"), tmp_path / "there")
     assert sorted_rows(rows) == sorted_rows(want)
     assert sum("same_weights_as" in row for row in rows) == len(rows) // 3
+
+
+def test_of_equal_weights_the_first_name_is_measured(tmp_path, monkeypatch):
+    """Whichever model a worker looked at first."""
+    fields = {"models": [MODELS[0], str(own(tmp_path))], "block": 64, "blocks": 2}
+    forwards = Here.run
+    monkeypatch.setattr(Here, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
+    monkeypatch.setattr(Here, "groups", lambda _engine, subjects: [subjects])
+    rows = run(Emergence(**fields), tmp_path / "backwards")
+    assert {row["model"] for row in rows if "same_weights_as" in row} == {fields["models"][1]}
 
 
 def test_an_ablation_has_the_same_rows(tmp_path):

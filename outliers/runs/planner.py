@@ -97,12 +97,14 @@ class Planner:
         of_subjects = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
         tasks = [Task("its facts", _look, own[0].subject, (own,), 0, number) for number, own in enumerate(of_subjects)]
         facts: dict[Cell, dict] = {}
+        failure = None
         try:
             for task, found in self.engine.run(tasks):
                 facts |= dict(zip(of_subjects[task.number], found, strict=True))
         except UserError as error:
-            return self._with_weights(facts), error
-        return self._with_weights(facts), None
+            failure = error
+        # In the order of the cells, whichever a cluster looked at first: of equal weights the first name is measured.
+        return self._with_weights({cell: facts[cell] for cell in cells if cell in facts}), failure
 
     def _with_weights(self, facts: dict[Cell, dict]) -> dict[Cell, dict]:
         """With the weights of a streamed model where rows or another one may have them, for they are read for that."""
