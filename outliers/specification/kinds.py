@@ -216,7 +216,7 @@ TRANSFORM = "Remedies that all schemes get, such as hadamard or tokens=20+smooth
 ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
 OUTLIER = "From which magnitude on a value is an outlier."
-SKIP = "Projections that stay exact, by patterns such as *.down_proj; by default none."
+SKIP = "What stays exact: roles such as ffn_out, layers.N, or patterns such as *.down_proj; by default none."
 DRAWS = "Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
