@@ -122,7 +122,9 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
     ("command", "arguments", "folder", "printed", "written"),
     [
         ("trace", TRACE, "trace/gpt2-0.1m", "Outlier features: ", "heat_map.png"),
-        ("trace", [*TRACE, "--tokens"], "trace/gpt2-0.1m", "mean |x|", "contexts.csv"),
+        pytest.param(
+            *("trace", [*TRACE, "--tokens"], "trace/gpt2-0.1m", "mean |x|", "contexts.csv"), marks=pytest.mark.slow
+        ),
         (
             "ablate",
             [*TRACE, "--method", "zero,mean"],

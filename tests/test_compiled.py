@@ -74,7 +74,8 @@ AT_ONCE = """
 """
 
 
-@pytest.mark.parametrize("threads", [pytest.param("1", marks=pytest.mark.slow), "4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", ["1", "4"])
 def test_eight_threads_at_once(threads):
     """Also the first time, when all of them find nothing compiled in their process."""
     assert python(AT_ONCE, OMP_NUM_THREADS=threads).split() == ["8", "True"]

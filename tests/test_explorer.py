@@ -393,6 +393,7 @@ def test_the_set_look():
         experiments("look", models=["pocket/gpt2-0.1m", MODEL])
 
 
+@pytest.mark.slow
 def test_one_page_of_a_model_without_outlier_features(tmp_path):
     printed = report("look", out=tmp_path, models=["pocket/gpt2-0.1m"])
     html = (tmp_path / "report.html").read_text()

@@ -13,6 +13,7 @@ from tests.test_commands import call
 OVERVIEW = [sys.executable, "-m", "outliers"]  # the quickest of all commands
 
 
+@pytest.mark.slow
 def test_an_encoding_that_lacks_signs(monkeypatch, capsys, tmp_path):
     printed = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", printed)

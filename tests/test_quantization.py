@@ -803,7 +803,9 @@ def compiled(model: nn.Module, backend: str) -> nn.Module:
     return torch.compile(model, backend=backend, fullgraph=True)
 
 
-@pytest.mark.parametrize(("case", "scheme"), [("gpt2", "llm.int8"), ("llama", "zeropoint-vector")])
+@pytest.mark.parametrize(
+    ("case", "scheme"), [("gpt2", "llm.int8"), pytest.param("llama", "zeropoint-vector", marks=pytest.mark.slow)]
+)
 def test_a_compiled_int8_model_is_one_graph(case, scheme, blocks):
     """The same bits, where the arithmetic is left alone; also once its weights are others."""
     small, other = (quantize(model, scheme, "int8") for model in (make_model(case), other_model(case)))

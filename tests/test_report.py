@@ -723,7 +723,7 @@ def test_a_role_that_was_not_traced_is_named(found, family):
     assert "Not traced, because some layers have no such projection: ffn_out." in section.printed
 
 
-@pytest.mark.parametrize(("gain", "telling"), [(1, True), (20, False)])
+@pytest.mark.parametrize(("gain", "telling"), [(1, True), pytest.param(20, False, marks=pytest.mark.slow)])
 def test_large_gains_of_the_norms_are_said(family, gain, telling):
     """Nearly every feature passes the criterion then, which stays what it is."""
     model = plant(make_model("llama"), [5, 20], 30)

@@ -221,6 +221,7 @@ def test_compiled(blocks):
         torch.testing.assert_close(one, gradient)
 
 
+@pytest.mark.slow
 def test_one_compiled_function_of_models_with_other_decompositions(blocks):
     """A share that differs from that of the last model must not become one that varies, which nothing can compile."""
     compiled = torch.compile(lambda model: model(blocks[:2], labels=blocks[:2]).loss, backend="aot_eager")

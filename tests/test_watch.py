@@ -160,8 +160,8 @@ def with_own_attention(model: PreTrainedModel) -> nn.Module:
     ("wrap", "half"),
     [
         *((wrap, half) for wrap in (as_it_is, in_int8, checkpointed, with_own_attention) for half in (False, True)),
-        (compiled, False),
-        (compiled_by_layer, True),
+        pytest.param(compiled, False, marks=pytest.mark.slow),
+        pytest.param(compiled_by_layer, True, marks=pytest.mark.slow),
     ],
 )
 def test_the_training_does_not_notice(wrap, half, own_attention):
