@@ -32,7 +32,7 @@ from outliers.quantization.store import FILE, load_int8, load_quantized, save_qu
 from outliers.specification.kinds import OneModel
 from tests.conftest import make_model, trace_model
 
-FOLDERS = [range(15), pytest.param(range(15, 200), marks=pytest.mark.slow)]  # by their seeds
+FOLDERS = [range(30), pytest.param(range(30, 200), marks=pytest.mark.slow)]  # by their seeds
 Tensors = dict[str, torch.Tensor]
 
 # Small models that differ in what may go wrong: tied and untied heads, transposed weights, experts in parts.
