@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from outliers.experiment.cell import Cell
 from outliers.experiment.cluster import Cluster
-from outliers.measurements.bench import Bench, Job
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.specification.kinds import Settings
+from outliers.subjects.bench import Bench, Job
 
 MODEL = "pocket/gpt2-5.9m"
 

@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from outliers.experiment.place import place_of
 from outliers.models.names import packaged_file
+from outliers.runs.rows import Row
 from outliers.runs.run import run
 from outliers.specification.kinds import OneModel
 from outliers.tracing.result import Trace
@@ -250,6 +251,13 @@ def answer_within(seconds: int) -> Iterator[None]:
 
 
 TIMES = ("wall_seconds", "peak_memory_bytes")
+
+
+def a_row(model: str, experiment: str = "sweep", **subject) -> Row:
+    """A row as nobody measured it."""
+    asked = {"subject": {"model": model, **subject}, "variant": "fp32", "metric": {"name": "perplexity"}}
+    values = [{"metric": "perplexity", "value": 7.5}]
+    return Row(asked=asked, facts={}, values=values, made={"experiment": experiment})
 
 
 def lasting(rows: list[dict]) -> list[dict]:

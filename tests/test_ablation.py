@@ -10,7 +10,7 @@ import torch
 from scipy.stats import binom
 
 from outliers.errors import UserError
-from outliers.measurements.ablation import ablate, interval_of_mean, plan, summary
+from outliers.metrics.ablations import ablate, interval_of_mean, plan, summary
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, projections

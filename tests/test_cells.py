@@ -16,6 +16,7 @@ from outliers.experiment import provenance
 from outliers.metrics.measurement import Seen
 from outliers.metrics.metric import StatesMetric
 from outliers.metrics.registry import Registry
+from outliers.metrics.zeroshot.harness import zeroshot
 from outliers.models.load import load_model, load_tokenizer
 from outliers.presets.cells import Cells
 from outliers.quantization.schemes import Scheme
@@ -174,6 +175,30 @@ def test_a_sweep_takes_the_rows_of_cells_and_they_its(tmp_path, monkeypatch):
     assert [row["value"] for row in cells] == [row["value"] for row in rows]
 
 
+def test_tasks_generation_and_memory_under_variants(tmp_path):
+    """Each of its own subject: weights alone, a model that is served, a configuration."""
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'outliers[zeroshot]'")
+    asked = {"block": 64, "blocks": 1, "limit": 3, "prompt": 8, "tokens": 1, "repeats": 2, "context": 32}
+    written = ["absmax", "zero(3)+llm.int8"]
+    metrics = "perplexity,zeroshot,latency,memory"
+    rows = run(Cells(models=[MODEL], metrics=metrics, variants=written, **asked), tmp_path)
+    found, model = values(rows), load_model(MODEL)
+    tokenizer = load_tokenizer(MODEL)
+    for name in written:
+        with outliers.variant(name).on(model) as changed:
+            want = {
+                f"zeroshot.{one['metric']}": one["value"]
+                for one in zeroshot(changed, tokenizer, ["lambada-local"], limit=3)
+            }
+        assert {metric: found[name, metric] for metric in want} == want
+        assert found[name, "latency.decode"] > 0
+        assert found[name, "parameters"] == model.num_parameters()
+    of_text = {row["metric"] for row in rows if "block" in row}
+    assert of_text == {"perplexity"}, "what reads no text is found again whatever the text is"
+    hashes = {row["metric"]: row.get("weights_hash") for row in rows if row["variant"] == "zero(3)+llm.int8"}
+    assert hashes["perplexity"] == hashes["zeroshot.acc"] == hashes["latency.decode"] != hashes["cache"]
+
+
 class Accuracy(StatesMetric):
     """How often the most probable token is the next one."""
 
@@ -216,6 +241,9 @@ def test_the_command(monkeypatch, capsys, tmp_path):
         (["--metric", "top1", "--draws", "2"], "field 'draws' is a parameter of no metric that is asked for (top1)"),
         (["--variant", "absmax+skip=nowhere"], "nowhere"),
         (["--variant", "zero(999)"], "999"),
+        (["--metric", "latency", "--prompt", "17"], "prompts of 17 tokens from 1 blocks of 16"),
+        (["--metric", "zeroshot", "--stream"], "zero-shot tasks of a streamed model; expected one in memory"),
+        (["--variant", "bitsandbytes", "--stream"], "bitsandbytes in a streamed model; expected one in memory"),
     ],
 )
 def test_a_mistake_is_one_line(monkeypatch, capsys, tmp_path, arguments, said):

@@ -18,10 +18,10 @@ from outliers.experiment.engine import Here
 from outliers.experiment.forecast import PROCESS, Need
 from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.room import Room
-from outliers.measurements.bench import Job
 from outliers.runs.rows import Rows
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
+from outliers.subjects.bench import Job
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
 from tests.conftest import lasting, trace_model

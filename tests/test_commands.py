@@ -22,11 +22,20 @@ from safetensors.torch import load_file, save_file
 import outliers
 from outliers.__main__ import COMMANDS
 from outliers.errors import UserError
-from outliers.experiment.runner import MEASUREMENTS
 from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
 from outliers.report import report as artefacts
-from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Named, OneModel
+from outliers.specification.kinds import (
+    Ablation,
+    Damage,
+    Emergence,
+    Experiment,
+    Latency,
+    Memory,
+    Named,
+    OneModel,
+    ZeroShot,
+)
 from outliers.terminal.command import run
 from outliers.terminal.options import options, signed
 
@@ -224,7 +233,7 @@ def test_models_and_lists(specified, tmp_path, monkeypatch, typed, fields):
 
 KINDS = {
     name: kind
-    for kind in (*MEASUREMENTS, Experiment, Damage, OneModel, Emergence, Ablation)
+    for kind in (ZeroShot, Latency, Memory, Experiment, Damage, OneModel, Emergence, Ablation)
     if (name := kind.model_fields["name"].default) in COMMANDS and {"model", "models"} & {*kind.model_fields}
 }  # of what a command measures of models
 BECOMES = {"attention": "schemes"}  # fields that others say when a specification is made

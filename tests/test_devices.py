@@ -10,7 +10,7 @@ from accelerate.utils import modeling
 
 from outliers.errors import UserError
 from outliers.experiment import provenance
-from outliers.measurements.ablation import ablate
+from outliers.metrics.ablations import ablate
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models import load

@@ -30,7 +30,7 @@ from outliers.experiment.forecast import Request, forecast, shape_of
 from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.provenance import code_hash
 from outliers.experiment.room import Room
-from outliers.measurements.ablation import CONTROLS, RESAMPLES
+from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.damages import damages_of
 from outliers.metrics.measurement import Keeps, each_alone
 from outliers.metrics.perplexity.measure import LARGEST_LOSS

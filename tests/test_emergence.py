@@ -12,8 +12,8 @@ from outliers.errors import UserError
 from outliers.experiment.engine import Here
 from outliers.experiment.frame import records_in
 from outliers.experiment.provenance import measuring
-from outliers.measurements.ablation import ablate
 from outliers.metrics import states
+from outliers.metrics.ablations import ablate
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import ROLES

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from outliers.errors import UserError
-from outliers.measurements.ablation import ablate
-from outliers.measurements.latency import latency
+from outliers.metrics.ablations import ablate
+from outliers.metrics.latency.measure import latency
 from outliers.metrics.perplexity import measure as module
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.metrics.top1.measure import top1_softmax

@@ -11,8 +11,6 @@ from safetensors.torch import load_file, save_file
 from outliers.errors import UserError
 from outliers.experiment.engine import Here
 from outliers.experiment.frame import records_in as read_rows
-from outliers.experiment.rows import RowFile
-from outliers.measurements.bench import Bench
 from outliers.metrics import states
 from outliers.metrics.perplexity.measure import Loss, perplexity
 from outliers.models.load import load_model, load_tokenizer
@@ -20,12 +18,14 @@ from outliers.models.names import PACKAGED, POCKET, pocket_models
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1
 from outliers.report.report import drawn_again
+from outliers.runs.rows import Rows
 from outliers.runs.run import run, sweep
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel
+from outliers.subjects.bench import Bench
 from outliers.text.blocks import load_text
 from outliers.variants.draw import drawn
-from tests.conftest import TIMES, make_model, trace_model
+from tests.conftest import TIMES, a_row, make_model, trace_model
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
 
@@ -280,10 +280,13 @@ def test_mistakes_show_before_anything_is_measured(tmp_path):
 def test_unwritable_and_damaged_folders(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"cannot write to '.*' \(.*\); choose another folder with --out"):
-        RowFile(tmp_path / "file" / "out").__enter__()
-    (tmp_path / "rows.jsonl").write_text('{"model": "a"}\n{"mod\n{"model": "b"}\n')
+        Rows(tmp_path / "file" / "out").__enter__()
+    with Rows(tmp_path) as rows:
+        rows.add(a_row("a"), a_row("b"))
+    first, second = (tmp_path / "rows.jsonl").read_text().splitlines()
+    (tmp_path / "rows.jsonl").write_text(f"{first}\n{second[:40]}\n{second}\n")
     with pytest.raises(UserError, match=r"line 2 of '.*rows.jsonl' is damaged"):
-        RowFile(tmp_path).__enter__()
+        Rows(tmp_path).__enter__()
     assert {path.name for path in tmp_path.iterdir()} == {"file", "rows.jsonl"}
 
 

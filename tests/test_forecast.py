@@ -23,14 +23,14 @@ from outliers.experiment.forecast import (
 )
 from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.room import Room, free_in_groups
-from outliers.measurements.bench import Job
-from outliers.measurements.latency import LatencyRows, UnderScheme
 from outliers.metrics.measurement import Keeps, each_alone
 from outliers.models.configs import find_config
+from outliers.presets.latency import latency_plans
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.planner import keeps_of
 from outliers.runs.run import plans_of
 from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, OneModel, Settings
+from outliers.subjects.bench import Job
 from outliers.terminal.amounts import duration, size
 from tests.conftest import CONFIGS, make_model, needs_smollm2
 from tests.test_commands import call
@@ -140,16 +140,20 @@ def test_a_streamed_run_has_one_layer_and_what_is_kept_of_all_blocks(opt):
     assert pickle.loads(pickle.dumps(on_disk)) == on_disk
 
 
+def _kept(spec: Latency, scheme: str) -> Keeps:
+    """What the times of all batches under a scheme keep."""
+    (plan,) = latency_plans(spec.model_copy(update={"schemes": [scheme]}))
+    (keeps,) = keeps_of(next(plan.stages))
+    return keeps
+
+
 def test_a_generation_keeps_keys_and_values_and_codes_alone(opt):
     spec = Latency(models=["my-opt"], prompt=100, tokens=28, batches=[1, 4], dtype="bfloat16")
-    rows = LatencyRows(spec)
-    exact, int8 = (
-        need(opt, spec, rows.keeps(UnderScheme(opt, get_scheme(name)))).memory for name in ("fp32", "llm.int8")
-    )
+    exact, int8 = (need(opt, spec, _kept(spec, name)).memory for name in ("fp32", "llm.int8"))
     quantizing = 2 * 2 * 4 * 4 * 4096**2
     assert exact - int8 == 32 * PROJECTIONS - quantizing
     short = spec.model_copy(update={"tokens": 27})
-    fewer = need(opt, short, LatencyRows(short).keeps(UnderScheme(opt, get_scheme("fp32")))).memory
+    fewer = need(opt, short, _kept(short, "fp32")).memory
     assert exact - fewer == 4 * 32 * 2 * 4096 * 2
 
 

@@ -22,9 +22,8 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 from outliers.errors import UserError
 from outliers.experiment.forecast import need_of, request_of
 from outliers.experiment.room import Room
-from outliers.measurements.bench import Job
-from outliers.measurements.measurement import Keeps
 from outliers.metrics import states
+from outliers.metrics.measurement import Keeps
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import ANATOMIES
 from outliers.models.gguf.header import read_header, read_tensor
@@ -35,6 +34,7 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.store import load_int8
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel, Settings
+from outliers.subjects.bench import Job
 from outliers.text.blocks import load_text, tokens_hash
 from tests import gguf_files
 from tests.conftest import (

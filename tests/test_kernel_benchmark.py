@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from outliers.measurements.linear_layers import ways
+from outliers.metrics.linear_layer.measure import ways
 from tests.conftest import needs_int8_units
 from tests.test_docs import ROOT
 

@@ -2,7 +2,6 @@
 
 import csv
 import gc
-import json
 import logging
 import weakref
 
@@ -14,11 +13,9 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers.errors import UserError
-from outliers.experiment.runner import run
-from outliers.measurements import latency as experiment
-from outliers.measurements import linear_layers
-from outliers.measurements.latency import Timings, latency, quartiles
-from outliers.measurements.linear_layers import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
+from outliers.experiment.frame import records_in as read_rows
+from outliers.metrics.latency.measure import Timings, latency, quartiles
+from outliers.metrics.linear_layer.measure import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
 from outliers.quantization.convert import quantize
@@ -27,6 +24,7 @@ from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.report.artefacts import table5, table6
 from outliers.report.write import write
+from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Latency, LinearLayers
 from tests.conftest import SHARED, make_model, needs_shared
@@ -134,11 +132,6 @@ SMALL = {
 }
 
 
-def read_rows(folder) -> list[dict]:
-    """The rows in a results folder."""
-    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture
 def timed_generations(monkeypatch) -> list[tuple]:
     """Batch, tokens and repeats of every measurement, which takes as long as its place in the list."""
@@ -150,7 +143,7 @@ def timed_generations(monkeypatch) -> list[tuple]:
         ids = torch.zeros(len(prompts), 1 + tokens, dtype=torch.int64)
         return Timings([100.0 * len(calls) * (1 + n) for n in range(repeats)], steps, ids)
 
-    monkeypatch.setattr(experiment, "latency", take)
+    monkeypatch.setattr("outliers.metrics.latency.measure.latency", take)
     return calls
 
 
@@ -216,7 +209,7 @@ def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
         return check
 
     for load in (load_model, load_int8):
-        monkeypatch.setattr(experiment, load.__name__, alone(load))
+        monkeypatch.setattr(f"{load.__module__}.{load.__name__}", alone(load))
     gc.disable()  # nothing may wait for the garbage collector
     try:
         run(Latency(**{**SMALL, "models": ["pocket/gpt2-0.1m", "pocket/opt-1.7m"]}), tmp_path)
@@ -263,7 +256,7 @@ def test_bitsandbytes_is_timed_beside_our_schemes(tmp_path, caplog, monkeypatch)
     of_peer = [row for row in rows if row["scheme"] == "bitsandbytes"]
     assert {row["kernels"] for row in of_peer} == {"bitsandbytes"}
     assert of_peer[0]["weights_bytes"] < next(row["weights_bytes"] for row in rows if row["scheme"] == "fp32")
-    monkeypatch.setattr(experiment, "has_bitsandbytes", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     monkeypatch.setattr(logging.getLogger("outliers"), "propagate", True)
     with caplog.at_level("INFO"):
         assert [row["scheme"] for row in run(Latency(**asked), tmp_path)] == [
@@ -370,7 +363,8 @@ def test_linear_layers(tmp_path, monkeypatch):
 
     timed = []
     monkeypatch.setattr(
-        linear_layers, "milliseconds", lambda named, *_: timed.append(named) or {name: [1.0, 2.0] for name in named}
+        "outliers.metrics.linear_layer.measure.milliseconds",
+        lambda named, *_: timed.append(named) or {name: [1.0, 2.0] for name in named},
     )
     assert run(LinearLayers(**LAYERS), tmp_path) == rows
     assert not timed

@@ -8,9 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from outliers.errors import UserError
-from outliers.experiment.runner import run
-from outliers.measurements import memory as experiment
-from outliers.measurements.footprint import (
+from outliers.metrics.memory import measure
+from outliers.metrics.memory.footprint import (
     GIB,
     Footprint,
     Storages,
@@ -24,6 +23,7 @@ from outliers.models.load import load_config
 from outliers.models.skeleton import skeleton
 from outliers.quantization.convert import quantize
 from outliers.report.artefacts.table3 import PUBLISHED, footprints, largest, measured, memory_section
+from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory
 from tests.conftest import CONFIGS, slow_but_five
@@ -310,7 +310,7 @@ def test_finished_rows_are_used_again(tmp_path, monkeypatch):
         "fits",
         "fits",
     ]
-    monkeypatch.setattr(experiment, "measure_footprint", None)
+    monkeypatch.setattr(measure, "measure_footprint", None)
     assert run(spec, tmp_path) == rows
     more = spec.model_copy(update={"context": 65})
     with pytest.raises(TypeError):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from outliers.errors import UserError
-from outliers.experiment.rows import rows_of
 from outliers.plot.published import published_models
 from outliers.report import artefacts
 from outliers.report import report as module
@@ -19,9 +18,9 @@ from outliers.report.elsewhere import ELSEWHERE, elsewhere
 from outliers.report.paper import comparison
 from outliers.report.report import ARTEFACTS, BEYOND, experiments, report
 from outliers.runs.rows import Row
-from outliers.runs.run import rows_of as rows_of_cells
+from outliers.runs.run import rows_of
 from outliers.specification.files import experiment_files
-from outliers.specification.kinds import Experiment, ZeroShot
+from outliers.specification.kinds import Experiment
 from tests.conftest import SHARED
 
 KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"
@@ -345,10 +344,7 @@ def test_rows_of_an_experiment():
 
     other = [row(block=16), row(variant="llm.int8"), row(model="c"), row(text="c4"), row(bos=True)]
     newer, first = row(value=2), row(model="b")
-    assert rows_of_cells(spec, [row(), *other, newer, first]) == [first, newer]
-    whole = ZeroShot(models=["a"])
-    part = {"model": "a", "scheme": "fp32", "task": "piqa", "limit": 5}
-    assert rows_of(whole, [part, {**part, "limit": None}]) == [{**part, "limit": None}]
+    assert rows_of(spec, [row(), *other, newer, first]) == [first, newer]
 
 
 def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):

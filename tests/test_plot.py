@@ -17,7 +17,7 @@ from matplotlib.text import Text
 import outliers
 from outliers import UserError, plot
 from outliers.experiment.frame import records_in
-from outliers.measurements.ablation import summary
+from outliers.metrics.ablations import summary
 from outliers.metrics.damages import damages_of
 from outliers.models.anatomy import ROLES
 from outliers.plot import style

@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 
-from outliers.measurements.latency import latency
 from outliers.metrics import states
+from outliers.metrics.latency.measure import latency
 from outliers.terminal import progress as module
 from outliers.terminal.progress import Progress, over
 from tests.conftest import make_model

@@ -594,7 +594,7 @@ def test_rows_say_of_what_text_they_are_calibrated(tmp_path, monkeypatch):
     ],
 )
 def test_text_that_cannot_be_calibrated_on(tmp_path, monkeypatch, fields, message):
-    monkeypatch.setattr("outliers.measurements.bench.load_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("outliers.subjects.bench.load_model", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(UserError, match=message):
         sweep(Experiment(schemes=["absmax+smoothing"], **SMALL, **fields), tmp_path / "out")
     assert not (tmp_path / "out").exists()

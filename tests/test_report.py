@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from outliers.experiment.frame import records_in
-from outliers.measurements.ablation import plan
+from outliers.metrics.ablations import plan
 from outliers.models.anatomy import ROLES
 from outliers.plot.ablation import ablation_bars
 from outliers.plot.emergence import by_model, exponential_fit, figure3, figure4, fits_of

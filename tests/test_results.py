@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from outliers.errors import UserError
 from outliers.experiment.frame import records_in as read_rows
 from outliers.experiment.place import check_alone, place_of
-from outliers.experiment.rows import RowFile
 from outliers.files import LOCK, part_of, write_whole
 from outliers.models.names import POCKET
 from outliers.report.report import drawn_again
@@ -29,7 +28,7 @@ from outliers.runs.rows import Row, Rows, read
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Emergence, Experiment, OneModel
 from outliers.tracing.result import Trace
-from tests.conftest import lasting, trace_model
+from tests.conftest import a_row, lasting, trace_model
 from tests.test_commands import call
 
 MODEL = "pocket/gpt2-0.1m"
@@ -475,8 +474,8 @@ def models(monkeypatch, tmp_path) -> list[str]:
 
 def say_whose(folder: Path, model: str, experiment: str = "trace", **fields) -> None:
     """A row of a model in a folder."""
-    with RowFile(folder) as row_file:
-        row_file.add({"experiment": experiment, "model": model, "metric": "perplexity", "value": 7.5, **fields})
+    with Rows(folder) as rows:
+        rows.add(a_row(model, experiment, **fields))
 
 
 def test_models_of_one_name_have_folders_of_their_own(models, caplog):

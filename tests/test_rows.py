@@ -12,11 +12,10 @@ import torch
 
 import outliers
 from outliers.experiment import provenance
-from outliers.experiment.frame import records_in
-from outliers.experiment.rows import RowFile, finished, identifying, read_rows, rows_of
+from outliers.experiment.frame import records_in as read_rows
 from outliers.report.report import experiments
-from outliers.runs.rows import is_kept_in
-from outliers.runs.run import run
+from outliers.runs.rows import Row, read
+from outliers.runs.run import rows_of, run
 from outliers.specification.kinds import (
     Hardware,
     Latency,
@@ -27,83 +26,6 @@ from outliers.specification.kinds import (
 KEPT = Path(__file__).parent.parent / "results" / "kept"
 MODEL = "pocket/gpt2-0.1m"
 ONE = {"models": [MODEL], "block": 16, "blocks": 1}
-
-
-@cache
-def kept(run: str) -> list[dict]:
-    """The rows of a kept run."""
-    return records_in(KEPT / run) if is_kept_in(KEPT / run) else finished(read_rows(KEPT / run))
-
-
-def a_row(run: str, **fields) -> dict:
-    """One of them that has some fields, as this code would write it."""
-    found = next(row for row in kept(run) if all(row.get(field) == value for field, value in fields.items()))
-    return found | {"code": "0123456789ab", "revision": "f" * 40}
-
-
-# What identifies a row
-
-ROWS = {
-    "zeroshot": a_row("pocket/figure1", scheme="llm.int8"),
-    "memory": a_row("pocket/table3", metric="fits"),
-    "linear_layers": a_row("pocket/table5", dimension=1024) | {"seconds": 3.0},
-    "latency": a_row("pocket/table6", scheme="llm.int8"),
-}
-# All other fields identify.
-RESULTS = {"value", "unit", "standard_deviation", "standard_error", "q1", "q3", "examples"}
-RESULTS |= {"wall_seconds", "peak_memory_bytes"}
-FOLLOWING = {"parameters", "weights_bytes", "outputs", "context_used"}
-MACHINE = {"device_name", "threads", "python", "torch", "triton", "bitsandbytes"}
-FREE = dict.fromkeys(ROWS, RESULTS | FOLLOWING | {"version", "commit", "experiment"} | MACHINE)
-FREE |= {kind: FREE[kind] - MACHINE for kind in ("latency", "linear_layers")}  # the machine decides
-KINDS_AND_FIELDS = [(kind, field) for kind, row in ROWS.items() for field in [*row, "skip", "scheme_parts"]]
-
-
-def other(value):
-    """Another value of the same kind."""
-    match value:
-        case bool():
-            return not value
-        case int() | float():
-            return value + 1
-        case list():
-            return [*value, *value]
-        case _:
-            return f"{value}-2"
-
-
-@pytest.mark.parametrize(("kind", "field"), KINDS_AND_FIELDS)
-def test_every_field_identifies_but_a_few(tmp_path, kind, field):
-    """Also one that no row has today, such as which layers a scheme skips."""
-    row = ROWS[kind]
-    changed = row | {field: other(row.get(field))}
-    same = field in FREE[kind]
-    with RowFile(tmp_path) as row_file:
-        row_file.add(row)
-        assert row_file.find_all(row) == [row]
-        assert row_file.find_all(changed) == ([row] if same else [])
-        row_file.add(changed)
-    assert read_rows(tmp_path) == ([changed] if same else [row, changed])
-    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == (1 if same else 2), "in the place of the old one"
-
-
-@pytest.mark.parametrize(("kind", "field"), KINDS_AND_FIELDS)
-def test_a_cell_finds_no_rows_that_say_more_than_it_does(tmp_path, kind, field):
-    """But which of its rows they are. There may be rows of what the cell does not say, such as its weights."""
-    row = ROWS[kind] | {"skip": ["lm_head"], "scheme_parts": "int8"}
-    cell = {name: value for name, value in row.items() if name != field}
-    which = {"metric", "subject", "method", "features", "draw", "feature", "layer", "role", "position", "token", "way"}
-    which |= {"projection", "bits", "hardware", "owner", "gpus", "gigabytes", "headroom"}
-    with RowFile(tmp_path) as row_file:
-        row_file.add(row)
-        assert row_file.find_all(cell) == ([row] if field in which | FREE[kind] else [])
-        assert row_file.may_have(cell)
-        if field != "experiment":
-            assert row_file.may_have(row | {field: other(row.get(field))}) == (field in FREE[kind])
-
-
-def test_null_says_nothing():
-    assert identifying({"limit": None, "block": 8}) == {"block": 8}
 
 
 # Runs
@@ -194,16 +116,21 @@ def test_other_kernels_are_timed_again(tmp_path, measured, monkeypatch):
 
 # Which rows are an experiment's
 
+MEASURED = ("figure1", "table3", "table5", "table6")
 SPECS = {spec.folder.name: spec for spec in experiments("pocket")}
 
 
-@pytest.mark.parametrize("name", ["figure1", "table3", "table5", "table6"])
+@cache
+def kept(name: str) -> tuple[Row, ...]:
+    """The rows of a kept run."""
+    return tuple(read(KEPT / "pocket" / name))
+
+
+@pytest.mark.parametrize("name", MEASURED)
 def test_an_experiment_has_all_its_kept_rows_and_none_of_others(name):
-    rows = kept(f"pocket/{name}")
-    others = [*(f"pocket/{other}" for other in ("figure1", "table3", "table5", "table6") if other != name)]
-    of_others = [row for run in others for row in kept(run)]
-    assert rows_of(SPECS[name], [*of_others, *rows]) == rows
-    assert rows_of(SPECS[name], [*rows, *of_others]) == rows
+    of_others = [row for other in MEASURED if other != name for row in kept(other)]
+    assert rows_of(SPECS[name], [*of_others, *kept(name)]) == list(kept(name))
+    assert rows_of(SPECS[name], [*kept(name), *of_others]) == list(kept(name))
 
 
 OTHERWISE = {
@@ -247,15 +174,10 @@ OF_SOME = {"headroom": "fits", "hardware": "fits"}  # metrics of the only rows t
     [(name, field) for name, spec in ASKED.items() for field in type(spec).model_fields if field not in ELSEWHERE],
 )
 def test_rows_of_what_was_asked_otherwise_are_not_shown(name, field):
-    spec = ASKED[name]
-    rows = kept(f"pocket/{name}")
-    if field == "seconds":
-        rows = [row | {"seconds": spec.seconds} for row in rows]
-    assert rows_of(spec, rows)
-    value = "other" if field == "model" else OTHERWISE[field]
-    asked = spec.model_copy(update={field: value})
-    found = rows_of(type(spec)(**dict(asked)), rows)
-    assert [row for row in found if row["metric"] == OF_SOME.get(field, row["metric"])] == []
+    others = {"candidates": None} if (name, field) == ("table3", "models") else {}
+    asked = ASKED[name].model_copy(update={field: OTHERWISE[field], **others})
+    rows = rows_of(type(asked)(**dict(asked)), kept(name))
+    assert [row for row in rows if row.asked["metric"]["name"] == OF_SOME.get(field, row.asked["metric"]["name"])] == []
 
 
 # What stands beside every number
@@ -357,8 +279,8 @@ def test_a_measurement_that_fails_is_over():
     assert not spent.fields
 
 
-def test_rows_say_all_machines_that_measured_their_parts(tmp_path):
-    part = ROWS["zeroshot"] | {"wall_seconds": 1.5, "peak_memory_bytes": 7}
+def test_rows_say_all_machines_that_measured_their_parts():
+    part = kept("figure1")[0].made | {"wall_seconds": 1.5, "peak_memory_bytes": 7}
     other = part | {"device_name": "AMD EPYC, 4 cores", "threads": 4, "wall_seconds": 2.0, "peak_memory_bytes": 5}
     row = provenance.joined([part, other, part])
     assert row == part | {
@@ -368,7 +290,3 @@ def test_rows_say_all_machines_that_measured_their_parts(tmp_path):
         "peak_memory_bytes": 7,
     }
     assert provenance.joined([part, part]) == part | {"wall_seconds": 3.0}
-    with RowFile(tmp_path) as row_file:
-        row_file.add(row)
-        assert row_file.find_all(part) == [row], "which machines they were does not matter where no time is measured"
-    assert read_rows(tmp_path) == [row]

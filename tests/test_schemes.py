@@ -419,8 +419,8 @@ def test_a_broken_plugin_is_one_line(install, code, entry, message):
     ],
 )
 def test_what_cannot_be_skipped_is_refused_before_anything_is_loaded(spec, tmp_path, monkeypatch, caplog):
-    for load in ("bench.load_model", "latency.load_model", "latency.load_int8"):
-        monkeypatch.setattr(f"outliers.measurements.{load}", lambda *_, **__: pytest.fail("loaded"))
+    for load in ("subjects.bench.load_model", "models.load.load_model", "quantization.store.load_int8"):
+        monkeypatch.setattr(f"outliers.{load}", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(UserError, match=r"unknown place in skip '\*.nothing'"):
         run(spec, tmp_path / "out")
     assert not list(tmp_path.iterdir())

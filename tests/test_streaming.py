@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.errors import UserError
-from outliers.measurements.ablation import ablate
-from outliers.measurements.bench import Bench, Job
+from outliers.metrics.ablations import ablate
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import decoder_layers
@@ -24,6 +23,7 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel
+from outliers.subjects.bench import Bench, Job
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace

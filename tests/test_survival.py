@@ -22,16 +22,16 @@ from safetensors.torch import load_file, save_file
 from outliers import files
 from outliers.errors import UserError
 from outliers.experiment.frame import records_in as read_rows
-from outliers.experiment.rows import RowFile
 from outliers.files import LOCK, locked, write_whole
 from outliers.metrics import states
 from outliers.metrics.trace import measure as traces
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
+from outliers.runs.rows import Rows
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel
 from outliers.tracing.result import Trace
-from tests.conftest import lasting, trace_model
+from tests.conftest import a_row, lasting, trace_model
 from tests.test_commands import call
 
 MODEL = "pocket/gpt2-0.1m"
@@ -105,7 +105,7 @@ def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(monkeypatch, capsys, tmp_
 
 
 def test_ctrl_c_where_nothing_is_missing_or_finished(monkeypatch, tmp_path):
-    with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows in"), RowFile(tmp_path / "none"):
+    with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows in"), Rows(tmp_path / "none"):
         signal.raise_signal(signal.SIGINT)
     assert not any(tmp_path.iterdir())
     rows = sweep(Experiment(**FIELDS), tmp_path)
@@ -115,7 +115,7 @@ def test_ctrl_c_where_nothing_is_missing_or_finished(monkeypatch, tmp_path):
         signal.raise_signal(signal.SIGINT)
         return described(*arguments)
 
-    monkeypatch.setattr("outliers.measurements.bench.load_model", press)
+    monkeypatch.setattr("outliers.subjects.bench.load_model", press)
     with pytest.raises(KeyboardInterrupt, match=r"^8 finished rows in"):
         sweep(Experiment(**FIELDS), tmp_path)
     assert read_rows(tmp_path) == rows
@@ -130,7 +130,7 @@ def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path):
     def press(*_):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("outliers.measurements.bench.load_config", press)
+    monkeypatch.setattr("outliers.subjects.bench.load_config", press)
     code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path / "none")
     assert (code, err) == (130, "interrupted; run the same command again to go on\n")
     assert not (tmp_path / "none").exists()
@@ -139,15 +139,13 @@ def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path):
 def test_other_uses_of_ctrl_c_are_left_alone(tmp_path):
     ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with RowFile(tmp_path):
+        with Rows(tmp_path):
             signal.raise_signal(signal.SIGINT)
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, ignored)
     done = []
-    thread = threading.Thread(
-        target=lambda: done.append(RowFile(tmp_path / "a").__enter__().__exit__(None, None, None))
-    )
+    thread = threading.Thread(target=lambda: done.append(Rows(tmp_path / "a").__enter__().__exit__(None, None, None)))
     thread.start()
     thread.join()
     assert done == [None], "outside of the main thread, where no handler can be set"
@@ -279,25 +277,24 @@ def test_what_a_kill_left_is_no_row(tmp_path, want):
 
 
 def test_two_runs_into_one_folder_do_not_mix(monkeypatch, capsys, tmp_path):
-    with RowFile(tmp_path) as row_file:
+    with Rows(tmp_path) as row_file:
         code, out, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path)
         assert (code, out) == (2, "")
         owner = rf"process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d \(.*\)"
         said = rf"error: '{tmp_path}' is in use by {owner}; wait until it ends, or choose another folder with --out\n"
         assert re.fullmatch(said, err)
         assert read_rows(tmp_path) == [], "reading needs no lock"
-        row_file.add({"model": "a"})
+        row_file.add(a_row("a"))
     assert names(tmp_path) == {"rows.jsonl"}
-    with RowFile(tmp_path) as row_file:
-        assert row_file.rows == [{"model": "a"}]
+    assert [row["model"] for row in read_rows(tmp_path)] == ["a"]
 
 
 def test_rows_of_a_run_that_ended_before_this_one_began_are_kept(tmp_path):
-    first, second = RowFile(tmp_path), RowFile(tmp_path)
+    first, second = Rows(tmp_path), Rows(tmp_path)
     for row_file, model in ((first, "a"), (second, "b")):
         with row_file:
-            row_file.add({"model": model})
-    assert read_rows(tmp_path) == [{"model": "a"}, {"model": "b"}]
+            row_file.add(a_row(model))
+    assert [row["model"] for row in read_rows(tmp_path)] == ["a", "b"]
 
 
 @pytest.mark.slow
@@ -309,7 +306,7 @@ def test_the_lock_ends_with_its_owner_however_that_ends(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     owner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "out")], **pipes)
     assert owner.stdout.readline() == "locked\n"
-    with pytest.raises(UserError, match=rf"in use by process {owner.pid} on .*python.* -c "), RowFile(tmp_path / "out"):
+    with pytest.raises(UserError, match=rf"in use by process {owner.pid} on .*python.* -c "), Rows(tmp_path / "out"):
         pass
     owner.kill()
     owner.communicate()
@@ -566,7 +563,7 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
         (lambda name: Emergence(models=[name], alpha=3, **TEXT), "metrics.trace.measure", "trace"),
         (lambda name: Ablation(model=name, features=[3], **TEXT), "metrics.top1.measure", "top1_softmax"),
         (lambda name: Damage(model=name, **TEXT), "metrics.errors.measure", "block_errors"),
-        (lambda name: Latency(models=[name], **TIMED), "measurements.latency", "latency"),
+        (lambda name: Latency(models=[name], **TIMED), "metrics.latency.measure", "latency"),
     ],
 )
 def test_other_measurements_of_a_checkpoint_that_changes(monkeypatch, tmp_path, spec, module, step):

@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
 from outliers.errors import UserError
-from outliers.experiment.frame import records_in
-from outliers.experiment.rows import rows_of
 from outliers.plot.style import GREY
 from outliers.plot.training import causes, checkpoints, trained
 from outliers.report.artefacts.causes import causes_section, causes_table, ends
@@ -36,6 +34,8 @@ from outliers.report.findings.causes import causes_findings
 from outliers.report.page import page
 from outliers.report.report import experiments, report
 from outliers.report.seeds import mean, ratio
+from outliers.runs.rows import Row, read
+from outliers.runs.run import plans_of, rows_of
 from outliers.specification.recipe import Recipe, Training
 from outliers.terminal import progress
 from outliers.text.documents import sample
@@ -78,15 +78,27 @@ COSTS = {
 # Which rows are an experiment's.
 
 
+def kept_runs(spec: Training, names: Iterable[str]) -> list[Row]:
+    """A row of each run and seed of a specification, as nobody measured it."""
+    return [
+        Row(
+            asked=cell.asked,
+            facts={"trained_on": "0123456789ab"},
+            values=[{"metric": "perplexity", "value": 20.0}],
+            made={"experiment": "training"},
+        )
+        for plan in plans_of(spec)
+        for cell in next(plan.stages)
+        if cell.subject.label in names
+    ]
+
+
 def test_rows_of_training_runs_are_those_that_are_asked_for():
-    rows = rows_of_runs(SPEC, dict.fromkeys(TABLE7, PLAIN))
     kept = Path(__file__).parent.parent / "results" / "kept"
-    others = [row for run in ("training", "remedies") for row in records_in(kept / run)]
-    found = rows_of(SPEC, [*reversed(others), *rows, *others])
-    assert list(dict.fromkeys(row["run"] for row in found)) == list(TABLE7), "in the order of the experiment"
-    assert sorted(map(str, found)) == sorted(map(str, rows))
-    back = rows_of(SPEC, list(reversed(rows)))
-    assert list(dict.fromkeys(row["run"] for row in back)) == list(TABLE7)
+    others = [row for run in ("training", "remedies", "training-runs/causes") for row in read(kept / run)]
+    rows = kept_runs(SPEC, TABLE7)
+    assert rows_of(SPEC, [*reversed(others), *reversed(rows), *others]) == rows, "in the order of the experiment"
+    assert rows_of(SPEC, rows[1:]) == rows[1:], "as far as they ended"
 
 
 @pytest.mark.parametrize(
@@ -102,20 +114,13 @@ def test_rows_of_training_runs_are_those_that_are_asked_for():
         {"alpha": 7.0},
         {"text": "c4"},
         {"draws": 1},
+        {"schemes": ["llm.int8"]},
     ],
     ids=str,
 )
 def test_rows_of_what_was_trained_otherwise_are_not_shown(fields):
     asked = {"recipe": RECIPE, "runs": TABLE7, "seeds": SEEDS} | fields
-    assert rows_of(Training(**asked), rows_of_runs(SPEC, dict.fromkeys(TABLE7, PLAIN))) == []
-
-
-def test_rows_under_other_schemes_are_not_shown():
-    rows = rows_of_runs(SPEC, {"16 bits": PLAIN})
-    asked = SPEC.model_copy(update={"schemes": ["llm.int8"]})
-    metrics = {row["metric"] for row in rows_of(asked, rows)}
-    assert {"perplexity", "perplexity.fp32", "perplexity.llm.int8"} <= metrics
-    assert "perplexity.absmax" not in metrics
+    assert rows_of(Training(**asked), kept_runs(SPEC, TABLE7)) == []
 
 
 # Several seeds.
@@ -312,16 +317,6 @@ def test_what_differs_beyond_the_scatter_of_seeds_is_said():
 def test_the_fewer_runs_are_named(having, sentence):
     ends = pd.DataFrame([{"run": run, "seed": 0, "count": int(run in having), "max.residual": 1} for run in "abcdef"])
     assert causes_findings(ends, "causes")[0].text == sentence
-
-
-@pytest.mark.parametrize(("share", "ended"), [(0.01, 0), (0.5, 4), (0.99, 8), (1, 9)])
-def test_runs_that_a_torn_file_has_the_beginning_of_are_not_drawn(share, ended):
-    rows = rows_of_runs(CAUSES, ENDS)
-    on_another_text = [row | {"text": "other"} for row in rows]
-    left = rows_of(CAUSES, [*on_another_text, *rows[: int(share * len(rows))]])
-    assert len({(row["run"], row["seed"]) for row in left}) == ended
-    if left:
-        assert len(ends(left)) == ended
 
 
 def test_of_one_seed_nothing_is_told_apart():

@@ -27,6 +27,7 @@ from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.peer import Peer
 from outliers.variants.plant import plant
 from outliers.variants.planted import Planted
 from outliers.variants.quantized import Quantized
@@ -198,12 +199,13 @@ NAMES = [name for name in NAMES if "clip" not in name or get_scheme(name.partiti
 QUANTIZED = st.builds(
     Quantized, st.builds(get_scheme, st.sampled_from(NAMES), st.none() | NUMBERS), skip=PLACES, only=PLACES
 )
+PEERS = st.builds(Peer, NUMBERS)
 OTHERS = st.lists(ABLATIONS | PLANTS, min_size=1, max_size=3)
 SEVERAL = st.builds(lambda before, one, after: Together((*before, one, *after)), OTHERS, QUANTIZED, OTHERS)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.just(AS_IT_IS) | ABLATIONS | PLANTS | QUANTIZED | SEVERAL)
+@given(st.just(AS_IT_IS) | ABLATIONS | PLANTS | QUANTIZED | PEERS | SEVERAL)
 def test_a_writing_is_read_as_what_was_written(variant):
     again = outliers.variant(variant.name)
     assert again == variant
@@ -227,6 +229,8 @@ def test_a_writing_is_read_as_what_was_written(variant):
             SCHEMES["absmax"], ("layers.0:2", "*.c_fc"), ("ffn_out",)
         ),
         "w4a8-g64+tokens=20@ffn_out+smoothing=0.75": Quantized(get_scheme("w4a8-g64+tokens=20@ffn_out+smoothing=0.75")),
+        "bitsandbytes": Peer(),
+        "zero(3)+bitsandbytes+alpha=4": Together((Ablated(Intervention((3,))), Peer(4))),
         "zero(247)+llm.int8": Together((Ablated(Intervention((247,))), Quantized(SCHEMES["llm.int8"]))),
         "plant(3,factor=8)+zero(3)+absmax+hadamard": Together(
             (Planted((3,), 8.0), Ablated(Intervention((3,))), Quantized(get_scheme("absmax+hadamard")))
@@ -283,6 +287,9 @@ def test_what_does_nothing_is_not_written():
         "absmax+skip=a+skip=b": "has an option twice or without a value; expected",
         "absmax+alpha=4": "has no threshold of outliers, which alpha=4 would change; expected",
         "llm.int8+alpha=nan": "alpha is nan; expected a positive number",
+        "bitsandbytes+hadamard": "expected bitsandbytes, or its threshold of outliers as in bitsandbytes+alpha=4",
+        "bitsandbytes+alpha=0": "the threshold of bitsandbytes is 0; expected a positive number",
+        "absmax+zero(3)+bitsandbytes": "has two schemes, of which the second would replace the first",
         "absmax+zero(3)+w4": "has two schemes, of which the second would replace the first",
     }.items(),
 )

@@ -14,10 +14,8 @@ import torch
 import yaml
 
 from outliers.errors import UserError
-from outliers.experiment.runner import run
-from outliers.measurements import harness as module
-from outliers.measurements import zeroshot as experiment
-from outliers.measurements.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
+from outliers.metrics.zeroshot import harness as module
+from outliers.metrics.zeroshot.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
 from outliers.models.load import load_model, load_tokenizer
 from outliers.plot.zeroshot import accuracy_by_size, mean_accuracy, mean_chance
 from outliers.quantization.convert import quantize
@@ -27,6 +25,7 @@ from outliers.report.artefacts.figure1 import (
     measured,
     zeroshot_section,
 )
+from outliers.runs.run import run
 from outliers.specification.kinds import ZeroShot
 from tests.conftest import C4, SHARED, needs_shared
 from tests.test_commands import call
@@ -338,14 +337,14 @@ def test_experiment_goes_on_where_it_stopped(spec, data, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return module.evaluate(model, tokenizer, tasks, limit)
 
-    monkeypatch.setattr(experiment, "evaluate", counted)
+    monkeypatch.setattr("outliers.metrics.zeroshot.measure.evaluate", counted)
     with pytest.raises(KeyboardInterrupt):
         run(spec, tmp_path)
     rows = run(spec, tmp_path)
     assert len(calls) == 4 + 5, "three of eight tasks were finished"
     assert run(spec, tmp_path) == rows
     assert len(calls) == 9
-    assert len(rows) == len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2 * 2 * 4
+    assert len(rows) == 2 * len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2 * 2 * 4
 
     row = next(row for row in rows if row["scheme"] == "llm.int8" and row["metric"] == "zeroshot.acc_norm")
     expected = {"task": "piqa-local", "limit": 4, "examples": 4, "unit": "1", "alpha": 4, "dtype": "bfloat16"}

@@ -3,7 +3,7 @@
     python kernels/benchmarks/linear_layer.py
 
 On a GPU (16 bits: float16) if there is one, otherwise on the CPU (bfloat16, for CPUs have no fast float16). The ways
-are `WAYS` of `outliers.measurements.linear_layers`, and each part of LLM.int8() alone: its own product, which the
+are `WAYS` of `outliers.metrics.linear_layer.measure`, and each part of LLM.int8() alone: its own product, which the
 layer cannot outrun, and each pass over memory, whose limit is the memory bandwidth: what a copy of a tensor larger
 than the caches reads and writes in a second. A pass that finds its tensors in a cache may be beyond it. All of one
 shape are timed in turn, several rounds.
@@ -31,7 +31,7 @@ from scipy.stats import gmean
 from tabulate import tabulate
 
 from outliers.experiment.provenance import environment
-from outliers.measurements.linear_layers import BASELINE, milliseconds, rows_of, ways
+from outliers.metrics.linear_layer.measure import BASELINE, milliseconds, rows_of, ways
 from outliers.report.artefacts.table5 import PUBLISHED
 
 # Tokens, features, outputs: the layers of the paper's Table 5, then others from prefill to decoding.

@@ -13,9 +13,9 @@ from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import BrokenModel, UserError, shown
 from outliers.experiment.provenance import environment
 from outliers.files import locked, write_whole
-from outliers.measurements.training.watch import KURTOSES, watch
 from outliers.metrics.metric import Metric
 from outliers.metrics.trace.measure import tidy
+from outliers.metrics.training.watch import KURTOSES, watch
 from outliers.models.load import weights_hash
 from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
@@ -38,7 +38,7 @@ class Watched(Metric):
     """What `outliers.watch` finds."""
 
     name: ClassVar[str] = "watch"
-    measured_by: ClassVar[str] = "outliers.measurements.training.watch:watch"
+    measured_by: ClassVar[str] = "outliers.metrics.training.watch:watch"
 
     alpha: float = ALPHA
     attention: bool = True

@@ -19,8 +19,8 @@ from outliers.experiment.cell import Cell
 from outliers.experiment.forecast import PROCESS, Need, Request, forecast
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.room import Room, room_of
-from outliers.measurements.bench import Bench
 from outliers.specification.kinds import Spread
+from outliers.subjects.bench import Bench
 from outliers.terminal.progress import Progress
 
 CELLS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end at nearly the same time

@@ -9,8 +9,8 @@ from outliers.experiment.cluster import Cluster
 from outliers.experiment.forecast import Request, forecast
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.room import room_of
-from outliers.measurements.bench import Bench
 from outliers.specification.kinds import Named
+from outliers.subjects.bench import Bench
 from outliers.terminal.progress import Progress
 
 

@@ -8,9 +8,15 @@ from pathlib import Path
 import pandas as pd
 
 from outliers.errors import UserError
-from outliers.experiment.rows import WHERE, WHICH, read_rows
-from outliers.runs.rows import is_kept_in, read
+from outliers.runs.rows import read
 
+WHERE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
+# Which of the values of a cell a value is.
+WHICH = (
+    *("metric", "subject", "method", "features", "draw", "feature", "layer", "role", "projection", "position", "token"),
+    "way",
+    *("bits", "hardware", "owner", "gpus", "gigabytes", "headroom"),
+)
 # With what a value was computed and what that took, beside what was measured.
 PROVENANCE = (
     *("weights_hash", "tokens_hash", "calibration_hash", "documents_hash", "ignored_tensors"),
@@ -58,7 +64,5 @@ def _read(folder: Path) -> list[dict]:
 
 
 def records_in(folder: Path) -> list[dict]:
-    """The flat rows of a folder, in either form."""
-    if not is_kept_in(folder):
-        return read_rows(folder)
+    """A flat dictionary for each value of the rows of a folder."""
     return [record for row in read(folder) for record in row.records()]

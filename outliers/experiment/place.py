@@ -9,11 +9,11 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from outliers.errors import UserError
-from outliers.experiment.rows import OF_ONE_MODEL, found_in
-from outliers.runs.rows import is_kept_in, read
+from outliers.runs.rows import read
 from outliers.specification.kinds import OfOneModel
 
 LONGEST = 200  # bytes of a folder's name, so that systems take it
+OF_ONE_MODEL = ("trace", "ablate", "damage")  # experiments of which a folder holds those of one model
 Checkpoint = tuple[str, str | None]  # model and revision
 logger = logging.getLogger(__name__)
 
@@ -74,15 +74,9 @@ def _others(folder: Path, spec: OfOneModel) -> list[Checkpoint]:
 
 def _measured(folder: Path, name: str) -> list[Checkpoint]:
     """The models of rows that an experiment of this name, or one of one model, has made."""
-    rows = [row for row in _rows(folder) if row.get("experiment") in (name, *OF_ONE_MODEL) and "model" in row]
-    return [(row["model"], row.get("checkpoint")) for row in rows]
-
-
-def _rows(folder: Path) -> Iterator[dict]:
-    """What rows say of their models, in either form."""
-    if not is_kept_in(folder):
-        return iter(found_in(folder).rows)
-    return (row.asked["subject"] | row.made for row in read(folder))
+    rows = [row for row in read(folder) if row.made.get("experiment") in (name, *OF_ONE_MODEL)]
+    subjects = [row.asked["subject"] for row in rows if "model" in row.asked["subject"]]
+    return [(subject["model"], subject.get("checkpoint")) for subject in subjects]
 
 
 def _traced(stem: Path) -> list[Checkpoint]:

@@ -13,5 +13,8 @@ METRICS = Registry(
         "places": "outliers.metrics.places:Places",
         "trace": "outliers.metrics.trace:Trace",
         "top1": "outliers.metrics.top1:Top1",
+        "zeroshot": "outliers.metrics.zeroshot:ZeroShot",
+        "latency": "outliers.metrics.latency:Latency",
+        "memory": "outliers.metrics.memory:Memory",
     },
 )

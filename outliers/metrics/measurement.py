@@ -11,9 +11,9 @@ from outliers.quantization.schemes import Scheme
 from outliers.variants.together import schemes_of
 
 if TYPE_CHECKING:
-    from outliers.measurements.bench import Bench
     from outliers.runs.cell import Cell
     from outliers.runs.planner import Planner
+    from outliers.subjects.bench import Bench
 
 
 ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory"))
@@ -49,10 +49,14 @@ def each_alone(schemes: Iterable[Scheme]) -> tuple[tuple[Scheme, ...], ...]:
 class Measurement(ABC):
     """Answers cells of one subject, which may be of several metrics that share it.
 
-    splits: whether a text can be measured in parts, on several machines.
+    unit: what the bar counts. splits: whether a text can be measured in parts, on several machines.
     """
 
+    unit = "block"
     splits = True
+
+    def check(self, cell: "Cell") -> None:  # noqa: B027 (most fit all subjects)
+        """Raise UserError where the parameters of a metric do not fit its subject."""
 
     def facts(self, cell: "Cell", bench: "Bench") -> dict:
         """What a row of a cell has to be made anew for, beside its subject, its variant and the code."""
@@ -71,8 +75,9 @@ class Measurement(ABC):
         """How far the answers to some cells, which are given at once, move the bar."""
         return sum(len(cell.subject.blocks) for cell in cells)
 
-    def keeps(self, cells: Sequence["Cell"]) -> Keeps:
-        """What is in memory beside the model of these cells' subject: one variant's codes at a time."""
+    def keeps(self, cells: Sequence["Cell"]) -> Keeps | None:
+        """What is in memory beside the model of these cells' subject: one variant's codes at a time; None where no
+        model is."""
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
         return Keeps(
             tuple(tuple(one.scheme for one in schemes_of(variant)) for variant in variants), variants=len(variants)

@@ -15,13 +15,15 @@ class Metric(BaseModel):
     """What is asked of a subject under a variant; its fields are its parameters, and options of commands.
 
     name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
-    something is measured. timed: whether it measures time, so that the machine is a fact of its rows.
+    something is measured. subject: the class of what it is asked of, by its place, made of model, revision and
+    settings. timed: whether it measures time, so that the machine is a fact of its rows.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
     measured_by: "ClassVar[str | Measurement]"
+    subject: "ClassVar[str]" = "outliers.subjects.causal:Causal"
     timed: ClassVar[bool] = False
 
     @property

@@ -53,7 +53,7 @@ def ablation_bars(
 
 def _summed_up(measurements: pd.DataFrame) -> pd.DataFrame:
     """The summary of measurements, of which each control draw is one."""
-    from outliers.measurements.ablation import summary  # which imports torch
+    from outliers.metrics.ablations import summary  # which imports torch
 
     return measurements if "damage_low" in measurements else summary(measurements)
 

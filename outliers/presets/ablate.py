@@ -4,18 +4,19 @@ from collections.abc import Sequence
 from itertools import product
 
 from outliers.errors import UserError
-from outliers.measurements.ablation import Treatment, plan
-from outliers.measurements.bench import check_schemes, check_uncalibrated
+from outliers.metrics.ablations import Treatment, plan
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.top1 import Top1
 from outliers.metrics.trace import Trace
 from outliers.models.names import short_name
 from outliers.models.stream import Variant
 from outliers.presets.emergence import counted
+from outliers.quantization.convert import check_calibrated
 from outliers.quantization.schemes import get_scheme, said_of
 from outliers.runs.cell import Cell, Plan, Stages
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Ablation, alpha_of_schemes
+from outliers.subjects.bench import check_schemes
 from outliers.subjects.causal import Causal
 from outliers.tracing.result import STREAM
 from outliers.variants.ablated import Ablated, Intervention
@@ -34,7 +35,7 @@ class ToAblate(Causal):
         super().prepare()
         spec = self.settings
         scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
-        check_uncalibrated([scheme])
+        check_calibrated(scheme, None)
         check_schemes(self.job.config, [scheme], spec.skip)
         planned(spec, self.job.config.hidden_size, spec.features or [0])  # of outliers that nobody knows yet, of one
 

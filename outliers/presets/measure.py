@@ -1,16 +1,18 @@
 """Any metrics of any models under any variants."""
 
+from collections import defaultdict
 from itertools import product
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
+from outliers.metrics.metric import resolved
 from outliers.presets.cells import Cells
 from outliers.runs.cell import Cell, Plan, Stages
-from outliers.subjects.causal import Causal
 
 if TYPE_CHECKING:
     from outliers.metrics.metric import Metric
     from outliers.models.stream import Variant
+    from outliers.runs.cell import Subject
 
 
 def measure_plans(spec: Cells) -> list[Plan]:
@@ -21,10 +23,13 @@ def measure_plans(spec: Cells) -> list[Plan]:
                 f"'{variant.name}' needs the mean of each feature over the text, which outliers.ablate finds; expected "
                 "zero or shuffle, or a variant that knows it"
             )
-    subjects = [Causal(name, spec.revision, spec) for name in spec.models]
-    asked = list(product(spec.variants, spec.asked_metrics))
-    return [Plan(subject, _stages(subject, asked)) for subject in subjects]
+    groups: dict[tuple, list[tuple[Variant, Metric]]] = defaultdict(list)
+    for variant, metric in product(spec.variants, spec.asked_metrics):
+        kind = resolved(metric.subject)
+        groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
+    subjects = [(kind(name, spec.revision, spec), asked) for name in spec.models for (kind, _), asked in groups.items()]
+    return [Plan(subject, _stages(subject, asked)) for subject, asked in subjects]
 
 
-def _stages(subject: Causal, asked: "list[tuple[Variant, Metric]]") -> Stages:
+def _stages(subject: "Subject", asked: "list[tuple[Variant, Metric]]") -> Stages:
     yield [Cell(subject, variant, metric) for variant, metric in asked]

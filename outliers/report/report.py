@@ -136,10 +136,6 @@ def _rows(spec: Named, folder: Path, force: bool, redraw: bool) -> tuple[list[di
 
 def drawn_again(spec: Named, folder: Path) -> list[dict]:
     """Of the rows in a folder those of an experiment; no model is loaded."""
-    if spec.plans is None:
-        from outliers.experiment.rows import finished, read_rows, rows_of
-
-        return rows_of(spec, finished(read_rows(folder)))
     from outliers.runs.rows import read
     from outliers.runs.run import records, rows_of
 

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from outliers.measurements.bench import Bench
     from outliers.metrics.metric import Metric
     from outliers.models.stream import Variant
     from outliers.runs.rows import Row
+    from outliers.subjects.bench import Bench
 
 
 class Subject(Protocol):
@@ -38,6 +38,9 @@ class Subject(Protocol):
 
     def load(self, bench: "Bench", facts: dict | None = None) -> "PreTrainedModel":
         """The model, if it has the weights that the facts say."""
+
+    def weights(self, bench: "Bench") -> dict:
+        """Which weights were loaded, as a fact."""
 
     def facts(self, bench: "Bench", cell: "Cell") -> dict:
         """What is known of it and of a variant on it beside what is asked: hashes, sizes, kernels."""
@@ -70,10 +73,14 @@ Stages = Generator[list[Cell], "list[Row]", None]  # cells, whose rows may decid
 
 
 class Plan(NamedTuple):
-    """What is asked of a subject, stage by stage."""
+    """What is asked of a subject, stage by stage.
+
+    package: a library that it compares with; where it is not installed, a run leaves the plan out and says so.
+    """
 
     subject: Subject
     stages: Stages
+    package: str | None = None
 
 
 def following(stages: Stages, rows: "list[Row]") -> list[Cell]:

@@ -10,11 +10,11 @@ from outliers.experiment.engine import Engine
 from outliers.experiment.forecast import request_of
 from outliers.experiment.interrupt import stop_if_asked
 from outliers.experiment.provenance import environment, joined, measuring
-from outliers.measurements.bench import Bench, check_same_weights, named
 from outliers.metrics.measurement import Keeps
 from outliers.models.names import full_name
 from outliers.runs.cell import Cell, Plan, Subject, following
 from outliers.runs.rows import Row, Rows
+from outliers.subjects.bench import Bench, check_same_weights, named
 from outliers.terminal.progress import Progress
 
 OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that models of the same weights have in common
@@ -43,9 +43,14 @@ class Planner:
         asked = [next(plan.stages) for plan in plans]
         for plan, cells in zip(plans, asked, strict=True):
             plan.subject.check(cells)
+            for cell in cells:
+                cell.metric.measurement.check(cell)
         self.bar.total += sum(map(_steps, asked))
+        self.bar.unit = next((cell.metric.measurement.unit for cells in asked for cell in cells), self.bar.unit)
         needs = [(plan.subject, keeps) for plan, cells in zip(plans, asked, strict=True) for keeps in keeps_of(cells)]
-        self.engine.forecast([request_of(subject, subject.settings, keeps) for subject, keeps in needs])
+        requests = [request_of(subject, subject.settings, keeps) for subject, keeps in needs if keeps]
+        if requests:
+            self.engine.forecast(requests)
         found: list[list[Row]] = [[] for _ in plans]
         for group in self.engine.groups(range(len(plans))):
             waiting = {number: asked[number] for number in group}
@@ -208,7 +213,7 @@ def _steps(cells: list[Cell]) -> int:
     return sum(bundle[0].metric.measurement.steps(bundle) for bundle in bundles_of(cells))
 
 
-def keeps_of(cells: list[Cell]) -> Iterable[Keeps]:
+def keeps_of(cells: list[Cell]) -> Iterable[Keeps | None]:
     """What each kind of measurement keeps of some cells of a subject."""
     measurements = {cell.metric.measured_by: cell.metric.measurement for cell in cells}
     of_each = ([cell for cell in cells if cell.metric.measured_by == name] for name in measurements)
@@ -258,12 +263,12 @@ def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict]:
 
 def _weights(bench: Bench, subject: Subject) -> dict:
     subject.load(bench)
-    return bench.weights()
+    return subject.weights(bench)
 
 
 def answer(bench: Bench, _subject: Subject, cells: list[Cell], part: slice, facts: dict) -> tuple[list, dict, dict]:
     """The answers to some cells, of which weights they are, and where they were made at what cost."""
     with measuring(cells[0].subject.settings.device) as spent:
         answers: list[Any] = cells[0].metric.measurement.answer(bench, cells, part, facts)
-        weights = bench.weights()
+        weights = cells[0].subject.weights(bench)
     return answers, weights, spent.fields

@@ -23,7 +23,6 @@ from outliers.files import (
     read_whole,
     remove_all_left,
     remove_left,
-    start_of,
     write_whole,
     writing,
 )
@@ -276,14 +275,6 @@ def read(folder: Path) -> list[Row]:
             row = _parsed(path, line, number)
             last[_beginning(row.asked, row.facts)] = row
     return list(last.values())
-
-
-def is_kept_in(folder: Path) -> bool:
-    """Whether a folder has rows of this form."""
-    try:
-        return (start_of(folder / FILE, len(START)) or b"").startswith(START)
-    except OSError:  # who reads it says why
-        return False
 
 
 def line_of(row: Row) -> bytes:

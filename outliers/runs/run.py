@@ -1,5 +1,7 @@
 """Run a specification: its plans to rows, going on where an earlier run stopped, here or on a cluster."""
 
+import importlib.util
+import logging
 import pkgutil
 from collections import defaultdict
 from collections.abc import Iterable
@@ -9,6 +11,8 @@ from outliers.errors import UserError
 from outliers.runs.cell import Cell, Plan, following
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Experiment, Named, OfOneModel
+
+logger = logging.getLogger(__name__)
 
 
 def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list[dict]:
@@ -32,16 +36,12 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
             numbers; the folder holds results of another model, where its tables are those of one; or cells failed on a
             cluster.
     """
-    if spec.plans is None:
-        from outliers.experiment.runner import run as run_measurement
-
-        return run_measurement(spec, out, force)
     from outliers.experiment.engine import engine_of  # late, for it brings torch, which redrawing does without
     from outliers.experiment.place import check_alone, place_of
     from outliers.runs.planner import Planner
     from outliers.terminal.progress import Progress
 
-    plans = plans_of(spec)
+    plans = [plan for plan in plans_of(spec) if _is_possible(plan)]
     for plan in plans:
         plan.subject.prepare()  # mistakes show before a folder is made
     alone = isinstance(spec, OfOneModel)
@@ -77,6 +77,13 @@ def plans_of(spec: Named) -> list[Plan]:
     """What a specification asks for; nothing of its subjects is read."""
     plans = pkgutil.resolve_name(spec.plans) if isinstance(spec.plans, str) else spec.plans
     return plans(spec)
+
+
+def _is_possible(plan: Plan) -> bool:
+    if plan.package is None or importlib.util.find_spec(plan.package):
+        return True
+    logger.info(f"{plan.package} is not installed (pip install 'outliers[peers]'); this run goes on without it")
+    return False
 
 
 def records(rows: Iterable[Row]) -> list[dict]:

@@ -25,14 +25,14 @@ from pydantic_core import PydanticCustomError
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
-from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, by_weights, get_scheme, remedied, said_of
+from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, by_weights, get_scheme, remedied
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
+from outliers.variants.peer import PEER
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
 ATTENTION_16 = "16-bit"  # attention as it is
 ATTENTION = re.compile(r"16-bit|int8(\+(?P<percent>[0-9]{1,2}(\.[0-9]{1,6})?)%)?")
-PEER = "bitsandbytes"  # among the schemes of a latency: the layers of that library
 UNKNOWN = "unknown_name"  # the kind of a mistake whose message says all
 LARGEST_LAYER = 131_072  # features: so many products of codes have a sum that int32 holds
 
@@ -218,6 +218,11 @@ BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
 OUTLIER = "From which magnitude on a value is an outlier."
 SKIP = "What stays exact: roles such as ffn_out, layers.N, or patterns such as *.down_proj; by default none."
 DRAWS = "Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
+DATA = (
+    "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, from which the local tasks read more "
+    "than the examples that come along."
+)
+LIMIT = "Examples of each task, from its start; by default all."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
 BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
@@ -433,6 +438,8 @@ class Memory(Named):
     context of 128, 0.57 to 0.92 at 256, 0.49 to 0.76 at 384, 0.41 to 0.56 at 512, 0.32 to 0.34 at 640; never at 768.
     """
 
+    plans = "outliers.presets.memory:memory_plans"
+
     name: Name = "memory"
     models: Names = Field(description=MODEL)
     candidates: Names | None = Field(
@@ -452,6 +459,8 @@ class LinearLayers(Machine):
     tokens: rows of the input. seconds: how long a layer is timed at least. dtype: what 16 bits are.
     """
 
+    plans = "outliers.presets.linear_layers:linear_layer_plans"
+
     name: Name = "linear-layers"
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
     dimensions: Shapes
@@ -461,6 +470,8 @@ class LinearLayers(Machine):
 
 class Latency(Machine):
     """Time a generated token with a KV cache; prompts are the first tokens of a text."""
+
+    plans = "outliers.presets.latency:latency_plans"
 
     name: Name = "latency"
     dtype: Literal["float32", "float16", "bfloat16"] = Field("bfloat16", description="Of what is not quantized.")
@@ -488,6 +499,8 @@ class Latency(Machine):
 class ZeroShot(Spread):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
 
+    plans = "outliers.presets.zeroshot:zeroshot_plans"
+
     name: Name = "zeroshot"
     models: Names = Field(description=MODEL)
     schemes: Schemes = Field(["fp32", "absmax-vector", "llm.int8"], description="fp32 is not quantized.")
@@ -499,12 +512,8 @@ class ZeroShot(Spread):
         ["hellaswag", "piqa", "winogrande", "lambada_openai"],
         description="Of lm-eval; or lambada-local and piqa-local, of which 200 examples each come along.",
     )
-    data: Line | None = Field(
-        None,
-        description="Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, from which the local "
-        "tasks read more than the examples that come along.",
-    )
-    limit: Count | None = Field(None, description="Examples of each task, from its start; by default all.")
+    data: Line | None = Field(None, description=DATA)
+    limit: Count | None = Field(None, description=LIMIT)
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
 
     _apply_transform = model_validator(mode="after")(_with_transform)
@@ -520,12 +529,6 @@ def schemes_of(spec: Experiment | Damage | Latency | ZeroShot) -> list[Scheme]:
     """The schemes of a specification, but for that of others; those that share weight codes are side by side."""
     alpha = alpha_of_schemes(spec)
     return by_weights(get_scheme(scheme, alpha) for scheme in spec.schemes if scheme != PEER)
-
-
-def said_of_schemes(spec: Latency | ZeroShot) -> dict[str, dict]:
-    """What the rows of an experiment say of each of its schemes, by its name, and of the threshold of outliers."""
-    peer = {PEER: {"alpha": spec.alpha}} if PEER in spec.schemes else {}
-    return peer | {scheme.name: said_of(scheme, spec.skip) for scheme in schemes_of(spec)}
 
 
 def layer_shape(dimension: int | str) -> tuple[int, int]:

@@ -80,6 +80,8 @@ class Recipe(BaseModel):
 class Training(Spread):
     """Training runs that differ in one thing each: rungs of the pocket ladder on its text, or a model on WikiText-2."""
 
+    plans, experiment = "outliers.presets.training:training_plans", "training"
+
     name: Name = "training"
     shows: Line | None = "causes"
     recipe: dict = Field({}, description="Fields that all runs have.")

@@ -1,32 +1,36 @@
-"""Causal language models with blocks of a text, and their loss."""
+"""Causal language models: alone, with blocks of a text and their loss, and as they are served."""
 
 import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.runs.cell import Cell
-from outliers.specification.kinds import Calibrated, Settings, said_of_text
-from outliers.variants.together import schemes_of
+from outliers.specification.kinds import Calibrated, Settings, Spread, said_of_text
+from outliers.variants.peer import Peer
+from outliers.variants.together import parts_of, schemes_of
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
-    from outliers.measurements.bench import Bench, Job
+    from outliers.subjects.bench import Bench, Job
 
 USUAL = {"device": "cpu", "bos": False}  # of which rows say what is not so
 
 
-class Causal:
-    """A causal language model with its text; nothing of it is read before `prepare`.
+class Pretrained:
+    """A causal language model without a text; nothing of it is read before `prepare`.
 
-    settings: text, block, blocks, bos, dtype, device; stream and memory, which change no row.
+    settings: dtype, device; stream and memory, which change no row.
     """
 
     needs = ("architecture", "parameters", "scheme")
+    blocks = range(1)  # there is no text: it is measured at once
+    of_one_variant = False  # whether each variant is a subject of its own, alone in memory
 
-    def __init__(self, model: str, revision: str | None, settings: Settings):
+    def __init__(self, model: str, revision: str | None, settings: Spread):
         self.model, self.revision, self.settings = model, revision, settings
 
     @property
@@ -37,22 +41,23 @@ class Causal:
     @property
     def asked(self) -> dict:
         """What rows say of it."""
-        every = self.settings.model_dump(include={"block", "blocks", "dtype"})
-        options = {field: value for field, usual in USUAL.items() if (value := getattr(self.settings, field)) != usual}
         checkpoint = {} if self.revision is None else {"checkpoint": self.revision}
-        return {"model": self.model, **checkpoint, "text": said_of_text(self.settings.text), **every, **options}
+        options = {
+            field: value for field, usual in USUAL.items() if (value := getattr(self.settings, field, usual)) != usual
+        }
+        return {"model": self.model, **checkpoint, "dtype": self.settings.dtype, **options}
 
     @functools.cached_property
     def job(self) -> "Job":
-        """The model with its configuration and token blocks."""
-        from outliers.measurements.bench import Job  # which imports torch, as what follows
+        """The model with its configuration and, where it has a text, token blocks."""
+        from outliers.subjects.bench import Job  # which imports torch, as what follows
 
-        return Job.of(self.model, self.revision, self.settings)
+        return Job.of_model(self.model, self.revision, self.settings)
 
     @property
-    def blocks(self) -> "torch.Tensor":
-        """Token ids, int64 (blocks, T)."""
-        return self.job.blocks
+    def config(self) -> "PretrainedConfig":
+        """Its configuration."""
+        return self.job.config
 
     def prepare(self) -> None:
         """Read the configuration, the tokenizer and the text."""
@@ -64,22 +69,36 @@ class Causal:
         Raises:
             UserError: one does not.
         """
-        from outliers.measurements.bench import check_schemes, say_what_is_left
+        from outliers.subjects.bench import check_schemes, say_what_is_left
         from outliers.variants.draw import check_draws
 
-        quantized: dict[tuple, Scheme] = {}  # each once, though many metrics are asked of it
+        quantized: dict[tuple, Scheme | None] = {}  # each once, though many metrics are asked of it
         for cell in cells:
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
             quantized |= {(one.scheme, one.skip, one.only): one.scheme for one in schemes_of(cell.variant)}
+            if any(isinstance(part, Peer) for part in parts_of(cell.variant)):
+                self.check_peer()
+                quantized[None, (), ()] = None
         for scheme, *places in quantized:
-            if scheme.needs_calibration and self.job.calibration is None:
-                self.job = self._calibrated()
-            check_schemes(self.job.config, [scheme], *places)
-        say_what_is_left(self.name, self.job.config, list(quantized.values()))
+            if scheme and scheme.needs_calibration:
+                self.check_calibration(scheme)
+            check_schemes(self.config, [scheme], *places)
+        say_what_is_left(self.name, self.config, list(quantized.values()))
 
-    def _calibrated(self) -> "Job":
-        settings = self.settings
-        return self.job.calibrated(settings if isinstance(settings, Calibrated) else Calibrated(**dict(settings)))
+    def check_calibration(self, scheme: Scheme) -> None:
+        """Raise UserError where a scheme cannot be calibrated."""
+        from outliers.quantization.convert import check_calibrated
+
+        check_calibrated(scheme, None)
+
+    def check_peer(self) -> None:
+        """Raise UserError where the layers of bitsandbytes cannot be had."""
+        from outliers.quantization.peers import has_bitsandbytes
+
+        if not has_bitsandbytes():
+            raise UserError("variant 'bitsandbytes' needs bitsandbytes; pip install 'outliers[peers]'")
+        if getattr(self.settings, "stream", False):
+            raise UserError("bitsandbytes in a streamed model; expected one in memory: leave --stream out")
 
     def check_unchanged(self) -> None:
         """Raise UserError if the files of the model changed since they were read."""
@@ -91,9 +110,13 @@ class Causal:
         """The model, in memory or streamed; it has the weights that the facts say."""
         return bench.load(self.job, self.settings, facts)[0]
 
+    def weights(self, bench: "Bench") -> dict:
+        """Which weights were loaded, as a fact."""
+        return bench.weights()
+
     def facts(self, bench: "Bench", cell: Cell) -> dict:
         """Hashes, sizes and kernels; of a streamed model not which weights it has, see `Bench.weights`."""
-        from outliers.measurements.bench import left_fields
+        from outliers.subjects.bench import left_fields
         from outliers.text.blocks import tokens_hash
 
         model, fields = bench.load(self.job, self.settings)
@@ -105,3 +128,41 @@ class Causal:
         if any(one.scheme.needs_calibration for one in quantized):
             facts["calibration_hash"] = tokens_hash(self.job.calibration)
         return facts
+
+
+class Causal(Pretrained):
+    """A causal language model with its text.
+
+    settings: text, block, blocks, bos, too.
+    """
+
+    settings: Settings
+
+    @property
+    def asked(self) -> dict:
+        """What rows say of it."""
+        settings = self.settings
+        return super().asked | {"text": said_of_text(settings.text), "block": settings.block, "blocks": settings.blocks}
+
+    @functools.cached_property
+    def job(self) -> "Job":
+        """The model with its configuration and token blocks."""
+        from outliers.subjects.bench import Job
+
+        return Job.of(self.model, self.revision, self.settings)
+
+    @property
+    def blocks(self) -> "torch.Tensor":
+        """Token ids, int64 (blocks, T)."""
+        return self.job.blocks
+
+    def check_calibration(self, scheme: Scheme) -> None:
+        """Read the blocks that schemes are calibrated on.
+
+        Raises:
+            UserError: there are none.
+        """
+        settings = self.settings
+        if self.job.calibration is None:
+            calibrated = settings if isinstance(settings, Calibrated) else Calibrated(**dict(settings))
+            self.job = self.job.calibrated(calibrated)

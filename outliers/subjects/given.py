@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import torch
 from transformers import PreTrainedModel
 
-from outliers.measurements.bench import Bench, Job
 from outliers.models.stream import is_streamed
 from outliers.runs.cell import Cell
 from outliers.runs.planner import bundles_of
+from outliers.subjects.bench import Bench, Job
 
 
 class Given:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from outliers.errors import UserError, shown, unknown_name
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.ablated import METHODS, Ablated
+from outliers.variants.peer import PEER, Peer
 from outliers.variants.planted import Planted
 from outliers.variants.quantized import Quantized
 from outliers.variants.term import EXAMPLES, Term
@@ -26,7 +27,7 @@ def variant(written: str) -> "Variant":
     replace features in inputs of projections, of attn_in where none is named; `plant(3,factor=8)` plants outliers. A
     scheme stands with its remedies, as `absmax+hadamard`, and with options: `alpha=4` is its threshold of outliers,
     `only=ffn_out` quantizes nothing but a place, and `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`.
-    `fp32` does nothing.
+    `bitsandbytes` stands for the layers of that library, and `fp32` does nothing.
 
     Raises:
         UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
@@ -36,8 +37,8 @@ def variant(written: str) -> "Variant":
     found = []
     for with_features, group in groupby(_PLUS.split(written), _has_features):
         terms = list(group)
-        found += map(_read, terms) if with_features else [Quantized.read(terms)]
-    if sum(isinstance(one, Quantized) for one in found) > 1:
+        found += map(_read, terms) if with_features else [_scheme(terms)]
+    if sum(isinstance(one, Quantized | Peer) for one in found) > 1:
         raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
     found = [one for one in found if one.name != BASELINE]
     if not found:
@@ -45,6 +46,10 @@ def variant(written: str) -> "Variant":
 
         return AS_IT_IS
     return found[0] if len(found) == 1 else Together(tuple(found))
+
+
+def _scheme(terms: list[str]) -> Quantized | Peer:
+    return Peer.read(terms) if terms[0] == PEER else Quantized.read(terms)
 
 
 def _has_features(term: str) -> bool:

@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.measurements.bench import Bench, named
 from outliers.metrics.inputs import Inputs
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.models.anatomy import Projection, projections
@@ -20,6 +19,7 @@ from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, Watched
 from outliers.quantization.linear import QuantizedLinear
 from outliers.runs.cell import Cell
+from outliers.subjects.bench import Bench, named
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together, parts_of
 

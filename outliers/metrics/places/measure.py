@@ -10,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.measurements.bench import Bench, named
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of, variant_losses
 from outliers.models.anatomy import ROLES, projections
@@ -18,6 +17,7 @@ from outliers.models.decoder import inference, run_exchanged
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantized_parts, skipped
 from outliers.runs.cell import Cell
+from outliers.subjects.bench import Bench, named
 from outliers.variants.draw import drawn, scattered
 from outliers.variants.quantized import EXACT, Quantized
 

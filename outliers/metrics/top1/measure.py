@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from outliers.measurements.bench import Bench, named
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
@@ -16,6 +15,7 @@ from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.cell import Cell
+from outliers.subjects.bench import Bench, named
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.together import Together, parts_of
 

@@ -12,8 +12,8 @@ from outliers.experiment.cell import Cell as Task
 from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
 from outliers.experiment.provenance import joined, measuring
 from outliers.files import check_replaceable
-from outliers.measurements.bench import Bench, check_same_weights
 from outliers.runs.cell import Cell, Subject
+from outliers.subjects.bench import Bench, check_same_weights
 from outliers.tracing.excerpt import Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace
 

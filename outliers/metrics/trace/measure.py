@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from outliers.measurements.bench import Bench, named
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.top1.measure import PROBABILITIES
 from outliers.metrics.trace import KeptTrace
@@ -15,6 +14,7 @@ from outliers.metrics.trace.kept import traced
 from outliers.models.hooks import RESIDUAL
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.cell import Cell
+from outliers.subjects.bench import Bench, named
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import trace

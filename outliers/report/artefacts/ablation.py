@@ -25,8 +25,8 @@ def ablation_section(rows: list[dict]) -> Section:
 
 
 def ablation_summary(rows: list[dict]) -> pd.DataFrame:
-    """`outliers.measurements.ablation.summary` of rows."""
-    from outliers.measurements.ablation import damages, summary
+    """`outliers.metrics.ablations.summary` of rows."""
+    from outliers.metrics.ablations import damages, summary
 
     cells: dict[tuple, dict] = {}
     for row in rows:

@@ -17,7 +17,7 @@ TAKEN_OUT = {
 def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
     """What the model loses by each method beside random features; what single features do; the attention.
 
-    summary: that of `outliers.measurements.ablation.summary`.
+    summary: that of `outliers.metrics.ablations.summary`.
     """
     rows = summary.to_dict("records")
     pairs = [

@@ -1,20 +1,20 @@
-"""One linear layer with three outlier features, multiplied in many ways (Table 5)."""
+"""How the ways to multiply a linear layer are timed."""
 
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 from outlier_kernels import dispatch, reference
 from outlier_kernels.formats import ROWS, Quantizer
 from torch import nn
 
-from outliers.measurements.bench import Bench, check_machine
-from outliers.measurements.latency import quartiles, timed
-from outliers.measurements.measurement import Measurement, Question
+from outliers.metrics.latency.measure import quartiles, timed
+from outliers.metrics.measurement import Measurement
 from outliers.models.load import DTYPES, find_device
 from outliers.quantization.peers import bitsandbytes_layer, has_bitsandbytes
-from outliers.specification.kinds import LinearLayers, layer_shape
+from outliers.runs.cell import Cell
+from outliers.specification.kinds import layer_shape
+from outliers.subjects.bench import Bench
 
 BASELINE = "16 bits"
 LEAST_ROUNDS = 5
@@ -22,62 +22,40 @@ OUTLIERS = {3: 9.0, 5: -20.0, -1: 7.0}  # feature and its value in one token
 METRICS = {"milliseconds": "ms", "times_16_bits": "1"}  # with their units
 
 
-class Layer(NamedTuple):
-    """The first feed-forward layer of models of a dimension, or of a shape."""
-
-    dimension: int | str
-
-    @property
-    def name(self) -> str:
-        """What to call it in messages."""
-        return f"dimension {self.dimension}"
-
-
-class LinearLayerRows(Measurement[LinearLayers]):
-    """Two rows a dimension and way (see `ways`): `linear_layer.milliseconds` and `linear_layer.times_16_bits`, each the
-    median over rounds with the quartiles as q1 and q3.
-
-    All ways of one dimension are timed in turn, in this process: beside others, no time is its own.
-    """
+class OfLayers(Measurement):
+    """All ways of a layer in turn."""
 
     unit = "layer"
+    splits = False
 
-    def subjects(self) -> list[Layer]:
-        check_machine(self.spec)
-        return [Layer(dimension) for dimension in self.spec.dimensions]
+    def facts(self, cell: Cell, _bench: Bench) -> dict:
+        """All that is asked, for tables take defaults too."""
+        return cell.metric.model_dump()
 
-    def look(self, _bench: Bench, layer: Layer) -> tuple[dict, None]:
-        spec = self.spec
-        fields = {"dimension": layer.dimension, "outputs": layer_shape(layer.dimension)[1], "seconds": spec.seconds}
-        kernels = dispatch.path(find_device(spec.device))
-        return fields | {"tokens": spec.tokens, "dtype": spec.dtype, "kernels": kernels}, None
+    def keeps(self, _cells: Sequence[Cell]) -> None:
+        """Nothing of which a forecast is made."""
 
-    def questions(self, layer: Layer, _facts: None) -> list[Question]:
-        return [Question("all ways", {})]
+    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict) -> list[dict[str, list[float]]]:
+        """Milliseconds by way, round by round."""
+        (cell,), settings = cells, cells[0].subject.settings
+        device, shape = find_device(settings.device), _shape(cell)
+        seconds, see = cell.metric.seconds, bench.bar.see
+        return [milliseconds(ways(*shape, device, DTYPES[settings.dtype]), device, seconds, see)]
 
-    def is_whole(self, _question: Question, rows: list[dict]) -> bool:
-        """The ways of bitsandbytes are there or not."""
-        found = {
-            metric: {row["way"] for row in rows if row["metric"] == f"linear_layer.{metric}"} for metric in METRICS
-        }
-        in_16_bits, in_32_bits = ("LLM.int8()", "bitsandbytes"), ("LLM.int8(), 32 bits in", "bitsandbytes, 32 bits in")
-        return all(
-            "LLM.int8()" in ways and [way in ways for way in in_16_bits] == [way in ways for way in in_32_bits]
-            for ways in found.values()
-        )
+    def values(self, cell: Cell, answers: list[dict[str, list[float]]]) -> list[dict]:
+        """A value a way and metric."""
+        return [value for of_way in rows_of(_shape(cell), *answers) for value in _tidy(of_way)]
 
-    def answer(self, bench: Bench, layer: Layer, _question: Question, _fields: dict) -> list[dict]:
-        spec, device = self.spec, find_device(self.spec.device)
-        shape = spec.tokens, *layer_shape(layer.dimension)
-        times = milliseconds(ways(*shape, device, DTYPES[spec.dtype]), device, spec.seconds, bench.bar.see)
-        return [row for of_way in rows_of(shape, times) for row in _tidy(of_way)]
 
-    def rows(self, _question: Question, answer: list[dict]) -> list[dict]:
-        return answer
+def _shape(cell: Cell) -> tuple[int, int, int]:
+    return cell.metric.tokens, *layer_shape(cell.subject.dimension)
+
+
+LINEAR_LAYER = OfLayers()
 
 
 def _tidy(of_way: dict) -> list[dict]:
-    """One row a metric of a row of `rows_of`."""
+    """A value a metric of a row of `rows_of`."""
     return [
         {
             "way": of_way["way"],

@@ -26,9 +26,9 @@ from outliers.models.source import local_files
 from outliers.models.stream import Variant, check_one_device, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.calibration import Calibration, calibrate
-from outliers.quantization.convert import check_attends, check_calibrated, check_groups, quantize, skipped
+from outliers.quantization.convert import check_attends, check_groups, quantize, skipped
 from outliers.quantization.schemes import BASELINE, Scheme
-from outliers.specification.kinds import BOS, Calibrated, Machine, Settings, said_of_text
+from outliers.specification.kinds import BOS, Calibrated, Machine, Settings, Spread, said_of_text
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, load_text, tokens_hash
 from outliers.tracing.result import STREAM, Trace
@@ -57,22 +57,33 @@ class Job(NamedTuple):
         return self.model if self.revision is None else f"{self.model}@{self.revision}"
 
     @classmethod
-    def of(cls, name: str, revision: str | None, settings: Settings) -> "Job":
-        """Load what is light of a model, so that a mistake shows before anything is measured.
+    def of_model(cls, name: str, revision: str | None, settings: Spread) -> "Job":
+        """Load what is light of a model without a text.
 
         Raises:
-            UserError: the model, its revision, the text or the device is unknown, or they do not fit together.
+            UserError: the model, its revision or the device is unknown, or they do not fit together.
         """
         check_machine(settings)
-        if settings.stream:
+        if getattr(settings, "stream", False):
             check_one_device(settings.device)
         config = load_config(name, revision)
         local_files(name, revision)
-        check_block(config, settings.block)
+        load_tokenizer(name, revision)
+        return cls(name, revision, config)
+
+    @classmethod
+    def of(cls, name: str, revision: str | None, settings: Settings) -> "Job":
+        """The same with its text, so that a mistake shows before anything is measured.
+
+        Raises:
+            UserError: as `of_model`; the text is unknown, or does not fit the model.
+        """
+        job = cls.of_model(name, revision, settings)
+        check_block(job.config, settings.block)
         tokenizer = load_tokenizer(name, revision)
         blocks = load_text(settings.text, tokenizer, settings.block, settings.blocks, settings.bos)
-        check_block(config, settings.block, int(blocks.max()))
-        return cls(name, revision, config, blocks)
+        check_block(job.config, settings.block, int(blocks.max()))
+        return job._replace(blocks=blocks)
 
     def calibrated(self, settings: Calibrated) -> "Job":
         """The same with blocks to calibrate on.
@@ -141,7 +152,8 @@ class Bench:
             model = stream_model(*place, settings.memory) if streamed else load_model(*place)
             return model, describe(job, model, settings)
 
-        return self.keep(job, settings.model_dump_json(), load, like)
+        model, fields = self.keep(job, settings.model_dump_json(), load, like)
+        return model, fields | described_text(job, settings)
 
     def keep(self, job: Job, form: str, load: Callable, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """What `load` gives for a job in a form, a model and its fields, loaded unless it is the last one."""
@@ -176,16 +188,6 @@ class Bench:
                 if number == 0 and isinstance(part, Quantized):
                     self._form = model
             yield model
-
-    def quantized(
-        self, scheme: Scheme, skip: Collection[str] = (), calibration: Calibration | None = None
-    ) -> PreTrainedModel:
-        """The last model, which is resident, under a scheme; one quantization serves all that share its codes.
-
-        skip, calibration: as for `quantize`.
-        """
-        self._loaded = quantize(self._loaded[0], scheme, skip=skip, calibration=calibration), self._loaded[1]
-        return self._loaded[0]
 
     def counted(self, blocks: torch.Tensor, steps: int = 1) -> "Counted":
         """Blocks (blocks, T) that move the bar each time that they pass the last model; steps: how far each does."""
@@ -246,7 +248,7 @@ def named(model: str, *schemes: str) -> Iterator[None]:
 
 
 def describe(job: Job, model: PreTrainedModel, machine: Machine) -> dict:
-    """The fields that all rows of a job's loaded model have in common, but for those of the machine."""
+    """The fields that all rows of a job's loaded model have in common, but for those of its text and of the machine."""
     fields = {
         "model": job.model,
         "checkpoint": job.revision,
@@ -259,15 +261,20 @@ def describe(job: Job, model: PreTrainedModel, machine: Machine) -> dict:
         "parameters": model.num_parameters(),
         "dtype": machine.dtype,
     }
-    if job.blocks is not None:
-        fields |= {
-            "text": said_of_text(machine.text),
-            "tokens_hash": tokens_hash(job.blocks),
-            "protocol": protocol_of(machine),
-            "block": machine.block,
-            "blocks": machine.blocks,
-        }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def described_text(job: Job, settings: Settings) -> dict:
+    """The same of the text of a job; nothing where it has none."""
+    if job.blocks is None:
+        return {}
+    return {
+        "text": said_of_text(settings.text),
+        "tokens_hash": tokens_hash(job.blocks),
+        "protocol": protocol_of(settings),
+        "block": settings.block,
+        "blocks": settings.blocks,
+    }
 
 
 def protocol_of(settings: Settings) -> str:
@@ -293,12 +300,6 @@ def check_schemes(
     for scheme in own:
         check_attends(model, scheme)
         check_groups(model, scheme, skipped(model, skip, scheme, only))
-
-
-def check_uncalibrated(schemes: Iterable[Scheme | None]) -> None:
-    """Raise UserError if a scheme needs a calibration, where none is made; None: another library's."""
-    for scheme in filter(None, schemes):
-        check_calibrated(scheme, None)
 
 
 def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:

@@ -1,1 +1,0 @@
-"""What is measured of models that train: at any moment, and of whole runs."""

@@ -1,0 +1,196 @@
+"""How the generation of tokens is timed, as in appendix D.2 of the paper."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.metrics.measurement import Keeps, Measurement
+from outliers.models.anatomy import check_block, context_length
+from outliers.models.decoder import inference
+from outliers.runs.cell import Cell
+from outliers.subjects.bench import Bench
+from outliers.text.blocks import tokens_hash
+from outliers.variants.peer import Peer
+from outliers.variants.quantized import Quantized
+from outliers.variants.together import parts_of
+
+
+class Timings(NamedTuple):
+    """What some equal generations took, in milliseconds, and what they generated.
+
+    prefills: of each generation, the pass over the prompts that gives the first new token of each. steps: of each
+    generation, its decode steps, one further token of each sequence a step. ids: int64 (batch, 1 + tokens).
+    """
+
+    prefills: list[float]
+    steps: list[list[float]]
+    ids: torch.Tensor
+
+    @property
+    def per_token(self) -> list[float]:
+        """Milliseconds a generated token of every decode step: its time over the batch (Table 6)."""
+        return [step / len(self.ids) for steps in self.steps for step in steps]
+
+    @property
+    def end_to_end(self) -> list[float]:
+        """Milliseconds a generated token of every generation, the prefill included."""
+        return [
+            (prefill + sum(steps)) / self.ids.numel() for prefill, steps in zip(self.prefills, self.steps, strict=True)
+        ]
+
+
+# Metric: its unit, and the values of which it is the median.
+METRICS = {
+    "latency.decode": ("ms/token", lambda timings: timings.per_token),
+    "latency.prefill": ("ms", lambda timings: timings.prefills),
+    "latency.end_to_end": ("ms/token", lambda timings: timings.end_to_end),
+}
+
+
+class OfServed(Measurement):
+    """A batch at a time of the model under a variant."""
+
+    unit = "batch"
+    splits = False
+
+    def check(self, cell: Cell) -> None:
+        """Raise UserError if the text has no such prompts, or the model no room for what is generated."""
+        metric, (blocks, block) = cell.metric, cell.subject.blocks.shape
+        check_generation(cell.subject.config, metric.prompt, metric.tokens)
+        if metric.batch > blocks or metric.prompt > block:
+            raise UserError(
+                f"{metric.batch} prompts of {metric.prompt} tokens from {blocks} blocks of {block}; expected as many "
+                "blocks, and as long ones, or more (--blocks, --block)"
+            )
+
+    def facts(self, cell: Cell, _bench: Bench) -> dict:
+        """The prompts, and all that is asked, for tables take defaults too."""
+        return {"tokens_hash": tokens_hash(_prompts(cell)), **cell.metric.model_dump()}
+
+    def steps(self, _cells: Sequence[Cell]) -> int:
+        """One a batch."""
+        return 1
+
+    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+        """The model in int8 alone, and keys and values of the largest batch."""
+        quantizes = any(
+            isinstance(part, Peer) or (isinstance(part, Quantized) and part.scheme.quantizes_projections)
+            for cell in cells
+            for part in parts_of(cell.variant)
+        )
+        return Keeps(
+            int8=quantizes,
+            block=max(cell.metric.prompt for cell in cells),
+            batch=max(cell.metric.batch for cell in cells),
+            cached=max(cell.metric.batch * (cell.metric.prompt + cell.metric.tokens) for cell in cells),
+            options=frozenset(("dtype", "device")),
+        )
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, facts: dict) -> list[Timings]:
+        """What the generations of a cell took."""
+        (cell,) = cells
+        with cell.subject.under(bench, cell.variant, facts) as model:
+            return [latency(model, _prompts(cell), cell.metric.tokens, cell.metric.repeats, bench.bar.see)]
+
+    def values(self, _cell: Cell, answers: list[Timings]) -> list[dict]:
+        """The medians with their quartiles, of each of `METRICS`."""
+        values = []
+        for metric, (unit, of_timings) in METRICS.items():
+            low, middle, high = quartiles(of_timings(answers[0]))
+            values.append({"metric": metric, "value": middle, "q1": low, "q3": high, "unit": unit})
+        return values
+
+
+def _prompts(cell: Cell) -> torch.Tensor:
+    return cell.subject.blocks[: cell.metric.batch, : cell.metric.prompt]
+
+
+LATENCY = OfServed()
+
+
+@inference
+def latency(
+    model: PreTrainedModel,
+    prompts: torch.Tensor,
+    tokens: int,
+    repeats: int,
+    see: Callable[[float], None] = lambda share: None,
+) -> Timings:
+    """Time the greedy generation of tokens (appendix D.2), after one whole generation that is not timed.
+
+    Each pass through the model is timed on its own, with the choice of the next token; on a GPU each is waited for.
+    Only the logits of the last position are made. No token ends a sequence.
+
+    Args:
+        model: a causal language model, quantized or not.
+        prompts: token ids, int64 (batch, P).
+        tokens: decode steps of a generation, which follow its first token.
+        repeats: timed generations.
+        see: called between passes with the share of them that are made.
+
+    Raises:
+        UserError: prompt and tokens exceed the model's context, an id is outside its vocabulary, or there is nothing
+            to time.
+    """
+    check_generation(model.config, prompts.shape[1], tokens)
+    check_block(model.config, prompts.shape[1], int(prompts.max()))
+    if min(tokens, repeats) < 1:
+        raise UserError(f"{repeats} generations of {tokens} tokens; expected at least 1 of 1")
+    prompts = prompts.to(model.device)
+    passes, made = (1 + repeats) * (1 + tokens), itertools.count(1)
+    generations = [_generate(model, prompts, tokens, lambda: see(next(made) / passes)) for _ in range(1 + repeats)][1:]
+    prefills, steps = zip(*((times[0], times[1:]) for times, _ in generations), strict=True)
+    return Timings(list(prefills), list(steps), generations[-1][1].cpu())
+
+
+def check_generation(config: PretrainedConfig, prompt: int, tokens: int) -> None:
+    """Raise UserError if a prompt of so many tokens, and so many decode steps after it, exceed a model's context."""
+    limit = context_length(config)
+    if limit is not None and prompt + tokens > limit:
+        raise UserError(
+            f"prompts of {prompt} tokens and {tokens} generated ones exceed the model's context of {limit}; use less"
+        )
+
+
+def _generate(
+    model: PreTrainedModel, prompts: torch.Tensor, tokens: int, made: Callable[[], None]
+) -> tuple[list[float], torch.Tensor]:
+    """Milliseconds of the prefill and of each step after it, and the ids that they chose, (batch, 1 + tokens).
+
+    made: called after each.
+    """
+    cache = DynamicCache(config=model.config)
+    times, ids = [], [prompts]
+
+    def step() -> torch.Tensor:
+        logits = model(ids[-1], past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        return logits[:, -1].argmax(-1, keepdim=True)
+
+    for _ in range(1 + tokens):
+        spent, chosen = timed(step, model.device)
+        times.append(spent)
+        ids.append(chosen)
+        made()
+    return times, torch.cat(ids[1:], 1)
+
+
+def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
+    """Milliseconds of wall time of a call, all its work on a GPU included, and what it returned."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda _device: None
+    wait(device)
+    start = time.perf_counter()
+    result = run()
+    wait(device)
+    return 1e3 * (time.perf_counter() - start), result
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile, all within the values."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return low, middle, high

@@ -1,0 +1,34 @@
+"""What a model needs of GPUs at inference, and whether hardware holds it (Table 3)."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from outliers.metrics.metric import Metric
+from outliers.specification.kinds import Batch, Count, Finite, Line, Tokens
+
+
+class Memory(Metric):
+    """Parameters, and bytes of weights in 16 and in 8 bits, of the cache and of activations."""
+
+    name: ClassVar[str] = "memory"
+    measured_by: ClassVar[str] = "outliers.metrics.memory.measure:MEMORY"
+    subject: ClassVar[str] = "outliers.subjects.configured:Configured"
+
+    context: Tokens = Field(256, description="Tokens a sequence, at most the model's own.")
+    batch: Batch = Field(1, description="Sequences at once.")
+
+
+class Fits(Memory):
+    """Whether a model fits some equal GPUs in 16 and in 8 bits: 1 or 0.
+
+    gigabytes, headroom: GiB of a GPU, and what it keeps free of them. owner: who has such hardware.
+    """
+
+    name: ClassVar[str] = "fits"
+
+    hardware: Line
+    owner: Line | None = None
+    gpus: Count = 1
+    gigabytes: Annotated[Finite, Field(gt=0)]
+    headroom: Annotated[Finite, Field(ge=0)] = 0.75

@@ -1,0 +1,18 @@
+"""How fast linear layers of some dimensions are in many ways (Table 5)."""
+
+from outliers.metrics.linear_layer import LinearLayer
+from outliers.runs.cell import Cell, Plan, Stages
+from outliers.specification.kinds import LinearLayers
+from outliers.subjects.layer import Layer
+from outliers.variants.quantized import EXACT
+
+
+def linear_layer_plans(spec: LinearLayers) -> list[Plan]:
+    """A cell a dimension."""
+    metric = LinearLayer(tokens=spec.tokens, seconds=spec.seconds)
+    subjects = [Layer(dimension, spec) for dimension in spec.dimensions]
+    return [Plan(subject, _stages(Cell(subject, EXACT, metric))) for subject in subjects]
+
+
+def _stages(cell: Cell) -> Stages:
+    yield [cell]

@@ -1,0 +1,31 @@
+"""What models need at inference, and which of them hardware holds (Table 3)."""
+
+from outliers.errors import unknown_name
+from outliers.metrics.memory import Fits, Memory
+from outliers.runs.cell import Cell, Plan, Stages
+from outliers.specification import kinds
+from outliers.subjects.configured import Configured
+from outliers.variants.quantized import EXACT
+
+
+def memory_plans(spec: kinds.Memory) -> list[Plan]:
+    """Of each model its footprint, then whether each hardware holds it; rows say whether it is a candidate.
+
+    Raises:
+        UserError: a candidate is none of the models.
+    """
+    for name in spec.candidates or []:
+        if name not in spec.models:
+            raise unknown_name("candidate", name, spec.models, "(the field 'models' names it too)")
+    size = spec.model_dump(include={"context", "batch"})
+    places = [Fits(**size, headroom=spec.headroom, **dict(hardware)) for hardware in spec.hardware]
+    candidates = spec.candidates or spec.models
+    subjects = map(Configured, spec.models)
+    return [
+        Plan(subject, _stages(subject, [Memory(**size), *places], {"candidate": subject.name in candidates}))
+        for subject in subjects
+    ]
+
+
+def _stages(subject: Configured, metrics: list[Memory], about: dict) -> Stages:
+    yield [Cell(subject, EXACT, metric, about) for metric in metrics]

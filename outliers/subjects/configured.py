@@ -1,0 +1,44 @@
+"""A model of which nothing but the configuration is read."""
+
+import functools
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from outliers.runs.cell import Cell
+from outliers.specification.kinds import Named
+from outliers.subjects.weightless import Weightless
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from outliers.subjects.bench import Bench
+
+
+class Configured(Weightless):
+    """A model by its configuration, whether its weights are here or not."""
+
+    needs = ("architecture", "context", "batch")
+    settings = SimpleNamespace(device="meta")
+
+    def __init__(self, model: str, _revision: str | None = None, _settings: Named | None = None):
+        self.name = model
+
+    @property
+    def asked(self) -> dict:
+        """What rows say of it."""
+        return {"model": self.name}
+
+    @functools.cached_property
+    def config(self) -> "PretrainedConfig":
+        """Its configuration, of a file or known."""
+        from outliers.models.configs import find_config  # which imports transformers
+
+        return find_config(self.name)
+
+    def prepare(self) -> None:
+        """Read the configuration."""
+        _ = self.config
+
+    def facts(self, _bench: "Bench", _cell: Cell) -> dict:
+        """Its architecture."""
+        return {"architecture": self.config.model_type}

@@ -1,0 +1,112 @@
+"""A training run: a recipe with a seed, and the text that it is measured on."""
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outliers.runs.cell import Cell
+from outliers.specification.kinds import said_of_text
+from outliers.specification.recipe import Recipe, Training
+from outliers.subjects.weightless import Weightless
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from outliers.subjects.bench import Bench
+    from outliers.training.corpus import Corpus
+
+
+class TrainingRun(Weightless):
+    """A run of a recipe with a seed, by the name that an experiment gives it.
+
+    settings: the experiment, with the texts, the folder of checkpoints, and where it runs.
+    """
+
+    needs = ("trained_on",)
+
+    def __init__(self, label: str, recipe: Recipe, seed: int, settings: Training):
+        self.label, self.recipe, self.seed, self.settings = label, recipe, seed, settings
+        self.name = f"{label}, seed {seed}"
+
+    @property
+    def asked(self) -> dict:
+        """What rows say of it."""
+        settings = self.settings
+        measured_on = {"text": said_of_text(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
+        return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **self.device}
+
+    @property
+    def blocks(self) -> "torch.Tensor":
+        """Held-out token ids that it is measured on, int64 (blocks, T)."""
+        return self._read[0]
+
+    @property
+    def trained_on(self) -> str:
+        """Hash of the text, in the order in which it is trained on."""
+        return self._read[1]
+
+    @property
+    def folder(self) -> Path:
+        """Where its checkpoints are: of all that decides its weights but the code."""
+        written = json.dumps([self.recipe.model_dump(), self.seed, self.trained_on], sort_keys=True)
+        return Path(self.settings.work) / hashlib.sha256(written.encode()).hexdigest()[:12]
+
+    def prepare(self) -> None:
+        """Read the texts."""
+        from outliers.specification.door import check_training
+        from outliers.subjects.bench import check_machine
+
+        check_machine(self.settings)
+        check_training(self.settings)
+        _ = self._read
+
+    def facts(self, _bench: "Bench", _cell: Cell) -> dict:
+        """What it is trained on, and measured on."""
+        from outliers.text.blocks import find_text, tokens_hash
+
+        protocol = find_text(self.settings.text).protocol
+        return {"trained_on": self.trained_on, "tokens_hash": tokens_hash(self.blocks), "protocol": protocol}
+
+    def training_blocks(self) -> "np.ndarray":
+        """What is trained on, in its order: ids (steps · batch, T)."""
+        import numpy as np
+
+        from outliers.text.blocks import load_text
+        from outliers.training.corpus import blocks_in_order
+
+        recipe, settings = self.recipe, self.settings
+        if recipe.from_nothing:
+            return blocks_in_order(_corpus(settings).ids, recipe.steps, recipe.batch, self.seed)
+        count = recipe.steps * recipe.batch
+        blocks = load_text(settings.wikitext, self._tokenizer, settings.block, count).numpy()
+        return np.random.default_rng(self.seed).permutation(blocks)
+
+    @functools.cached_property
+    def _read(self) -> "tuple[torch.Tensor, str]":
+        from outliers.text.blocks import load_text
+
+        settings = self.settings
+        held_out = load_text(settings.text, self._tokenizer, settings.block, settings.blocks)
+        return held_out, hashlib.sha256(self.training_blocks().tobytes()).hexdigest()[:12]
+
+    @property
+    def _tokenizer(self) -> "PreTrainedTokenizerBase":
+        from outliers.models.load import load_tokenizer
+
+        return load_tokenizer(str(_corpus(self.settings).tokenizer) if self.recipe.from_nothing else self.recipe.start)
+
+
+@functools.cache
+def _prepared(c4: str, wikitext: str, work: str) -> "Corpus":
+    from outliers.training.corpus import prepare
+
+    return prepare(Path(c4), Path(wikitext), Path(work))
+
+
+def _corpus(settings: Training) -> "Corpus":
+    """What the pocket ladder is trained on, read once a process."""
+    return _prepared(settings.c4, settings.wikitext, settings.work)

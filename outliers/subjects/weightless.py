@@ -1,0 +1,32 @@
+"""What subjects without stored weights have in common."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from outliers.runs.cell import Cell
+
+if TYPE_CHECKING:
+    from outliers.subjects.bench import Bench
+
+
+class Weightless:
+    """A subject of which no stored weights are read, and no text."""
+
+    blocks: Sequence = range(1)  # it is measured at once
+    of_one_variant = False
+    settings: Any
+
+    @property
+    def device(self) -> dict:
+        """What rows say of where it runs: nothing of a CPU."""
+        return {} if self.settings.device == "cpu" else {"device": self.settings.device}
+
+    def check(self, _cells: Iterable[Cell]) -> None:
+        """All fit it."""
+
+    def check_unchanged(self) -> None:
+        """No file has its weights."""
+
+    def weights(self, _bench: "Bench") -> dict:
+        """None are known."""
+        return {}
