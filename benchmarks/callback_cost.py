@@ -18,7 +18,7 @@ from kept import keep, parser
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from outliers import OutlierCallback, load_model, load_text, load_tokenizer
-from outliers.experiment.callback import EVERY
+from outliers.runs.callback import EVERY
 
 MODEL, TOKENS, BATCH = "pocket/gpt2-1.7m", 256, 8
 HELD_OUT = (8, 16, 32)  # blocks

@@ -1,8 +1,8 @@
-"""What a second worker brings: equal cells on a Ray of one core and on one of two.
+"""What a second worker brings: equal tasks on a Ray of one core and on one of two.
 
     python benchmarks/cluster.py
 
-A cell is the perplexity of a pocket model on a text, on one thread. The clock runs over all cells with the workers
+A task is the perplexity of a pocket model on a text, on one thread. The clock runs over all tasks with the workers
 warm; how long it takes to start Ray and to import torch in its workers is kept beside. One worker and two are measured
 in turns, so that a machine that is slower for a while is slower for both.
 """
@@ -14,32 +14,32 @@ import ray
 from kept import keep, parser
 from tqdm import tqdm
 
-from outliers.experiment.cell import Cell
-from outliers.experiment.cluster import Cluster
 from outliers.metrics.perplexity.measure import perplexity
+from outliers.runs.cluster import Cluster
 from outliers.specification.kinds import Settings
 from outliers.subjects.bench import Bench, Job
+from outliers.subjects.cell import Task
 
 MODEL = "pocket/gpt2-5.9m"
 
 
 def measure(bench: Bench, job: Job, settings: Settings) -> float:
-    """One cell."""
+    """One task."""
     model, _ = bench.load(job, settings)
     return perplexity(model, job.blocks)
 
 
-def seconds(workers: int, cells: int, settings: Settings) -> tuple[float, float]:
-    """Seconds to start so many workers, and to run so many cells on them."""
+def seconds(workers: int, tasks: int, settings: Settings) -> tuple[float, float]:
+    """Seconds to start so many workers, and to run so many tasks on them."""
     job = Job.of(MODEL, None, settings)
-    cell = Cell("cell", measure, job, (settings,), 0)
+    task = Task("task", measure, job, (settings,), 0)
     start = time.perf_counter()
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
     try:
         with Cluster(settings, tqdm(disable=True)) as cluster:
-            list(cluster.run([cell] * 4 * workers))
+            list(cluster.run([task] * 4 * workers))
             started = time.perf_counter()
-            list(cluster.run([cell] * cells))
+            list(cluster.run([task] * tasks))
             return started - start, time.perf_counter() - started
     finally:
         ray.shutdown()
@@ -48,7 +48,7 @@ def seconds(workers: int, cells: int, settings: Settings) -> tuple[float, float]
 COLUMNS = {
     "workers": "{workers}",
     "seconds to start": "{start:.1f}",
-    "seconds for {cells} cells": "{seconds:.1f}",
+    "seconds for {tasks} tasks": "{seconds:.1f}",
     "times the throughput of one": "{times:.2f}",
 }
 
@@ -56,14 +56,14 @@ COLUMNS = {
 def main() -> None:
     """Measure in turns and keep the medians."""
     options = parser(__doc__)
-    options.add_argument("--cells", type=int, default=16)
-    options.add_argument("--blocks", type=int, default=32, help="of 256 tokens, a cell")
+    options.add_argument("--tasks", type=int, default=16)
+    options.add_argument("--blocks", type=int, default=32, help="of 256 tokens, a task")
     options.add_argument("--rounds", type=int, default=3)
     arguments = options.parse_args()
     settings = Settings(name="cluster", blocks=arguments.blocks, engine="ray")
     rounds = []
     for _ in range(arguments.rounds):
-        rounds.append({workers: seconds(workers, arguments.cells, settings) for workers in (1, 2)})
+        rounds.append({workers: seconds(workers, arguments.tasks, settings) for workers in (1, 2)})
         print(rounds[-1], flush=True)
     rows = [
         {
@@ -74,7 +74,7 @@ def main() -> None:
         }
         for workers in (1, 2)
     ]
-    columns = {header.format(cells=arguments.cells): form for header, form in COLUMNS.items()}
+    columns = {header.format(tasks=arguments.tasks): form for header, form in COLUMNS.items()}
     keep("cluster", rows, columns, arguments.out)
 
 

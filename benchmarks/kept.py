@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from outliers.experiment.provenance import environment
 from outliers.files import write_whole
+from outliers.subjects.provenance import environment
 
 FOLDER = Path("results/kept/benchmarks")
 

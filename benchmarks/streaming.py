@@ -146,8 +146,8 @@ def sweep(folder: Path, dtype: str) -> dict:
 
 def size_of_weights(folder: Path, dtype: str) -> float:
     """Gigabytes of all weights in a dtype."""
-    from outliers.experiment.forecast import shape_of
     from outliers.models.load import DTYPES, load_config
+    from outliers.runs.forecast import shape_of
 
     return shape_of(load_config(str(folder))).weights * DTYPES[dtype].itemsize / 1e9
 

@@ -39,7 +39,7 @@ _HOME = {
     "trace": "outliers.tracing.trace",
     "Trace": "outliers.tracing.result",
     "watch": "outliers.metrics.training.watch",
-    "OutlierCallback": "outliers.experiment.callback",
+    "OutlierCallback": "outliers.runs.callback",
     "compare": "outliers.tracing.compare",
     "table4_row": "outliers.tracing.table4",
     "ablate": "outliers.metrics.ablations",
@@ -51,7 +51,7 @@ _HOME = {
     "run": "outliers.runs.run",
     "sweep": "outliers.runs.run",
     "Cells": "outliers.presets.cells",
-    "frame": "outliers.experiment.frame",
+    "frame": "outliers.runs.frame",
 }
 _ROOMS = ("plot",)  # public as they are, with names of their own
 __all__ = [*_HOME, *_ROOMS]

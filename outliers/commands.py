@@ -190,8 +190,8 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Calla
 
     checked(spec)
 
-    from outliers.experiment.place import place_of
     from outliers.report.write import write
+    from outliers.runs.place import place_of
     from outliers.runs.run import run
 
     folder = place_of(spec, out) if isinstance(spec, OfOneModel) else out or spec.folder

@@ -17,13 +17,13 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
-from outliers.experiment.frame import records_in as read_rows
 from outliers.models.anatomy import ANATOMIES
 from outliers.plot.emergence import fits_of
 from outliers.plot.published import published_models
 from outliers.plot.sweep import costs
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.artefacts import table1
+from outliers.runs.frame import records_in as read_rows
 
 ROOT = Path(__file__).parent.parent
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "kernels" / "benchmarks")]

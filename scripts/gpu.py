@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from outliers.errors import UserError
-from outliers.experiment.provenance import environment
 from outliers.files import write_whole
+from outliers.subjects.provenance import environment
 from outliers.terminal.command import answering
 
 ROOT = Path(__file__).parent.parent

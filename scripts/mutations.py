@@ -36,10 +36,10 @@ TESTS = {
     "outliers/metrics/perplexity/measure": "evaluation damage quantization",
     "outliers/metrics/errors": "damage",
     "outliers/metrics/places": "damage",
+    "outliers/metrics/memory": "memory",
+    "outliers/metrics/ablations": "ablation evaluation attention",
     "outliers/metrics": "cells damage ablation evaluation",
-    "outliers/measurements/footprint": "memory",
-    "outliers/measurements": "ablation evaluation attention",
-    "outliers/experiment": "rows door results survival experiment training_runs",
+    "outliers/runs": "cells rows results latency paper survival experiment",
 }
 
 MUTATIONS = {
@@ -106,24 +106,24 @@ MUTATIONS = {
     "outliers/metrics/places/measure.py": [
         ("(ONLY, WITHOUT) if len(places) > 1 else (ONLY,)", "(ONLY, WITHOUT)"),
     ],
-    "outliers/measurements/footprint.py": [
+    "outliers/metrics/memory/footprint.py": [
         ("tensor.numel() + 4 * _outputs(module)", "tensor.numel()"),
         ("share * (number >= without_cache)", "share"),
     ],
     "outliers/metrics/top1/measure.py": [("weights = counts / counts.mean()", "weights = torch.ones_like(counts)")],
-    "outliers/measurements/ablation.py": [("np.arange(width), [*features, *outliers])", "np.arange(width), features)")],
-    "outliers/experiment/row_check.py": [
-        ("if len(found) < len(pairs):", "if False:"),
-        ('row.get("value", 1) <= 0', 'row.get("value", 1) < 0'),
-        ("abs(value) < MOST", "abs(value) <= MOST"),
-    ],
-    "outliers/experiment/rows.py": [
+    "outliers/metrics/ablations.py": [("np.arange(width), [*features, *outliers])", "np.arange(width), features)")],
+    "outliers/runs/rows.py": [
         (".removeprefix(codecs.BOM_UTF8)", ""),
-        (" and identifying(row).keys() - asked.keys() <= set(WHICH)", ""),
-        ('also += ("experiment",) if row.get("experiment") in FIXED else ()', "pass"),
-        ('(row["run"], row["seed"]) in ended', 'row["run"] in {run for run, _ in ended}'),
-        ("if number == len(lines) and not _is_json(line):", "if number == len(lines):"),
+        ("abs(value) < MOST", "abs(value) <= MOST"),
+        ('value["value"] <= 0', 'value["value"] < 0'),
+        ("in sorted(part.items())", "in part.items()"),
+        ("if _is_json(last) else (content[:end], last)", "if last else (content[:end], last)"),
     ],
+    "outliers/runs/run.py": [
+        ('row.made.get("experiment") == own', 'row.made.get("experiment") != own'),
+        ("if cell.about.items() <= row.facts.items()", "if True"),
+    ],
+    "outliers/runs/planner.py": [(" and not cell.metric.timed", "")],
 }
 
 

@@ -22,8 +22,8 @@ if not torch.cuda.is_available():  # Triton, which transformers may import, deci
 from outlier_kernels.cpu import has_int8_units
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from outliers.experiment.place import place_of
 from outliers.models.names import packaged_file
+from outliers.runs.place import place_of
 from outliers.runs.rows import Row
 from outliers.runs.run import run
 from outliers.specification.kinds import OneModel

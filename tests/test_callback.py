@@ -12,8 +12,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import outliers
 from outliers.errors import BrokenModel, UserError
-from outliers.experiment.frame import records_in
 from outliers.models.load import weights_hash
+from outliers.runs.frame import records_in
 from outliers.runs.rows import line_of, read
 from tests.test_commands import call
 from tests.test_plot import KEPT

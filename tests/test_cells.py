@@ -12,7 +12,6 @@ from outlier_kernels.formats import Quantizer
 
 import outliers
 from outliers.errors import UserError
-from outliers.experiment import provenance
 from outliers.metrics.measurement import Seen
 from outliers.metrics.metric import StatesMetric
 from outliers.metrics.registry import Registry
@@ -24,6 +23,7 @@ from outliers.report.report import drawn_again, experiments
 from outliers.runs.rows import Row, Rows, line_of, read
 from outliers.runs.run import rows_of, run
 from outliers.specification.kinds import Experiment
+from outliers.subjects import provenance
 from outliers.text.blocks import load_text
 from tests.test_commands import call
 
@@ -92,7 +92,7 @@ def test_other_code_measures_again_and_another_machine_does_not(tmp_path, measur
     before = read(folder)
     changes = {"threads": ("torch.get_num_threads", lambda: 77), "code": ("code_hash", lambda: "0" * 12)}
     target, value = changes[name]
-    monkeypatch.setattr(target if "." in target else f"outliers.experiment.provenance.{target}", value)
+    monkeypatch.setattr(target if "." in target else f"outliers.subjects.provenance.{target}", value)
     swept(folder)
     assert (read(folder) == before) == (name == "threads")
     if name == "code":

@@ -11,17 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
-from outliers.experiment import cluster
-from outliers.experiment.cell import Cell
-from outliers.experiment.cluster import Cluster
-from outliers.experiment.engine import Here
-from outliers.experiment.forecast import PROCESS, Need
-from outliers.experiment.frame import records_in as read_rows
-from outliers.experiment.room import Room
+from outliers.runs import cluster
+from outliers.runs.cluster import Cluster
+from outliers.runs.engine import Here
+from outliers.runs.forecast import PROCESS, Need
+from outliers.runs.frame import records_in as read_rows
+from outliers.runs.room import Room
 from outliers.runs.rows import Rows
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
 from outliers.subjects.bench import Job
+from outliers.subjects.cell import Task
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
 from tests.conftest import lasting, trace_model
@@ -127,8 +127,8 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
         pytest.raises(UserError, match=r"^2 cells failed.*run the same command again to try them once more$") as error,
     ):
         job = Job("model", None, None, None)
-        cells = [Cell(f"cell {value}", number, job, (value,), 1) for value in range(5)]
-        for _, value in engine.run([Cell("dying", always_dies, job, (), 1), *cells]):
+        cells = [Task(f"cell {value}", number, job, (value,), 1) for value in range(5)]
+        for _, value in engine.run([Task("dying", always_dies, job, (), 1), *cells]):
             arrived.append(value)
     assert sorted(arrived) == [0, 1, 2, 4]
     assert "model, cell 3: ValueError: three" in str(error.value)
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_pat
 
     # Each pass is seen to use another file: first the one that describes the model, then the one that traces it.
     monkeypatch.setattr(Cluster, "run", then_change)
-    monkeypatch.setattr("outliers.experiment.cluster._bench", None)
+    monkeypatch.setattr("outliers.runs.cluster._bench", None)
     spec = OneModel(model=str(model), block=64, blocks=6, engine="ray")
     with pytest.raises(UserError, match=rf"the weights of '{model}' changed while they were measured"):
         trace_model(spec, tmp_path / "out")
@@ -239,8 +239,8 @@ def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
     ):
         engine.alone = True
         engine.forecasts = {"m": Need("m", 9000 * 10**9, 0, 0, 0)}
-        list(engine.run([Cell("cell", number, Job("m", None, None, None), (1,), 0)]))
-    monkeypatch.setattr("outliers.experiment.cluster._room", little)
+        list(engine.run([Task("cell", number, Job("m", None, None, None), (1,), 0)]))
+    monkeypatch.setattr("outliers.runs.cluster._room", little)
     code, _, err = call(monkeypatch, capsys, "--model", MODELS[1], "--engine", "ray", "--out", tmp_path / "out")
     assert code == 2
     assert "'pocket/gpt2-0.5m' needs 7" in err
@@ -254,7 +254,7 @@ def little(_bench, _request) -> Room:
 
 def test_cells_ask_for_what_their_model_needs(monkeypatch):
     nodes = [{"CPU": 64, "GPU": 8, "memory": 512e9}, {"CPU": 16, "GPU": 0, "memory": 64e9}]
-    cell = Cell("cell", number, Job("m", None, None, None), (1,), 0)
+    cell = Task("cell", number, Job("m", None, None, None), (1,), 0)
     room = Room(80 * 10**9, 512 * 10**9, 1, 1, 8 * 80 * 10**9)
 
     def needs(device: str, memory: float, host: float = 0) -> dict:

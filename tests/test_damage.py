@@ -14,13 +14,13 @@ from torch.nn import functional
 
 import outliers
 from outliers.errors import UserError
-from outliers.experiment.frame import records_in
 from outliers.metrics.agreement.measure import SEEN
 from outliers.metrics.damages import damages_of
 from outliers.metrics.errors import Errors
 from outliers.metrics.errors import measure as of_projections
 from outliers.metrics.errors.measure import block_errors
 from outliers.metrics.inputs import Inputs
+from outliers.metrics.measurement import records_of
 from outliers.metrics.perplexity import measure as losses
 from outliers.metrics.perplexity.measure import perplexity, perplexity_of, variant_losses
 from outliers.metrics.places import Places
@@ -36,11 +36,12 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.artefacts.damage import damage_section
 from outliers.report.write import write
-from outliers.runs.cell import Cell
+from outliers.runs.frame import records_in
 from outliers.runs.rows import FILE
 from outliers.runs.run import run
 from outliers.specification.kinds import Damage
-from outliers.subjects.given import Given, records_of
+from outliers.subjects.cell import Cell
+from outliers.subjects.given import Given
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.draw import drawn

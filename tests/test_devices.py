@@ -9,7 +9,6 @@ from accelerate import dispatch_model
 from accelerate.utils import modeling
 
 from outliers.errors import UserError
-from outliers.experiment import provenance
 from outliers.metrics.ablations import ablate
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.metrics.top1.measure import top1_softmax
@@ -21,6 +20,7 @@ from outliers.quantization import store
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.subjects import provenance
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import _Observer, trace
 from outliers.variants.ablated import METHODS, Intervention

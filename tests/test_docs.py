@@ -25,11 +25,6 @@ from outlier_kernels.reference_formats import LEAST_SHARED
 
 from outliers import criterion
 from outliers.errors import UserError
-from outliers.experiment.callback import EVERY
-from outliers.experiment.forecast import Request, forecast, shape_of
-from outliers.experiment.frame import records_in as read_rows
-from outliers.experiment.provenance import code_hash
-from outliers.experiment.room import Room
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.damages import damages_of
 from outliers.metrics.measurement import Keeps, each_alone
@@ -55,9 +50,14 @@ from outliers.report.artefacts.table6 import latency_section
 from outliers.report.artefacts.table7 import table7_section, table9_section, table10_section
 from outliers.report.findings.words import are_apart
 from outliers.report.seeds import CONFIDENCE, of_runs, ratio
+from outliers.runs.callback import EVERY
+from outliers.runs.forecast import Request, forecast, shape_of
+from outliers.runs.frame import records_in as read_rows
+from outliers.runs.room import Room
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Experiment, Memory
 from outliers.specification.recipe import Recipe, Training
+from outliers.subjects.provenance import code_hash
 from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR

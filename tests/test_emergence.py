@@ -9,9 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
-from outliers.experiment.engine import Here
-from outliers.experiment.frame import records_in
-from outliers.experiment.provenance import measuring
 from outliers.metrics import states
 from outliers.metrics.ablations import ablate
 from outliers.metrics.perplexity.measure import perplexity
@@ -22,10 +19,13 @@ from outliers.models.names import POCKET
 from outliers.plot.emergence import metric_of
 from outliers.presets.cells import Cells
 from outliers.quantization.schemes import SCHEMES
+from outliers.runs.engine import Here
+from outliers.runs.frame import records_in
 from outliers.runs.rows import read
 from outliers.runs.run import records, rows_of, run
 from outliers.specification.kinds import Ablation, Emergence, OneModel
 from outliers.subjects.causal import Causal
+from outliers.subjects.provenance import measuring
 from outliers.text.blocks import load_text
 from outliers.tracing.result import PAPER, Trace
 from outliers.tracing.table4 import table4_row, trace_row

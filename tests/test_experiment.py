@@ -9,8 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
-from outliers.experiment.engine import Here
-from outliers.experiment.frame import records_in as read_rows
 from outliers.metrics import states
 from outliers.metrics.perplexity.measure import Loss, perplexity
 from outliers.models.load import load_model, load_tokenizer
@@ -18,6 +16,8 @@ from outliers.models.names import PACKAGED, POCKET, pocket_models
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1
 from outliers.report.report import drawn_again
+from outliers.runs.engine import Here
+from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
 from outliers.runs.run import run, sweep
 from outliers.specification.files import make_experiment, read_experiment

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 
-from outliers.experiment.frame import records_in
 from outliers.metrics.damages import damages_of
 from outliers.plot.emergence import Fit
 from outliers.report.artefacts.ablation import ablation_section
@@ -34,6 +33,7 @@ from outliers.report.findings.trace import trace_findings
 from outliers.report.findings.words import are_apart, count, features, listed, percent, ranges, scatter
 from outliers.report.findings.zeroshot import zeroshot_findings
 from outliers.report.section import Finding, Section
+from outliers.runs.frame import records_in
 from outliers.specification.kinds import OneModel
 from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model
 

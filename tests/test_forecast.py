@@ -8,9 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from outliers.errors import UserError
-from outliers.experiment import forecast as module
-from outliers.experiment import room as rooms
-from outliers.experiment.forecast import (
+from outliers.metrics.measurement import Keeps, each_alone
+from outliers.models.configs import find_config
+from outliers.presets.latency import latency_plans
+from outliers.quantization.schemes import get_scheme
+from outliers.runs import forecast as module
+from outliers.runs import room as rooms
+from outliers.runs.forecast import (
     LEFT,
     PROCESS,
     WORKSPACES,
@@ -21,13 +25,9 @@ from outliers.experiment.forecast import (
     request_of,
     shape_of,
 )
-from outliers.experiment.frame import records_in as read_rows
-from outliers.experiment.room import Room, free_in_groups
-from outliers.metrics.measurement import Keeps, each_alone
-from outliers.models.configs import find_config
-from outliers.presets.latency import latency_plans
-from outliers.quantization.schemes import get_scheme
+from outliers.runs.frame import records_in as read_rows
 from outliers.runs.planner import keeps_of
+from outliers.runs.room import Room, free_in_groups
 from outliers.runs.run import plans_of
 from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, OneModel, Settings
 from outliers.subjects.bench import Job

@@ -8,8 +8,8 @@ import pytest
 
 import outliers
 from outliers.errors import UserError
-from outliers.experiment.frame import PROVENANCE, RESULT
-from outliers.experiment.frame import records_in as read_rows
+from outliers.runs.frame import PROVENANCE, RESULT
+from outliers.runs.frame import records_in as read_rows
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
 FIELDS = {"models": ["pocket/gpt2-0.1m"], "schemes": ["fp32", "absmax", "llm.int8"], "block": 32, "blocks": 2}

@@ -20,8 +20,6 @@ from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from outliers.errors import UserError
-from outliers.experiment.forecast import need_of, request_of
-from outliers.experiment.room import Room
 from outliers.metrics import states
 from outliers.metrics.measurement import Keeps
 from outliers.metrics.perplexity.measure import perplexity
@@ -32,6 +30,8 @@ from outliers.models.names import packaged_file
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.store import load_int8
+from outliers.runs.forecast import need_of, request_of
+from outliers.runs.room import Room
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel, Settings
 from outliers.subjects.bench import Job

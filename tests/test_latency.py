@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers.errors import UserError
-from outliers.experiment.frame import records_in as read_rows
 from outliers.metrics.latency.measure import Timings, latency, quartiles
 from outliers.metrics.linear_layer.measure import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
@@ -24,6 +23,7 @@ from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.report.artefacts import table5, table6
 from outliers.report.write import write
+from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Latency, LinearLayers

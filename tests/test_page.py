@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from outliers.experiment.frame import records_in
 from outliers.models.names import short_name
 from outliers.report.artefacts.table1 import PUBLISHED, sweep_section
 from outliers.report.page import about, models, page, provenance
 from outliers.report.paper import comparison
 from outliers.report.section import Finding
+from outliers.runs.frame import records_in
 from tests.conftest import needs_chromium
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"

@@ -16,7 +16,6 @@ from matplotlib.text import Text
 
 import outliers
 from outliers import UserError, plot
-from outliers.experiment.frame import records_in
 from outliers.metrics.ablations import summary
 from outliers.metrics.damages import damages_of
 from outliers.models.anatomy import ROLES
@@ -24,6 +23,7 @@ from outliers.plot import style
 from outliers.plot.watched import PANELS
 from outliers.report.artefacts.ablation import ablation_summary
 from outliers.report.section import Drawing, drawn
+from outliers.runs.frame import records_in
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.recipe import Training
 from tests.conftest import STORIES, needs_shared, needs_smollm2

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 import torch
 
-from outliers.experiment.frame import records_in
 from outliers.metrics.ablations import plan
 from outliers.models.anatomy import ROLES
 from outliers.plot.ablation import ablation_bars
@@ -42,6 +41,7 @@ from outliers.report.artefacts.trace import (
 )
 from outliers.report.page import page
 from outliers.report.write import write
+from outliers.runs.frame import records_in
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
 from tests.conftest import SHARED, make_model, make_tokenizer

@@ -19,11 +19,11 @@ from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
-from outliers.experiment.frame import records_in as read_rows
-from outliers.experiment.place import check_alone, place_of
 from outliers.files import LOCK, part_of, write_whole
 from outliers.models.names import POCKET
 from outliers.report.report import drawn_again
+from outliers.runs.frame import records_in as read_rows
+from outliers.runs.place import check_alone, place_of
 from outliers.runs.rows import Row, Rows, read
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Emergence, Experiment, OneModel

@@ -12,11 +12,9 @@ PACKAGE = Path(outliers.__file__).parent
 # From left to right; `terminal`, `errors`, `criterion` and `files` are for all.
 ROOMS = (
     *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
-    "quantization",
-    *("variants", "specification", "training", "measuring", "presets", "plot", "report"),
+    *("quantization", "variants", "specification", "training", "subjects", "metrics", "runs", "presets"),
+    *("plot", "report"),
 )
-# Rooms that are one as long as some measurements are not cells yet, which the old runner measures.
-TOGETHER = dict.fromkeys(("measurements", "metrics", "subjects", "runs", "experiment"), "measuring")
 COMMANDS = "commands"  # programs, which may use all, and what they have in common
 MOST_FILES = 15
 FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
@@ -25,7 +23,6 @@ FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
 def room_of(module: str) -> int:
     """The place of a module's room, from the left."""
     name = next((part for part in module.split(".") if part != "outliers"), COMMANDS)
-    name = TOGETHER.get(name, name)
     return ROOMS.index(name) if name in ROOMS else len(ROOMS)
 
 

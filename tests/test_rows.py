@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import outliers
-from outliers.experiment import provenance
-from outliers.experiment.frame import records_in as read_rows
 from outliers.report.report import experiments
+from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Row, read
 from outliers.runs.run import rows_of, run
 from outliers.specification.kinds import (
@@ -22,6 +21,7 @@ from outliers.specification.kinds import (
     LinearLayers,
     Memory,
 )
+from outliers.subjects import provenance
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
 MODEL = "pocket/gpt2-0.1m"
@@ -85,9 +85,9 @@ def torch_0(package: str, own=provenance._version) -> str | None:
 
 HERE = {
     "threads": ("torch.get_num_threads", lambda: 77),
-    "device_name": ("outliers.experiment.provenance._processor", lambda: "another processor"),
-    "torch": ("outliers.experiment.provenance._version", torch_0),
-    "code": ("outliers.experiment.provenance.code_hash", lambda: "0" * 12),
+    "device_name": ("outliers.subjects.provenance._processor", lambda: "another processor"),
+    "torch": ("outliers.subjects.provenance._version", torch_0),
+    "code": ("outliers.subjects.provenance.code_hash", lambda: "0" * 12),
 }
 OF_TIMINGS = [(run, field) for run in ("latency", "linear layers") for field in HERE]
 

@@ -21,12 +21,12 @@ from safetensors.torch import load_file, save_file
 
 from outliers import files
 from outliers.errors import UserError
-from outliers.experiment.frame import records_in as read_rows
 from outliers.files import LOCK, locked, write_whole
 from outliers.metrics import states
 from outliers.metrics.trace import measure as traces
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
+from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel

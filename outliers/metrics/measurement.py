@@ -1,20 +1,19 @@
 """How a metric is measured: what the planner (`outliers.runs.planner`) has to know to do the rest."""
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
 from outliers.quantization.schemes import Scheme
+from outliers.subjects.bench import Bench
+from outliers.subjects.cell import Cell
 from outliers.variants.together import schemes_of
-
-if TYPE_CHECKING:
-    from outliers.runs.cell import Cell
-    from outliers.runs.planner import Planner
-    from outliers.subjects.bench import Bench
-
 
 ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory"))
 
@@ -55,27 +54,27 @@ class Measurement(ABC):
     unit = "block"
     splits = True
 
-    def check(self, cell: "Cell") -> None:  # noqa: B027 (most fit all subjects)
+    def check(self, cell: Cell) -> None:  # noqa: B027 (most fit all subjects)
         """Raise UserError where the parameters of a metric do not fit its subject."""
 
-    def facts(self, cell: "Cell", bench: "Bench") -> dict:
+    def facts(self, cell: Cell, bench: Bench) -> dict:
         """What a row of a cell has to be made anew for, beside its subject, its variant and the code."""
         return {}
 
-    def beside_row(self, cell: "Cell", facts: dict, planner: "Planner") -> list[tuple] | None:
+    def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple] | None:
         """The parts of the answer to a cell of which something is kept beside its row, as the planner's `answer` gives
         them, measured as far as they are not there; None where nothing is kept."""
         return None
 
-    def bundles(self, cells: Sequence["Cell"]) -> list[list["Cell"]]:
+    def bundles(self, cells: Sequence[Cell]) -> list[list[Cell]]:
         """Cells of one subject that are answered at once."""
         return [[cell] for cell in cells]
 
-    def steps(self, cells: Sequence["Cell"]) -> int:
+    def steps(self, cells: Sequence[Cell]) -> int:
         """How far the answers to some cells, which are given at once, move the bar."""
         return sum(len(cell.subject.blocks) for cell in cells)
 
-    def keeps(self, cells: Sequence["Cell"]) -> Keeps | None:
+    def keeps(self, cells: Sequence[Cell]) -> Keeps | None:
         """What is in memory beside the model of these cells' subject: one variant's codes at a time; None where no
         model is."""
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
@@ -84,14 +83,14 @@ class Measurement(ABC):
         )
 
     @abstractmethod
-    def answer(self, bench: "Bench", cells: Sequence["Cell"], part: slice, facts: dict) -> list[Any]:
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Any]:
         """What is measured of a part of the text for each cell; it travels between machines.
 
         facts: of the subject, whose weights a model that is loaded for this must have.
         """
 
     @abstractmethod
-    def values(self, cell: "Cell", answers: list[Any]) -> list[dict]:
+    def values(self, cell: Cell, answers: list[Any]) -> list[dict]:
         """The values of a row, from the answers of all parts in their order."""
 
 
@@ -106,3 +105,26 @@ class Seen(NamedTuple):
     see: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, torch.Tensor | None], Any]
     values: Callable[[list[list]], list[dict]]
     compares: bool = False
+
+
+def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
+    """Cells that are answered together, by their subjects and what measures them."""
+    groups: dict[tuple, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[id(cell.subject), cell.metric.measured_by].append(cell)
+    return chain.from_iterable(alike[0].metric.measurement.bundles(alike) for alike in groups.values())
+
+
+def records_of(cells: Iterable[Cell]) -> list[dict]:
+    """What cells of one given model are answered, a flat dictionary for each value, in the order of the cells."""
+    cells = list(cells)
+    bench, values = Bench(SimpleNamespace(update=_quiet, begin=_quiet)), {}
+    for bundle in bundles_of(cells):
+        measurement = bundle[0].metric.measurement
+        answers = measurement.answer(bench, bundle, slice(0, len(bundle[0].subject.blocks)), {})
+        values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
+    return [cell.variant.fields() | value for cell in cells for value in values[cell]]
+
+
+def _quiet(_steps: int = 1) -> None:
+    """As a bar that nobody sees."""

@@ -16,7 +16,8 @@ class Metric(BaseModel):
 
     name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
     something is measured. subject: the class of what it is asked of, by its place, made of model, revision and
-    settings. timed: whether it measures time, so that the machine is a fact of its rows.
+    settings. timed: whether it measures time, so that the machine is a fact of its rows. needs: facts, and fields of
+    each value, that its tables and figures take.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -25,6 +26,7 @@ class Metric(BaseModel):
     measured_by: "ClassVar[str | Measurement]"
     subject: "ClassVar[str]" = "outliers.subjects.causal:Causal"
     timed: ClassVar[bool] = False
+    needs: ClassVar[tuple[str, ...]] = ()
 
     @property
     def asked(self) -> dict:

@@ -10,8 +10,8 @@ from outliers.metrics.measurement import Keeps, Measurement, Seen
 from outliers.metrics.metric import resolved
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.stream import Variant, is_streamed
-from outliers.runs.cell import Cell
 from outliers.subjects.bench import Bench, named
+from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn
 from outliers.variants.quantized import EXACT
 

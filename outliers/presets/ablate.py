@@ -13,11 +13,11 @@ from outliers.models.stream import Variant
 from outliers.presets.emergence import counted
 from outliers.quantization.convert import check_calibrated
 from outliers.quantization.schemes import get_scheme, said_of
-from outliers.runs.cell import Cell, Plan, Stages
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Ablation, alpha_of_schemes
 from outliers.subjects.bench import check_schemes
 from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.tracing.result import STREAM
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.quantized import EXACT, Quantized

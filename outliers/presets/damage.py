@@ -11,9 +11,9 @@ from outliers.metrics.inputs import Inputs
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.places import Places
 from outliers.quantization.schemes import Scheme, get_scheme
-from outliers.runs.cell import Cell, Plan, Stages, Subject
 from outliers.specification.kinds import DAMAGE_BY, Damage, schemes_of
 from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell, Plan, Stages, Subject
 from outliers.variants.quantized import EXACT, Quantized
 
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ def damage(
         UserError: the scheme is unknown or quantizes nothing, a part of the damage is unknown, several draws are asked
             of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
     """
+    from outliers.metrics.measurement import records_of
     from outliers.quantization.convert import check_calibrated
-    from outliers.subjects.given import Given, records_of
+    from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
     from outliers.variants.draw import check_draws
 

@@ -5,10 +5,10 @@ from outliers.errors import UserError
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.top1 import Top1
 from outliers.metrics.trace import KeptTrace, Trace
-from outliers.runs.cell import Cell, Plan, Stages
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Emergence, OneModel
 from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.quantized import EXACT
 

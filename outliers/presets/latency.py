@@ -4,9 +4,9 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from outliers.metrics.latency import Latency
-from outliers.runs.cell import Cell, Plan, Stages
 from outliers.specification import kinds
 from outliers.specification.kinds import Settings, schemes_of
+from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.subjects.served import Served
 from outliers.variants.peer import PEER, Peer
 from outliers.variants.quantized import Quantized

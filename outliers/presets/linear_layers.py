@@ -1,8 +1,8 @@
 """How fast linear layers of some dimensions are in many ways (Table 5)."""
 
 from outliers.metrics.linear_layer import LinearLayer
-from outliers.runs.cell import Cell, Plan, Stages
 from outliers.specification.kinds import LinearLayers
+from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.subjects.layer import Layer
 from outliers.variants.quantized import EXACT
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from outliers.errors import UserError
 from outliers.metrics.metric import resolved
 from outliers.presets.cells import Cells
-from outliers.runs.cell import Cell, Plan, Stages
+from outliers.subjects.cell import Cell, Plan, Stages
 
 if TYPE_CHECKING:
     from outliers.metrics.metric import Metric
     from outliers.models.stream import Variant
-    from outliers.runs.cell import Subject
+    from outliers.subjects.cell import Subject
 
 
 def measure_plans(spec: Cells) -> list[Plan]:

@@ -2,8 +2,8 @@
 
 from outliers.errors import unknown_name
 from outliers.metrics.memory import Fits, Memory
-from outliers.runs.cell import Cell, Plan, Stages
 from outliers.specification import kinds
+from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.subjects.configured import Configured
 from outliers.variants.quantized import EXACT
 

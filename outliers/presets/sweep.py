@@ -1,9 +1,9 @@
 """A sweep: the perplexity of models under schemes (Table 1)."""
 
 from outliers.metrics.perplexity import Perplexity
-from outliers.runs.cell import Cell, Plan, Stages
 from outliers.specification.kinds import Experiment, schemes_of
 from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.variants.quantized import Quantized
 
 

@@ -1,8 +1,8 @@
 """Training runs that differ in one thing each."""
 
 from outliers.metrics.training import Training
-from outliers.runs.cell import Cell, Plan, Stages
 from outliers.specification import recipe
+from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.subjects.training_run import TrainingRun
 from outliers.variants.quantized import EXACT
 

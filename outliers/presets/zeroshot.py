@@ -3,10 +3,10 @@
 from itertools import product
 
 from outliers.metrics.zeroshot import ZeroShot
-from outliers.runs.cell import Cell, Plan, Stages
 from outliers.specification import kinds
 from outliers.specification.kinds import schemes_of
 from outliers.subjects.causal import Pretrained
+from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.variants.quantized import Quantized
 
 

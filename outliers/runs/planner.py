@@ -2,19 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from outliers.errors import UserError
-from outliers.experiment.cell import Cell as Task
-from outliers.experiment.engine import Engine
-from outliers.experiment.forecast import request_of
-from outliers.experiment.interrupt import stop_if_asked
-from outliers.experiment.provenance import environment, joined, measuring
-from outliers.metrics.measurement import Keeps
+from outliers.metrics.measurement import Keeps, bundles_of
 from outliers.models.names import full_name
-from outliers.runs.cell import Cell, Plan, Subject, following
+from outliers.runs.engine import Engine
+from outliers.runs.forecast import request_of
 from outliers.runs.rows import Row, Rows
 from outliers.subjects.bench import Bench, check_same_weights, named
+from outliers.subjects.cell import Cell, Plan, Subject, Task, following
+from outliers.subjects.provenance import environment, joined, measuring
+from outliers.terminal.interrupt import stop_if_asked
 from outliers.terminal.progress import Progress
 
 OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that models of the same weights have in common
@@ -55,14 +55,14 @@ class Planner:
         for group in self.engine.groups(range(len(plans))):
             waiting = {number: asked[number] for number in group}
             while waiting:
-                rows = self._measured(list(_chained(waiting.values())))
+                rows = self._measured(list(chain.from_iterable(waiting.values())))
                 for number, cells in list(waiting.items()):
                     of_plan = [rows[cell] for cell in cells]
                     found[number] += of_plan
                     waiting[number] = following(plans[number].stages, of_plan)
                     self.bar.total += _steps(waiting[number])
                 waiting = {number: cells for number, cells in waiting.items() if cells}
-        return list(_chained(found))
+        return list(chain.from_iterable(found))
 
     def _measured(self, cells: list[Cell]) -> dict[Cell, Row]:
         """The row of each cell, found or measured; where the facts of some are not to be had, after the others."""
@@ -194,19 +194,6 @@ class Planner:
         row = twin.model_copy(update={"asked": cell.asked, "made": twin.made | {"same_weights_as": other}})
         self._write({cell: row})
         return row
-
-
-def _chained(lists: Iterable[list]) -> Iterable:
-    """What lists hold, one after the other."""
-    return (one for some in lists for one in some)
-
-
-def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
-    """Cells that are answered together, by their subjects and what measures them."""
-    groups: dict[tuple, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        groups[id(cell.subject), cell.metric.measured_by].append(cell)
-    return _chained(alike[0].metric.measurement.bundles(alike) for alike in groups.values())
 
 
 def _steps(cells: list[Cell]) -> int:

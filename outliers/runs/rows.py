@@ -15,7 +15,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from typing_extensions import TypedDict  # pydantic takes that of the standard library from Python 3.12 on
 
 from outliers.errors import UserError, shown
-from outliers.experiment.interrupt import Interrupted, asked_to_stop, finishing
 from outliers.files import (
     check_replaceable,
     locked,
@@ -26,6 +25,7 @@ from outliers.files import (
     write_whole,
     writing,
 )
+from outliers.terminal.interrupt import Interrupted, asked_to_stop, finishing
 
 FILE = "rows.jsonl"
 MOST_BYTES = 2**32  # of a file of rows, of about a kilobyte each
@@ -90,8 +90,15 @@ class Value(TypedDict):
     feature: NotRequired[Whole]
     position: NotRequired[Whole]
     token: NotRequired[Whole]
+    bits: NotRequired[Count]
+    examples: NotRequired[Count]
+    parameters: NotRequired[Count]
+    context_used: NotRequired[Count]
     role: NotRequired[Text]
     projection: NotRequired[Text]
+    way: NotRequired[Text]
+    checkpoint: NotRequired[Text]
+    architecture: NotRequired[Text]
     features: NotRequired[list[Whole]]
 
 
@@ -138,6 +145,20 @@ class Facts(TypedDict, total=False):
     features: list[Whole]
     weight_bits: Positive
     activation_bits: Positive
+    task: Text
+    lm_eval: Text
+    hardware: Text
+    owner: Text
+    gigabytes: Positive
+    headroom: Number
+    candidate: Annotated[bool, Field(strict=True)]
+    gpus: Count
+    context: Count
+    batch: Count
+    prompt: Count
+    tokens: Count
+    repeats: Count
+    device_name: Text
 
 
 class Made(TypedDict, total=False):

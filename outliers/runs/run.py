@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from outliers.errors import UserError
-from outliers.runs.cell import Cell, Plan, following
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Experiment, Named, OfOneModel
+from outliers.subjects.cell import Cell, Plan, following
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
     Args:
         spec: what to run.
         out: folder for `rows.jsonl`, and for a trace that is kept; by default that of the specification, see
-            `outliers.experiment.place.place_of`.
+            `outliers.runs.place.place_of`.
         force: measure again what is finished.
 
     Returns:
@@ -36,8 +36,8 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
             numbers; the folder holds results of another model, where its tables are those of one; or cells failed on a
             cluster.
     """
-    from outliers.experiment.engine import engine_of  # late, for it brings torch, which redrawing does without
-    from outliers.experiment.place import check_alone, place_of
+    from outliers.runs.engine import engine_of  # late, for it brings torch, which redrawing does without
+    from outliers.runs.place import check_alone, place_of
     from outliers.runs.planner import Planner
     from outliers.terminal.progress import Progress
 
@@ -120,4 +120,5 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
 def _last_of(cell: Cell, rows: list[Row]) -> Row | None:
     """Of rows that ask the same the last one that is of a cell, if that has what views need of it."""
     last = next((row for row in reversed(rows) if cell.about.items() <= row.facts.items()), None)
-    return last if last and set(cell.subject.needs) <= last.facts.keys() else None
+    needs = {*cell.subject.needs, *cell.metric.needs}
+    return last if last and all(needs <= {*last.facts, *value} for value in last.values) else None

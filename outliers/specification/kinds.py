@@ -243,7 +243,7 @@ class Named(BaseModel):
 
     model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
 
-    # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.runs.cell.Plan`.
+    # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.subjects.cell.Plan`.
     plans: ClassVar[str | Callable | None] = None
     experiment: ClassVar[str | None] = None  # what its rows say that they are of, where that is not its name
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE, Scheme
-from outliers.runs.cell import Cell
 from outliers.specification.kinds import Calibrated, Settings, Spread, said_of_text
+from outliers.subjects.cell import Cell
 from outliers.variants.peer import Peer
 from outliers.variants.together import parts_of, schemes_of
 

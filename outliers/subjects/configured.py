@@ -4,8 +4,8 @@ import functools
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from outliers.runs.cell import Cell
 from outliers.specification.kinds import Named
+from outliers.subjects.cell import Cell
 from outliers.subjects.weightless import Weightless
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Configured(Weightless):
     """A model by its configuration, whether its weights are here or not."""
 
-    needs = ("architecture", "context", "batch")
+    needs = ("architecture",)
     settings = SimpleNamespace(device="meta")
 
     def __init__(self, model: str, _revision: str | None = None, _settings: Named | None = None):

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from outliers.runs.cell import Cell
 from outliers.specification.kinds import Machine, layer_shape
+from outliers.subjects.cell import Cell
 from outliers.subjects.weightless import Weightless
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Layer(Weightless):
     """The first feed-forward layer of models of a dimension, or of a shape, see `layer_shape`."""
 
-    needs = ("device_name", "threads")
+    needs = ()
 
     def __init__(self, dimension: int | str, settings: Machine):
         self.dimension, self.settings = dimension, settings

@@ -1,19 +1,20 @@
 """A causal language model as it generates: under a scheme its int8 weights alone are in memory."""
 
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from outliers.quantization.schemes import BASELINE, Scheme
-from outliers.runs.cell import Cell
 from outliers.subjects.causal import Causal, Pretrained
+from outliers.subjects.cell import Cell
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import schemes_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from outliers.models.stream import Variant
     from outliers.subjects.bench import Bench
@@ -23,6 +24,17 @@ class Served(Causal):
     """A model under one variant, with a text whose beginnings are prompts; a metric says how long they are."""
 
     of_one_variant = True
+
+    @functools.cached_property
+    def config(self) -> "PretrainedConfig":
+        """Its configuration, without the text, which a metric may find too short or too long first."""
+        from outliers.models.load import load_config
+
+        return load_config(self.model, self.revision)
+
+    def prepare(self) -> None:
+        """Read the configuration; prompts are read when it is known how long they are."""
+        _ = self.config
 
     @property
     def asked(self) -> dict:

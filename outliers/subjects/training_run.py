@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outliers.runs.cell import Cell
 from outliers.specification.kinds import said_of_text
 from outliers.specification.recipe import Recipe, Training
+from outliers.subjects.cell import Cell
 from outliers.subjects.weightless import Weightless
 
 if TYPE_CHECKING:

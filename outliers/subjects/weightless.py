@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outliers.runs.cell import Cell
+from outliers.subjects.cell import Cell
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench

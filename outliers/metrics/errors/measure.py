@@ -18,8 +18,8 @@ from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, Watched
 from outliers.quantization.linear import QuantizedLinear
-from outliers.runs.cell import Cell
 from outliers.subjects.bench import Bench, named
+from outliers.subjects.cell import Cell
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together, parts_of
 

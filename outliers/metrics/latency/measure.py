@@ -13,8 +13,8 @@ from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.models.anatomy import check_block, context_length
 from outliers.models.decoder import inference
-from outliers.runs.cell import Cell
 from outliers.subjects.bench import Bench
+from outliers.subjects.cell import Cell
 from outliers.text.blocks import tokens_hash
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized
@@ -61,8 +61,9 @@ class OfServed(Measurement):
 
     def check(self, cell: Cell) -> None:
         """Raise UserError if the text has no such prompts, or the model no room for what is generated."""
-        metric, (blocks, block) = cell.metric, cell.subject.blocks.shape
+        metric = cell.metric
         check_generation(cell.subject.config, metric.prompt, metric.tokens)
+        blocks, block = cell.subject.blocks.shape
         if metric.batch > blocks or metric.prompt > block:
             raise UserError(
                 f"{metric.batch} prompts of {metric.prompt} tokens from {blocks} blocks of {block}; expected as many "

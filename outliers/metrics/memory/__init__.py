@@ -14,6 +14,7 @@ class Memory(Metric):
     name: ClassVar[str] = "memory"
     measured_by: ClassVar[str] = "outliers.metrics.memory.measure:MEMORY"
     subject: ClassVar[str] = "outliers.subjects.configured:Configured"
+    needs: ClassVar[tuple[str, ...]] = ("parameters", "context_used", "context", "batch")
 
     context: Tokens = Field(256, description="Tokens a sequence, at most the model's own.")
     batch: Batch = Field(1, description="Sequences at once.")
@@ -26,6 +27,7 @@ class Fits(Memory):
     """
 
     name: ClassVar[str] = "fits"
+    needs: ClassVar[tuple[str, ...]] = (*Memory.needs, "bits", "candidate", "hardware", "gpus", "gigabytes", "headroom")
 
     hardware: Line
     owner: Line | None = None

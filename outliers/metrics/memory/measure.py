@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from outliers.metrics.measurement import Measurement
 from outliers.metrics.memory import Fits, Memory
 from outliers.metrics.memory.footprint import BITS, Footprint, fits, measure_footprint
-from outliers.runs.cell import Cell
 from outliers.subjects.bench import Bench
+from outliers.subjects.cell import Cell
 
 
 class OfConfigurations(Measurement):

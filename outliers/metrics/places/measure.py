@@ -16,8 +16,8 @@ from outliers.models.anatomy import ROLES, projections
 from outliers.models.decoder import inference, run_exchanged
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantized_parts, skipped
-from outliers.runs.cell import Cell
 from outliers.subjects.bench import Bench, named
+from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn, scattered
 from outliers.variants.quantized import EXACT, Quantized
 

@@ -14,8 +14,8 @@ from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.quantization.schemes import BASELINE
-from outliers.runs.cell import Cell
 from outliers.subjects.bench import Bench, named
+from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.together import Together, parts_of
 

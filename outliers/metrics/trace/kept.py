@@ -5,28 +5,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from outliers.errors import UserError
-from outliers.experiment.cell import Cell as Task
-from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
-from outliers.experiment.provenance import joined, measuring
 from outliers.files import check_replaceable
-from outliers.runs.cell import Cell, Subject
 from outliers.subjects.bench import Bench, check_same_weights
+from outliers.subjects.cell import Cell, Subject, Task
+from outliers.subjects.provenance import joined, measuring
+from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.tracing.excerpt import Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace
-
-if TYPE_CHECKING:
-    from outliers.experiment.engine import Engine
-    from outliers.runs.planner import Planner
 
 STEM, EXCERPT = "trace", "excerpt.safetensors"  # in the folder of the rows
 SECONDS_BETWEEN_SAVES = 30
 logger = logging.getLogger(__name__)
 
 
-def traced(cell: Cell, facts: dict, planner: "Planner") -> list[tuple]:
+def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     """The trace of all blocks, as the only part of an answer (see `outliers.runs.planner.answer`).
 
     It is on disk every half minute, as the pair `trace`.safetensors and .parquet; a run goes on from what is there, if
@@ -61,7 +56,7 @@ def traced(cell: Cell, facts: dict, planner: "Planner") -> list[tuple]:
 
 
 def _going_on(
-    cell: Cell, facts: dict, planner: "Planner", about: dict, found: Trace | None
+    cell: Cell, facts: dict, planner: Any, about: dict, found: Trace | None
 ) -> Iterator[tuple[Trace | None, dict]]:
     """The trace of the first blocks, as it grows from what is found, each time with what that has cost."""
     done = found.sequences if found else 0
@@ -79,7 +74,7 @@ def _going_on(
         yield found, spent
 
 
-def _parts(subject: Subject, engine: "Engine", done: int) -> list[slice]:
+def _parts(subject: Subject, engine: Any, done: int) -> list[slice]:
     """The parts of the text after its first blocks that are traced at once.
 
     A streamed model takes all: each pass reads all its layers.
@@ -116,7 +111,7 @@ def saved_trace(stem: Path, about: dict, tokens: bool) -> Trace | None:
     return found if same and whole and found.sequences <= about["blocks"] else None
 
 
-def _keep_excerpt(subject: Subject, facts: dict, planner: "Planner", of: Trace) -> None:
+def _keep_excerpt(subject: Subject, facts: dict, planner: Any, of: Trace) -> None:
     """Write the excerpt of a trace, unless it is there."""
     path = planner.rows.folder / EXCERPT
     if saved_excerpt(path, of) is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,14 +13,11 @@ from outliers.metrics.trace import KeptTrace
 from outliers.metrics.trace.kept import traced
 from outliers.models.hooks import RESIDUAL
 from outliers.quantization.schemes import BASELINE
-from outliers.runs.cell import Cell
 from outliers.subjects.bench import Bench, named
+from outliers.subjects.cell import Cell
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import trace
-
-if TYPE_CHECKING:
-    from outliers.runs.planner import Planner
 
 PLACES = ("feature", "layer", "role", "position", "token")  # columns that say where, not what
 NAME = "token_text"  # of a token, whose id identifies it
@@ -57,7 +54,7 @@ class OfText(Measurement):
 class OfFiles(OfText):
     """Those that are kept."""
 
-    def beside_row(self, cell: Cell, facts: dict, planner: "Planner") -> list[tuple]:
+    def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple]:
         return traced(cell, facts, planner)
 
 

@@ -18,6 +18,7 @@ class Training(Metric):
     name: ClassVar[str] = "training"
     measured_by: ClassVar[str] = "outliers.metrics.training.measure:TRAINING"
     subject: ClassVar[str] = "outliers.subjects.training_run:TrainingRun"
+    needs: ClassVar[tuple[str, ...]] = ("checkpoint", "architecture", "parameters")
 
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
     watched: list[Count] = Field(list(CHECKPOINTS))

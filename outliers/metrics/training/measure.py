@@ -14,8 +14,8 @@ from outliers.metrics.training.watch import watch
 from outliers.models.load import find_device
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import BASELINE, get_scheme
-from outliers.runs.cell import Cell
 from outliers.subjects.bench import Bench, named
+from outliers.subjects.cell import Cell
 from outliers.training.layers import train_int8
 from outliers.training.loop import train
 from outliers.training.start import start

@@ -14,6 +14,7 @@ class ZeroShot(Metric):
     name: ClassVar[str] = "zeroshot"
     measured_by: ClassVar[str] = "outliers.metrics.zeroshot.measure:ZEROSHOT"
     subject: ClassVar[str] = "outliers.subjects.causal:Pretrained"
+    needs: ClassVar[tuple[str, ...]] = ("standard_error", "examples", "task", "lm_eval")
 
     task: Line = Field("lambada-local", description="Of lm-eval, or lambada-local or piqa-local.")
     data: Line | None = Field(None, description=DATA, exclude=True)

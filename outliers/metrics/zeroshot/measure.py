@@ -8,8 +8,8 @@ from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.zeroshot import ZeroShot
 from outliers.metrics.zeroshot.harness import documents_hash, evaluate, load_tasks
-from outliers.runs.cell import Cell
 from outliers.subjects.bench import Bench
+from outliers.subjects.cell import Cell
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task

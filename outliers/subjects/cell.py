@@ -1,6 +1,6 @@
-"""A cell, one metric of one subject under one variant, and plans of cells; nothing here imports torch."""
+"""A cell, one metric of one subject under one variant; plans of cells, and tasks that answer them. Without torch."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from outliers.metrics.metric import Metric
     from outliers.models.stream import Variant
-    from outliers.runs.rows import Row
-    from outliers.subjects.bench import Bench
+
+Bench = Metric = Row = (
+    Any  # of rooms to the right: outliers.subjects.bench, outliers.metrics.metric, outliers.runs.rows
+)
 
 
 class Subject(Protocol):
@@ -36,13 +37,13 @@ class Subject(Protocol):
     def check_unchanged(self) -> None:
         """Raise UserError if its files changed since they were read."""
 
-    def load(self, bench: "Bench", facts: dict | None = None) -> "PreTrainedModel":
+    def load(self, bench: Bench, facts: dict | None = None) -> "PreTrainedModel":
         """The model, if it has the weights that the facts say."""
 
-    def weights(self, bench: "Bench") -> dict:
+    def weights(self, bench: Bench) -> dict:
         """Which weights were loaded, as a fact."""
 
-    def facts(self, bench: "Bench", cell: "Cell") -> dict:
+    def facts(self, bench: Bench, cell: "Cell") -> dict:
         """What is known of it and of a variant on it beside what is asked: hashes, sizes, kernels."""
 
 
@@ -55,7 +56,7 @@ class Cell:
 
     subject: Subject
     variant: "Variant"
-    metric: "Metric"
+    metric: Metric
     about: dict = field(default_factory=dict)
 
     @property
@@ -69,7 +70,7 @@ class Cell:
         return f"{self.variant.name}, {self.metric.name}"
 
 
-Stages = Generator[list[Cell], "list[Row]", None]  # cells, whose rows may decide which cells follow
+Stages = Generator[list[Cell], list[Row], None]  # cells, whose rows may decide which cells follow
 
 
 class Plan(NamedTuple):
@@ -83,9 +84,30 @@ class Plan(NamedTuple):
     package: str | None = None
 
 
-def following(stages: Stages, rows: "list[Row]") -> list[Cell]:
+def following(stages: Stages, rows: list[Row]) -> list[Cell]:
     """The cells that follow some rows; none at the end."""
     try:
         return stages.send(rows)
     except StopIteration:
         return []
+
+
+class Task(NamedTuple):
+    """A piece of an experiment.
+
+    what: what to call it in messages, beside its subject. function: called with a `Bench`, the subject and the
+    arguments; it, they and what it returns travel between machines. steps: how far it moves the bar. number: of those
+    that belong together, such as parts of a text.
+    """
+
+    what: str
+    function: Callable
+    subject: Any
+    arguments: tuple
+    steps: int
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return f"{self.subject.name}, {self.what}"

@@ -1,27 +1,27 @@
-"""Where an experiment's cells are measured: in this process one after the other, or as tasks of a Ray cluster."""
+"""Where an experiment's tasks are measured: in this process one after the other, or as tasks of a Ray cluster."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from outliers.experiment.cell import Cell
-from outliers.experiment.cluster import Cluster
-from outliers.experiment.forecast import Request, forecast
-from outliers.experiment.interrupt import stop_if_asked
-from outliers.experiment.room import room_of
+from outliers.runs.cluster import Cluster
+from outliers.runs.forecast import Request, forecast
+from outliers.runs.room import room_of
 from outliers.specification.kinds import Named
 from outliers.subjects.bench import Bench
+from outliers.subjects.cell import Task
+from outliers.terminal.interrupt import stop_if_asked
 from outliers.terminal.progress import Progress
 
 
 class Here:
-    """Runs cells in this process, one after the other; the first that fails ends the run."""
+    """Runs tasks in this process, one after the other; the first that fails ends the run."""
 
     def __init__(self, bar: Progress):
         self.bar, self.bench = bar, Bench(bar)
 
     def forecast(self, requests: list[Request]) -> None:
-        """Refuse what cannot fit; see `outliers.experiment.forecast`."""
+        """Refuse what cannot fit; see `outliers.runs.forecast`."""
         forecast(requests, room_of(requests[0].device))
 
     def groups(self, subjects: list) -> list[list]:
@@ -32,21 +32,21 @@ class Here:
         """How a text of so many blocks is cut: not at all."""
         return [slice(0, blocks)]
 
-    def run(self, cells: Iterable[Cell]) -> Iterator[tuple[Cell, Any]]:
-        """Each cell with what it returned; it moves the bar itself. After Ctrl-C no other begins.
+    def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
+        """Each task with what it returned; it moves the bar itself. After Ctrl-C no other begins.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        for cell in cells:
+        for task in tasks:
             stop_if_asked()
-            self.bar.set_description(cell.name)
-            end = self.bar.n + cell.steps
-            result = cell.function(self.bench, cell.subject, *cell.arguments)
-            if end > self.bar.n:  # what the cell did not move itself
+            self.bar.set_description(task.name)
+            end = self.bar.n + task.steps
+            result = task.function(self.bench, task.subject, *task.arguments)
+            if end > self.bar.n:  # what the task did not move itself
                 self.bar.update(end - self.bar.n)
             self.bench.check_weights()
-            yield cell, result
+            yield task, result
 
 
 Engine = Here | Cluster
@@ -57,7 +57,7 @@ def engine_of(spec: Named, bar: Progress) -> Iterator[Engine]:
     """The engine that an experiment asks for.
 
     Raises:
-        UserError: as `outliers.experiment.cluster.Cluster`.
+        UserError: as `outliers.runs.cluster.Cluster`.
     """
     if getattr(spec, "engine", "local") == "local":
         yield Here(bar)

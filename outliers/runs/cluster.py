@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from outliers.errors import UserError, reason_of
-from outliers.experiment.cell import Cell
-from outliers.experiment.forecast import PROCESS, Need, Request, forecast
-from outliers.experiment.interrupt import asked_to_stop, stop_if_asked
-from outliers.experiment.room import Room, room_of
+from outliers.runs.forecast import PROCESS, Need, Request, forecast
+from outliers.runs.room import Room, room_of
 from outliers.specification.kinds import Spread
 from outliers.subjects.bench import Bench
+from outliers.subjects.cell import Task
+from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.terminal.progress import Progress
 
-CELLS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end at nearly the same time
-RETRIES = 3  # of a cell whose worker or node was lost
+TASKS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end at nearly the same time
+RETRIES = 3  # of a task whose worker or node was lost
 SECONDS_TO_ANSWER = 5
 OBJECT_STORE = 200_000_000  # bytes, of a Ray of this machine alone: token blocks and results go through it
 GPU_SPARE = 1.2  # of what a model needs, on several GPUs: whole layers are placed, and all need activations
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 class Cluster:
-    """Runs cells as Ray tasks, each with the cores, GPUs and memory that it needs.
+    """Runs tasks as Ray tasks, each with the cores, GPUs and memory that it needs.
 
-    A cell whose worker is lost runs again elsewhere; one that fails is reported, and the others finish.
+    A task whose worker is lost runs again elsewhere; one that fails is reported, and the others finish.
 
     Raises:
-        UserError: Ray is not installed or cannot be reached, or no machine of it can hold a cell.
+        UserError: Ray is not installed or cannot be reached, or no machine of it can hold a task.
     """
 
     def __init__(self, spec: Spread, bar: Progress):
@@ -46,7 +46,7 @@ class Cluster:
         self.forecasts: dict[str, Need] = {}  # by model
         self.room = Room()  # of a worker
         # A part of a text reads all layers of a streamed model.
-        self.cells_a_worker = 1 if getattr(spec, "stream", False) else CELLS_A_WORKER
+        self.tasks_a_worker = 1 if getattr(spec, "stream", False) else TASKS_A_WORKER
         self.warned: set[str] = set()  # what a worker warned of, which others do too, is said once
         self.name = uuid.uuid4().hex  # of this run: workers outlive it, but not what they loaded for it
 
@@ -83,7 +83,7 @@ class Cluster:
 
     def forecast(self, requests: list[Request]) -> None:
         """Refuse what cannot fit where one of the workers is."""
-        ((_, self.room),) = self.run([Cell("what is free", _room, requests[0], (), 0)])
+        ((_, self.room),) = self.run([Task("what is free", _room, requests[0], (), 0)])
         needs = sorted(forecast(requests, self.room), key=lambda needed: needed.memory)
         self.forecasts = {needed.model: needed for needed in needs}  # the largest of a model
 
@@ -91,29 +91,29 @@ class Cluster:
         """The subjects that are measured together: all."""
         return [subjects]
 
-    def parts(self, blocks: int, cells: int) -> list[slice]:
-        """How a text of so many blocks is cut where there are so many cells: so that all workers have some."""
+    def parts(self, blocks: int, tasks: int) -> list[slice]:
+        """How a text of so many blocks is cut where there are so many tasks: so that all workers have some."""
         workers = sum(int(node["CPU" if self.device == "cpu" else "GPU"]) for node in self._nodes())
-        count = min(blocks, max(1, math.ceil(self.cells_a_worker * workers / max(1, cells))))
+        count = min(blocks, max(1, math.ceil(self.tasks_a_worker * workers / max(1, tasks))))
         ends = [blocks * number // count for number in range(count + 1)]
         return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
-    def run(self, cells: Iterable[Cell]) -> Iterator[tuple[Cell, Any]]:
-        """Each cell with what it returned, as they finish. After Ctrl-C those that are being measured still do.
+    def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
+        """Each task with what it returned, as they finish. After Ctrl-C those that are being measured still do.
 
         Raises:
-            UserError: some cells failed; the others are finished.
+            UserError: some tasks failed; the others are finished.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        waiting, running, failures = deque(cells), {}, []
-        for cell in {cell.subject.name: cell for cell in waiting}.values():
-            self._check(cell)
+        waiting, running, failures = deque(tasks), {}, []
+        for task in {task.subject.name: task for task in waiting}.values():
+            self._check(task)
         self.bar.spread(min(len(waiting), self._slots(waiting[0])) if waiting else 1)
         try:
             while (waiting or running) and not asked_to_stop():
                 while waiting and len(running) < self._room(waiting[0]):
-                    cell = waiting.popleft()
-                    running[self._submit(cell)] = cell
+                    task = waiting.popleft()
+                    running[self._submit(task)] = task
                 yield from self._finished(running, failures)
             self._leave_out_queued(running)
             while running:  # after Ctrl-C
@@ -128,40 +128,40 @@ class Cluster:
                 f"{'them' if len(failures) > 1 else 'it'} once more"
             )
 
-    def _finished(self, running: dict, failures: list[str]) -> Iterator[tuple[Cell, Any]]:
-        """Of the running cells those that finish within a second."""
+    def _finished(self, running: dict, failures: list[str]) -> Iterator[tuple[Task, Any]]:
+        """Of the running tasks those that finish within a second."""
         done, _ = self.ray.wait(list(running), timeout=1)
         for reference in done:
-            cell = running.pop(reference)
+            task = running.pop(reference)
             try:
                 result, warnings = self.ray.get(reference)
             except self.ray.exceptions.RayError as error:
-                failures.append(f"{cell.name}: {_reason(error)}")
+                failures.append(f"{task.name}: {_reason(error)}")
                 logger.warning("failed: %s", failures[-1])
                 continue
             for warning in warnings:
                 if warning not in self.warned:
                     logger.warning(warning)
             self.warned |= set(warnings)
-            self.bar.set_description(cell.name)
-            self.bar.update(cell.steps)
-            yield cell, result
+            self.bar.set_description(task.name)
+            self.bar.update(task.steps)
+            yield task, result
 
-    def _submit(self, cell: Cell):
-        needs = self._needs(cell)
+    def _submit(self, task: Task):
+        needs = self._needs(task)
         options = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"], "memory": needs["memory"]}
         threads = int(needs["CPU"])
-        arguments = self.name, os.getcwd(), threads, cell.function, cell.subject, cell.arguments
-        return self.remote.options(**options, max_retries=RETRIES, name=cell.name).remote(*arguments)
+        arguments = self.name, os.getcwd(), threads, task.function, task.subject, task.arguments
+        return self.remote.options(**options, max_retries=RETRIES, name=task.name).remote(*arguments)
 
-    def _needs(self, cell: Cell) -> dict[str, float]:
-        """What a cell needs of a machine, by Ray's names of it."""
-        needed = self.forecasts.get(cell.subject.name)
+    def _needs(self, task: Task) -> dict[str, float]:
+        """What a task needs of a machine, by Ray's names of it."""
+        needed = self.forecasts.get(task.subject.name)
         if self.device != "cpu":
             gpus = 1 if self.device == "cuda" else self._gpus(needed)
             return {"CPU": 1, "GPU": gpus, "memory": needed.host if needed else PROCESS}
         memory = needed.memory if needed else PROCESS
-        # Where memory bounds how many cells run at once, each has its share of the cores.
+        # Where memory bounds how many tasks run at once, each has its share of the cores.
         shares = [node["CPU"] * memory / node["memory"] for node in self._nodes() if node["memory"] >= memory]
         cores = min(shares, default=1)
         return {"CPU": max(1, math.floor(cores)), "GPU": 0, "memory": memory}
@@ -177,28 +177,28 @@ class Cluster:
         names = ("CPU", "GPU", "memory")
         return [{name: node["Resources"].get(name, 0) for name in names} for node in self.ray.nodes() if node["Alive"]]
 
-    def _slots(self, cell: Cell) -> int:
-        """How many cells like this one run at once."""
-        needs = self._needs(cell)
+    def _slots(self, task: Task) -> int:
+        """How many tasks like this one run at once."""
+        needs = self._needs(task)
         return sum(min(int(node[name] // needs[name]) for name in needs if needs[name]) for node in self._nodes())
 
-    def _room(self, cell: Cell) -> int:
-        """How many cells are given to Ray at once: some are queued, so that a cluster that can grow does."""
-        return max(2, 2 * self._slots(cell))
+    def _room(self, task: Task) -> int:
+        """How many tasks are given to Ray at once: some are queued, so that a cluster that can grow does."""
+        return max(2, 2 * self._slots(task))
 
-    def _check(self, cell: Cell) -> None:
-        """See that some machine can hold a cell; others may join a cluster that was there before."""
-        if self._slots(cell):
+    def _check(self, task: Task) -> None:
+        """See that some machine can hold a task; others may join a cluster that was there before."""
+        if self._slots(task):
             return
-        needs = ", ".join(_said(name, value) for name, value in self._needs(cell).items() if value)
+        needs = ", ".join(_said(name, value) for name, value in self._needs(task).items() if value)
         have = "; ".join(", ".join(_said(*entry) for entry in node.items()) for node in self._nodes())
         if self.alone:
-            raise UserError(f"'{cell.name}' needs {needs}; this machine has {have}")
-        logger.warning("waiting for a machine with %s for '%s'; the cluster has %s", needs, cell.name, have)
+            raise UserError(f"'{task.name}' needs {needs}; this machine has {have}")
+        logger.warning("waiting for a machine with %s for '%s'; the cluster has %s", needs, task.name, have)
 
     def _leave_out_queued(self, running: dict) -> None:
-        """Keep of the cells that Ray was given those that are being measured: the first ones."""
-        slots = max((self._slots(cell) for cell in running.values()), default=0)
+        """Keep of the tasks that Ray was given those that are being measured: the first ones."""
+        slots = max((self._slots(task) for task in running.values()), default=0)
         for reference in list(running)[max(1, slots) :]:
             self._cancel([reference])
             del running[reference]
@@ -234,7 +234,7 @@ class _Warnings(logging.Handler):
 def _measure(
     run: str, folder: str, threads: int, function: Callable, subject, arguments: tuple
 ) -> tuple[Any, list[str]]:
-    """Measure a cell in a worker; what it returned, and warnings. Its cores are those that Ray reserved for it;
+    """Measure a task in a worker; what it returned, and warnings. Its cores are those that Ray reserved for it;
     relative paths are the driver's."""
     global _bench
     if Path(folder).is_dir():
@@ -259,7 +259,7 @@ def _room(_bench: Bench, request: Request) -> Room:
 
 
 def _reason(error: Exception) -> str:
-    """One line of what a cell failed from."""
+    """One line of what a task failed from."""
     cause = getattr(error, "cause", None) or error
     said = reason_of(cause, 300)
     return said if isinstance(cause, UserError) else f"{type(cause).__name__}: {said}"

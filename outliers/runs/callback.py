@@ -11,7 +11,6 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import BrokenModel, UserError, shown
-from outliers.experiment.provenance import environment
 from outliers.files import locked, write_whole
 from outliers.metrics.metric import Metric
 from outliers.metrics.trace.measure import tidy
@@ -23,6 +22,7 @@ from outliers.runs.planner import CODE
 from outliers.runs.rows import FILE, Row, Rows, append, line_of, read
 from outliers.specification.kinds import Emergence, said_of_text
 from outliers.subjects.causal import USUAL
+from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
 from outliers.text.given import checked_ids
 from outliers.training.loop import log_beside

@@ -17,7 +17,6 @@ from outlier_kernels.formats import FORMATS
 from transformers import PretrainedConfig
 
 from outliers.errors import UserError
-from outliers.experiment.room import Room
 from outliers.metrics.measurement import Keeps
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import DTYPES
@@ -26,6 +25,7 @@ from outliers.models.source import missing_download
 from outliers.models.stream import STATES_ON_GPU
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.schemes import Scheme
+from outliers.runs.room import Room
 from outliers.specification.kinds import Machine
 from outliers.terminal.amounts import parse_bytes, size
 from outliers.tracing.result import STREAM

@@ -1,1 +1,0 @@
-"""An experiment file to cells to rows."""
