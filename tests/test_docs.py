@@ -156,6 +156,12 @@ def of_damage(scheme: str) -> dict[str, float]:
     return {**found.model, **(100 * roles["damage_only"]), **alone, **worst, **shares}
 
 
+def dearest_layers(scheme: str) -> list[tuple[int, float]]:
+    """Its layers with what each costs alone, in per cent, the dearest first."""
+    layers = damages_of(kept_rows(DAMAGED))[scheme].layers.set_index("layer")["damage_only"]
+    return [(int(layer), 100 * cost) for layer, cost in layers.sort_values(ascending=False).items()]
+
+
 def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
     """What a number format costs SmolLM2 under each remedy, in per cent, or its perplexity."""
     found = table("results/kept/remedies/remedies_smollm2-135m.csv")
@@ -456,6 +462,11 @@ CLAIMS = {
             "absmax scatters by {:.1f} %, that of LLM.int8() by {:.1f} %",
             lambda: [of_damage(scheme)["scatter"] for scheme in ("absmax", "llm.int8")],
         ),
+        (
+            "three layers cost most: layer {} alone {:+.0f} %, layer {} {:+.0f} % and layer {} {:+.0f} %",
+            lambda: [number for layer in dearest_layers("absmax")[:3] for number in layer],
+        ),
+        ("no layer alone costs more than {:+.1f} %", lambda: [dearest_layers("llm.int8")[0][1]]),
     ],
     "docs/remedies.md": [
         ("the embedded text, {} blocks of {} tokens", lambda: size("remedies")),
