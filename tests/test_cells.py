@@ -229,6 +229,9 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert "zero(3,7)  perplexity" in out
     assert "±" in out
     assert (tmp_path / "measured.md").exists()
+    table = (tmp_path / "table1.md").read_text()
+    assert "zero(3,7)" in table, "perplexity has a view, which shows variants as schemes"
+    assert 'src="data:' in (page := (tmp_path / "report.html").read_text()) or "<svg" in page, "with its figure"
 
 
 @pytest.mark.parametrize(

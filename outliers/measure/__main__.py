@@ -2,8 +2,9 @@
 
 Measure models under variants: schemes, ablations, planted outliers, several together.
 
-Prints the values and writes rows and a table. Run again, it goes on where it stopped. A variant is written as
-`python -m outliers.measure` prints it: terms joined by +, in the order in which they act.
+Prints the values, then what each metric shows of them, and writes rows, tables, figures and a page. Run again, it
+goes on where it stopped. A variant is written as `python -m outliers.measure` prints it: terms joined by +, in the
+order in which they act.
 
 Examples:
 
@@ -16,7 +17,7 @@ from outliers.commands import measuring
 from outliers.presets.cells import Cells
 from outliers.terminal.command import run
 
-measure = measuring("measure", Cells, __doc__)
+measure = measuring("measure", Cells, __doc__, shown=lambda *measured: measured)
 
 if __name__ == "__main__":
     run(measure)

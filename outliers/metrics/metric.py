@@ -1,6 +1,7 @@
 """The record of a metric: what it is called, its parameters, and where it is measured."""
 
 import pkgutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +18,8 @@ class Metric(BaseModel):
     name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
     something is measured. subject: the class of what it is asked of, by its place, made of model, revision and
     settings. timed: whether it measures time, so that the machine is a fact of its rows. needs: facts, and fields of
-    each value, that its tables and figures take.
+    each value, that its tables and figures take. view: what shows its flat rows as an
+    `outliers.report.section.Section`, or its place; the field `scheme` of rows is their variant then.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -27,6 +29,7 @@ class Metric(BaseModel):
     subject: "ClassVar[str]" = "outliers.subjects.causal:Causal"
     timed: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ()
+    view: ClassVar[str | Callable | None] = None
 
     @property
     def asked(self) -> dict:

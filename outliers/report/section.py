@@ -135,3 +135,14 @@ class Section(NamedTuple):
             for finding in self.findings
         )
         return "\n\n".join(filter(None, ["\n".join(found), self.printed]))
+
+
+JOINED = ("tables", "drawings", "notes", "findings", "explorers")
+
+
+def together(title: str, sections: Sequence[Section]) -> Section:
+    """Several sections as one, of the rows of the first."""
+    lists = {name: [entry for section in sections for entry in getattr(section, name)] for name in JOINED}
+    further = {name: frame for section in sections for name, frame in section.further.items()}
+    printed = "\n\n".join(section.printed for section in sections)
+    return Section(title, sections[0].rows, printed, further=further, **lists)

@@ -8,3 +8,4 @@ class Perplexity(StatesMetric):
 
     name = "perplexity"
     seen_by = "outliers.metrics.perplexity.measure:SEEN"
+    view = "outliers.report.artefacts.table1:sweep_section"
