@@ -102,7 +102,8 @@ LINEAR = {
 def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:
     """Room for the codes of x, after rows that read the outliers' columns of the weight in the same product."""
     room = x.new_empty(len(outliers) + len(x), x.shape[1], dtype=torch.uint8)
-    _one_hot(room[: len(outliers)].fill_(128), outliers)
+    if len(outliers):
+        _one_hot(room[: len(outliers)].fill_(128), outliers)
     return room
 
 
