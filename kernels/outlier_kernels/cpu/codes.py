@@ -26,8 +26,7 @@ def extremes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, features = matrix.shape
     low, high = matrix.new_empty(2, features, dtype=torch.float32)
     strip = min(STRIP, max(64, features // (4 * torch.get_num_threads()) // 64 * 64))
-    given = matrix, KINDS[matrix.dtype], matrix.element_size(), rows, _stride(matrix), features
-    passes().feature_extremes(-(-features // strip), rows * strip, *given, strip, low, high)
+    passes().feature_extremes(-(-features // strip), rows * strip, x=matrix, width=strip, low=low, high=high)
     return low, high
 
 
@@ -48,8 +47,7 @@ def columns(matrix: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Some columns of a matrix of one of the passes' dtypes, in any layout: float32 (rows, count)."""
     matrix = matrix.resolve_neg()
     found = matrix.new_empty(len(matrix), len(places), dtype=torch.float32)
-    strides = [stride * matrix.element_size() for stride in matrix.stride()]
-    passes().columns(*found.shape, matrix, KINDS[matrix.dtype], *strides, places, len(places), found)
+    passes().columns(*found.shape, x=matrix, places=places, result=found)
     return found
 
 
@@ -57,7 +55,9 @@ def rows_with_extremes(codes: torch.Tensor, places: torch.Tensor, least: int) ->
     """Which rows of codes (rows, features), in any layout, have one of at least a magnitude in some columns:
     bool (rows,)."""
     flags = codes.new_empty(len(codes), dtype=torch.bool)
-    passes().rows_with_extremes(len(codes), len(places), codes, *codes.stride(), places, len(places), least, flags)
+    row_stride, stride = codes.stride()
+    given = {"codes": codes, "row_stride": row_stride, "stride": stride, "places": places, "magnitude": least}
+    passes().rows_with_extremes(len(codes), len(places), **given, flags=flags)
     return flags
 
 
@@ -75,15 +75,16 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor,
     """
     scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
     shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
-    given = matrix, KINDS[matrix.dtype], _stride(matrix), matrix.shape[1], outliers, len(outliers)
+    made = room, 128 * (room.dtype == torch.uint8), scale, sums
     if quantizer.symmetric:
-        passes().absmax_codes(*matrix.shape, *given, shared, 128 * (room.dtype == torch.uint8), room, scale, sums)
+        passes().absmax_codes(*matrix.shape, x=matrix, outliers=outliers, scale_of_all=shared, made=made)
         return Quantized(room, scale, None, sums)
     zero_point = torch.empty_like(scale)
     first = int(
         (outliers == torch.arange(len(outliers), device=outliers.device)).sum()
     )  # the first feature that is no outlier
-    passes().zeropoint_codes(*matrix.shape, *given, first, shared, room, scale, zero_point, sums)
+    given = {"x": matrix, "outliers": outliers, "inlier": first, "range_of_all": shared}
+    passes().zeropoint_codes(*matrix.shape, **given, made=made, zero_points=zero_point)
     return Quantized(room, scale, zero_point, sums)
 
 
@@ -93,14 +94,9 @@ def quantize_bitsandbytes(
     """The same as `reference.quantize_bitsandbytes` does it; outliers: those of the matrix in float16."""
     scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
     limit = matrix.new_tensor(torch.inf if threshold is None else threshold, dtype=torch.float32)
-    given = matrix, KINDS[matrix.dtype], _stride(matrix), matrix.shape[1], outliers, len(outliers)
-    passes().bitsandbytes_codes(*matrix.shape, *given, limit, 128 * (room.dtype == torch.uint8), room, scale, sums)
+    made = room, 128 * (room.dtype == torch.uint8), scale, sums
+    passes().bitsandbytes_codes(*matrix.shape, x=matrix, outliers=outliers, threshold=limit, made=made)
     return Quantized(room, scale, None, sums)
-
-
-def _stride(matrix: torch.Tensor) -> int:
-    """Bytes from row to row."""
-    return matrix.stride(0) * matrix.element_size()
 
 
 def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor) -> torch.Tensor:
@@ -141,11 +137,9 @@ def _quantize_where_it_lies(weight: torch.Tensor, quantizer: Quantizer) -> Quant
         factors, scale = dynamic_range.expand(outputs).contiguous(), 1 / dynamic_range
     zero_points = None if zero_point is None else zero_point.expand(outputs).contiguous()
     codes, sums = stored.new_empty(stored.shape, dtype=torch.int8), torch.empty(outputs, 1)
-    given = stored, KINDS[stored.dtype], stored.element_size(), len(stored), _stride(stored), outputs
     strip = min(STRIP, outputs)
-    passes().codes_of_columns(
-        -(-outputs // strip), len(stored) * strip, *given, strip, factors, zero_points, codes, sums
-    )
+    given = {"x": stored, "width": strip, "factors": factors, "zero_points": zero_points, "codes": codes, "sums": sums}
+    passes().codes_of_columns(-(-outputs // strip), len(stored) * strip, **given)
     if zero_point is None:
         return Quantized(codes.T, scale.view(-1, 1))
     return Quantized(codes.T, scale.view(-1, 1), zero_point.view(-1, 1), sums)

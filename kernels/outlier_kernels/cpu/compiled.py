@@ -7,6 +7,7 @@ for the same cores. Any number of Python threads may call at once, as they may c
 
 import ctypes
 import threading
+from array import array
 from collections.abc import Callable
 from functools import cache, cached_property
 from importlib import import_module
@@ -23,15 +24,25 @@ HITS, NOTHING = 3, -1  # what they may keep of states beside magnitudes, which a
 SMALLEST_SHARE = 1 << 15  # entries for which another thread is worth waking, as torch has it
 
 
-class Pass:
-    """A function of a pointer to int64 arguments, compiled when it is first called in this process, or read from disk.
+# The counters: of pieces the next one and how many are done, which threads count up; how many there are, and how many a
+# thread takes at once.
+NEXT, DONE, PIECES, AT_ONCE = range(4)
 
-    The first three arguments are the number of the next piece, which threads count up, how many there are, and how many
-    a thread takes at once; tensors are given to the others, contiguous, or whole numbers.
+
+class Pass:
+    """A function of a pointer to int64 words, compiled when it is first called in this process, or read from disk.
+
+    The words are the counters, then the arguments: whole numbers, and addresses of contiguous tensors.
+
+    Args:
+        function: the one to compile.
+        parts: the names of the arguments in the order of their words, and for an argument of several words the function
+            that splits it into whole numbers, tensors and None.
     """
 
-    def __init__(self, function: Callable):
+    def __init__(self, function: Callable, parts: dict[str, Callable | None]):
         self.function = function
+        self.parts = parts
         self.compiled = None  # kept once it is there, for the code goes with it
 
     @cached_property
@@ -41,16 +52,21 @@ class Pass:
             self.compiled = self.compiled or _compiled(self.function)
             return self.compiled.address
 
-    def __call__(self, pieces: int, entries: int, *arguments: torch.Tensor | int | None) -> None:
+    def __call__(self, pieces: int, entries: int, **arguments: torch.Tensor | int | tuple | None) -> None:
         """Work on pieces of so many entries each; None: a tensor that is not there."""
-        at_once = max(1, SMALLEST_SHARE // max(1, entries))
-        threads = min(torch.get_num_threads(), -(-pieces // at_once)) or 1
-        given = [_memory(one) if isinstance(one, torch.Tensor) else one or 0 for one in arguments]
-        packed = (ctypes.c_int64 * (len(given) + 3))(0, pieces, max(1, pieces // (threads * 4)), *given)
+        smallest = max(1, SMALLEST_SHARE // max(1, entries))
+        threads = min(torch.get_num_threads(), -(-pieces // smallest)) or 1
+        words = [0, 0, pieces, max(1, pieces // (threads * 4))]
+        for name, parts in self.parts.items():
+            given = arguments[name]
+            for one in parts(given) if parts else (given,):
+                words.append(one if isinstance(one, int) else 0 if one is None else _memory(one))
+        packed = array("q", words)
+        memory, _ = packed.buffer_info()
         if threads > 1 and (in_parallel := _openmp()):
-            in_parallel(self.address, packed, threads, 0)
+            in_parallel(self.address, memory, threads, 0)
         else:
-            self.alone(packed)
+            self.alone(memory)
 
     @cached_property
     def alone(self) -> Callable:

@@ -102,7 +102,8 @@ LINEAR = {
 def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:
     """Room for the codes of x, after rows that read the outliers' columns of the weight in the same product."""
     room = x.new_empty(len(outliers) + len(x), x.shape[1], dtype=torch.uint8)
-    _one_hot(room[: len(outliers)].fill_(128), outliers)
+    if len(outliers):
+        _one_hot(room[: len(outliers)].fill_(128), outliers)
     return room
 
 
@@ -151,8 +152,8 @@ def _finish(
     """Scale the rows, add the bias and the outlier features' part, and write the outputs."""
     few = len(columns) <= FEW
     outputs = result if few and result.dtype in KINDS else product
-    summands = scale, bias, values, columns, few * len(columns)
-    passes().finish_packed(*product.shape, product, product.shape[1], *summands, outputs, KINDS[outputs.dtype])
+    given = {"product": product, "in_place": outputs is product, "scales": scale, "bias": bias}
+    passes().finish_packed(*product.shape, **given, outliers=(values, columns, few * len(columns)), result=outputs)
     if not few:
         product.addmm_(values, columns)
     if outputs is product:

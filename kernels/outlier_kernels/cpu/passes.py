@@ -4,15 +4,19 @@ A pass reads its input once. What it computes, and in which order it rounds, is 
 compiled code is in this one file, because numba compiles again what has changed when its file has.
 """
 
-from collections.abc import Callable
+from collections import namedtuple
+from collections.abc import Callable, Iterable
+from itertools import count
+from types import FunctionType
 
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import from_dtype, njit, types
 from numba.extending import intrinsic
+from numpy import floor, rint  # to the nearest, ties to even
 
-from outlier_kernels.cpu.compiled import HITS, KINDS, NOTHING, Pass
+from outlier_kernels.cpu.compiled import AT_ONCE, DONE, HITS, KINDS, NOTHING, PIECES, Pass
 from outlier_kernels.reference_products import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 FLOAT32, BFLOAT16, FLOAT16 = (KINDS[dtype] for dtype in (torch.float32, torch.bfloat16, torch.float16))
@@ -31,83 +35,164 @@ inlined = njit(error_model="numpy")
 summing = njit(error_model="numpy", fastmath={"reassoc", "contract"})  # sums in any order, as vectors have it
 
 
+def _group(name: str, **kinds: type) -> type:
+    """Several arguments in one, with their kinds: a number (int), the memory of numbers (their dtype), or a group."""
+    made = namedtuple(name, kinds, module=__name__)
+    made.__annotations__ = kinds
+    return made
+
+
+# Numbers of one of `KINDS`, and bytes from row to row and from column to column; of a matrix, or the first of several.
+Matrix = _group("Matrix", memory=int, kind=int, rows=int, columns=int, row_stride=int, column_stride=int)
+Places = _group("Places", features=np.int64, count=int)  # some features
+Kept = _group("Kept", memory=int, kind=int)  # what is kept of all entries
+
+
+def _of_matrix(matrix: torch.Tensor) -> tuple:
+    size, (rows, columns), (row_stride, column_stride) = matrix.itemsize, matrix.shape[-2:], matrix.stride()[-2:]
+    return matrix, KINDS[matrix.dtype], rows, columns, row_stride * size, column_stride * size
+
+
+def _of_kept(kept: torch.Tensor | None) -> tuple:
+    return kept, NOTHING if kept is None else HITS if kept.dtype == torch.bool else KINDS[kept.dtype]
+
+
+# By a group, what an argument has for it where it is not several already.
+PARTS = {Matrix: _of_matrix, Places: lambda places: (places, places.numel()), Kept: _of_kept}
+
+
+def _type_of(kind: type) -> types.Type:
+    if kind is int:
+        return types.int64
+    if issubclass(kind, np.generic):
+        return types.CPointer(from_dtype(np.dtype(kind)))
+    return types.NamedTuple([_type_of(part) for part in kind.__annotations__.values()], kind)
+
+
+def _unpacking(kinds: Iterable[type]) -> Callable:
+    """What reads arguments of such kinds from memory, after the counters."""
+    wanted = types.Tuple(list(map(_type_of, kinds)))
+
+    @intrinsic
+    def unpacked(_context, work):
+        def code(context, builder, _signature, arguments):
+            places = (context.get_constant(types.intp, place) for place in count(AT_ONCE + 1))
+            words = (builder.load(builder.gep(arguments[0], [place])) for place in places)
+
+            def value(kind: types.Type) -> ir.Value:
+                if isinstance(kind, types.BaseTuple):
+                    return context.make_tuple(builder, kind, [value(part) for part in kind])
+                word = next(words)
+                return word if kind == types.int64 else builder.inttoptr(word, context.get_value_type(kind))
+
+            return value(wanted)
+
+        return wanted(work), code
+
+    return unpacked
+
+
+def _entry_point(work):
+    body(work, *unpacked(work))  # noqa: F821, which each pass has of its own
+
+
+def _pass(function: Callable) -> Pass:
+    """A pass of a function of the counters and of arguments that are annotated with their kinds."""
+    kinds = function.__annotations__
+    own = {"body": inlined(function), "unpacked": _unpacking(kinds.values()), "__name__": __name__}
+    entry_point = FunctionType(_entry_point.__code__, own)
+    entry_point.__name__ = entry_point.__qualname__ = function.__name__  # by which numba files it
+    groups = {kind: PARTS.get(kind, tuple) for kind in kinds.values() if issubclass(kind, tuple)}
+    return Pass(entry_point, {name: groups.get(kind) for name, kind in kinds.items()})
+
+
 @intrinsic
 def _address(_context, address, dtype):
     """A pointer to numbers of a dtype."""
-
-    def code(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(dtype.dtype)(types.int64, dtype), code
+    wanted = types.CPointer(dtype.dtype)
+    return wanted(types.int64, dtype), lambda context, builder, _signature, given: builder.inttoptr(
+        given[0], context.get_value_type(wanted)
+    )
 
 
 @intrinsic
-def _taken(_context, counter, count):
-    """Add to a number that all threads count up, and get what it was."""
-
-    def code(_context, builder, _signature, arguments):
-        return builder.atomic_rmw("add", *arguments, "monotonic")
-
-    return types.int64(types.CPointer(types.int64), types.int64), code
+def _at(_context, pointer, place):
+    """A pointer to the numbers from a place on."""
+    return pointer(pointer, types.int64), lambda _context, builder, _signature, given: builder.gep(given[0], given[1:])
 
 
-def _reinterpreting(given: types.Type, wanted: types.Type):
-    """The same bits as another type."""
+@intrinsic
+def _is_given(_context, pointer):
+    """Whether there are numbers."""
+    return types.boolean(pointer), lambda _context, builder, _signature, given: builder.icmp_unsigned(
+        "!=", given[0], given[0].type(None)
+    )
+
+
+@intrinsic
+def _counted(_context, counter, count):
+    """Add to a number that all threads count up, and get what it was. Who gets it sees what was written before."""
+    return types.int64(
+        types.CPointer(types.int64), types.int64
+    ), lambda _context, builder, _signature, given: builder.atomic_rmw("add", *given, "acq_rel")
+
+
+@inlined
+def _shares(work):
+    """Ranges of pieces, from one up to another, that a thread takes one after the other until none is left."""
+    first = _counted(work, work[AT_ONCE])
+    while first < work[PIECES]:
+        yield first, min(first + work[AT_ONCE], work[PIECES])
+        first = _counted(work, work[AT_ONCE])
+
+
+@inlined
+def _pieces(work):
+    """The same one by one, of pieces that are large."""
+    piece = _counted(work, 1)
+    while piece < work[PIECES]:
+        yield piece
+        piece = _counted(work, 1)
+
+
+def _conversion(given: types.Type, wanted: types.Type, convert: Callable) -> Callable:
+    """A function of one number."""
 
     @intrinsic
-    def reinterpret(_context, value):
-        def code(context, builder, signature, arguments):
-            return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
+    def conversion(_context, number):
+        return wanted(given), lambda _context, builder, _signature, numbers: convert(builder, numbers[0])
 
-        return wanted(given), code
-
-    return reinterpret
+    return conversion
 
 
-bits_of = _reinterpreting(types.float32, types.int32)
-float_of = _reinterpreting(types.int32, types.float32)
-
-
-@intrinsic
-def _float_of_half(_context, half):
-    def code(_context, builder, _signature, arguments):
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), code
-
-
-@intrinsic
-def _half_of(_context, value):
-    def code(_context, builder, _signature, arguments):
-        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(types.float32), code
+FLOAT, HALF_FLOAT, BITS = ir.FloatType(), ir.HalfType(), ir.IntType
+bits_of = _conversion(types.float32, types.int32, lambda builder, x: builder.bitcast(x, BITS(32)))
+float_of = _conversion(types.int32, types.float32, lambda builder, bits: builder.bitcast(bits, FLOAT))
+_float_of_half = _conversion(
+    types.uint16, types.float32, lambda builder, bits: builder.fpext(builder.bitcast(bits, HALF_FLOAT), FLOAT)
+)
+_half_of = _conversion(
+    types.float32, types.uint16, lambda builder, x: builder.bitcast(builder.fptrunc(x, HALF_FLOAT), BITS(16))
+)
 
 
 @intrinsic
 def fma(_context, a, b, c):
     """a · b + c, rounded once, as torch's addcmul does it."""
-
-    def code(_context, builder, _signature, arguments):
-        return builder.fma(*arguments)
-
-    return types.float32(types.float32, types.float32, types.float32), code
+    return types.float32(
+        types.float32, types.float32, types.float32
+    ), lambda _context, builder, _signature, given: builder.fma(*given)
 
 
-def _to_whole(name: str):
-    """An operation of LLVM from a float to a whole one."""
-
-    @intrinsic
-    def operation(_context, value):
-        def code(_context, builder, _signature, arguments):
-            return builder.call(builder.module.declare_intrinsic(name, [ir.FloatType()]), arguments)
-
-        return types.float32(types.float32), code
-
-    return operation
+@inlined
+def _moved(x, places, matrix):
+    """One of several matrices, of places in bytes."""
+    return Matrix(x.memory + places[matrix], x.kind, x.rows, x.columns, x.row_stride, x.column_stride)
 
 
-rint, floor = map(_to_whole, ("llvm.rint", "llvm.floor"))  # rint: to the nearest, ties to even
+@inlined
+def _place(x, row, column):
+    return x.memory + row * x.row_stride + column * x.column_stride
 
 
 @inlined
@@ -116,28 +201,27 @@ def _float_of_bfloat16(half):
 
 
 @inlined
-def load(kind, address, count, row):
-    """Read entries of any kind as float32."""
-    if kind == FLOAT32:
-        floats = _address(address, np.float32)
-        for i in range(count):
-            row[i] = floats[i]
-    elif kind == BFLOAT16:
-        halves = _address(address, np.uint16)
-        for i in range(count):
-            row[i] = _float_of_bfloat16(halves[i])
-    else:
-        halves = _address(address, np.uint16)
-        for i in range(count):
-            row[i] = _float_of_half(halves[i])
+def _entry(x, r, column):
+    address = _place(x, r, column)
+    if x.kind == FLOAT32:
+        return _address(address, np.float32)[0]
+    half = _address(address, np.uint16)[0]
+    return _float_of_bfloat16(half) if x.kind == BFLOAT16 else _float_of_half(half)
 
 
 @inlined
-def _entry(kind, address):
+def load(kind, address, count, row):
+    """Read entries of any kind as float32."""
+    floats, halves = _address(address, np.float32), _address(address, np.uint16)
     if kind == FLOAT32:
-        return _address(address, np.float32)[0]
-    half = _address(address, np.uint16)[0]
-    return _float_of_bfloat16(half) if kind == BFLOAT16 else _float_of_half(half)
+        for i in range(count):
+            row[i] = floats[i]
+    elif kind == BFLOAT16:
+        for i in range(count):
+            row[i] = _float_of_bfloat16(halves[i])
+    else:
+        for i in range(count):
+            row[i] = _float_of_half(halves[i])
 
 
 @inlined
@@ -162,17 +246,14 @@ def _put_float16(halves, i, value):
 def store(kind, address, count, row):
     """Write float32 entries as any kind, rounded to nearest, ties to even."""
     if kind == FLOAT32:
-        floats = _address(address, np.float32)
         for i in range(count):
-            _put_float32(floats, i, row[i])
+            _put_float32(_address(address, np.float32), i, row[i])
     elif kind == BFLOAT16:
-        halves = _address(address, np.uint16)
         for i in range(count):
-            _put_bfloat16(halves, i, row[i])
+            _put_bfloat16(_address(address, np.uint16), i, row[i])
     else:
-        halves = _address(address, np.uint16)
         for i in range(count):
-            _put_float16(halves, i, row[i])
+            _put_float16(_address(address, np.uint16), i, row[i])
 
 
 @inlined
@@ -181,32 +262,17 @@ def _ordered(bits):
     return np.int32(bits ^ ((bits >> np.int32(31)) & MAGNITUDE))
 
 
-@Pass
-def feature_extremes(arguments):
-    """The least and the largest entry of each feature, float32, NaN where there is one; a piece is a strip of features.
-
-    After the counters: x, its kind, its bytes an entry, rows, bytes from row to row, features, features of a strip;
-    then least and largest.
-    """
-    x, kind, size, rows, stride, features, width = (
-        arguments[3],
-        arguments[4],
-        arguments[5],
-        arguments[6],
-        arguments[7],
-        arguments[8],
-        arguments[9],
-    )
-    low, high = _address(arguments[10], np.float32), _address(arguments[11], np.float32)
+@_pass
+def feature_extremes(work, x: Matrix, width: int, low: np.float32, high: np.float32):
+    """The least and the largest entry of each feature, NaN where there is one; a piece is a strip of so many."""
     row, least, most = np.empty(width, np.float32), np.empty(width, np.int32), np.empty(width, np.int32)
-    piece = _taken(arguments, 1)
-    while piece < arguments[1]:
+    for piece in _pieces(work):
         start = piece * width
-        count = min(width, features - start)
+        count = min(width, x.columns - start)
         for i in range(count):
             least[i], most[i] = MAGNITUDE, ~MAGNITUDE
-        for r in range(rows):
-            load(kind, x + r * stride + start * size, count, row)
+        for r in range(x.rows):
+            load(x.kind, _place(x, r, start), count, row)
             for i in range(count):
                 value = _ordered(bits_of(row[i]))
                 least[i], most[i] = min(least[i], value), max(most[i], value)
@@ -214,45 +280,29 @@ def feature_extremes(arguments):
             is_nan = least[i] < _ordered(np.int32(-8388608)) or most[i] > INFINITE
             low[start + i] = np.nan if is_nan else float_of(_ordered(least[i]))
             high[start + i] = np.nan if is_nan else float_of(_ordered(most[i]))
-        piece = _taken(arguments, 1)
 
 
-@Pass
-def columns(arguments):
-    """Some columns of a matrix as float32; a piece is a row.
-
-    After the counters: the matrix, its kind, bytes from row to row and from column to column; places of the columns
-    (int64), how many; then those columns, (rows, count).
-    """
-    matrix, kind, row_stride, stride = arguments[3], arguments[4], arguments[5], arguments[6]
-    places, count, result = _address(arguments[7], np.int64), arguments[8], arguments[9]
-    first, at_once = _taken(arguments, arguments[2]), arguments[2]
-    while first < arguments[1]:
-        for r in range(first, min(first + at_once, arguments[1])):
-            row = _address(result + 4 * r * count, np.float32)
-            for i in range(count):
-                row[i] = _entry(kind, matrix + r * row_stride + places[i] * stride)
-        first = _taken(arguments, at_once)
+@_pass
+def columns(work, x: Matrix, places: Places, result: np.float32):
+    """Some columns of a matrix, (rows, count); a piece is a row."""
+    for first, end in _shares(work):
+        for r in range(first, end):
+            row = _at(result, r * places.count)
+            for i in range(places.count):
+                row[i] = _entry(x, r, places.features[i])
 
 
-@Pass
-def rows_with_extremes(arguments):
-    """Which rows of codes have one of at least a magnitude in some columns; a piece is a row.
-
-    After the counters: codes (int8), bytes from row to row and from column to column, places of the columns (int64),
-    how many, the magnitude; then flags (bool).
-    """
-    codes, row_stride, stride = arguments[3], arguments[4], arguments[5]
-    places, count, flags = _address(arguments[6], np.int64), arguments[7], _address(arguments[9], np.uint8)
-    first, at_once = _taken(arguments, arguments[2]), arguments[2]
-    while first < arguments[1]:
-        for r in range(first, min(first + at_once, arguments[1])):
+@_pass
+def rows_with_extremes(
+    work, codes: np.int8, row_stride: int, stride: int, places: Places, magnitude: int, flags: np.uint8
+):
+    """Which rows of codes have one of at least a magnitude in some columns; a piece is a row."""
+    for first, end in _shares(work):
+        for r in range(first, end):
             most = np.int32(0)
-            for i in range(count):
-                code = np.int32(_address(codes + r * row_stride + places[i] * stride, np.int8)[0])
-                most = max(most, abs(code))
-            flags[r] = most >= arguments[8]
-        first = _taken(arguments, at_once)
+            for i in range(places.count):
+                most = max(most, abs(np.int32(codes[r * row_stride + places.features[i] * stride])))
+            flags[r] = most >= magnitude
 
 
 @inlined
@@ -273,32 +323,26 @@ def _scale(largest):
 
 
 @inlined
-def _put(row, places, count, value):
-    for i in range(count):
-        row[places[i]] = value
+def _fill(row, places, value):
+    for i in range(places.count):
+        row[places.features[i]] = value
 
 
-@Pass
-def absmax_codes(arguments):
-    """Absmax codes of rows, outlier features left out; a piece is a row.
+# Codes of rows, to which an offset is added, and of each row the scale and the sum of the codes without it.
+Codes = _group("Codes", codes=np.int8, offset=int, scales=np.float32, sums=np.float32)
 
-    After the counters: x, its kind, bytes from row to row, features; places of the outlier features (int64), how many;
-    a scale for all rows (float32) or none; what is added to the codes; then codes, scales, and sums of codes (float32).
-    """
-    x, kind, stride, features = arguments[3], arguments[4], arguments[5], arguments[6]
-    outliers, outlier_count = _address(arguments[7], np.int64), arguments[8]
-    given, offset = _address(arguments[9], np.float32), np.int32(arguments[10])
-    scales, sums = _address(arguments[12], np.float32), _address(arguments[13], np.float32)
-    row = np.empty(features, np.float32)
-    first, at_once = _taken(arguments, arguments[2]), arguments[2]
-    while first < arguments[1]:
-        for r in range(first, min(first + at_once, arguments[1])):
-            load(kind, x + r * stride, features, row)
-            _put(row, outliers, outlier_count, np.float32(0))
-            scale = given[0] if arguments[9] else _scale(_largest(row, features))
-            scales[r] = scale
-            sums[r] = _round_to_codes(row, scale, features, _address(arguments[11] + r * features, np.int8), offset)
-        first = _taken(arguments, at_once)
+
+@_pass
+def absmax_codes(work, x: Matrix, outliers: Places, scale_of_all: np.float32, made: Codes):
+    """Absmax codes of rows, outlier features left out, by a given scale of all or that of each; a piece is a row."""
+    row, offset = np.empty(x.columns, np.float32), np.int32(made.offset)
+    for first, end in _shares(work):
+        for r in range(first, end):
+            load(x.kind, _place(x, r, 0), x.columns, row)
+            _fill(row, outliers, np.float32(0))
+            scale = scale_of_all[0] if _is_given(scale_of_all) else _scale(_largest(row, x.columns))
+            made.scales[r] = scale
+            made.sums[r] = _round_to_codes(row, scale, x.columns, _at(made.codes, r * x.columns), offset)
 
 
 @inlined
@@ -317,13 +361,6 @@ def _round_to_codes(row, scale, count, codes, offset):
 def _code(quotient):
     """The nearest whole number, ties to even. NaN becomes 0."""
     return np.int8(bits_of(quotient + ROUND) - bits_of(ROUND))
-
-
-@inlined
-def _clamped(quotient):
-    """The largest that is rounded up by chance is not between two codes. NaN passes through."""
-    quotient = CODE_MAX if quotient > CODE_MAX else quotient
-    return -CODE_MAX if quotient < -CODE_MAX else quotient
 
 
 @inlined
@@ -347,236 +384,198 @@ def _chance(word):
     return np.float32(np.int32(word >> np.uint32(8))) * np.float32(2.0**-24)
 
 
-@Pass
-def magnitudes(arguments):
-    """The largest |x| of each feature of matrices, NaN where there is one; a piece is a strip of features.
+@inlined
+def _code_by_chance(quotient, chance):
+    """The whole number below a quotient and a chance, a code also where rounding left it just outside. NaN: 0."""
+    below = floor(quotient + chance)
+    return _code(-CODE_MAX if below < -CODE_MAX else CODE_MAX if below > CODE_MAX else below)
 
-    After the counters: x, its kind, its bytes an entry, places of the matrices (int64, bytes), rows of a matrix, bytes
-    from row to row, features, features of a strip; then magnitudes (float32, (matrices, features)).
-    """
-    x, kind, size, places = arguments[3], arguments[4], arguments[5], _address(arguments[6], np.int64)
-    rows, stride, features, width = arguments[7], arguments[8], arguments[9], arguments[10]
-    strips = -(-features // width)
+
+@_pass
+def magnitudes(work, x: Matrix, places: np.int64, width: int, magnitudes: np.int32):
+    """The largest |x| of each feature of matrices, bits of float32 (matrices, features), NaN where there is one; a
+    piece is a strip of so many features."""
+    strips = -(-x.columns // width)
     row, most = np.empty(width, np.float32), np.empty(width, np.int32)
-    piece = _taken(arguments, 1)
-    while piece < arguments[1]:
+    for piece in _pieces(work):
         matrix, start = piece // strips, piece % strips * width
-        count = min(width, features - start)
+        count, one = min(width, x.columns - start), _moved(x, places, matrix)
         for i in range(count):
             most[i] = 0
-        for r in range(rows):
-            load(kind, x + places[matrix] + r * stride + start * size, count, row)
+        for r in range(x.rows):
+            load(one.kind, _place(one, r, start), count, row)
             for i in range(count):
                 most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
-        found = _address(arguments[11] + 4 * (matrix * features + start), np.int32)
+        found = _at(magnitudes, matrix * x.columns + start)
         for i in range(count):
             found[i] = most[i]
-        piece = _taken(arguments, 1)
 
 
-@Pass
-def codes_by_row(arguments):
-    """Absmax codes of matrices whose rows have a scale each and lie in one piece; a piece is a row of any of them.
+# Which features are left out, if any, and how many flags there are from matrix to matrix.
+Flags = _group("Flags", flags=np.uint8, stride=int)
 
-    After the counters: x, its kind, places of the matrices (int64, bytes), rows of a matrix, bytes from row to row,
-    features; flags of features that are left out (bool), how many from matrix to matrix, or none; whether they are
-    rounded by chance, and the seed; then codes (matrices, rows, features) and scales (matrices, rows).
-    """
-    x, kind, places = arguments[3], arguments[4], _address(arguments[5], np.int64)
-    rows, stride, features, flags = arguments[6], arguments[7], arguments[8], arguments[9]
-    scales, by_chance, seed = _address(arguments[14], np.float32), arguments[11], arguments[12]
-    fours = -(-features // 4)
+
+# Whether codes are rounded by chance, and the seed.
+Chance = _group("Chance", rounds=int, seed=int)
+
+
+@_pass
+def codes_by_row(
+    work, x: Matrix, places: np.int64, left_out: Flags, chance: Chance, codes: np.int8, scales: np.float32
+):
+    """Absmax codes (matrices, rows, features) and scales (matrices, rows) of matrices whose rows have a scale each and
+    lie in one piece; a piece is a row of any of them."""
+    features, fours = x.columns, -(-x.columns // 4)
     row, words = np.empty(features, np.float32), np.empty((4, fours), np.uint32)
     chances = np.empty((fours, 4), np.float32)
-    first, at_once = _taken(arguments, arguments[2]), arguments[2]
-    while first < arguments[1]:
-        for r in range(first, min(first + at_once, arguments[1])):
-            load(kind, x + places[r // rows] + r % rows * stride, features, row)
-            if flags:
-                left_out = _address(flags + r // rows * arguments[10], np.uint8)
+    for first, end in _shares(work):
+        for r in range(first, end):
+            matrix = r // x.rows
+            load(x.kind, _place(_moved(x, places, matrix), r % x.rows, 0), features, row)
+            if _is_given(left_out.flags):
+                flags = _at(left_out.flags, matrix * left_out.stride)
                 for i in range(features):
-                    row[i] = np.float32(0) if left_out[i] else row[i]
+                    row[i] = np.float32(0) if flags[i] else row[i]
             scale = _scale(_largest(row, features))
             scales[r] = scale
-            codes = _address(arguments[13] + r * features, np.int8)
-            if by_chance:
+            of_row = _at(codes, r * features)
+            if chance.rounds:
                 for k in range(fours):
                     words[0, k], words[1, k], words[2, k], words[3, k] = k, r, 0, 0
-                _philox(words, fours, seed)
+                _philox(words, fours, chance.seed)
                 for k in range(fours):
                     for j in range(4):
                         chances[k, j] = _chance(words[j, k])
-                of_row = chances.ravel()
+                added = chances.ravel()
                 for i in range(features):
-                    codes[i] = _code(_clamped(floor(row[i] / scale + of_row[i])))
+                    of_row[i] = _code_by_chance(row[i] / scale, added[i])
             else:
                 for i in range(features):
-                    codes[i] = _code(row[i] / scale)
-        first = _taken(arguments, at_once)
+                    of_row[i] = _code(row[i] / scale)
 
 
-@Pass
-def codes_by_column(arguments):
-    """The same of matrices that lie transposed, (features, rows), as their codes do then; a piece is a strip of rows.
-
-    After the counters: x, its kind, its bytes an entry, places of the matrices (int64, bytes), rows of a matrix, bytes
-    from feature to feature, features, rows of a strip; flags of features that are left out (bool), how many from matrix
-    to matrix, or none; whether they are rounded by chance, and the seed; then codes (matrices, features, rows) and
-    scales (matrices, rows).
-    """
-    x, kind, size, places = arguments[3], arguments[4], arguments[5], _address(arguments[6], np.int64)
-    rows, stride, features, width = arguments[7], arguments[8], arguments[9], arguments[10]
-    strips = -(-rows // width)
+@_pass
+def codes_by_column(
+    work, x: Matrix, places: np.int64, width: int, left_out: Flags, chance: Chance, codes: np.int8, scales: np.float32
+):
+    """The same of matrices that lie transposed, (features, rows), as their codes do then; a piece is a strip of so many
+    rows."""
+    features, rows, strips = x.rows, x.columns, -(-x.columns // width)
     row, most = np.empty(width, np.float32), np.empty(width, np.int32)
-    by_chance, seed = arguments[13], arguments[14]
     scale, words = np.empty(width, np.float32), np.empty((4, width), np.uint32)
-    piece = _taken(arguments, 1)
-    while piece < arguments[1]:
+    for piece in _pieces(work):
         matrix, start = piece // strips, piece % strips * width
-        count = min(width, rows - start)
-        left_out = _address(arguments[11] + matrix * arguments[12], np.uint8)
-        address, first = x + places[matrix] + start * size, arguments[15] + matrix * features * rows + start
+        count, one, first = min(width, rows - start), _moved(x, places, matrix), matrix * rows + start
+        flags = _at(left_out.flags, matrix * left_out.stride)
         for i in range(count):
             most[i] = 0
         for k in range(features):
-            if arguments[11] == 0 or left_out[k] == 0:
-                load(kind, address + k * stride, count, row)
+            if not (_is_given(left_out.flags) and flags[k]):
+                load(one.kind, _place(one, k, start), count, row)
                 for i in range(count):
                     most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
-        scales = _address(arguments[16] + 4 * (matrix * rows + start), np.float32)
         for i in range(count):
-            scale[i] = scales[i] = _scale(float_of(most[i]))
+            scale[i] = scales[first + i] = _scale(float_of(most[i]))
         for k in range(features):
-            codes = _address(first + k * rows, np.int8)
-            if by_chance and k % 4 == 0:
+            of_feature = _at(codes, (matrix * features + k) * rows + start)
+            if chance.rounds and k % 4 == 0:
                 for i in range(count):
-                    words[0, i], words[1, i], words[2, i], words[3, i] = k // 4, matrix * rows + start + i, 0, 0
-                _philox(words, count, seed)
-            if arguments[11] and left_out[k]:
+                    words[0, i], words[1, i], words[2, i], words[3, i] = k // 4, first + i, 0, 0
+                _philox(words, count, chance.seed)
+            if _is_given(left_out.flags) and flags[k]:
                 for i in range(count):
-                    codes[i] = 0
+                    of_feature[i] = 0
+                continue
+            load(one.kind, _place(one, k, start), count, row)
+            if chance.rounds:
+                for i in range(count):
+                    of_feature[i] = _code_by_chance(row[i] / scale[i], _chance(words[k % 4, i]))
             else:
-                load(kind, address + k * stride, count, row)
-                if by_chance:
-                    for i in range(count):
-                        codes[i] = _code(_clamped(floor(row[i] / scale[i] + _chance(words[k % 4, i]))))
-                else:
-                    for i in range(count):
-                        codes[i] = _code(row[i] / scale[i])
-        piece = _taken(arguments, 1)
+                for i in range(count):
+                    of_feature[i] = _code(row[i] / scale[i])
 
 
-@Pass
-def bitsandbytes_codes(arguments):
+@_pass
+def bitsandbytes_codes(work, x: Matrix, outliers: Places, threshold: np.float32, made: Codes):
     """Absmax codes of rows as bitsandbytes makes them, see `reference.quantize_bitsandbytes`; a piece is a row.
 
-    After the counters: as `absmax_codes`, but for the threshold (float32) in the place of a scale, which counts where
-    there are outlier features.
+    threshold: counts where there are outlier features.
     """
-    x, kind, stride, features = arguments[3], arguments[4], arguments[5], arguments[6]
-    outliers, outlier_count = _address(arguments[7], np.int64), arguments[8]
-    threshold, offset = _address(arguments[9], np.float32), np.int32(arguments[10])
-    scales, sums = _address(arguments[12], np.float32), _address(arguments[13], np.float32)
-    row = np.empty(features, np.float32)
-    first, at_once = _taken(arguments, arguments[2]), arguments[2]
-    while first < arguments[1]:
-        for r in range(first, min(first + at_once, arguments[1])):
-            load(kind, x + r * stride, features, row)
-            for i in range(features):
+    row, offset = np.empty(x.columns, np.float32), np.int32(made.offset)
+    for first, end in _shares(work):
+        for r in range(first, end):
+            load(x.kind, _place(x, r, 0), x.columns, row)
+            for i in range(x.columns):
                 row[i] = _float_of_half(_half_of(row[i]))
-            if outlier_count:
-                for i in range(features):
+            if outliers.count:
+                for i in range(x.columns):
                     row[i] = np.float32(0) if abs(row[i]) >= threshold[0] else row[i]
-            largest = _largest(row, features)
+            largest = _largest(row, x.columns)
             largest = CODE_MAX if largest == 0 else largest
-            _put(row, outliers, outlier_count, np.float32(0))
+            _fill(row, outliers, np.float32(0))
             factor = np.float32(1) / largest * CODE_MAX
-            for i in range(features):
+            for i in range(x.columns):
                 row[i] *= factor
-            scales[r] = largest / CODE_MAX
-            codes = _address(arguments[11] + r * features, np.int8)
-            sums[r] = _round_to_codes(row, np.float32(1), features, codes, offset)
-        first = _taken(arguments, at_once)
+            made.scales[r] = largest / CODE_MAX
+            codes = _at(made.codes, r * x.columns)
+            made.sums[r] = _round_to_codes(row, np.float32(1), x.columns, codes, offset)
 
 
-@Pass
-def zeropoint_codes(arguments):
+@_pass
+def zeropoint_codes(
+    work, x: Matrix, outliers: Places, inlier: int, range_of_all: np.float32, made: Codes, zero_points: np.float32
+):
     """Zeropoint codes of rows, outlier features left out, whose codes are 0; a piece is a row.
 
-    After the counters: x, its kind, bytes from row to row, features; places of the outlier features (int64), how many,
-    the first other feature; a normalized dynamic range and a zero point for all rows (float32) or none; then codes,
-    scales, zero points, and sums of codes (float32).
+    inlier: the first other feature. range_of_all: a normalized dynamic range and a zero point for all rows, or nothing.
     """
-    x, kind, stride, features = arguments[3], arguments[4], arguments[5], arguments[6]
-    outliers, outlier_count, inlier = _address(arguments[7], np.int64), arguments[8], arguments[9]
-    given = _address(arguments[10], np.float32)
-    scales, zero_points = _address(arguments[12], np.float32), _address(arguments[13], np.float32)
-    sums = _address(arguments[14], np.float32)
-    row = np.empty(features, np.float32)
-    first, at_once = _taken(arguments, arguments[2]), arguments[2]
-    while first < arguments[1]:
-        for r in range(first, min(first + at_once, arguments[1])):
-            load(kind, x + r * stride, features, row)
-            _put(row, outliers, outlier_count, row[inlier])
-            if arguments[10]:
-                dynamic_range, zero_point = given[0], given[1]
+    row = np.empty(x.columns, np.float32)
+    for first, end in _shares(work):
+        for r in range(first, end):
+            load(x.kind, _place(x, r, 0), x.columns, row)
+            _fill(row, outliers, row[inlier])
+            if _is_given(range_of_all):
+                dynamic_range, zero_point = range_of_all[0], range_of_all[1]
             else:
-                dynamic_range, zero_point = _zeropoint(row, features)
-            codes = _address(arguments[11] + r * features, np.int8)
-            total = np.int32(0)
-            for i in range(features):
+                dynamic_range, zero_point = _zeropoint(row, x.columns)
+            of_row, total = _at(made.codes, r * x.columns), np.int32(0)
+            for i in range(x.columns):
                 value = rint(row[i] * dynamic_range) + zero_point
                 code = np.int8(min(max(value, -CODE_MAX), CODE_MAX))
-                codes[i] = code
+                of_row[i] = code
                 total = np.int32(total + code)
-            for i in range(outlier_count):
-                total -= np.int32(codes[outliers[i]])
-                codes[outliers[i]] = 0
-            scales[r], zero_points[r], sums[r] = np.float32(1) / dynamic_range, zero_point, np.float32(total)
-        first = _taken(arguments, at_once)
+            for i in range(outliers.count):
+                total -= np.int32(of_row[outliers.features[i]])
+                of_row[outliers.features[i]] = 0
+            made.scales[r], zero_points[r], made.sums[r] = np.float32(1) / dynamic_range, zero_point, np.float32(total)
 
 
-@Pass
-def codes_of_columns(arguments):
-    """Codes of a matrix of which each column has a scale; a piece is a strip of columns.
-
-    After the counters: x, its kind, its bytes an entry, rows, bytes from row to row, columns, columns of a strip;
-    scales of absmax, or normalized dynamic ranges and zero points (float32); then codes and their sums by column
-    (float32).
-    """
-    x, kind, size, rows, stride, columns, width = (
-        arguments[3],
-        arguments[4],
-        arguments[5],
-        arguments[6],
-        arguments[7],
-        arguments[8],
-        arguments[9],
-    )
-    factors, zero_points = _address(arguments[10], np.float32), _address(arguments[11], np.float32)
-    sums = _address(arguments[13], np.float32)
+@_pass
+def codes_of_columns(
+    work, x: Matrix, width: int, factors: np.float32, zero_points: np.float32, codes: np.int8, sums: np.float32
+):
+    """Codes of a matrix of which each column has a scale of absmax, or a normalized dynamic range and a zero point, and
+    their sums by column; a piece is a strip of so many columns."""
     row, total = np.empty(width, np.float32), np.empty(width, np.int32)
-    piece = _taken(arguments, 1)
-    while piece < arguments[1]:
+    for piece in _pieces(work):
         start = piece * width
-        count = min(width, columns - start)
+        count = min(width, x.columns - start)
         total[:] = 0
-        for r in range(rows):
-            load(kind, x + r * stride + start * size, count, row)
-            if arguments[11]:
+        for r in range(x.rows):
+            load(x.kind, _place(x, r, start), count, row)
+            if _is_given(zero_points):
                 for i in range(count):
                     row[i] = rint(row[i] * factors[start + i]) + zero_points[start + i]
             else:
                 for i in range(count):
                     row[i] = rint(row[i] / factors[start + i])
-            codes = _address(arguments[12] + r * columns + start, np.int8)
+            of_row = _at(codes, r * x.columns + start)
             for i in range(count):
                 code = np.int8(min(max(row[i], -CODE_MAX), CODE_MAX))
-                codes[i] = code
+                of_row[i] = code
                 total[i] = np.int32(total[i] + code)
         for i in range(count):
             sums[start + i] = np.float32(total[i])
-        piece = _taken(arguments, 1)
 
 
 @inlined
@@ -599,23 +598,22 @@ def _finishing(put: Callable) -> Callable:
     @inlined
     def finish(result, scaled, scale, bias, values, columns, count, stride, width):
         """Scale a row, add the bias and up to `FUSED` products of values and columns, and write it, all in one go."""
-        one, two = _address(columns, np.float32), _address(columns + 4 * stride, np.float32)
-        three = _address(columns + 8 * stride, np.float32)
+        two, three = _at(columns, stride), _at(columns, 2 * stride)
         if count == 0:
             for i in range(width):
                 put(result, i, fma(scaled[i], scale, bias[i]))
         elif count == 1:
             a = values[0]
             for i in range(width):
-                put(result, i, fma(a, one[i], fma(scaled[i], scale, bias[i])))
+                put(result, i, fma(a, columns[i], fma(scaled[i], scale, bias[i])))
         elif count == 2:
             a, b = values[0], values[1]
             for i in range(width):
-                put(result, i, fma(b, two[i], fma(a, one[i], fma(scaled[i], scale, bias[i]))))
+                put(result, i, fma(b, two[i], fma(a, columns[i], fma(scaled[i], scale, bias[i]))))
         else:
             a, b, c = values[0], values[1], values[2]
             for i in range(width):
-                put(result, i, fma(c, three[i], fma(b, two[i], fma(a, one[i], fma(scaled[i], scale, bias[i])))))
+                put(result, i, fma(c, three[i], fma(b, two[i], fma(a, columns[i], fma(scaled[i], scale, bias[i])))))
 
     return finish
 
@@ -623,152 +621,123 @@ def _finishing(put: Callable) -> Callable:
 _finish_float32, _finish_bfloat16, _finish_float16 = map(_finishing, (_put_float32, _put_bfloat16, _put_float16))
 
 
-@Pass
-def finish_packed(arguments):
-    """From products that have the weight's scales to outputs; a piece is a row.
+# Values (rows, count) and columns (count, outputs), whose products are added one after the other.
+Outliers = _group("Outliers", values=np.float32, columns=np.float32, count=int)
 
-    After the counters: products (float32), how many in a row; scales of rows and bias (float32); values (rows, count)
-    and columns (count, outputs), float32, whose products are added one after the other, and their count; then outputs,
-    and their kind. Each addition is one operation with its multiplication, as in torch's addcmul.
-    """
-    product, outputs, scales, bias = arguments[3], arguments[4], _address(arguments[5], np.float32), arguments[6]
-    values, count, result, kind = arguments[7], arguments[9], arguments[10], arguments[11]
-    size = 4 if kind == FLOAT32 else 2
-    row = np.empty(STRIP, np.float32)
-    first, at_once = _taken(arguments, arguments[2]), arguments[2]
-    while first < arguments[1]:
+
+@_pass
+def finish_packed(
+    work, product: np.float32, in_place: int, scales: np.float32, bias: np.float32, outliers: Outliers, result: Matrix
+):
+    """From products that have the weight's scales to outputs, maybe in their place, with scales of rows; a piece is a
+    row. Each addition is one operation with its multiplication, as in torch's addcmul."""
+    row, outputs, count = np.empty(STRIP, np.float32), result.columns, outliers.count
+    for first, end in _shares(work):
         for start in range(0, outputs, STRIP):
-            for r in range(first, min(first + at_once, arguments[1])):
-                width, place = min(STRIP, outputs - start), r * outputs + start
-                scaled, added = _address(product + 4 * place, np.float32), _address(bias + 4 * start, np.float32)
-                columns, written = arguments[8] + 4 * start, result + size * place
-                left = count - FUSED
-                given = scaled, scales[r], added, _address(values + 4 * r * count, np.float32), columns
-                if left > 0 or product == result:  # which a fused loop would read and write in an order of its own
+            for r in range(first, end):
+                width, written = min(STRIP, outputs - start), _place(result, r, start)
+                values, columns = _at(outliers.values, r * count), _at(outliers.columns, start)
+                given = _at(product, r * outputs + start), scales[r], _at(bias, start), values, columns
+                if count > FUSED or in_place:  # which a fused loop would read and write in an order of its own
                     _finish_float32(row, *given, min(count, FUSED), outputs, width)
-                    further = values + 4 * (r * count + FUSED), columns + 4 * FUSED * outputs
-                    _add_columns(row, width, *further, left, 4 * outputs)
-                    store(kind, written, width, row)
-                elif kind == FLOAT32:
+                    _add_columns(row, width, _at(values, FUSED), _at(columns, FUSED * outputs), count - FUSED, outputs)
+                    store(result.kind, written, width, row)
+                elif result.kind == FLOAT32:
                     _finish_float32(_address(written, np.float32), *given, count, outputs, width)
-                elif kind == BFLOAT16:
+                elif result.kind == BFLOAT16:
                     _finish_bfloat16(_address(written, np.uint16), *given, count, outputs, width)
                 else:
                     _finish_float16(_address(written, np.uint16), *given, count, outputs, width)
-        first = _taken(arguments, at_once)
 
 
 @inlined
 def _add_columns(row, width, values, columns, count, stride):
     """Add products of values and columns, each after the one before it."""
     for k in range(count):
-        value, column = _address(values, np.float32)[k], _address(columns + k * stride, np.float32)
+        value, column = values[k], _at(columns, k * stride)
         for i in range(width):
             row[i] = fma(value, column[i], row[i])
 
 
-@Pass
-def finish_sums(arguments):
+# Those of rows and of columns.
+Scales = _group("Scales", rows=np.float32, columns=np.float32)
+
+
+# Zero points and sums of codes of rows, and what they are multiplied with in each column; or nothing.
+ZeroPoints = _group("ZeroPoints", row_zeros=np.int32, row_sums=np.int32, of_zeros=np.int32, of_sums=np.int32)
+
+
+@_pass
+def finish_sums(
+    work, sums: np.int32, scales: Scales, zero_points: ZeroPoints, added: np.float32, bias: np.float32, result: Matrix
+):
     """From sums of products of codes to outputs, as `reference.matmul` has it; a piece is a row.
 
-    After the counters: sums (int32), how many in a row; scales of rows and of columns (float32); zero points and sums
-    of codes of the rows, and what they are multiplied with in each column (int32), or none; what is added to the
-    product, (rows, outputs) float32, or none; bias (float32) or none; then outputs, and their kind.
+    added: to the product, (rows, outputs), or nothing; as may be the bias.
     """
-    outputs, row_scales = arguments[4], _address(arguments[5], np.float32)
-    row_zeros, row_sums = _address(arguments[7], np.int32), _address(arguments[8], np.int32)
-    result, kind = arguments[13], arguments[14]
-    size = 4 if kind == FLOAT32 else 2
-    row = np.empty(STRIP, np.float32)
-    first, at_once = _taken(arguments, arguments[2]), arguments[2]
-    while first < arguments[1]:
+    row, outputs = np.empty(STRIP, np.float32), result.columns
+    for first, end in _shares(work):
         for start in range(0, outputs, STRIP):
-            for r in range(first, min(first + at_once, arguments[1])):
+            for r in range(first, end):
                 width, place = min(STRIP, outputs - start), r * outputs + start
-                sums = _address(arguments[3] + 4 * place, np.int32)
-                scales = _address(arguments[6] + 4 * start, np.float32)
-                if arguments[7]:
-                    of_zeros = _address(arguments[9] + 4 * start, np.int32)
-                    of_sums = _address(arguments[10] + 4 * start, np.int32)
+                some, scale, column_scales = _at(sums, place), scales.rows[r], _at(scales.columns, start)
+                if _is_given(zero_points.row_zeros):
+                    row_zero, row_sum = zero_points.row_zeros[r], zero_points.row_sums[r]
+                    of_zeros, of_sums = _at(zero_points.of_zeros, start), _at(zero_points.of_sums, start)
                     for i in range(width):
-                        whole = np.int32(sums[i] + row_zeros[r] * of_zeros[i] - row_sums[r] * of_sums[i])
-                        row[i] = np.float32(whole) * row_scales[r] * scales[i]
+                        whole = np.int32(some[i] + row_zero * of_zeros[i] - row_sum * of_sums[i])
+                        row[i] = np.float32(whole) * scale * column_scales[i]
                 else:
                     for i in range(width):
-                        row[i] = np.float32(sums[i]) * row_scales[r] * scales[i]
-                if arguments[11]:
-                    _add(row, arguments[11] + 4 * place, width)
-                if arguments[12]:
-                    _add(row, arguments[12] + 4 * start, width)
-                store(kind, result + size * place, width, row)
-        first = _taken(arguments, at_once)
+                        row[i] = np.float32(some[i]) * scale * column_scales[i]
+                if _is_given(added):
+                    _add(row, _at(added, place), width)
+                if _is_given(bias):
+                    _add(row, _at(bias, start), width)
+                store(result.kind, _place(result, r, start), width, row)
 
 
-@Pass
-def finish_products(arguments):
-    """From sums of products of codes of matrices to outputs; a piece is a row of any of them.
+@_pass
+def finish_products(work, sums: np.int32, rows: int, scales: Scales, outliers: Outliers, result: Matrix):
+    """From sums of products of codes of matrices of so many rows to outputs; a piece is a row of any of them.
 
-    After the counters: sums (int32), how many in a row; rows of a matrix; scales of rows, and of the columns of each
-    matrix (float32); values (rows, count) and columns (matrices, count, outputs), float32, whose products are added up
-    one after the other, and their count; then outputs, and their kind.
+    scales: of the columns of each matrix, as are the outliers' columns.
     """
-    outputs, rows, row_scales = arguments[4], arguments[5], _address(arguments[6], np.float32)
-    count, result, kind = arguments[10], arguments[11], arguments[12]
-    size = 4 if kind == FLOAT32 else 2
-    width = min(STRIP, outputs)
-    row, added = np.empty(width, np.float32), np.empty(width, np.float32)
-    first, at_once = _taken(arguments, arguments[2]), arguments[2]
-    while first < arguments[1]:
-        for r in range(first, min(first + at_once, arguments[1])):
-            matrix, scale = r // rows, row_scales[r]
-            for start in range(0, outputs, width):
-                some, place = min(width, outputs - start), r * outputs + start
-                sums = _address(arguments[3] + 4 * place, np.int32)
-                scales = _address(arguments[7] + 4 * (matrix * outputs + start), np.float32)
+    outputs, count = result.columns, outliers.count
+    row, added = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
+    for first, end in _shares(work):
+        for r in range(first, end):
+            matrix, scale = r // rows, scales.rows[r]
+            values = _at(outliers.values, r * count)
+            for start in range(0, outputs, STRIP):
+                width, some = min(STRIP, outputs - start), _at(sums, r * outputs + start)
+                column_scales = _at(scales.columns, matrix * outputs + start)
                 if count:
-                    values, columns = (
-                        arguments[8] + 4 * r * count,
-                        arguments[9] + 4 * (matrix * count * outputs + start),
-                    )
-                    value, column = _address(values, np.float32)[0], _address(columns, np.float32)
-                    for i in range(some):
-                        added[i] = value * column[i]
-                    _add_columns(added, some, values + 4, columns + 4 * outputs, count - 1, 4 * outputs)
-                    for i in range(some):
-                        row[i] = np.float32(sums[i]) * scale * scales[i] + added[i]
+                    columns = _at(outliers.columns, matrix * count * outputs + start)
+                    for i in range(width):
+                        added[i] = values[0] * columns[i]
+                    _add_columns(added, width, _at(values, 1), _at(columns, outputs), count - 1, outputs)
+                    for i in range(width):
+                        row[i] = np.float32(some[i]) * scale * column_scales[i] + added[i]
                 else:
-                    for i in range(some):
-                        row[i] = np.float32(sums[i]) * scale * scales[i]
-                store(kind, result + size * place, some, row)
-        first = _taken(arguments, at_once)
+                    for i in range(width):
+                        row[i] = np.float32(some[i]) * scale * column_scales[i]
+                store(result.kind, _place(result, r, start), width, row)
 
 
 @inlined
-def _add(row, address, count):
-    added = _address(address, np.float32)
+def _add(row, added, count):
     for i in range(count):
         row[i] += added[i]
 
 
-@intrinsic
-def _finished(_context, arguments, count):
-    """Add to the number of pieces that are done, the first argument after the counters, and get what it is then. The
-    thread that gets the number of all pieces sees what the others wrote."""
-
-    def code(context, builder, _signature, given):
-        counter = builder.gep(given[0], [context.get_constant(types.intp, 3)])
-        return builder.add(builder.atomic_rmw("add", counter, given[1], "acq_rel"), given[1])
-
-    return types.int64(types.CPointer(types.int64), types.int64), code
-
-
 @inlined
-def _as_floats(kind, address, count, room):
-    """The address of entries as float32: where they are, or where they are copied to."""
+def _floats(kind, address, count, room):
+    """Entries as float32: where they are, or where they are copied to."""
     if kind == FLOAT32:
-        return address
+        return _address(address, np.float32)
     load(kind, address, count, room)
-    return np.int64(room.ctypes.data)
+    return _address(np.int64(room.ctypes.data), np.float32)
 
 
 @summing
@@ -787,6 +756,40 @@ def _add_powers(row, count, sums, squares):
     return first, second, third, fourth
 
 
+# What pieces found: by block of rows and feature extremes, hits and sums; by strip of features and token the sums
+# of four powers, (strips, 4, tokens); by piece the largest magnitude without position 0. Of the state
+# hits of each feature, and the first feature with NaN or inf, or -1.
+Found = _group(
+    "Found",
+    low=np.float32,
+    high=np.float32,
+    hits=np.int32,
+    sums=np.float64,
+    squares=np.float64,
+    powers=np.float64,
+    rests=np.float32,
+    hits_here=np.int64,
+    broken=np.int64,
+)
+
+
+# Those of `states.STATISTICS`, in their order.
+Statistics = _group(
+    "Statistics",
+    least=np.float32,
+    most=np.float32,
+    largest=np.float64,
+    rest_max=np.float32,
+    hits=np.int64,
+    sequences_hit=np.int64,
+    sums=np.float64,
+    squares=np.float64,
+    squares_rest=np.float64,
+    kurtosis_tensor=np.float64,
+    kurtosis_token=np.float64,
+)
+
+
 @inlined
 def _add_extremes(row, count, alpha, low, high, hits):
     """Widen the extremes of each feature, and count entries of at least alpha; whether there are any. NaN is passed
@@ -802,18 +805,21 @@ def _add_extremes(row, count, alpha, low, high, hits):
 
 
 @inlined
-def _keep(kind, address, count, row, alpha, any_hit, kept_kind, kept):
-    """Keep of each entry the largest magnitude so far, or whether one was a hit."""
-    if kept_kind == HITS:
-        if any_hit:
-            hit = _address(kept, np.uint8)
-            for i in range(count):
-                hit[i] |= np.uint8(abs(row[i]) >= alpha)
-    elif kept_kind == FLOAT32:
+def _keep_hits(row, alpha, kept, count):
+    """Keep of each entry whether one was a hit."""
+    hit = _address(kept, np.uint8)
+    for i in range(count):
+        hit[i] |= np.uint8(abs(row[i]) >= alpha)
+
+
+@inlined
+def _keep_largest(kind, address, kept, count):
+    """Keep of each entry the largest magnitude so far."""
+    if kind == FLOAT32:
         largest, given = _address(kept, np.int32), _address(address, np.int32)
         for i in range(count):
             largest[i] = max(largest[i], np.int32(given[i] & MAGNITUDE))
-    elif kept_kind != NOTHING:
+    else:
         largest_half, given_half = _address(kept, np.uint16), _address(address, np.uint16)
         for i in range(count):
             largest_half[i] = max(largest_half[i], np.uint16(given_half[i] & np.uint16(0x7FFF)))
@@ -858,9 +864,10 @@ def _add_kurtosis(powers, strips, tokens, features, of_tensor, of_tokens):
 
 
 @inlined
-def _join_largest(largest, magnitude, value, feature, position, token):
+def _join_largest(largest, x, ids, magnitude, feature, position):
     """Put an entry in the place of the largest one so far, unless that comes later in the order of these numbers."""
-    entry = (np.float64(magnitude), np.float64(value), np.float64(feature), np.float64(position), np.float64(token))
+    value, token = np.float64(_entry(x, position, feature)), np.float64(ids[position])
+    entry = (np.float64(magnitude), value, np.float64(feature), np.float64(position), token)
     place = 0
     while place < 4 and entry[place] == largest[place]:
         place += 1
@@ -869,54 +876,53 @@ def _join_largest(largest, magnitude, value, feature, position, token):
             largest[i] = entry[i]
 
 
-@Pass
-def add_state(arguments):
-    """Add one hidden state to running statistics, see `states.add`; a piece is some rows of a strip of features.
-
-    After the counters: pieces that are done, 0; x, its kind, its bytes an entry, tokens, bytes from row to row,
-    features, features of a strip, rows of a piece; alpha (float32); token ids; what is kept, and its kind. Room: by
-    block of rows and feature extremes (float32, 2), hits (int32), sums (float64, 2); by strip and token four powers
-    (float64); by piece a magnitude (float32). Then the statistics in the order of `states.STATISTICS`; hits of each
-    feature (int64); and the first feature with NaN or inf, or -1 (int64).
-    """
-    x, kind, size, tokens, stride = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
-    features, width, height = arguments[9], arguments[10], arguments[11]
-    alpha, kept_kind = _address(arguments[12], np.float32)[0], arguments[15]
-    strips, blocks = -(-features // width), -(-tokens // height)
-    powers, rest = _address(arguments[19], np.float64), _address(arguments[20], np.float32)
+@_pass
+def add_state(
+    work,
+    x: Matrix,
+    width: int,
+    height: int,
+    alpha: np.float32,
+    ids: np.int64,
+    kept: Kept,
+    found: Found,
+    joined: Statistics,
+):
+    """Add one hidden state to running statistics, see `states.add`; a piece is some rows of a strip of features."""
+    strips, done = -(-x.columns // width), 0
     room = np.empty(width, np.float32)
-    done = 0
-    piece = _taken(arguments, 1)
-    while piece < arguments[1]:
+    for piece in _pieces(work):
         block, strip = piece // strips, piece % strips
-        start = strip * width
-        count, place, other = min(width, features - start), block * features + start, blocks * features
-        low = _address(arguments[16] + 4 * place, np.float32)
-        high = _address(arguments[16] + 4 * (place + other), np.float32)
-        hits = _address(arguments[17] + 4 * place, np.int32)
-        sums = _address(arguments[18] + 8 * place, np.float64)
-        squares = _address(arguments[18] + 8 * (place + other), np.float64)
-        for i in range(count):
-            low[i], high[i], hits[i], sums[i], squares[i] = np.inf, -np.inf, 0, 0, 0
-        rest[piece] = 0
-        for r in range(min(block * height + height, tokens) - 1, block * height - 1, -1):
-            if r == 0:  # the last one, so that the extremes are those of the rest
-                rest[piece] = _largest_of(low, high, count)
-            address = x + r * stride + start * size
-            row = _address(_as_floats(kind, address, count, room), np.float32)
-            any_hit = _add_extremes(row, count, alpha, low, high, hits)
-            kept = arguments[14] + (r * features + start) * (1 if kept_kind == HITS else size)
-            _keep(kind, address, count, row, alpha, any_hit, kept_kind, kept)
-            a, b, c, d = _add_powers(row, count, sums, squares)
-            place = strip * 4 * tokens + r
-            powers[place], powers[place + tokens] = a, b
-            powers[place + 2 * tokens], powers[place + 3 * tokens] = c, d
-        if block:
-            rest[piece] = _largest_of(low, high, count)
-        done = _finished(arguments, 1)
-        piece = _taken(arguments, 1)
-    if done == arguments[1]:
-        _finish_state(arguments)
+        count, end = min(width, x.columns - strip * width), min(block * height + height, x.rows)
+        found.rests[piece] = _add_block(
+            x, block, (block * height, end), strip, strip * width, count, alpha[0], kept, found, room
+        )
+        done = _counted(_at(work, DONE), 1) + 1
+    if done == work[PIECES]:
+        _finish_state(work, x, height, strips, ids, found, joined)
+
+
+@inlined
+def _add_block(x, block, rows, strip, start, count, alpha, kept, found, room):
+    """Find what there is of a block of rows in a strip of features; the largest magnitude without position 0."""
+    place, rest = block * x.columns + start, np.float32(0)
+    low, high, hits = _at(found.low, place), _at(found.high, place), _at(found.hits, place)
+    sums, squares, powers = _at(found.sums, place), _at(found.squares, place), _at(found.powers, strip * 4 * x.rows)
+    for i in range(count):
+        low[i], high[i], hits[i], sums[i], squares[i] = np.inf, -np.inf, 0, 0, 0
+    for r in range(rows[1] - 1, rows[0] - 1, -1):
+        if r == 0:  # the last one, so that the extremes are those of the rest
+            rest = _largest_of(low, high, count)
+        address, entry = _place(x, r, start), r * x.columns + start
+        row = _floats(x.kind, address, count, room)
+        any_hit = _add_extremes(row, count, alpha, low, high, hits)
+        if kept.kind == HITS and any_hit:
+            _keep_hits(row, alpha, kept.memory + entry, count)
+        elif kept.kind == x.kind:
+            _keep_largest(x.kind, address, kept.memory + (4 if x.kind == FLOAT32 else 2) * entry, count)
+        a, b, c, d = _add_powers(row, count, sums, squares)
+        powers[r], powers[r + x.rows], powers[r + 2 * x.rows], powers[r + 3 * x.rows] = a, b, c, d
+    return _largest_of(low, high, count) if block else rest
 
 
 @inlined
@@ -929,84 +935,72 @@ def _largest_of(low, high, count):
 
 
 @inlined
-def _finish_state(arguments):
+def _finish_state(work, x, height, strips, ids, found, joined):
     """Add what all pieces found to the statistics."""
-    x, kind, size, tokens, stride = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
-    features, width, height = arguments[9], arguments[10], arguments[11]
-    ids, strips, blocks = _address(arguments[13], np.int64), -(-features // width), -(-tokens // height)
-    other = blocks * features
-    low, high = _address(arguments[16], np.float32), _address(arguments[16] + 4 * other, np.float32)
-    hits = _address(arguments[17], np.int32)
-    sums, squares = _address(arguments[18], np.float64), _address(arguments[18] + 8 * other, np.float64)
-    rests, found = _address(arguments[20], np.float32), _address(arguments[33], np.int64)
+    _join_blocks(found, -(-x.rows // height), x.columns)
+    found.broken[0] = -1
+    for i in range(x.columns - 1, -1, -1):
+        if not found.squares[i] < np.inf:  # float32 has no squares as large
+            found.broken[0] = i
+    if found.broken[0] >= 0:
+        return
+    row = np.empty(x.columns, np.float32)
+    load(x.kind, _place(x, 0, 0), x.columns, row)
+    _add_features(row, x.columns, found, joined)
+    for piece in range(work[PIECES]):
+        joined.rest_max[0] = max(joined.rest_max[0], found.rests[piece])
+    largest = _largest_of(found.low, found.high, x.columns)
+    feature = position = 0
+    while max(-found.low[feature], found.high[feature]) < largest:
+        feature += 1
+    while abs(_entry(x, position, feature)) < largest:
+        position += 1
+    _join_largest(joined.largest, x, ids, largest, feature, position)
+    _add_kurtosis(found.powers, strips, x.rows, x.columns, joined.kurtosis_tensor, joined.kurtosis_token)
+
+
+@inlined
+def _join_blocks(found, blocks, features):
+    """Add what was found of other blocks of rows to that of the first one."""
+    low, high, hits, sums, squares = found.low, found.high, found.hits, found.sums, found.squares
     for block in range(1, blocks):
         for i in range(features):
             j = block * features + i
             low[i], high[i], hits[i] = min(low[i], low[j]), max(high[i], high[j]), np.int32(hits[i] + hits[j])
             sums[i] += sums[j]
             squares[i] += squares[j]
-    found[0] = -1
-    for i in range(features - 1, -1, -1):
-        if not squares[i] < np.inf:  # float32 has no squares as large
-            found[0] = i
-    if found[0] >= 0:
-        return
-    least, most = _address(arguments[21], np.float32), _address(arguments[22], np.float32)
-    rest_max = _address(arguments[24], np.float32)
-    all_hits, sequences_hit = _address(arguments[25], np.int64), _address(arguments[26], np.int64)
-    all_sums, all_squares = _address(arguments[27], np.float64), _address(arguments[28], np.float64)
-    squares_rest = _address(arguments[29], np.float64)
-    hits_here = _address(arguments[32], np.int64)
-    row = np.empty(features, np.float32)
-    load(kind, x, features, row)
+
+
+@inlined
+def _add_features(first_row, features, found, joined):
+    """Add what was found of each feature."""
     for i in range(features):
-        least[i], most[i] = min(least[i], low[i]), max(most[i], high[i])
-        hits_here[i] = hits[i]
-        all_hits[i] += np.int64(hits[i])
-        sequences_hit[i] += np.int64(hits[i] > 0)
-        all_sums[i] += sums[i]
-        all_squares[i] += squares[i]
-        first = np.float64(row[i])
-        squares_rest[i] += squares[i] - first * first
-    for piece in range(arguments[1]):
-        rest_max[0] = max(rest_max[0], rests[piece])
-    largest = _largest_of(low, high, features)
-    feature = 0
-    while max(-low[feature], high[feature]) < largest:
-        feature += 1
-    position = 0
-    while abs(_entry(kind, x + position * stride + feature * size)) < largest:
-        position += 1
-    value = _entry(kind, x + position * stride + feature * size)
-    _join_largest(_address(arguments[23], np.float64), largest, value, feature, position, ids[position])
-    powers = _address(arguments[19], np.float64)
-    _add_kurtosis(
-        powers, strips, tokens, features, _address(arguments[30], np.float64), _address(arguments[31], np.float64)
-    )
+        joined.least[i] = min(joined.least[i], found.low[i])
+        joined.most[i] = max(joined.most[i], found.high[i])
+        found.hits_here[i] = found.hits[i]
+        joined.hits[i] += np.int64(found.hits[i])
+        joined.sequences_hit[i] += np.int64(found.hits[i] > 0)
+        joined.sums[i] += found.sums[i]
+        joined.squares[i] += found.squares[i]
+        first = np.float64(first_row[i])
+        joined.squares_rest[i] += found.squares[i] - first * first
 
 
-@Pass
-def hits(arguments):
+@_pass
+def hits(work, x: Matrix, alpha: np.float32, counts: np.int64, ends: np.int64, features: np.int64, values: np.float32):
     """The features and values of hits, feature by feature; a piece is a feature.
 
-    After the counters: x, its kind, its bytes an entry, tokens, bytes from row to row; alpha (float32); hits of each
-    feature, and of those up to it (int64); then features (int64) and values (float32).
+    counts, ends: hits of each feature, and of those up to it.
     """
-    x, kind, size, stride = arguments[3], arguments[4], arguments[5], arguments[7]
-    alpha = _address(arguments[8], np.float32)[0]
-    counts, ends = _address(arguments[9], np.int64), _address(arguments[10], np.int64)
-    features, values = _address(arguments[11], np.int64), _address(arguments[12], np.float32)
-    first, at_once = _taken(arguments, arguments[2]), arguments[2]
-    while first < arguments[1]:
-        for feature in range(first, min(first + at_once, arguments[1])):
+    for first, end in _shares(work):
+        for feature in range(first, end):
             place, end, r = ends[feature] - counts[feature], ends[feature], 0
             while place < end:
-                value = _entry(kind, x + r * stride + feature * size)
-                if abs(value) >= alpha:
+                value = _entry(x, r, feature)
+                if abs(value) >= alpha[0]:
                     features[place], values[place] = feature, value
                     place += 1
                 r += 1
-        first = _taken(arguments, at_once)
 
 
 @inlined
@@ -1040,127 +1034,122 @@ def _select(values, count, rank):
     return low
 
 
-@Pass
-def add_residual(arguments):
+# The largest magnitude of each token; magnitudes (tokens, features); by piece the largest magnitude, its feature
+# and its position, how many are below the median's bounds, and how many between them;
+# massive activations by position; whether there is NaN or inf, and how many massive activations.
+Magnitudes = _group(
+    "Magnitudes", largest=np.int32, between=np.int32, pieces=np.int64, massive=np.int64, outcome=np.int64
+)
+
+
+# The statistics of `states.RESIDUAL`, in their order.
+Residual = _group("Residual", largest=np.float64, sum_of_max=np.float64, sum_of_ratios=np.float64, massive=np.int64)
+
+
+@_pass
+def add_residual(
+    work, x: Matrix, height: int, ids: np.int64, limits: np.float32, kept: Kept, found: Magnitudes, joined: Residual
+):
     """Add one state of the residual stream to running statistics, see `states.add_residual`; a piece is some rows.
 
-    After the counters: pieces that are done, 0; x, its kind, its bytes an entry, tokens, bytes from row to row,
-    features, rows of a piece; token ids; the two limits of massive activations (float32). Room: the largest magnitude
-    of each token (int32); magnitudes (int32, tokens, features); by piece the largest magnitude, its feature and its
-    position, how many are below the median's bounds, and how many between them (int64, 5). Then the statistics in the
-    order of `states.RESIDUAL`; massive activations by position (int64); whether there is NaN or inf, and how many
-    massive activations (int64); and what is kept, and its kind.
+    limits: of massive activations, the two.
     """
-    x, kind, size, tokens, stride = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
-    features, height, largest = arguments[9], arguments[10], _address(arguments[13], np.int32)
-    room, bits = np.empty(features, np.float32), np.empty(features, np.int32)
-    low, high = _bounds_of_median(x, kind, size, tokens, stride, features)
-    done = 0
-    piece = _taken(arguments, 1)
-    while piece < arguments[1]:
-        start = piece * height
-        between, of_piece = _address(arguments[14] + 4 * start * features, np.int32), _of_piece(arguments, piece)
-        of_piece[0], of_piece[1] = -1, features
-        under, count = 0, 0
-        for r in range(start, min(start + height, tokens)):
-            row = _address(_as_floats(kind, x + r * stride, features, room), np.float32)
-            kept = arguments[22] + r * features * size
-            _keep(kind, x + r * stride, features, row, np.float32(0), False, arguments[23], kept)
-            most, smaller = np.int32(0), np.int32(0)
-            for i in range(features):
-                bits[i] = bits_of(row[i]) & MAGNITUDE
-                most = max(most, bits[i])
-                smaller = np.int32(smaller + np.int32(bits[i] < low))
-            for i in range(features):
-                between[count] = bits[i]
-                count += np.int64(bits[i] >= low) & np.int64(bits[i] <= high)
-            under += smaller
-            largest[r] = most
-            if most >= of_piece[0]:
-                feature = 0
-                while bits[feature] < most:
-                    feature += 1
-                if most > of_piece[0] or feature < of_piece[1]:
-                    of_piece[0], of_piece[1], of_piece[2] = most, feature, r
-        of_piece[3], of_piece[4] = under, count
-        done = _finished(arguments, 1)
-        piece = _taken(arguments, 1)
-    if done == arguments[1]:
-        _finish_residual(arguments)
+    room, bits = np.empty(x.columns, np.float32), np.empty(x.columns, np.int32)
+    bounds, done = _bounds_of_median(x), 0
+    for piece in _pieces(work):
+        _find_magnitudes(x, piece, height, bounds, kept, found, room, bits)
+        done = _counted(_at(work, DONE), 1) + 1
+    if done == work[PIECES]:
+        _finish_residual(work, x, height, ids, limits, found, joined)
 
 
 @inlined
-def _of_piece(arguments, piece):
-    return _address(arguments[15] + 8 * 5 * piece, np.int64)
+def _find_magnitudes(x, piece, height, bounds, kept, found, room, bits):
+    """Find what there is of some rows."""
+    (low, high), start = bounds, piece * height
+    between, of_piece = _at(found.between, start * x.columns), _at(found.pieces, 5 * piece)
+    of_piece[0], of_piece[1] = -1, x.columns
+    under, count = 0, 0
+    for r in range(start, min(start + height, x.rows)):
+        address = _place(x, r, 0)
+        row = _floats(x.kind, address, x.columns, room)
+        if kept.kind == x.kind:
+            entry = r * x.columns
+            _keep_largest(x.kind, address, kept.memory + (4 if x.kind == FLOAT32 else 2) * entry, x.columns)
+        most, smaller = np.int32(0), np.int32(0)
+        for i in range(x.columns):
+            bits[i] = bits_of(row[i]) & MAGNITUDE
+            most = max(most, bits[i])
+            smaller = np.int32(smaller + np.int32(bits[i] < low))
+        for i in range(x.columns):
+            between[count] = bits[i]
+            count += np.int64(bits[i] >= low) & np.int64(bits[i] <= high)
+        under += smaller
+        found.largest[r] = most
+        if most >= of_piece[0]:
+            feature = 0
+            while bits[feature] < most:
+                feature += 1
+            if most > of_piece[0] or feature < of_piece[1]:
+                of_piece[0], of_piece[1], of_piece[2] = most, feature, r
+    of_piece[3], of_piece[4] = under, count
 
 
 @inlined
-def _bounds_of_median(x, kind, size, tokens, stride, features):
+def _bounds_of_median(x):
     """Magnitudes between which the median almost surely lies, as a sample has it."""
-    step = max(1, tokens * features // SAMPLED) | 1  # an odd one meets every feature
-    count = -(-tokens * features // step)
+    step = max(1, x.rows * x.columns // SAMPLED) | 1  # an odd one meets every feature
+    count = -(-x.rows * x.columns // step)
     sample = np.empty(count, np.int32)
-    row, feature = x, 0
     for i in range(count):
-        sample[i] = bits_of(_entry(kind, row + feature * size)) & MAGNITUDE
-        feature += step
-        while feature >= features:
-            feature -= features
-            row += stride
+        sample[i] = bits_of(_entry(x, i * step // x.columns, i * step % x.columns)) & MAGNITUDE
     low = _select(sample.copy(), count, np.int64(count * 0.46))
     return low, _select(sample, count, min(np.int64(count * 0.54), count - 1))
 
 
 @inlined
-def _finish_residual(arguments):
+def _finish_residual(work, x, height, ids, limits, found, joined):
     """Add what all pieces found to the statistics."""
-    x, kind, size, tokens, stride = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
-    features, largest, found = arguments[9], _address(arguments[13], np.int32), _address(arguments[21], np.int64)
-    ids, limits = _address(arguments[11], np.int64), _address(arguments[12], np.float32)
-    best = _of_piece(arguments, 0)
-    for piece in range(1, arguments[1]):
-        of_piece = _of_piece(arguments, piece)
+    best = found.pieces
+    for piece in range(1, work[PIECES]):
+        of_piece = _at(found.pieces, 5 * piece)
         if of_piece[0] > best[0] or (of_piece[0] == best[0] and of_piece[1] < best[1]):
             best = of_piece
-    feature, position = best[1], best[2]
-    found[0], found[1] = best[0] >= INFINITE, 0
-    if found[0]:
+    found.outcome[0], found.outcome[1] = best[0] >= INFINITE, 0
+    if found.outcome[0]:
         return
-    magnitude, middle = float_of(np.int32(best[0])), float_of(_median(arguments))
-    value = _entry(kind, x + position * stride + feature * size)
-    _join_largest(_address(arguments[16], np.float64), magnitude, value, feature, position, ids[position])
-    _address(arguments[17], np.float64)[0] += magnitude
-    _address(arguments[18], np.float64)[0] += np.float64(magnitude) / np.float64(middle)
-    massive, at_position = _address(arguments[19], np.int64), _address(arguments[20], np.int64)
+    magnitude, middle = float_of(np.int32(best[0])), float_of(_median(work, x, height, found))
+    _join_largest(joined.largest, x, ids, magnitude, best[1], best[2])
+    joined.sum_of_max[0] += magnitude
+    joined.sum_of_ratios[0] += np.float64(magnitude) / np.float64(middle)
     limit = limits[1] * middle
-    for r in range(tokens):
-        if float_of(largest[r]) > limits[0] and float_of(largest[r]) >= limit:
-            for i in range(features):
-                entry = abs(_entry(kind, x + r * stride + i * size))
+    for r in range(x.rows):
+        if float_of(found.largest[r]) > limits[0] and float_of(found.largest[r]) >= limit:
+            for i in range(x.columns):
+                entry = abs(_entry(x, r, i))
                 if entry > limits[0] and entry >= limit:
-                    massive[i] += 1
-                    at_position[r] += 1
-                    found[1] += 1
+                    joined.massive[i] += 1
+                    found.massive[r] += 1
+                    found.outcome[1] += 1
 
 
 @inlined
-def _median(arguments):
+def _median(work, x, height, found):
     """The median magnitude: among those between its bounds, or if it is not there, as of a state that the sample is no
     picture of, among all."""
-    x, kind, tokens, stride = arguments[4], arguments[5], arguments[7], arguments[8]
-    features, height, values = arguments[9], arguments[10], _address(arguments[14], np.int32)
-    rank, count = (tokens * features - 1) // 2, 0
-    for piece in range(arguments[1]):
-        of_piece = _of_piece(arguments, piece)
+    size, values = x.rows * x.columns, found.between
+    rank, count = (size - 1) // 2, 0
+    for piece in range(work[PIECES]):
+        of_piece = _at(found.pieces, 5 * piece)
         rank -= of_piece[3]
         for i in range(of_piece[4]):
-            values[count] = values[piece * height * features + i]
+            values[count] = values[piece * height * x.columns + i]
             count += 1
     if rank < 0 or rank >= count:
-        room = np.empty(features, np.float32)
-        rank, count = (tokens * features - 1) // 2, tokens * features
-        for r in range(tokens):
-            load(kind, x + r * stride, features, room)
-            for i in range(features):
-                values[r * features + i] = bits_of(room[i]) & MAGNITUDE
+        room = np.empty(x.columns, np.float32)
+        rank, count = (size - 1) // 2, size
+        for r in range(x.rows):
+            load(x.kind, _place(x, r, 0), x.columns, room)
+            for i in range(x.columns):
+                values[r * x.columns + i] = bits_of(room[i]) & MAGNITUDE
     return _select(values, count, rank)

@@ -115,8 +115,8 @@ def _multiply(
     outputs = sums.shape[1]
     column_scales = weight.scale.flatten().expand(outputs).contiguous()
     bias = None if bias is None else bias.float().contiguous()
-    operands = sums, outputs, quantized.scale, column_scales, *terms, added, bias
-    passes().finish_sums(*sums.shape, *operands, result, KINDS[dtype])
+    given = {"sums": sums, "scales": (quantized.scale, column_scales), "zero_points": terms}
+    passes().finish_sums(*sums.shape, **given, added=added, bias=bias, result=result)
     return result
 
 

@@ -27,10 +27,9 @@ def magnitudes(matrices: torch.Tensor) -> torch.Tensor:
     matrices = matrices if matrices.stride(-1) == 1 else matrices.contiguous()
     rows, features = matrices.shape[-2:]
     found = matrices.new_empty(*matrices.shape[:-2], features, dtype=torch.float32)
-    places, size, strip = _places(matrices), matrices.element_size(), min(STRIP, features)
+    places, strip = _places(matrices), min(STRIP, features)
     pieces = len(places) * -(-features // strip)
-    given = matrices, KINDS[matrices.dtype], size, places, rows, matrices.stride(-2) * size, features, strip
-    passes().magnitudes(pieces, rows * strip, *given, found)
+    passes().magnitudes(pieces, rows * strip, x=matrices, places=places, width=strip, magnitudes=found)
     return found.to(matrices.dtype)
 
 
@@ -56,9 +55,9 @@ def product(
         columns = _features(right, outliers).mT.contiguous().view(-1, count, n)
     for matrices, first, sums in _sums(of_left, of_right):
         some = slice(matrices.start * m + first, matrices.start * m + first + sums.shape[0] * sums.shape[1])
-        added = (None, None) if values is None else (values[some], columns[matrices])
-        given = sums, n, sums.shape[1], row_scales[some], column_scales[matrices], *added, count
-        passes().finish_products(some.stop - some.start, n, *given, outputs[some], KINDS[result.dtype])
+        exactly = (None, None, 0) if values is None else (values[some], columns[matrices], count)
+        given = {"sums": sums, "rows": sums.shape[1], "scales": (row_scales[some], column_scales[matrices])}
+        passes().finish_products(some.stop - some.start, n, **given, outliers=exactly, result=outputs[some])
     if exact is not None:
         _put_columns(result, left, right, exact)
     return result
@@ -74,17 +73,15 @@ def quantize_rows(
     (m, k), places = matrices.shape[-2:], _places(matrices)
     scale = matrices.new_empty(len(places), m, dtype=torch.float32)
     flags = None if outliers is None else reference_products.flags_of(outliers, k).contiguous()
-    how = flags, 0 if flags is None or flags.ndim == 1 else k, seed is not None, seed
-    size, of_rows = matrices.element_size(), matrices.stride(-1) == 1
-    stride = matrices.stride(-2 if of_rows else -1) * size
-    found = scale.new_empty((len(places), m, k) if of_rows else (len(places), k, m), dtype=torch.int8)
-    given = matrices, KINDS[matrices.dtype]
-    if of_rows:
-        passes().codes_by_row(len(places) * m, k, *given, places, m, stride, k, *how, found, scale)
+    left_out = flags, 0 if flags is None or flags.ndim == 1 else k
+    given = {"places": places, "left_out": left_out, "chance": (seed is not None, seed), "scales": scale}
+    if matrices.stride(-1) == 1:
+        found = scale.new_empty(len(places), m, k, dtype=torch.int8)
+        passes().codes_by_row(len(places) * m, k, x=matrices, **given, codes=found)
         return found, scale
-    strip = min(STRIP, m)
+    found, strip = scale.new_empty(len(places), k, m, dtype=torch.int8), min(STRIP, m)
     strips = -(-m // strip) * len(places)
-    passes().codes_by_column(strips, strip * k, *given, size, places, m, stride, k, strip, *how, found, scale)
+    passes().codes_by_column(strips, strip * k, x=matrices.mT, width=strip, **given, codes=found)
     return found.mT, scale
 
 

@@ -6,7 +6,7 @@ import torch
 
 from outlier_kernels import reference_states
 from outlier_kernels.cpu.codes import as_rows
-from outlier_kernels.cpu.compiled import HITS, KINDS, NOTHING, passes
+from outlier_kernels.cpu.compiled import passes
 from outlier_kernels.states import RESIDUAL, STATISTICS, NotFinite, Statistics
 
 ROWS = 128  # of a piece
@@ -21,23 +21,25 @@ def add(
         return reference_states.add(statistics, x, ids, alpha, kept)
     x = as_rows(x)
     tokens, features = x.shape
-    kind, size, stride = KINDS[x.dtype], x.element_size(), x.stride(0) * x.element_size()
     blocks, strips = -(-tokens // ROWS), -(-features // STRIP)
     width = -(-features // strips)
-    kept_kind = NOTHING if kept is None else HITS if kept.dtype == torch.bool else kind
-    found, hits = torch.empty(1, dtype=torch.int64), torch.empty(features, dtype=torch.int64)
-    room = (
-        torch.empty(2, blocks, features),
+    broken, hits = torch.empty(1, dtype=torch.int64), torch.empty(features, dtype=torch.int64)
+    found = (
+        torch.empty(blocks, features),
+        torch.empty(blocks, features),
         torch.empty(blocks, features, dtype=torch.int32),
-        torch.empty(2, blocks, features, dtype=torch.float64),
+        torch.empty(blocks, features, dtype=torch.float64),
+        torch.empty(blocks, features, dtype=torch.float64),
         torch.empty(strips, 4, tokens, dtype=torch.float64),
         torch.empty(blocks, strips),
+        hits,
+        broken,
     )
-    given = 0, x, kind, size, tokens, stride, features, width, ROWS, _float32(alpha), ids, kept, kept_kind
-    joined = (statistics[name] for name in STATISTICS)
-    passes().add_state(blocks * strips, ROWS * width, *given, *room, *joined, hits, found)
-    if (broken := found.item()) >= 0:
-        raise NotFinite(broken)
+    given = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "ids": ids, "kept": kept, "found": found}
+    joined = [statistics[name] for name in STATISTICS]
+    passes().add_state(blocks * strips, ROWS * width, **given, joined=joined)
+    if (feature := broken.item()) >= 0:
+        raise NotFinite(feature)
     return hits
 
 
@@ -47,8 +49,8 @@ def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> tuple[t
     tokens, features = x.shape
     where, values = torch.empty(int(ends[-1]), dtype=torch.int64), torch.empty(int(ends[-1]))
     if len(where):
-        given = x, KINDS[x.dtype], x.element_size(), tokens, x.stride(0) * x.element_size(), _float32(alpha)
-        passes().hits(features, tokens, *given, hits, ends, where, values)
+        given = {"x": x, "alpha": _float32(alpha), "counts": hits, "ends": ends, "features": where, "values": values}
+        passes().hits(features, tokens, **given)
     return where, values
 
 
@@ -64,19 +66,18 @@ def add_residual(
         return reference_states.add_residual(statistics, x, ids, limits, kept)
     x = as_rows(x)
     tokens, features = x.shape
-    kind = KINDS[x.dtype]
     blocks = -(-tokens // ROWS)
-    found, at_position = torch.empty(2, dtype=torch.int64), torch.zeros(tokens, dtype=torch.int64)
-    room = (
+    outcome, at_position = torch.empty(2, dtype=torch.int64), torch.zeros(tokens, dtype=torch.int64)
+    found = (
         torch.empty(tokens, dtype=torch.int32),
         torch.empty(tokens, features, dtype=torch.int32),
         torch.empty(blocks, 5, dtype=torch.int64),
+        at_position,
+        outcome,
     )
-    given = 0, x, kind, x.element_size(), tokens, x.stride(0) * x.element_size(), features, ROWS, ids
-    joined = (statistics[name] for name in RESIDUAL)
-    last = at_position, found, kept, NOTHING if kept is None else kind
-    passes().add_residual(blocks, ROWS * features, *given, _float32(*limits), *room, *joined, *last)
-    broken, massive = found.tolist()
+    given = {"x": x, "height": ROWS, "ids": ids, "limits": _float32(*limits), "kept": kept, "found": found}
+    passes().add_residual(blocks, ROWS * features, **given, joined=[statistics[name] for name in RESIDUAL])
+    broken, massive = outcome.tolist()
     if broken:
         reference_states.check_finite(x.float().abs().amax(0))
     return at_position if massive else None
