@@ -10,12 +10,14 @@ import torch
 from outliers.experiment.frame import records_in
 from outliers.metrics.damages import damages_of
 from outliers.plot.emergence import Fit
+from outliers.plot.remedies import Point
+from outliers.report.analysis import Value
 from outliers.report.artefacts.ablation import ablation_section
 from outliers.report.artefacts.attention import attention_section
 from outliers.report.artefacts.causes import causes_section
 from outliers.report.artefacts.damage import damage_section
 from outliers.report.artefacts.figure1 import zeroshot_section
-from outliers.report.artefacts.remedies import NONE, Point, remedies_section
+from outliers.report.artefacts.remedies import NONE, remedies_section
 from outliers.report.artefacts.table1 import sweep_section
 from outliers.report.artefacts.table3 import memory_section
 from outliers.report.artefacts.table4 import panel_section, table4_section
@@ -31,7 +33,7 @@ from outliers.report.findings.memory import memory_findings
 from outliers.report.findings.remedies import remedies_findings
 from outliers.report.findings.sweep import sweep_findings
 from outliers.report.findings.trace import trace_findings
-from outliers.report.findings.words import are_apart, count, features, listed, percent, ranges, scatter
+from outliers.report.findings.words import count, features, listed, percent, ranges
 from outliers.report.findings.zeroshot import zeroshot_findings
 from outliers.report.section import Finding, Section
 from outliers.specification.kinds import OneModel
@@ -79,15 +81,6 @@ def test_words():
     assert [ranges(numbers) for numbers in ([2, 3, 4, 7, 9, 10], [5])] == ["2–4, 7, 9–10", "5"]
     assert [percent(1.106, 0.014), percent(-0.012), percent(113.0)] == ["+110.6 % ± 1.4", "−1.2 %", "+11300 %"]
     assert [percent(0.0013, 0.0005), percent(0.0)] == ["+0.13 % ± 0.05", "0.00 %"]
-
-
-def test_nothing_is_apart_from_a_single_draw():
-    assert not are_apart(200.0, 100.0, scatter(None))
-    assert not are_apart(200.0, 100.0, scatter(float("nan")))
-    assert are_apart(100.9, 100.0, scatter(0.4))
-    assert not are_apart(100.9, 100.0, scatter(0.5))
-    assert not are_apart(103.0, 100.0, 1.2, 1.2), "their difference scatters more than either"
-    assert are_apart(104.0, 100.0, 1.2, 1.2), "and less than both together"
 
 
 @pytest.mark.parametrize("run", SECTIONS)
@@ -197,9 +190,9 @@ def test_a_sink_is_no_position_of_the_second_half(traced):
 
 
 def cost(scheme: str, value: float, deviation: float | None = None, model: str = "gpt2") -> dict:
-    return {"model": model, "scheme": scheme, "value": value} | (
-        {} if deviation is None else {"standard_deviation": deviation}
-    )
+    """A row with its cost, both numbers in per cent."""
+    scatter = None if deviation is None else deviation / 100
+    return {"model": model, "scheme": scheme, "cost": Value(value / 100, scatter)}
 
 
 def test_a_sweep_within_its_scatter():
@@ -358,7 +351,8 @@ def test_panels_say_what_the_family_shows():
 
 
 def point(format: str, remedy: str, ratio: float, bits: float = 8, deviation: float | None = 0.05) -> Point:
-    return Point("gpt2", format, remedy, "tensor", bits, bits, 30 * ratio, deviation, ratio)
+    perplexity = Value(30 * ratio, deviation)
+    return Point("gpt2", format, remedy, "tensor", bits, bits, perplexity, perplexity.beside(30))
 
 
 def test_remedies_within_their_scatter():

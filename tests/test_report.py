@@ -17,9 +17,10 @@ from outliers.measurements.ablation import plan
 from outliers.models.anatomy import ROLES
 from outliers.plot.ablation import ablation_bars
 from outliers.plot.emergence import by_model, exponential_fit, figure3, figure4, fits_of
+from outliers.plot.legends import OTHERS, STYLES, scheme_styles
 from outliers.plot.remedies import points as remedy_points
 from outliers.plot.remedies import remedy_costs
-from outliers.plot.style import GREY, OTHERS, STYLES, look, scheme_styles
+from outliers.plot.style import GREY, look
 from outliers.plot.sweep import sweep_costs
 from outliers.plot.trace import _pooled, heat_map, magnitude_by_position, sorted_profile
 from outliers.plot.zeroshot import accuracy_by_size
@@ -30,7 +31,6 @@ from outliers.report.artefacts.remedies import remedies_section
 from outliers.report.artefacts.table1 import (
     cost_table,
     perplexity_table,
-    scatter,
     sweep_section,
     table1,
     terminal,
@@ -95,7 +95,7 @@ def test_a_baseline_in_16_bits_is_not_called_32_bit(rows):
 
 
 def test_terminal_table_is_narrow(rows):
-    lines = terminal(table1(rows), scatter(rows)).splitlines()
+    lines = terminal(rows).splitlines()
     assert lines[0].split() == ["perplexity", "gpt2", "opt"]
     assert lines[3].split() == ["fp32", "100.00", "10.00"]
     assert max(map(len, lines)) <= 40
@@ -103,7 +103,7 @@ def test_terminal_table_is_narrow(rows):
 
 def test_a_broken_model_makes_no_wide_table(rows):
     broken = [{**row, "value": row["value"] * 1e250, "standard_deviation": 1e248} for row in rows]
-    lines = terminal(table1(broken), scatter(broken)).splitlines()
+    lines = terminal(broken).splitlines()
     assert lines[3].split() == ["fp32", "1.00e+252±1.00e+248", "1.00e+251±1.00e+248"]
 
 
@@ -184,7 +184,7 @@ def test_zero_shot_tasks_and_latency_take_a_scheme_of_ones_own(own):
 
 def test_scatter_stands_beside_its_mean(rows):
     drawn = [{**row, "draws": 4, "standard_deviation": row["value"] / 1000} for row in rows]
-    lines = terminal(table1(drawn), scatter(drawn)).splitlines()
+    lines = terminal(drawn).splitlines()
     assert lines[3].split() == ["fp32", "100.00±0.10", "10.00±0.01"]
     assert perplexity_table(drawn).cells[1] == ["Int8 absmax", "110.00±0.11", "11.25±0.01"]
     (increase,) = cost_table(drawn)
@@ -304,7 +304,7 @@ def test_remedies_are_columns_of_their_formats(saved):
         ["w8a8", "8.06, 8.06", "10.20", "-", "10.10*", "-"],
         ["nvfp4", "4.50, 4.50", "-", "-", "-", "1.0e+06*"],
     ]
-    assert [round(found.increase) for found in remedy_points(saved)] == [100, 20, 1000, 2, 1, 9999900]
+    assert [round(100 * point.cost.mean) for point in remedy_points(saved)] == [100, 20, 1000, 2, 1, 9999900]
     assert remedy_points(saved[1:]) == [], "nothing without what it is compared with"
 
 

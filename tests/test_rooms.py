@@ -13,8 +13,10 @@ PACKAGE = Path(outliers.__file__).parent
 ROOMS = (
     *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
     "quantization",
-    *("variants", "specification", "training", "measuring", "presets", "plot", "report"),
+    *("variants", "specification", "training", "measuring", "presets", "analysis", "plot", "report"),
 )
+# What numbers say is of reports, and of the figures in them, which are drawn in a room on its left.
+SHARED = {"report.analysis": "analysis"}
 # Rooms that are one as long as some measurements are not cells yet, which the old runner measures.
 TOGETHER = dict.fromkeys(("measurements", "metrics", "subjects", "runs", "experiment"), "measuring")
 COMMANDS = "commands"  # programs, which may use all, and what they have in common
@@ -24,7 +26,8 @@ FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
 
 def room_of(module: str) -> int:
     """The place of a module's room, from the left."""
-    name = next((part for part in module.split(".") if part != "outliers"), COMMANDS)
+    parts = [part for part in module.split(".") if part != "outliers"]
+    name = SHARED.get(".".join(parts[:2]), next(iter(parts), COMMANDS))
     name = TOGETHER.get(name, name)
     return ROOMS.index(name) if name in ROOMS else len(ROOMS)
 

@@ -21,6 +21,7 @@ from outliers.experiment.frame import records_in
 from outliers.experiment.rows import rows_of
 from outliers.plot.style import GREY
 from outliers.plot.training import causes, checkpoints, trained
+from outliers.report.analysis import mean, ratio
 from outliers.report.artefacts.causes import causes_section, causes_table, ends
 from outliers.report.artefacts.table7 import (
     OF_TABLE9,
@@ -35,7 +36,6 @@ from outliers.report.artefacts.table7 import (
 from outliers.report.findings.causes import causes_findings
 from outliers.report.page import page
 from outliers.report.report import experiments, report
-from outliers.report.seeds import mean, ratio
 from outliers.specification.recipe import Recipe, Training
 from outliers.terminal import progress
 from outliers.text.documents import sample

@@ -13,6 +13,8 @@ from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import MaxNLocator
 
+from outliers.plot.axes import log_axis, threshold
+from outliers.plot.legends import legend
 from outliers.plot.style import (
     BLACK,
     BLUE,
@@ -24,11 +26,7 @@ from outliers.plot.style import (
     chosen,
     color_of,
     figure_function,
-    legend,
-    log_axis,
     panels_of,
-    returned,
-    threshold,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
     log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
     style = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center", "fontsize": "small"}
     bar.ax.annotate(f"α = {trace.alpha:g}", (-0.2, trace.alpha), **style)
-    return returned(panels[:, 0])
+    return panels[:, 0]
 
 
 def _bounds(trace: "Trace", largest: Iterable[np.ndarray]) -> tuple[float, float]:
@@ -204,4 +202,4 @@ def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None =
         log_axis(axes.yaxis, low, high)
     style = {"ticks": MaxNLocator(integer=True), "aspect": 20 * rows}
     axes.figure.colorbar(shades, ax=list(panels), label="layer", **style)
-    return returned(panels)
+    return panels

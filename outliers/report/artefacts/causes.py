@@ -1,17 +1,16 @@
 """What grows outlier features: training runs that differ in one thing each; an experiment beyond the paper."""
 
-import textwrap
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import pandas as pd
 
 from outliers.plot.training import causes, trained
 from outliers.quantization.schemes import BASELINE
+from outliers.report.analysis import Value, mean
 from outliers.report.findings.causes import causes_findings
 from outliers.report.paper import Artefact
-from outliers.report.section import Drawing, Section, Table
-from outliers.report.seeds import Mean, mean, seeds_note
+from outliers.report.section import Drawing, Section, printed
+from outliers.report.tables import Table, cell, seeds_note
 from outliers.specification.recipe import Training
 
 UNDER = "perplexity."  # before the scheme under which a trained model was measured
@@ -53,13 +52,13 @@ FIGURE = (
 
 def causes_section(rows: list[dict]) -> Section:
     """What training runs that differ in one thing each end with, and what grew along them."""
-    found, note = ends(rows), seeds_note(trained(rows))
-    table = causes_table(found)
+    models, notes = ends(rows), [seeds_note(trained(rows))]
+    tables = [causes_table(models)]
     drawings = [Drawing.of("causes", FIGURE, causes(rows))]
-    findings = causes_findings(found, table.name)
-    further = {"trained": found}
-    printed = f"{table.printed}\n\n{textwrap.fill(note, 100)}"
-    return Section("What grows outlier features", rows, printed, [table], drawings, [note], further, findings)
+    findings = causes_findings(models, tables[0].name)
+    further = {"trained": models}
+    title = "What grows outlier features"
+    return Section(title, rows, printed(tables, notes), tables, drawings, notes, further, findings)
 
 
 def ends(rows: list[dict]) -> pd.DataFrame:
@@ -67,46 +66,39 @@ def ends(rows: list[dict]) -> pd.DataFrame:
 
     Those are `max.inputs`, over all roles, `kurtosis`, and `COST` with each scheme, its scatter by rounding beside it.
     """
-    found = trained(rows)
-    found["max.inputs"] = found[found.columns.intersection(INPUTS)].max(axis=1)
-    found["kurtosis"] = found[KURTOSES].max(axis=1)
-    for scheme in _schemes(found):
-        exact, under = found[UNDER + BASELINE], UNDER + scheme
-        found[COST + scheme] = 100 * (found[under] / exact - 1)
-        if f"{under}_deviation" in found:
-            found[f"{COST}{scheme}_deviation"] = 100 * found[f"{under}_deviation"] / exact
-    return found
+    table = trained(rows)
+    table["max.inputs"] = table[table.columns.intersection(INPUTS)].max(axis=1)
+    table["kurtosis"] = table[KURTOSES].max(axis=1)
+    for scheme in _schemes(table):
+        exact, under = table[UNDER + BASELINE], UNDER + scheme
+        cost = Value(table[under], table.get(f"{under}_deviation")).beside(exact)
+        table[COST + scheme] = 100 * cost.mean
+        if cost.deviation is not None:
+            table[f"{COST}{scheme}_deviation"] = 100 * cost.deviation
+    return table
 
 
-def _schemes(found: pd.DataFrame) -> list[str]:
+def _schemes(table: pd.DataFrame) -> list[str]:
     """Under which models were measured, beside that which quantizes nothing."""
-    under = [name.removeprefix(UNDER) for name in found if name.startswith(UNDER) and not name.endswith("_deviation")]
+    under = [name.removeprefix(UNDER) for name in table if name.startswith(UNDER) and not name.endswith("_deviation")]
     return [scheme for scheme in under if scheme != BASELINE]
 
 
-def causes_table(found: pd.DataFrame) -> Table:
+def causes_table(models: pd.DataFrame) -> Table:
     """A row a run; of several seeds the mean with its interval, and where all runs have one the scatter by rounding."""
-    several = found["seed"].nunique() > 1
-    columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(found))]
+    several = models["seed"].nunique() > 1
+    columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(models))]
     cells, data = [], []
-    for run, of_run in found.groupby("run", sort=False):
+    for run, of_run in models.groupby("run", sort=False):
         means = {column.metric: mean(of_run[column.metric].tolist()) for column in columns}
-        scatter = {} if several else of_run.iloc[0]
-        cells.append([run, *(_cell(means[column.metric], column, scatter) for column in columns)])
         reaches = {f"{metric}_reach": one.reach for metric, one in means.items() if one.reach is not None}
         data.append({"run": run, "seeds": len(of_run), **{name: one.value for name, one in means.items()}, **reaches})
-    said = BY_SEEDS if several else BY_ROUNDING
-    headers = ["run", *(column.header for column in columns)]
-    return Table("causes", CAPTION.format(said), headers, cells, pd.DataFrame(data))
-
-
-def _cell(of_run: Mean, column: Column, scatter: Mapping[str, float]) -> str:
-    """A mean; behind it the reach of its interval, or what scatters it by rounding, where that is known."""
-    reach = of_run.reach if of_run.reach is not None else scatter.get(f"{column.metric}_deviation")
-    if pd.isna(of_run.value):
-        return "-"
-    beside = "" if reach is None else f"±{column.unit * reach:{column.form.removeprefix('+')}}"
-    return f"{column.unit * of_run.value:{column.form}}{beside}"
+        rounding = {} if several else of_run.iloc[0]
+        behind = [reaches.get(f"{metric}_reach", rounding.get(f"{metric}_deviation")) for metric in means]
+        pairs = zip(columns, means.values(), behind, strict=True)
+        cells.append([run, *(cell(column.form, one.value, scatter, column.unit) for column, one, scatter in pairs)])
+    caption = CAPTION.format(BY_SEEDS if several else BY_ROUNDING)
+    return Table("causes", caption, ["run", *(column.header for column in columns)], cells, pd.DataFrame(data))
 
 
 ARTEFACTS = {"causes": Artefact("Causes", Training, causes_section)}

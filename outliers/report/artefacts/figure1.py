@@ -6,7 +6,8 @@ from outliers.plot.zeroshot import PREFIX, accuracy_by_size, label_of_weights, m
 from outliers.quantization.schemes import BASELINE
 from outliers.report.findings.zeroshot import zeroshot_findings
 from outliers.report.paper import BLOG, Artefact, Key, Published, grid, key_of
-from outliers.report.section import Drawing, Section, Table
+from outliers.report.section import Drawing, Section
+from outliers.report.tables import Table, cell
 from outliers.specification.kinds import ZeroShot
 
 PUBLISHED = Published(
@@ -89,9 +90,7 @@ def accuracy_table(rows: list[dict]) -> Table:
 
 
 def _cell(metric: str, value: float) -> str:
-    if pd.isna(value):
-        return "-"
-    return f"{value:.4g}" if metric == "perplexity" else f"{100 * value:.1f}"
+    return cell(".4g", value) if metric == "perplexity" else cell(".1f", value, unit=100)
 
 
 ARTEFACTS = {"figure1": Artefact("Figure 1", ZeroShot, zeroshot_section, PUBLISHED, measured)}

@@ -5,29 +5,30 @@ import functools
 import pandas as pd
 
 from outliers.models.names import short_name
+from outliers.plot.axes import count_label
 from outliers.plot.emergence import Fit, by_model, distinct_models, figure3, figure4, fits_of
 from outliers.plot.published import TABLE4, TABLE4_COLUMNS
-from outliers.plot.style import count_label
 from outliers.plot.watched import growth, watched
 from outliers.report.elsewhere import elsewhere
 from outliers.report.findings.emergence import emergence_findings
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
-from outliers.report.section import Drawing, Section, Table
+from outliers.report.section import Drawing, Section
+from outliers.report.tables import Table, with_interval
 from outliers.specification.kinds import Emergence
 
 OF_THE_MOST_COMMON = ["layers", "positions", "q1", "median", "q3"]
-HEADERS = [
-    "Model",
-    "PPL",
-    "Params",
-    "Count",
-    "1-sided",
-    "Layers",
-    "SDims",
-    "Quartiles",
-    "Top-1 p",
-    "w/o outliers",
-]
+COLUMNS = (
+    ("Model", "{model}"),
+    ("PPL", "{perplexity:.1f}"),
+    ("Params", lambda row: count_label(row["parameters"])),
+    ("Count", "{count:.0f}"),
+    ("1-sided", "{one_sided:.0f}"),
+    ("Layers", "{layers:.0%}"),
+    ("SDims", "{positions:.1%}"),
+    ("Quartiles", "({q1:.1f}, {median:.1f}, {q3:.1f})"),
+    ("Top-1 p", "{top1_softmax:.1%}"),
+    ("w/o outliers", "{top1_softmax_without:.1%}"),
+)
 PUBLISHED = Published(
     "LLM.int8(), Table 4",
     ("model", "metric"),
@@ -37,19 +38,10 @@ FIGURES = {  # caption of each pair of panels
     figure3: "Layers and positions that the most common outlier feature affects, (a) by size and (b) by perplexity.",
     figure4: "(a) Median magnitude of the most common outlier feature and (b) number of outlier features.",
 }
+AFFECTED = "Layers and sequence positions affected by the most common outlier feature,"
 PANELS = {  # what draws each alone, which panel it is, title, caption
-    "figure3a": (
-        figure3,
-        "a",
-        "Emergence by model size",
-        "Layers and sequence positions affected by the most common outlier feature, by model size.",
-    ),
-    "figure3b": (
-        figure3,
-        "b",
-        "Emergence by perplexity",
-        "Layers and sequence positions affected by the most common outlier feature, by perplexity.",
-    ),
+    "figure3a": (figure3, "a", "Emergence by model size", f"{AFFECTED} by model size."),
+    "figure3b": (figure3, "b", "Emergence by perplexity", f"{AFFECTED} by perplexity."),
     "figure4a": (
         figure4,
         "a",
@@ -92,9 +84,8 @@ def table4_section(rows: list[dict]) -> Section:
     printed = "\n".join([table.form("simple"), "", *notes, *(["", others.form("simple")] if others else [])])
     tables = [table, others] if others else [table]
     findings = emergence_findings(models, fits, table.name)
-    return Section(
-        "Emergence of outlier features", rows, printed, tables, notes=notes, further=further, findings=findings
-    )
+    title = "Emergence of outlier features"
+    return Section(title, rows, printed, tables, notes=notes, further=further, findings=findings)
 
 
 def panel_section(name: str, rows: list[dict]) -> Section:
@@ -124,31 +115,12 @@ def table4(rows: list[dict]) -> pd.DataFrame:
 
 def emergence_table(rows: list[dict]) -> Table:
     """The table with the paper's headers and roundings."""
-    cells = [[model, *_cells(row)] for model, row in table4(rows).iterrows()]
     caption = (
         "Outlier features (count; of one sign), layers and sequence positions (SDims) that the most common one affects "
         "and quartiles of its values, mean top-1 softmax probability with and without outlier features."
     )
-    return Table("table4", caption, HEADERS, cells, by_model(rows).drop(columns="alpha").reset_index())
-
-
-def _cells(row: pd.Series) -> list[str]:
-    quartiles = row[["q1", "median", "q3"]]
-    return [
-        f"{row['perplexity']:.1f}",
-        count_label(row["parameters"]),
-        f"{row['count']:.0f}",
-        f"{row['one_sided']:.0f}",
-        _percent(row["layers"], 0),
-        _percent(row["positions"], 1),
-        "-" if quartiles.isna().any() else "({:.1f}, {:.1f}, {:.1f})".format(*quartiles),
-        _percent(row["top1_softmax"], 1),
-        _percent(row["top1_softmax_without"], 1),
-    ]
-
-
-def _percent(value: float, digits: int) -> str:
-    return "-" if pd.isna(value) else f"{value:.{digits}%}"
+    data = by_model(rows).drop(columns="alpha").reset_index()
+    return Table.of("table4", caption, COLUMNS, data, table4(rows).reset_index())
 
 
 def _fit_line(name: str, fit: Fit | None) -> str:
@@ -157,7 +129,7 @@ def _fit_line(name: str, fit: Fit | None) -> str:
             f"{name}: no exponential fits (it takes three models, two with hits at different perplexities, and growth)"
         )
     pairs = ((fit.full, *fit.full_interval), (fit.scale, *fit.scale_interval))
-    full, scale = ("{:.3g} [{:.3g}, {:.3g}]".format(*pair) for pair in pairs)
+    full, scale = (with_interval("{:.3g}".format, *pair) for pair in pairs)
     return f"{name} = exp((a − perplexity) / b): a = {full}, b = {scale} (95 % intervals, {fit.points} models)"
 
 

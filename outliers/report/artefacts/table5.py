@@ -4,7 +4,8 @@ import pandas as pd
 
 from outliers.report.findings.linear_layers import speed_findings
 from outliers.report.paper import Artefact, Key, Published, grid
-from outliers.report.section import Section, Table
+from outliers.report.section import Section
+from outliers.report.tables import Table, cell
 from outliers.specification.kinds import LinearLayers, layer_shape
 
 PUBLISHED = Published(
@@ -26,8 +27,7 @@ PUBLISHED = Published(
 
 def speed_section(rows: list[dict]) -> Section:
     """What the timings of linear layers show."""
-    table = speed_table(rows)
-    findings = speed_findings(_times(rows))
+    table, findings = speed_table(rows), speed_findings(_times(rows))
     return Section("Speed of the first feed-forward layer", rows, table.printed, [table], findings=findings)
 
 
@@ -38,8 +38,7 @@ def measured(rows: list[dict]) -> dict[Key, float]:
 
 def speeds(rows: list[dict]) -> pd.DataFrame:
     """Times faster than 16 bits by way (index, in the order of the rows) and model dimension (columns, ascending)."""
-    found = _times(rows)
-    frame = pd.DataFrame(found, columns=["way", "dimension", "value"])
+    frame = pd.DataFrame(_times(rows), columns=["way", "dimension", "value"])
     dimensions = sorted(set(frame["dimension"].tolist()), key=layer_shape)
     return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique(), dimensions]
 
@@ -51,7 +50,7 @@ def _times(rows: list[dict]) -> list[dict]:
 def speed_table(rows: list[dict]) -> Table:
     """The table with its caption, dimensions across as in the paper."""
     table, one = speeds(rows), rows[0]
-    cells = [[way, *("-" if pd.isna(value) else f"{value:.2f}" for value in row)] for way, row in table.iterrows()]
+    cells = [[way, *(cell(".2f", value) for value in row)] for way, row in table.iterrows()]
     caption = (
         f"Times faster than {one['dtype']}: the first feed-forward layer (d features, 4 d outputs), or a layer of "
         f"features x outputs, at {one['tokens']} tokens with three outlier features, by model dimension d. "

@@ -8,7 +8,8 @@ from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
 from outliers.report.findings.latency import latency_findings
 from outliers.report.paper import BLOG, Artefact, Key, Published, grid, key_of
-from outliers.report.section import Section, Table
+from outliers.report.section import Section
+from outliers.report.tables import MISSING, Table, cell, with_interval
 from outliers.specification.kinds import Latency
 
 PUBLISHED = Published(
@@ -71,7 +72,7 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
             values |= {(f"decode_{quartile}", row["batch"]): row[quartile] for quartile in ("q1", "q3")}
     for (model, _), values in wide.items():
         for (name, faster), batch in itertools.product(FASTER.items(), {row["batch"] for row in rows}):
-            baseline, own = (found.get((name, batch)) for found in (wide.get((model, BASELINE), {}), values))
+            baseline, own = (times.get((name, batch)) for times in (wide.get((model, BASELINE), {}), values))
             values[faster, batch] = baseline / own if baseline and own else float("nan")
     table = pd.DataFrame.from_dict(wide, orient="index")
     table.index = pd.MultiIndex.from_tuples(wide, names=["model", "scheme"])
@@ -101,10 +102,10 @@ def _cells(row: pd.Series) -> list[str]:
     """Medians with quartiles, times faster, and prefills with theirs, each batch by batch."""
     quartiles = zip(row["decode"], row["decode_q1"], row["decode_q3"], strict=True)
     return [
-        *("-" if pd.isna(middle) else f"{middle:.3g} [{low:.3g}, {high:.3g}]" for middle, low, high in quartiles),
-        *("-" if pd.isna(value) else f"{value:.2f}" for value in row["times_faster"]),
-        *("-" if pd.isna(value) else f"{value:.4g}" for value in row["prefill"]),
-        *("-" if pd.isna(value) else f"{value:.2f}" for value in row["prefill_times_faster"]),
+        *(MISSING if pd.isna(times[0]) else with_interval("{:.3g}".format, *times) for times in quartiles),
+        *(cell(".2f", value) for value in row["times_faster"]),
+        *(cell(".4g", value) for value in row["prefill"]),
+        *(cell(".2f", value) for value in row["prefill_times_faster"]),
     ]
 
 

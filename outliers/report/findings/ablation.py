@@ -4,14 +4,17 @@ import math
 
 import pandas as pd
 
-from outliers.report.findings.words import are_apart, features, percent, times
+from outliers.report.analysis import Value, exact
+from outliers.report.findings.words import features, percent, times
 from outliers.report.section import Finding
+from outliers.report.tables import with_interval
 
 TAKEN_OUT = {
     "zero": "Setting {} to zero",
     "mean": "Setting {} to the mean",
     "shuffle": "Shuffling {} over positions",
 }
+ENDS = ("", "_low", "_high")  # of the names of a mean and of its interval
 
 
 def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
@@ -27,24 +30,22 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
         if row["subject"] == "outliers" and control["subject"] == "control" and row["method"] == control["method"]
     ]
     before = next(row for row in rows if row["subject"] == "none")
-    said = [_damage(*pair) for pair in pairs]
-    said += [*_attention(*pairs[0], before), *_single(rows, pairs[0][1])] if pairs else []
-    return [Finding(sentence, "ablation") for sentence in said]
+    sentences = [_damage(*pair) for pair in pairs]
+    sentences += [*_attention(*pairs[0], before), *_single(rows, pairs[0][1])] if pairs else []
+    return [Finding(sentence, "ablation") for sentence in sentences]
 
 
 def _damage(row: dict, control: dict) -> str:
     """What is lost without the features; that it is more than random features cost only beyond their scatter."""
     what = TAKEN_OUT.get(row["method"], f"Taking {{}} out by {row['method']}").format(features(row["features"]))
     drawn = f"{'another feature' if len(row['features']) == 1 else 'as many others'}, drawn at random,"
-    least, most = 1 + control["damage_low"], 1 + control["damage_high"]
-    ratio, of_control = 1 + row["damage"], 1 + control["damage"]
-    interval = f"[{times(least)}, {times(most)}]"
-    if not are_apart(ratio, of_control, _deviation(control)):
+    if not exact(row["damage"]).is_apart(Value(control["damage"], _deviation(control))):
         return (
             f"{what} changes the perplexity by {percent(row['damage'])}, {drawn} by {percent(control['damage'])}: "
             "that it matters more could not be shown."
         )
-    return f"{what} multiplies the perplexity by {times(ratio)}, {drawn} by {times(of_control)} {interval}."
+    ratio, *of_control = (1 + value for value in (row["damage"], *(control[f"damage{end}"] for end in ENDS)))
+    return f"{what} multiplies the perplexity by {times(ratio)}, {drawn} by {with_interval(times, *of_control)}."
 
 
 def _attention(row: dict, control: dict, before: dict) -> list[str]:
@@ -64,7 +65,8 @@ def _single(rows: list[dict], control: dict) -> list[str]:
     """Which of several features does most alone, if one does."""
     alone = [row for row in rows if row["subject"] == "single" and row["method"] == control["method"]]
     alone.sort(key=lambda row: -row["damage"])
-    if len(alone) < 2 or not are_apart(*(row["damage"] for row in alone[:2]), *[_deviation(control)] * 2):
+    values = [Value(row["damage"], _deviation(control)) for row in alone[:2]]
+    if len(alone) < 2 or not values[0].is_above(values[1]):
         return []
     most, second = alone[:2]
     return [

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from outliers.plot.attention import NOT_QUANTIZED
 from outliers.quantization.schemes import BASELINE
-from outliers.report.findings.words import are_apart, percent, scatter
+from outliers.report.findings.words import percent
 from outliers.report.section import Finding
 
 if TYPE_CHECKING:
@@ -17,11 +17,14 @@ PRODUCTS = {"scores": "queries with keys", "values": "probabilities with values"
 def attention_findings(points: Sequence["Point"]) -> list[Finding]:
     """Of each model, with projections that are not quantized: what attention in int8 costs, which of its products costs
     it, and what is left with the smallest share of it in 16 bits. Nothing of a single draw."""
-    found, points = [], [point for point in points if point.deviation is not None]
-    for model in dict.fromkeys(point.model for point in points):
-        own = {point.attention: point for point in points if (point.model, point.scheme) == (model, BASELINE)}
-        found += [Finding(sentence, f"attention_{model}") for sentence in _of_model(own, model)]
-    return found
+    points = [point for point in points if point.scheme == BASELINE and point.perplexity.deviation is not None]
+    models = dict.fromkeys(point.model for point in points)
+    attentions = {model: {one.attention: one for one in points if one.model == model} for model in models}
+    return [
+        Finding(sentence, f"attention_{model}")
+        for model, own in attentions.items()
+        for sentence in _of_model(own, model)
+    ]
 
 
 def _of_model(own: dict[str, "Point"], model: str) -> list[str]:
@@ -29,23 +32,13 @@ def _of_model(own: dict[str, "Point"], model: str) -> list[str]:
         return []
     if not _is_cost(own["int8"], own):
         return [f"That attention in int8 costs {model} anything could not be shown."]
-    cost = f"Attention in int8 alone costs {model} {_said(own['int8'])} of its perplexity."
+    cost = f"Attention in int8 alone costs {model} {percent(*own['int8'].cost)} of its perplexity."
     return [cost, *_products(own), *_decomposed(own)]
-
-
-def _deviation(point: "Point") -> float:
-    return scatter(point.deviation)
 
 
 def _is_cost(point: "Point", own: dict[str, "Point"]) -> bool:
     """Whether it costs perplexity beyond the scatter of rounding."""
-    before = own[NOT_QUANTIZED]
-    apart = are_apart(point.perplexity, before.perplexity, _deviation(point), _deviation(before))
-    return apart and point.perplexity > before.perplexity
-
-
-def _said(point: "Point") -> str:
-    return percent(point.ratio - 1, point.scatter)
+    return point.perplexity.is_above(own[NOT_QUANTIZED].perplexity)
 
 
 def _products(own: dict[str, "Point"]) -> list[str]:
@@ -53,11 +46,11 @@ def _products(own: dict[str, "Point"]) -> list[str]:
     alone = {name: own[f"int8, {name} alone"] for name in PRODUCTS if f"int8, {name} alone" in own}
     if len(alone) < len(PRODUCTS):
         return []
-    (less, one), (more, other) = sorted(alone.items(), key=lambda pair: pair[1].perplexity)
-    apart = are_apart(one.perplexity, other.perplexity, _deviation(one), _deviation(other))
-    if not apart:
+    (less, one), (more, other) = sorted(alone.items(), key=lambda pair: pair[1].perplexity.mean)
+    if not other.perplexity.is_above(one.perplexity):
         return []
-    return [f"The product of {PRODUCTS[more]} alone costs {_said(other)}, that of {PRODUCTS[less]} alone {_said(one)}."]
+    most = f"The product of {PRODUCTS[more]} alone costs {percent(*other.cost)}"
+    return [f"{most}, that of {PRODUCTS[less]} alone {percent(*one.cost)}."]
 
 
 def _decomposed(own: dict[str, "Point"]) -> list[str]:
@@ -68,4 +61,4 @@ def _decomposed(own: dict[str, "Point"]) -> list[str]:
     left, share = own[shares[0]], shares[0].removeprefix("int8+").replace("%", " %")
     if not _is_cost(left, own):
         return [f"With {share} of its products in 16 bits, that it costs anything could not be shown."]
-    return [f"With {share} of its products in 16 bits {_said(left)} is left."]
+    return [f"With {share} of its products in 16 bits {percent(*left.cost)} is left."]

@@ -1,13 +1,13 @@
 """What the damage by schemes says: how much, and where it comes from."""
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from outliers.report.findings.words import amount, are_apart, percent, scatter
+from outliers.report.analysis import exact, value_of
+from outliers.report.findings.words import amount, percent
 from outliers.report.section import FINDINGS, Finding
 
 if TYPE_CHECKING:
@@ -18,42 +18,37 @@ Names = Callable[[int], str]  # of a token, by its id
 SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damage is named, up to so many
 
 
-def damage_findings(found: Mapping[str, "Damages"], names: Names) -> list[Finding]:
+def damage_findings(damages: Mapping[str, "Damages"], names: Names) -> list[Finding]:
     """Of the scheme that costs most: in which role and by which value, how much, and in which layers; of the others in
     which role and how much; the worst output of each. One draw does not tell a role or a layer from others."""
-    schemes = sorted(found.values(), key=lambda one: -one.model.get("damage", 0))
+    schemes = sorted(damages.values(), key=lambda one: -one.model.get("damage", 0))
     costly = [one for one in schemes if "damage" in one.model and not _is_scatter(one, one.model)]
-    said = []
+    findings = []
     for one in schemes:
-        roles = _of_roles(one, names) if one in costly else []
-        layers = _of_layers(one) if costly and one is costly[0] else []
-        said.append([*roles, *([_of_model(one)] if "damage" in one.model else []), *layers])
-    return [*itertools.chain(*said), *(finding for one in schemes for finding in _of_errors(one))][:FINDINGS]
+        findings += _of_roles(one, names) if one in costly else []
+        findings += [_of_model(one)] if "damage" in one.model else []
+        findings += _of_layers(one) if one in costly[:1] else []
+    return [*findings, *(finding for one in schemes for finding in _of_errors(one))][:FINDINGS]
 
 
 def _of_model(one: "Damages") -> Finding:
     before, after = one.model["unquantized"], one.model["perplexity"]
-    said = f"Under {one.scheme} the perplexity goes from {before:.2f} to {after:.2f} ({_cost(one, one.model)})"
-    if math.isinf(_deviation(one.model)):
+    change = f"Under {one.scheme} the perplexity goes from {before:.2f} to {after:.2f} ({_cost(one, one.model)})"
+    if value_of(one.model, "perplexity").deviation is None:
         ending = " in a single draw; --draws 4 measures how far rounding scatters it."
     else:
         ending = ", which is within the scatter of rounding." if _is_scatter(one, one.model) else "."
-    return Finding(f"{said}{ending}", "damage_model")
+    return Finding(f"{change}{ending}", "damage_model")
 
 
 def _cost(one: "Damages", values: Mapping, name: str = "perplexity") -> str:
     """What a perplexity is above that of the unquantized model, with its standard deviation where there is one."""
-    before, deviation = one.model["unquantized"], values.get(f"{name}_deviation")
-    return percent(values[name] / before - 1, None if deviation is None else deviation / before)
+    return percent(*value_of(values, name).beside(one.model["unquantized"]))
 
 
 def _is_scatter(one: "Damages", values: Mapping, name: str = "perplexity") -> bool:
     """Whether a perplexity is within the scatter of rounding of the unquantized model's."""
-    return not are_apart(values[name], one.model["unquantized"], _deviation(values, name))
-
-
-def _deviation(values: Mapping, name: str = "perplexity") -> float:
-    return scatter(values.get(f"{name}_deviation"))
+    return not value_of(values, name).is_apart(exact(one.model["unquantized"]))
 
 
 def _of_roles(one: "Damages", names: Names) -> list[Finding]:
@@ -66,15 +61,15 @@ def _of_roles(one: "Damages", names: Names) -> list[Finding]:
     part = _part(one, first["damage_only"])
     share = f", {100 * part:.0f} % of the rise of log-perplexity" if 0 < part < 1 else ""
     which = f"Most of what {one.scheme} costs" if part > 0.5 else f"The largest part of what {one.scheme} costs"
-    said = f"{which} is in {first['role']} ({_cost(one, first, 'perplexity_only')} alone{share})"
-    said += _largest(one, first["role"], names)
+    sentence = f"{which} is in {first['role']} ({_cost(one, first, 'perplexity_only')} alone{share})"
+    sentence += _largest(one, first["role"], names)
     if pd.notna(first.get("damage_without")):
-        said += f"; with {first['role']} exact, {_cost(one, first, 'perplexity_without')} is left"
-    return [Finding(f"{said}.", "damage_roles")]
+        sentence += f"; with {first['role']} exact, {_cost(one, first, 'perplexity_without')} is left"
+    return [Finding(f"{sentence}.", "damage_roles")]
 
 
-def _is_more(place: dict, other: dict, name: str = "perplexity_only") -> bool:
-    return are_apart(place[name], other[name], _deviation(place, name), _deviation(other, name))
+def _is_more(place: dict, other: dict) -> bool:
+    return value_of(place, "perplexity_only").is_above(value_of(other, "perplexity_only"))
 
 
 def _of_layers(one: "Damages") -> list[Finding]:
@@ -89,8 +84,7 @@ def _of_layers(one: "Damages") -> list[Finding]:
         return [Finding(f"No layer stands out under {one.scheme}.", "damage_layers")]
     costs = ", ".join(f"{layer['layer']:.0f} ({_cost(one, layer, 'perplexity_only')})" for layer in broken)
     which = "layers that cost" if len(broken) > 1 else "layer that costs"
-    said = f"Under {one.scheme} the {which} most alone: {costs}"
-    return [Finding(f"{said}.", "damage_layers")]
+    return [Finding(f"Under {one.scheme} the {which} most alone: {costs}.", "damage_layers")]
 
 
 def _largest(one: "Damages", role: str, names: Names) -> str:
@@ -107,12 +101,12 @@ def _of_errors(one: "Damages") -> list[Finding]:
     if one.errors.empty:
         return []
     worst = one.errors.loc[one.errors["by_token"].idxmax()]
-    said = (
+    sentence = (
         f"The output that is worst for the mean token under {one.scheme} is that of "
         f"{worst['projection']}, with an error of {decibels(worst['by_token_db'])} dB; its largest input is "
         f"{worst['largest']:,.1f}, in feature {worst['feature']}."
     )
-    return [Finding(said, "damage_worst")]
+    return [Finding(sentence, "damage_worst")]
 
 
 def _part(one: "Damages", damage: float) -> float:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from outliers.plot.style import count_label
+from outliers.plot.axes import count_label
 from outliers.report.findings.words import amount, count, part
 from outliers.report.section import Finding
+from outliers.report.tables import with_interval
 
 if TYPE_CHECKING:
     from outliers.plot.emergence import Fit
@@ -22,11 +23,11 @@ def emergence_findings(models: pd.DataFrame, fits: Mapping[str, "Fit | None"], a
     models: one row a model, as `distinct_models` of Table 4 makes it. at: the table or figure that shows it.
     """
     having = models[models["count"] > 0]
-    said = [_having(len(having), len(models))]
+    sentences = [_having(len(having), len(models))]
     if not having.empty:
-        said += [_most_common(having), *_onset(models, having)]
-    said += [_growth(name, fit) for name, fit in fits.items() if fit and fit.scale_interval[0] > 0]
-    return [Finding(sentence, at) for sentence in said]
+        sentences += [_most_common(having), *_onset(models, having)]
+    sentences += [_growth(name, fit) for name, fit in fits.items() if fit and fit.shown]
+    return [Finding(sentence, at) for sentence in sentences]
 
 
 def _having(number: int, every: int) -> str:
@@ -55,8 +56,8 @@ def _onset(models: pd.DataFrame, having: pd.DataFrame) -> list[str]:
 
 
 def _growth(name: str, fit: "Fit") -> str:
-    low, high = fit.scale_interval
+    scale = with_interval(amount, fit.scale, *fit.scale_interval)
     return (
-        f"The fraction of {name} affected grows e-fold while the perplexity falls by {amount(fit.scale)} "
-        f"[{amount(low)}, {amount(high)}] (95 % interval, {fit.points} models)."
+        f"The fraction of {name} affected grows e-fold while the perplexity falls by {scale} (95 % interval, "
+        f"{fit.points} models)."
     )

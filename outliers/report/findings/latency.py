@@ -21,17 +21,15 @@ def latency_findings(table: pd.DataFrame, baseline: str) -> list[Finding]:
         return []
     model = exact["decode", batch].idxmax()
     rows = table.loc[model].drop(baseline)
-    return [
-        Finding(
-            _said(f"At batch {batch} a decode step of {model}", scheme, exact.loc[model][:, batch], row[:, batch]),
-            TABLE,
-        )
+    times = [
+        _times(scheme, exact.loc[model][:, batch], row[:, batch])
         for scheme, row in rows[rows["decode", batch].notna()].iterrows()
     ]
+    return [Finding(f"At batch {batch} a decode step of {model} takes {time}.", TABLE) for time in times]
 
 
-def _said(what: str, scheme: str, before: pd.Series, after: pd.Series) -> str:
-    said = f"{what} takes {amount(after['decode'])} ms a token under {scheme}"
+def _times(scheme: str, before: pd.Series, after: pd.Series) -> str:
+    time = f"{amount(after['decode'])} ms a token under {scheme}"
     if before["decode_q1"] > after["decode_q3"] or before["decode_q3"] < after["decode_q1"]:
-        return f"{said}, {1 / after['times_faster']:.2f} times as long as without quantization."
-    return f"{said}, {amount(before['decode'])} without: a difference could not be shown."
+        return f"{time}, {1 / after['times_faster']:.2f} times as long as without quantization"
+    return f"{time}, {amount(before['decode'])} without: a difference could not be shown"

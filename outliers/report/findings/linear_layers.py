@@ -14,12 +14,12 @@ def speed_findings(rows: Sequence[dict]) -> list[Finding]:
     of_ways = {way: [row for row in rows if row["way"] == way] for way in ways}
     faster = {way: [row for row in own if row["q1"] > 1] for way, own in of_ways.items()}
     slower = [way for way, own in of_ways.items() if all(row["q3"] < 1 for row in own)]
-    said = []
-    best = max((row for own in faster.values() for row in own), key=lambda row: row["value"], default=None)
-    if best:
-        said.append(f"{best['way']} is {best['value']:.2f} times as fast as 16 bits at d = {best['dimension']}.")
-    always = [way for way, own in faster.items() if len(own) == len(of_ways[way])]
-    for how, some in (("Faster", always), ("Slower", slower)):
-        if some:
-            said.append(f"{how} than 16 bits at every d that was timed: {'; '.join(some)}.")
-    return [Finding(sentence, "table5") for sentence in said]
+    best = sorted((row for own in faster.values() for row in own), key=lambda row: -row["value"])[:1]
+    sentences = [
+        f"{row['way']} is {row['value']:.2f} times as fast as 16 bits at d = {row['dimension']}." for row in best
+    ]
+    always = {"Faster": [way for way, own in faster.items() if len(own) == len(of_ways[way])], "Slower": slower}
+    sentences += [
+        f"{how} than 16 bits at every d that was timed: {'; '.join(some)}." for how, some in always.items() if some
+    ]
+    return [Finding(sentence, "table5") for sentence in sentences]

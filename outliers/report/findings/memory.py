@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from outliers.report.findings.words import count
+from outliers.report.findings.words import count, part
 from outliers.report.section import Finding
 
 
@@ -11,14 +11,14 @@ def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Fin
 
     largest, footprints: as the functions of these names of Table 3 make them.
     """
-    said = []
+    findings = []
     if len(largest):
         other = largest[largest["8-bit"] != largest["16-bit"]]
-        said.append(Finding(_held(other, len(largest)), "table3"))
+        findings.append(Finding(_held(other, len(largest)), "table3"))
     shares = (footprints["total 8"] / footprints["total 16"]).dropna()
     if len(shares):
-        said.append(Finding(_shrinks(shares), "footprints"))
-    return said
+        findings.append(Finding(_shrinks(shares), "footprints"))
+    return findings
 
 
 def _held(other: pd.DataFrame, every: int) -> str:
@@ -31,7 +31,7 @@ def _held(other: pd.DataFrame, every: int) -> str:
 
 
 def _shrinks(shares: pd.Series) -> str:
+    low, high = part(shares.min()), part(shares.max())
     if len(shares) == 1:
-        return f"In 8 bits {shares.index[0]} needs {shares.iloc[0]:.0%} of the memory of 16 bits.".replace("%", " %")
-    low, high = (f"{share:.0%}".replace("%", " %") for share in (shares.min(), shares.max()))
+        return f"In 8 bits {shares.index[0]} needs {low} of the memory of 16 bits."
     return f"In 8 bits models need {low} ({shares.idxmin()}) to {high} ({shares.idxmax()}) of the memory of 16 bits."

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from outliers.report.findings.words import are_apart, count, listed, percent
+from outliers.report.analysis import exact
+from outliers.report.findings.words import count, listed, percent
 from outliers.report.section import Finding
 
 TABLE = "table1_increase"
@@ -13,72 +14,57 @@ DECOMPOSED = {
     "absmax-row": "absmax-row-decomp",
 }
 
-Cost = dict  # row of `costs`: `value` and `standard_deviation` in per cent of the perplexity without quantization
 
-
-def sweep_findings(costs: Sequence[Cost], names: dict[str, str]) -> list[Finding]:
+def sweep_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]:
     """What costs most, what outlier features in 16 bits save, what costs least, of the model that it costs most.
 
     Nothing of a single draw.
 
-    costs: of schemes, as `costs` of Table 1 makes them. names: what models are called.
+    rows: of schemes, with their costs as `outliers.report.analysis.costs` has them. names: what models are called.
     """
-    if not costs or any("standard_deviation" not in cost for cost in costs):
+    if not rows or any(row["cost"].deviation is None for row in rows):
         return []
-    found = [cost | {"share": cost["value"] / 100, "scatter": cost["standard_deviation"] / 100} for cost in costs]
-    found.sort(key=lambda cost: -cost["value"])
-    most = found[0]
-    if not _is_cost(most):
+    most, *_ = rows = sorted(rows, key=lambda row: -row["cost"].mean)
+    if not _costs(most):
         models = f"any of {count(len(names))} models" if len(names) > 1 else next(iter(names.values()))
         return [Finding(f"No scheme costs {models} perplexity beyond the scatter of rounding.", TABLE)]
-    of_model = {cost["scheme"]: cost for cost in found if cost["model"] == most["model"]}
+    schemes = {row["scheme"]: row for row in rows if row["model"] == most["model"]}
     name = names[most["model"]]
-    said = [f"{most['scheme']} costs {name} {_said(most)} of its perplexity."]
-    said += [*_saved(of_model), *_least(of_model, name), *_others(found, names)]
-    return [Finding(sentence, TABLE) for sentence in said]
+    sentences = [f"{most['scheme']} costs {name} {percent(*most['cost'])} of its perplexity."]
+    sentences += [*_saved(schemes), *_least(schemes, name), *_others(rows, names)]
+    return [Finding(sentence, TABLE) for sentence in sentences]
 
 
-def _is_cost(cost: Cost) -> bool:
-    return cost["share"] > 0 and are_apart(cost["share"], 0, cost["scatter"])
+def _costs(row: dict) -> bool:
+    return row["cost"].is_above(exact(0))
 
 
-def _said(cost: Cost) -> str:
-    return percent(cost["share"], cost["scatter"])
-
-
-def _saved(schemes: dict[str, Cost]) -> list[str]:
+def _saved(schemes: dict[str, dict]) -> list[str]:
     """What outlier features in 16 bits save, of the first schemes of `DECOMPOSED`; or that nothing could be shown."""
     pairs = [(schemes[one], schemes[other]) for one, other in DECOMPOSED.items() if {one, other} <= schemes.keys()]
     if not pairs:
         return []
-    before, after = pairs[0]
-    if before["share"] < after["share"] or not are_apart(*(_pair(before, after))):
-        return [f"That outlier features in 16 bits save anything could not be shown: {_both(before, after)}."]
-    return [f"Outlier features in 16 bits bring the cost down: {_both(before, after)}."]
+    both = ", ".join(f"{percent(*row['cost'])} under {row['scheme']}" for row in pairs[0])
+    before, after = (row["cost"] for row in pairs[0])
+    if not before.is_above(after):
+        return [f"That outlier features in 16 bits save anything could not be shown: {both}."]
+    return [f"Outlier features in 16 bits bring the cost down: {both}."]
 
 
-def _pair(one: Cost, other: Cost) -> tuple[float, ...]:
-    return one["share"], other["share"], one["scatter"], other["scatter"]
-
-
-def _both(before: Cost, after: Cost) -> str:
-    return f"{_said(before)} under {before['scheme']}, {_said(after)} under {after['scheme']}"
-
-
-def _least(schemes: dict[str, Cost], name: str) -> list[str]:
+def _least(schemes: dict[str, dict], name: str) -> list[str]:
     """What costs nothing that could be shown, or else least."""
-    free = [scheme for scheme, cost in schemes.items() if not _is_cost(cost)]
+    free = [scheme for scheme, row in schemes.items() if not _costs(row)]
     if free:
         return [f"That {listed(free)} cost{'s' if len(free) == 1 else ''} {name} anything could not be shown."]
     *_, second, least = [None, *schemes.values()]
-    if second is None or not are_apart(*_pair(second, least)):
+    if second is None or not second["cost"].is_above(least["cost"]):
         return []
-    return [f"{least['scheme']} costs {name} least: {_said(least)}."]
+    return [f"{least['scheme']} costs {name} least: {percent(*least['cost'])}."]
 
 
-def _others(costs: list[Cost], names: dict[str, str]) -> list[str]:
+def _others(rows: list[dict], names: dict[str, str]) -> list[str]:
     """How many models lose at least one per cent under some scheme, where there are several."""
-    broken = {cost["model"] for cost in costs if are_apart(cost["share"], 0.01, cost["scatter"]) and cost["value"] > 1}
+    broken = {row["model"] for row in rows if row["cost"].is_above(exact(0.01))}
     if len(names) < 2:
         return []
     if len(broken) == len(names):

@@ -25,29 +25,25 @@ def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -
 
 
 def _outliers(trace: "Trace") -> str:
-    every, found, hit = trace.features(), trace.outlier_features(), f"|x| ≥ {trace.alpha:g}"
-    if len(found) > FEW * len(every):
-        return (
-            f"{len(found):,} of {len(every):,} features reach {hit} often enough, so that the criterion tells nothing."
-        )
-    if found.empty:
+    every, outliers, hit = trace.features(), trace.outlier_features(), f"|x| ≥ {trace.alpha:g}"
+    if len(outliers) > FEW * len(every):
+        which = f"{len(outliers):,} of {len(every):,} features"
+        return f"{which} reach {hit} often enough, so that the criterion tells nothing."
+    if outliers.empty:
         return f"None of {len(every):,} features is an outlier feature: {_nearest(every, hit)}."
-    most = found.iloc[0].to_dict()
-    said = f"{count(len(found)).capitalize()} of {len(every):,} features "
-    if len(found) == 1:
-        said += f"is an outlier feature: feature {most['feature']}"
-    else:
-        said += f"are outlier features, most often feature {most['feature']}"
+    most = outliers.iloc[0].to_dict()
+    are = "is an outlier feature:" if len(outliers) == 1 else "are outlier features, most often"
+    which = f"{count(len(outliers)).capitalize()} of {len(every):,} features {are} feature {most['feature']}"
     quartile = "" if pd.isna(most["median"]) else f", with a median of {amount(most['median'])}"
-    return f"{said}, which reaches {hit} in {_share(most)}{quartile}."
+    return f"{which}, which reaches {hit} in {_share(most)}{quartile}."
 
 
 def _nearest(every: pd.DataFrame, hit: str) -> str:
     most = every.iloc[0].to_dict()
     if not most["hits"]:
         return f"no value reaches {hit}, the largest being {amount(most['max'])} in feature {most['feature']}"
-    asked = f"{LAYERS:.0%} and {POSITIONS:.0%}".replace("%", " %")
-    return f"the nearest, feature {most['feature']}, reaches {hit} in {_share(most)}, where {asked} are asked for"
+    required = f"{LAYERS:.0%} and {POSITIONS:.0%}".replace("%", " %")
+    return f"the nearest, feature {most['feature']}, reaches {hit} in {_share(most)}, where {required} are asked for"
 
 
 def _share(feature: dict) -> str:
@@ -61,10 +57,10 @@ def _largest(trace: "Trace", names: Names) -> Finding:
     of_roles = trace.largest_values().sort_values("max", ascending=False).to_dict("records")
     most = of_roles[0]
     axis = f"feature {most['feature']} of layer {most['layer']}'s {most['role']}"
-    said = f"The largest value that a projection reads is {amount(most['max'])}: {axis}, {_token(most, names)}"
+    value = f"The largest value that a projection reads is {amount(most['max'])}: {axis}, {_token(most, names)}"
     looked_at = next((row for row in of_roles if row["role"] in STREAM), most)
     beside = "" if looked_at is most else f"; that of {looked_at['role']} is {amount(looked_at['max'])}"
-    return Finding(f"{said}{beside}.", "largest")
+    return Finding(f"{value}{beside}.", "largest")
 
 
 def _token(row: dict, names: Names) -> str:
@@ -72,15 +68,17 @@ def _token(row: dict, names: Names) -> str:
 
 
 def _massive(trace: "Trace", names: Names) -> list[Finding]:
-    every = trace.massive_activations()
-    found = every[every["massive"] > 0]
-    if found.empty:
+    massive = trace.massive_activations().query("massive > 0")
+    if massive.empty:
         return []
-    most = found.assign(largest=found["value"].abs()).nlargest(1, "largest").to_dict("records")[0]
-    layers = found["layer"].tolist()
-    said = f"Massive activations stand in the residual stream after layer{'s' if len(layers) > 1 else ''} "
-    said += f"{ranges(layers)}: up to {amount(most['largest'])}, in feature {most['feature']}"
-    return [Finding(f"{said} {_token(most, names)}.", "massive_activations")]
+    most = massive.loc[massive["value"].abs().idxmax()].to_dict()
+    layers = f"layer{'s' if len(massive) > 1 else ''} {ranges(massive['layer'].tolist())}"
+    place = f"{amount(abs(most['value']))}, in feature {most['feature']} {_token(most, names)}"
+    return [
+        Finding(
+            f"Massive activations stand in the residual stream after {layers}: up to {place}.", "massive_activations"
+        )
+    ]
 
 
 def _sink(trace: "Trace") -> list[Finding]:
@@ -89,15 +87,17 @@ def _sink(trace: "Trace") -> list[Finding]:
     most = shares.loc[shares["share"].idxmax()].to_dict()
     if not most["share"] or most["position"] > len(shares) / 2:
         return []
-    said = f"Position {most['position']:.0f} is an attention sink for {part(most['share'])} of (layer, head) pairs."
-    return [Finding(said, "attention_sinks")]
+    share = f"{part(most['share'])} of (layer, head) pairs"
+    return [Finding(f"Position {most['position']:.0f} is an attention sink for {share}.", "attention_sinks")]
 
 
 def _attention(metrics: Mapping[str, float]) -> list[Finding]:
     """How much of its attention a head puts on one position, with outlier features and without."""
     if "top1_softmax" not in metrics:
         return []
-    said = f"The attention puts {100 * metrics['top1_softmax']:.1f} % on one position, as a mean over heads and queries"
+    share = (
+        f"The attention puts {100 * metrics['top1_softmax']:.1f} % on one position, as a mean over heads and queries"
+    )
     if "top1_softmax_without" in metrics:
-        said += f"; where outlier features are set to zero, {100 * metrics['top1_softmax_without']:.1f} %"
-    return [Finding(f"{said}.", "table4")]
+        share += f"; where outlier features are set to zero, {100 * metrics['top1_softmax_without']:.1f} %"
+    return [Finding(f"{share}.", "table4")]
