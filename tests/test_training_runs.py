@@ -22,7 +22,7 @@ from outliers.experiment.rows import rows_of
 from outliers.plot.style import GREY
 from outliers.plot.training import causes, checkpoints, trained
 from outliers.report.analysis import mean, ratio
-from outliers.report.artefacts.causes import causes_section, causes_table, ends
+from outliers.report.artefacts.causes import causes_findings, causes_section, causes_table, ends
 from outliers.report.artefacts.table7 import (
     OF_TABLE9,
     OF_TABLE10,
@@ -33,7 +33,6 @@ from outliers.report.artefacts.table7 import (
     table9_section,
     table10_section,
 )
-from outliers.report.findings.causes import causes_findings
 from outliers.report.page import page
 from outliers.report.report import experiments, report
 from outliers.specification.recipe import Recipe, Training

@@ -10,9 +10,9 @@ from markupsafe import Markup
 from outliers.models.names import distinct_names
 from outliers.plot.axes import count_label
 from outliers.report.explorer.embedding import packed, plotly
-from outliers.report.findings.words import listed
 from outliers.report.section import FINDINGS, Finding, Section
 from outliers.report.tables import Table
+from outliers.report.words import listed
 
 HERE = Path(__file__).parent
 ABOUT = {  # what a section says of its rows: field and form, in this order
