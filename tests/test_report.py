@@ -22,7 +22,7 @@ from outliers.plot.remedies import points as remedy_points
 from outliers.plot.remedies import remedy_costs
 from outliers.plot.style import GREY, look
 from outliers.plot.sweep import sweep_costs
-from outliers.plot.trace import _pooled, heat_map, magnitude_by_position, sorted_profile
+from outliers.plot.trace import heat_map, magnitude_by_position, pooled, sorted_profile
 from outliers.plot.zeroshot import accuracy_by_size
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.artefacts.ablation import ablation_section, ablation_summary, ablation_table
@@ -532,11 +532,11 @@ def test_heat_map_shows_the_maxima(found):
     wide = replace(found, roles=("attn_in",), statistics={**found.statistics})
     for end in ("min", "max"):
         wide.statistics[f"attn_in.{end}"] = torch.nn.functional.pad(found.statistics[f"attn_in.{end}"], (2500, 3))
-    pooled = heat_map(replace(wide, roles=("attn_out",))).get_images()[0].get_array()
-    assert pooled.shape == (2, 32)
-    pooled = _pooled(wide.largest("attn_in").numpy())
-    assert pooled.shape[1] <= 1024
-    assert pooled.max() == found.largest("attn_in").max()
+    image = heat_map(replace(wide, roles=("attn_out",))).get_images()[0].get_array()
+    assert image.shape == (2, 32)
+    columns = pooled(wide.largest("attn_in").numpy(), 3)
+    assert columns.shape == (2, 845)
+    assert columns.max() == found.largest("attn_in").max()
 
 
 def with_largest(found, role: str, layer: int, value: float):

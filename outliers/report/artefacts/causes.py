@@ -147,7 +147,7 @@ def _quoted(*runs: str) -> str:
 
 
 def _range(ends: pd.DataFrame) -> str:
-    """Between which runs the largest values are; of single runs, which nothing more can be said of."""
+    """Between which runs the largest values are; nothing more is known of single runs."""
     column = "max.residual"
     least, most = (
         f"{amount(row[column])} in {_quoted(row['run'])}"
@@ -166,13 +166,11 @@ def _apart(ends: pd.DataFrame, first: str, others: list[str]) -> list[str]:
         if not shown:
             sentences.append(f"That the {name} of any run is another than that of {_quoted(first)} could not be shown.")
             continue
-        named = sorted(shown, key=lambda run: -abs(math.log(shown[run].value)))[:NAMED]
-        named.sort(key=lambda run: shown[run].value)
-        factors = [with_interval("{:.3g}".format, shown[run].value, *shown[run].interval) for run in named]
-        multiplied = listed(
-            f"×\N{NO-BREAK SPACE}{factor} in {_quoted(run)}" for factor, run in zip(factors, named, strict=True)
-        )
-        more = f", and differs in {count(len(shown) - len(named))} more" if len(shown) > len(named) else ""
+        largest = sorted(shown, key=lambda run: -abs(math.log(shown[run].value)))[:NAMED]
+        factors = {run: with_interval("{:.3g}".format, shown[run].value, *shown[run].interval) for run in largest}
+        runs = sorted(largest, key=lambda run: shown[run].value)
+        multiplied = listed(f"×\N{NO-BREAK SPACE}{factors[run]} in {_quoted(run)}" for run in runs)
+        more = f", and differs in {count(len(shown) - len(runs))} more" if len(shown) > len(runs) else ""
         sentences.append(f"Beside {_quoted(first)} the {name} is {multiplied}{more}.")
     return sentences
 
