@@ -20,9 +20,10 @@ from tabulate import tabulate
 from outliers.models.anatomy import ANATOMIES
 from outliers.plot.emergence import fits_of
 from outliers.plot.published import published_models
-from outliers.plot.sweep import costs
+from outliers.plot.sweep import costs_of_schemes
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.artefacts import table1
+from outliers.report.tables import cell
 from outliers.runs.frame import records_in as read_rows
 
 ROOT = Path(__file__).parent.parent
@@ -86,7 +87,7 @@ def architectures() -> str:
 def smollm2() -> str:
     """What each scheme costs SmolLM2-135M, with its scatter, beside what it cost models of the paper."""
     rows = read_rows(ROOT / "results/kept/smollm2-135m/sweep")
-    own, sizes = {row["scheme"]: row for row in costs(rows)}, ("1.3b", "6.7b", "13b")
+    own, sizes = {row["scheme"]: row["cost"] for row in costs_of_schemes(rows)}, ("1.3b", "6.7b", "13b")
     published = table1.PUBLISHED.values
 
     def of_paper(scheme: str, size: str) -> str:
@@ -97,7 +98,7 @@ def smollm2() -> str:
     for row in sorted(rows, key=lambda row: list(SCHEMES).index(row["scheme"])):
         scheme, scatter = row["scheme"], row["standard_deviation"]
         cost = own.get(scheme)
-        increase = f"{cost['value']:+.1f}±{cost['standard_deviation']:.1f}" if cost else "–"
+        increase = cell("+.1f", *cost, unit=100) if cost else "–"
         paper = [of_paper(scheme, size) if cost else "–" for size in sizes]
         cells.append([f"`{scheme}`", f"{row['value']:.2f}±{scatter:.2f}", increase, *paper])
     headers = ["scheme", "perplexity", "increase (%)", *(f"the paper's {size.upper()} (%)" for size in sizes)]

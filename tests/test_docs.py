@@ -35,10 +35,10 @@ from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.published import TABLE7
-from outliers.plot.sweep import costs
 from outliers.plot.training import checkpoints, trained
 from outliers.plot.watched import watched
 from outliers.quantization.schemes import BASELINE, get_scheme
+from outliers.report.analysis import CONFIDENCE, Value, costs, of_runs, ratio
 from outliers.report.artefacts.ablation import ablation_section
 from outliers.report.artefacts.causes import causes_section, ends
 from outliers.report.artefacts.damage import damage_section
@@ -48,8 +48,6 @@ from outliers.report.artefacts.table4 import table4_section
 from outliers.report.artefacts.table5 import speed_section
 from outliers.report.artefacts.table6 import latency_section
 from outliers.report.artefacts.table7 import table7_section, table9_section, table10_section
-from outliers.report.findings.words import are_apart
-from outliers.report.seeds import CONFIDENCE, of_runs, ratio
 from outliers.runs.callback import EVERY
 from outliers.runs.forecast import Request, forecast, shape_of
 from outliers.runs.frame import records_in as read_rows
@@ -254,7 +252,7 @@ def attention_layers() -> list[float]:
     some = [(rows[name]["cost"], rows[name]["standard_deviation"]) for name in (f"layer {least}", "no layer")]
     other = rows[f"layer {worst}"]
     assert some[0][0] < some[1][0]
-    assert not are_apart(some[0][0], some[1][0], some[0][1], some[1][1]), "as the page says"
+    assert not Value(*some[0]).is_apart(Value(*some[1])), "as the page says"
     return [
         *(least, 100 * layers["damage_without"].min(), other["draws"], *some[0], *some[1]),
         *(worst, other["cost"], other["standard_deviation"]),
@@ -263,8 +261,8 @@ def attention_layers() -> list[float]:
 
 def attention_of_pocket() -> list[float]:
     """What it costs each pocket model, in per cent."""
-    found = costs(kept_rows("attention/pocket"))
-    return [row["value"] for row in found if row["scheme"] == "fp32+attention"]
+    rows = costs(kept_rows("attention/pocket"))
+    return [100 * row["cost"].mean for row in rows if row["scheme"] == "fp32+attention"]
 
 
 def lost_codes() -> list[float]:

@@ -9,30 +9,23 @@ import torch
 
 from outliers.metrics.damages import damages_of
 from outliers.plot.emergence import Fit
-from outliers.report.artefacts.ablation import ablation_section
+from outliers.plot.remedies import Point
+from outliers.report.analysis import Value
+from outliers.report.artefacts.ablation import ablation_findings, ablation_section
 from outliers.report.artefacts.attention import attention_section
 from outliers.report.artefacts.causes import causes_section
-from outliers.report.artefacts.damage import damage_section
-from outliers.report.artefacts.figure1 import zeroshot_section
-from outliers.report.artefacts.remedies import NONE, Point, remedies_section
-from outliers.report.artefacts.table1 import sweep_section
-from outliers.report.artefacts.table3 import memory_section
-from outliers.report.artefacts.table4 import panel_section, table4_section
-from outliers.report.artefacts.table5 import speed_section
+from outliers.report.artefacts.damage import damage_findings, damage_section
+from outliers.report.artefacts.figure1 import zeroshot_findings, zeroshot_section
+from outliers.report.artefacts.remedies import NONE, remedies_findings, remedies_section
+from outliers.report.artefacts.table1 import sweep_findings, sweep_section
+from outliers.report.artefacts.table3 import memory_findings, memory_section
+from outliers.report.artefacts.table4 import emergence_findings, panel_section, table4_section
+from outliers.report.artefacts.table5 import speed_findings, speed_section
 from outliers.report.artefacts.table6 import latency_section
 from outliers.report.artefacts.table7 import table7_section, table10_section
-from outliers.report.artefacts.trace import trace_section
-from outliers.report.findings.ablation import ablation_findings
-from outliers.report.findings.damage import damage_findings
-from outliers.report.findings.emergence import emergence_findings
-from outliers.report.findings.linear_layers import speed_findings
-from outliers.report.findings.memory import memory_findings
-from outliers.report.findings.remedies import remedies_findings
-from outliers.report.findings.sweep import sweep_findings
-from outliers.report.findings.trace import trace_findings
-from outliers.report.findings.words import are_apart, count, features, listed, percent, ranges, scatter
-from outliers.report.findings.zeroshot import zeroshot_findings
+from outliers.report.artefacts.trace import trace_findings, trace_section
 from outliers.report.section import Finding, Section
+from outliers.report.words import count, features, listed, percent, ranges
 from outliers.runs.frame import records_in
 from outliers.specification.kinds import OneModel
 from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model
@@ -79,15 +72,6 @@ def test_words():
     assert [ranges(numbers) for numbers in ([2, 3, 4, 7, 9, 10], [5])] == ["2–4, 7, 9–10", "5"]
     assert [percent(1.106, 0.014), percent(-0.012), percent(113.0)] == ["+110.6 % ± 1.4", "−1.2 %", "+11300 %"]
     assert [percent(0.0013, 0.0005), percent(0.0)] == ["+0.13 % ± 0.05", "0.00 %"]
-
-
-def test_nothing_is_apart_from_a_single_draw():
-    assert not are_apart(200.0, 100.0, scatter(None))
-    assert not are_apart(200.0, 100.0, scatter(float("nan")))
-    assert are_apart(100.9, 100.0, scatter(0.4))
-    assert not are_apart(100.9, 100.0, scatter(0.5))
-    assert not are_apart(103.0, 100.0, 1.2, 1.2), "their difference scatters more than either"
-    assert are_apart(104.0, 100.0, 1.2, 1.2), "and less than both together"
 
 
 @pytest.mark.parametrize("run", SECTIONS)
@@ -197,9 +181,9 @@ def test_a_sink_is_no_position_of_the_second_half(traced):
 
 
 def cost(scheme: str, value: float, deviation: float | None = None, model: str = "gpt2") -> dict:
-    return {"model": model, "scheme": scheme, "value": value} | (
-        {} if deviation is None else {"standard_deviation": deviation}
-    )
+    """A row with its cost, both numbers in per cent."""
+    scatter = None if deviation is None else deviation / 100
+    return {"model": model, "scheme": scheme, "cost": Value(value / 100, scatter)}
 
 
 def test_a_sweep_within_its_scatter():
@@ -358,32 +342,33 @@ def test_panels_say_what_the_family_shows():
 
 
 def point(format: str, remedy: str, ratio: float, bits: float = 8, deviation: float | None = 0.05) -> Point:
-    return Point("gpt2", format, remedy, "tensor", bits, bits, 30 * ratio, deviation, ratio)
+    perplexity = Value(30 * ratio, deviation)
+    return Point("gpt2", format, remedy, "tensor", bits, bits, perplexity, perplexity.beside(30))
 
 
 def test_remedies_within_their_scatter():
-    saved = said(remedies_findings([point("w4a4", NONE, 3.0, 4), point("w4a4", "hadamard", 1.2, 4)], NONE))
+    saved = said(remedies_findings([point("w4a4", NONE, 3.0, 4), point("w4a4", "hadamard", 1.2, 4)]))
     assert "w4a4 is saved most: it costs +200.0 % ± 0.2 plain, +20.0 % ± 0.2 with hadamard." in saved
     assert "No format holds gpt2 within 5 % of its perplexity." in saved
     assert "Whatever the remedy, w4a4 costs gpt2 more than 5 % of its perplexity." in saved
-    same = said(remedies_findings([point("w8a8", NONE, 1.011), point("w8a8", "hadamard", 1.010)], NONE))
+    same = said(remedies_findings([point("w8a8", NONE, 1.011), point("w8a8", "hadamard", 1.010)]))
     assert "That any remedy saves anything could not be shown." in same
-    near = [said(remedies_findings([point("w8a8", NONE, ratio, deviation=0.3)], NONE)) for ratio in (1.045, 1.055)]
+    near = [said(remedies_findings([point("w8a8", NONE, ratio, deviation=0.3)])) for ratio in (1.045, 1.055)]
     assert near == 2 * [
         "That any remedy saves anything could not be shown. No format holds gpt2 within 5 % of its perplexity."
     ], "neither within nor beyond it with certainty"
-    assert remedies_findings([point("w8a8", NONE, 2.0, deviation=None)], NONE) == [], "one draw"
+    assert remedies_findings([point("w8a8", NONE, 2.0, deviation=None)]) == [], "one draw"
 
 
 def test_remedies_that_draws_do_not_tell_apart():
     def saved(other: float) -> str:
         formats = {"w4a4": 1.2, "w4a8": other}
         points = [point(name, NONE, 3.0, 4) for name in formats]
-        return said(remedies_findings([*points, *(point(n, "hadamard", r, 4) for n, r in formats.items())], NONE))
+        return said(remedies_findings([*points, *(point(n, "hadamard", r, 4) for n, r in formats.items())]))
 
     assert "w4a4 is saved most" in saved(1.22)
     assert "is saved most" not in saved(1.205)
-    held = said(remedies_findings([point("w8a8", NONE, 1.011), point("w8a8", "hadamard", 1.010)], NONE))
+    held = said(remedies_findings([point("w8a8", NONE, 1.011), point("w8a8", "hadamard", 1.010)]))
     assert held.endswith("are 8: w8a8 with none (+1.1 % ± 0.2) and w8a8 with hadamard (+1.0 % ± 0.2).")
 
 
@@ -391,12 +376,12 @@ def test_zero_shot_within_standard_errors():
     def mean(scheme, value, error=0.02):
         return {"model": "gpt2", "scheme": scheme, "value": value, "standard_error": error}
 
-    lost = said(zeroshot_findings([mean("fp32", 0.5), mean("absmax", 0.3)], "fp32", 0.25))
+    lost = said(zeroshot_findings([mean("fp32", 0.5), mean("absmax", 0.3)], 0.25))
     assert lost == "absmax costs gpt2 zero-shot accuracy: 50.0 ± 2.0 % falls to 30.0 ± 2.0 %."
-    same = said(zeroshot_findings([mean("fp32", 0.27), mean("absmax", 0.26)], "fp32", 0.25))
+    same = said(zeroshot_findings([mean("fp32", 0.27), mean("absmax", 0.26)], 0.25))
     assert same.startswith("That any scheme costs zero-shot accuracy could not be shown")
     assert "gpt2 is not shown to do better than guesses, 25.0 %" in same
-    assert zeroshot_findings([mean("fp32", 0.5, None), mean("absmax", 0.3, None)], "fp32", None) == []
+    assert zeroshot_findings([mean("fp32", 0.5, None), mean("absmax", 0.3, None)], None) == []
 
 
 def test_speeds_within_their_quartiles():

@@ -20,6 +20,7 @@ from outliers.metrics.ablations import summary
 from outliers.metrics.damages import damages_of
 from outliers.models.anatomy import ROLES
 from outliers.plot import style
+from outliers.plot.legends import SCATTER
 from outliers.plot.watched import PANELS
 from outliers.report.artefacts.ablation import ablation_summary
 from outliers.report.section import Drawing, drawn
@@ -307,9 +308,9 @@ def test_legends_say_what_marks_mean():
     assert {"the paper, layers", "the paper, positions", "gpt2", "llama"} <= set(
         legend_of(plot.figure3(TABLE4, panel="a"))
     )
-    assert style.SCATTER in legend_of(first(plot.damage_bars(DAMAGES)))
+    assert SCATTER in legend_of(first(plot.damage_bars(DAMAGES)))
     once = [{k: v for k, v in row.items() if k != "standard_deviation"} for row in kept("damage/smollm2-135m")]
-    assert style.SCATTER not in legend_of(first(plot.damage_bars(damages_of(once))))
+    assert SCATTER not in legend_of(first(plot.damage_bars(damages_of(once))))
 
 
 def test_damage_is_not_dark_because_of_one_error():

@@ -16,11 +16,12 @@ from outliers.metrics.ablations import plan
 from outliers.models.anatomy import ROLES
 from outliers.plot.ablation import ablation_bars
 from outliers.plot.emergence import by_model, exponential_fit, figure3, figure4, fits_of
+from outliers.plot.legends import OTHERS, STYLES, scheme_styles
 from outliers.plot.remedies import points as remedy_points
 from outliers.plot.remedies import remedy_costs
-from outliers.plot.style import GREY, OTHERS, STYLES, look, scheme_styles
+from outliers.plot.style import GREY, look
 from outliers.plot.sweep import sweep_costs
-from outliers.plot.trace import _pooled, heat_map, magnitude_by_position, sorted_profile
+from outliers.plot.trace import heat_map, magnitude_by_position, pooled, sorted_profile
 from outliers.plot.zeroshot import accuracy_by_size
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.artefacts.ablation import ablation_section, ablation_summary, ablation_table
@@ -29,7 +30,6 @@ from outliers.report.artefacts.remedies import remedies_section
 from outliers.report.artefacts.table1 import (
     cost_table,
     perplexity_table,
-    scatter,
     sweep_section,
     table1,
     terminal,
@@ -95,7 +95,7 @@ def test_a_baseline_in_16_bits_is_not_called_32_bit(rows):
 
 
 def test_terminal_table_is_narrow(rows):
-    lines = terminal(table1(rows), scatter(rows)).splitlines()
+    lines = terminal(rows).splitlines()
     assert lines[0].split() == ["perplexity", "gpt2", "opt"]
     assert lines[3].split() == ["fp32", "100.00", "10.00"]
     assert max(map(len, lines)) <= 40
@@ -103,7 +103,7 @@ def test_terminal_table_is_narrow(rows):
 
 def test_a_broken_model_makes_no_wide_table(rows):
     broken = [{**row, "value": row["value"] * 1e250, "standard_deviation": 1e248} for row in rows]
-    lines = terminal(table1(broken), scatter(broken)).splitlines()
+    lines = terminal(broken).splitlines()
     assert lines[3].split() == ["fp32", "1.00e+252±1.00e+248", "1.00e+251±1.00e+248"]
 
 
@@ -184,7 +184,7 @@ def test_zero_shot_tasks_and_latency_take_a_scheme_of_ones_own(own):
 
 def test_scatter_stands_beside_its_mean(rows):
     drawn = [{**row, "draws": 4, "standard_deviation": row["value"] / 1000} for row in rows]
-    lines = terminal(table1(drawn), scatter(drawn)).splitlines()
+    lines = terminal(drawn).splitlines()
     assert lines[3].split() == ["fp32", "100.00±0.10", "10.00±0.01"]
     assert perplexity_table(drawn).cells[1] == ["Int8 absmax", "110.00±0.11", "11.25±0.01"]
     (increase,) = cost_table(drawn)
@@ -304,7 +304,7 @@ def test_remedies_are_columns_of_their_formats(saved):
         ["w8a8", "8.06, 8.06", "10.20", "-", "10.10*", "-"],
         ["nvfp4", "4.50, 4.50", "-", "-", "-", "1.0e+06*"],
     ]
-    assert [round(found.increase) for found in remedy_points(saved)] == [100, 20, 1000, 2, 1, 9999900]
+    assert [round(100 * point.cost.mean) for point in remedy_points(saved)] == [100, 20, 1000, 2, 1, 9999900]
     assert remedy_points(saved[1:]) == [], "nothing without what it is compared with"
 
 
@@ -532,11 +532,11 @@ def test_heat_map_shows_the_maxima(found):
     wide = replace(found, roles=("attn_in",), statistics={**found.statistics})
     for end in ("min", "max"):
         wide.statistics[f"attn_in.{end}"] = torch.nn.functional.pad(found.statistics[f"attn_in.{end}"], (2500, 3))
-    pooled = heat_map(replace(wide, roles=("attn_out",))).get_images()[0].get_array()
-    assert pooled.shape == (2, 32)
-    pooled = _pooled(wide.largest("attn_in").numpy())
-    assert pooled.shape[1] <= 1024
-    assert pooled.max() == found.largest("attn_in").max()
+    image = heat_map(replace(wide, roles=("attn_out",))).get_images()[0].get_array()
+    assert image.shape == (2, 32)
+    columns = pooled(wide.largest("attn_in").numpy(), 3)
+    assert columns.shape == (2, 845)
+    assert columns.max() == found.largest("attn_in").max()
 
 
 def with_largest(found, role: str, layer: int, value: float):

@@ -13,8 +13,10 @@ PACKAGE = Path(outliers.__file__).parent
 ROOMS = (
     *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
     *("quantization", "variants", "specification", "training", "subjects", "metrics", "runs", "presets"),
-    *("plot", "report"),
+    *("analysis", "plot", "report"),
 )
+# What numbers say is of reports, and of the figures in them, which are drawn in a room on its left.
+SHARED = {"report.analysis": "analysis"}
 COMMANDS = "commands"  # programs, which may use all, and what they have in common
 MOST_FILES = 15
 FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
@@ -22,7 +24,8 @@ FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
 
 def room_of(module: str) -> int:
     """The place of a module's room, from the left."""
-    name = next((part for part in module.split(".") if part != "outliers"), COMMANDS)
+    parts = [part for part in module.split(".") if part != "outliers"]
+    name = SHARED.get(".".join(parts[:2]), next(iter(parts), COMMANDS))
     return ROOMS.index(name) if name in ROOMS else len(ROOMS)
 
 

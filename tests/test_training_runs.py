@@ -19,7 +19,8 @@ from scipy.stats import ttest_1samp
 from outliers.errors import UserError
 from outliers.plot.style import GREY
 from outliers.plot.training import causes, checkpoints, trained
-from outliers.report.artefacts.causes import causes_section, causes_table, ends
+from outliers.report.analysis import mean, ratio
+from outliers.report.artefacts.causes import causes_findings, causes_section, causes_table, ends
 from outliers.report.artefacts.table7 import (
     OF_TABLE9,
     OF_TABLE10,
@@ -30,10 +31,8 @@ from outliers.report.artefacts.table7 import (
     table9_section,
     table10_section,
 )
-from outliers.report.findings.causes import causes_findings
 from outliers.report.page import page
 from outliers.report.report import experiments, report
-from outliers.report.seeds import mean, ratio
 from outliers.runs.rows import Row, read
 from outliers.runs.run import plans_of, rows_of
 from outliers.specification.recipe import Recipe, Training
@@ -84,7 +83,9 @@ def kept_runs(spec: Training, names: Iterable[str]) -> list[Row]:
         Row(
             asked=cell.asked,
             facts={"trained_on": "0123456789ab"},
-            values=[{"metric": "perplexity", "value": 20.0}],
+            values=[
+                {"metric": "perplexity", "value": 20.0, "checkpoint": "step-1", "architecture": "gpt2", "parameters": 1}
+            ],
             made={"experiment": "training"},
         )
         for plan in plans_of(spec)

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from outliers.plot.style import BLUE, ORANGE, chosen, color_of, figure_function, legend, panels_of, returned
+from outliers.plot.legends import legend
+from outliers.plot.style import BLUE, ORANGE, chosen, color_of, figure_function, panels_of
 
 # Subject: what the legend says, colour, hatch (which tells them apart in grey).
 SUBJECTS = {
@@ -48,7 +49,7 @@ def ablation_bars(
         axes.set(xlabel="what replaces the features' values", ylabel=label)
         axes.set_xticks(range(len(methods)), methods)
     legend(ax, axes, panels[0].get_legend_handles_labels()[0], "upper center", 3 if len(metrics) > 1 else 1)
-    return returned(panels)
+    return panels
 
 
 def _summed_up(measurements: pd.DataFrame) -> pd.DataFrame:

@@ -6,23 +6,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from outliers.models.names import distinct_names
+from outliers.plot.axes import cost_axis, name_places, plot_costs
+from outliers.plot.legends import SCATTER, explained, scheme_legend, scheme_styles
 from outliers.plot.published import TABLE7
-from outliers.plot.records import Rows, records
-from outliers.plot.style import (
-    GREY,
-    LINEAR,
-    SCATTER,
-    SLANTED,
-    chosen,
-    cost_axis,
-    figure_function,
-    panels_of,
-    returned,
-    said,
-    scheme_legend,
-    scheme_styles,
-)
-from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
+from outliers.plot.style import GREY, chosen, figure_function, panels_of
+from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.report.analysis import Rows, Value, costs, records, value_of
 
 NOT_QUANTIZED = "16-bit"
 PAPER = "the paper, 209M, in training"
@@ -35,42 +24,27 @@ TRAINED = {  # with the projections in int8 too, and of their features the same 
 class Point(NamedTuple):
     """A row of the table and a column: what a scheme of the projections with an attention was measured at.
 
-    attention: as `attention_of` has it. ratio: to the perplexity without quantization. alpha: of the scheme.
+    attention: as `attention_of` has it. cost: beside no quantization. alpha: of the scheme.
     """
 
     model: str
     scheme: str
     attention: str
-    perplexity: float
-    deviation: float | None
-    ratio: float
+    perplexity: Value
+    cost: Value
     alpha: float | None
-
-    @property
-    def increase(self) -> float:
-        """Of perplexity, in per cent."""
-        return 100 * (self.ratio - 1)
-
-    @property
-    def scatter(self) -> float | None:
-        """The standard deviation of the increase, as a share."""
-        return None if self.deviation is None else self.deviation / self.perplexity * self.ratio
 
 
 def points(rows: list[dict]) -> list[Point]:
     """What each scheme with each attention was measured at, of models whose perplexity without quantization is there;
     attentions in the order of their shares in 16 bits."""
-    baseline = {row["model"]: row["value"] for row in rows if row["scheme"] == BASELINE}
     short = distinct_names((row["model"], None) for row in rows)
-    found = []
-    for row in rows:
-        if row["model"] in baseline:
-            scheme, parts = get_scheme(row["scheme"]), row["scheme"].split("+")
-            base = "+".join(part for part in parts if not part.startswith("attention"))
-            values = row["value"], row.get("standard_deviation"), row["value"] / baseline[row["model"]]
-            point = Point(short[row["model"], None], base, attention_of(scheme), *values, row.get("alpha"))
-            found.append((_order(scheme), point))
-    return [point for _, point in sorted(found, key=lambda pair: pair[0])]
+    measured = []
+    for row in sorted(costs(rows), key=lambda row: _order(get_scheme(row["scheme"]))):
+        scheme = "+".join(part for part in row["scheme"].split("+") if not part.startswith("attention"))
+        about = short[row["model"], None], scheme, attention_of(get_scheme(row["scheme"]))
+        measured.append(Point(*about, value_of(row), row["cost"], row.get("alpha")))
+    return measured
 
 
 def _order(scheme: Scheme) -> tuple:
@@ -108,54 +82,35 @@ def attention_costs(
     Raises:
         UserError: no such model was measured, or there are several panels for `ax`.
     """
-    found = points(records(rows))
-    models = list(dict.fromkeys(point.model for point in found))
-    shown = chosen("model", model, [*models, *[PAPER] * paper], ax)
-    columns = list(dict.fromkeys(point.attention for point in found))
-    styles = scheme_styles([{"scheme": point.scheme, "alpha": point.alpha} for point in found])
+    measured = points(records(rows))
+    models = list(dict.fromkeys(point.model for point in measured))
+    shown = chosen("model", model, [*models, *([PAPER] if paper else [])], ax)
+    columns = list(dict.fromkeys(point.attention for point in measured))
+    styles = scheme_styles([{"scheme": point.scheme, "alpha": point.alpha} for point in measured])
     panels = panels_of(ax, 1, len(shown), (1.6 + 2.3 * len(shown), 4.2), sharey=True)[0]
     for axes, panel in zip(panels, shown, strict=True):
-        own = [point for point in found if point.model == panel]
-        _plot_panel(axes, own, columns, styles) if own else _plot_published(axes)
+        lines: dict[str, list] = {}
+        for point in measured:
+            if point.model == panel:
+                lines.setdefault(point.scheme, []).append((columns.index(point.attention), point.cost))
+        if lines:
+            plot_costs(axes, lines, {scheme: style | {"linestyle": "none"} for scheme, style in styles.items()})
+        else:
+            axes.plot(range(len(TRAINED)), _published(), "o", color=GREY)
+        name_places(axes, columns if lines else list(TRAINED))
         axes.set_title(panel)
-    cost_axis(panels[0], [*(point.increase for point in found), *(_published() if PAPER in shown else ())])
-    for axes in panels:
-        axes.grid(visible=True, axis="y")
-    panels[0].set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
+        axes.grid(axis="y")
+    has_paper = PAPER in shown
+    cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *(_published() if has_paper else ())])
     handles = {label: one for axes in panels for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    bars = SCATTER if any(point.deviation is not None for point in found) else None
-    grey = [said("grey: the paper, Table 7", marker="o", color=GREY)] if PAPER in shown else []
     entries = {scheme: handles[scheme] for scheme in styles if scheme in handles}
-    scheme_legend(ax, panels[-1], entries, [{"alpha": point.alpha} for point in found], bars, *grey)
-    return returned(panels)
-
-
-def _plot_panel(axes: Axes, found: list[Point], columns: list[str], styles: dict[str, dict]) -> None:
-    for number, (scheme, style) in enumerate(styles.items()):
-        line = [point for point in found if point.scheme == scheme]
-        offset = 0.5 * ((number + 0.5) / len(styles) - 0.5)
-        if line:
-            axes.errorbar(
-                [columns.index(point.attention) + offset for point in line],
-                [point.increase for point in line],
-                [100 * (point.scatter or 0) for point in line],
-                **{**style, "linestyle": "none"},
-            )
-    _name_places(axes, columns)
+    bars = SCATTER if any(point.perplexity.deviation is not None for point in measured) else ""
+    grey = "grey: the paper, Table 7" if has_paper else ""
+    scheme_legend(ax, panels[-1], entries, explained((point.alpha for point in measured), bars, grey))
+    return panels
 
 
 def _published() -> list[float]:
     """The paper's increases, in per cent."""
     unquantized = TABLE7["209M", "16 bits", "0 %"]
     return [100 * (TABLE7["209M", *key] / unquantized - 1) for key in TRAINED.values()]
-
-
-def _plot_published(axes: Axes) -> None:
-    axes.plot(range(len(TRAINED)), _published(), "o", color=GREY)
-    _name_places(axes, list(TRAINED))
-
-
-def _name_places(axes: Axes, names: list[str]) -> None:
-    axes.axhline(0, color="black", linewidth=0.6)
-    axes.set_xticks(range(len(names)), names, **SLANTED)
-    axes.set_xlim(-0.5, len(names) - 0.5)

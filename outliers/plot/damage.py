@@ -11,24 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
-from outliers.plot.style import (
-    BLUE,
-    ORANGE,
-    SCATTER,
-    brief,
-    chosen,
-    color_of,
-    figure_function,
-    legend,
-    panels_of,
-    returned,
-    said,
-)
+from outliers.plot.legends import SCATTER, explained, legend
+from outliers.plot.style import BLUE, ORANGE, brief, chosen, color_of, figure_function, panels_of
 
 if TYPE_CHECKING:
     from outliers.metrics.damages import Damages
 
-Found = Mapping[str, "Damages"]  # by scheme
+ByScheme = Mapping[str, "Damages"]
 
 ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # of a map: column of the errors, its title
 FAINTEST = 0.01  # share of the errors that have the darkest colour
@@ -45,7 +34,7 @@ HIGHEST = 40  # inches of a figure of many schemes
 
 @figure_function
 def damage_map(
-    damages: "Damages | Found", *, scheme: str | None = None, error: str | None = None, ax: Axes | None = None
+    damages: "Damages | ByScheme", *, scheme: str | None = None, error: str | None = None, ax: Axes | None = None
 ) -> Axes | np.ndarray:
     """Layer × role: the largest error ‖Y_q − Y‖² / ‖Y‖² of the role's projections in dB, a row of panels a scheme.
 
@@ -65,15 +54,14 @@ def damage_map(
     Raises:
         UserError: there is no such scheme or error, or there are several panels for `ax`.
     """
-    found = {scheme: one for scheme, one in _by_scheme(damages).items() if len(one.errors)}
-    schemes, errors = chosen("scheme", scheme, found, ax), chosen("error", error, ACROSS, ax)
-    maps = [[_merged(found[scheme].errors, column) for column in errors] for scheme in schemes]
+    damages = {scheme: one for scheme, one in _by_scheme(damages).items() if len(one.errors)}
+    schemes, errors = chosen("scheme", scheme, damages, ax), chosen("error", error, ACROSS, ax)
+    maps = [[_merged(damages[scheme].errors, column) for column in errors] for scheme in schemes]
     norm, extend = _scale([one.to_numpy(dtype=float) for of_scheme in maps for one in of_scheme])
     size = 0.6 + 3.3 * len(errors), min(HIGHEST, 1.1 + 0.95 * len(maps))
     panels = panels_of(ax, len(maps), len(errors), size, sharex=True, sharey=True)
     colors = colormaps[matplotlib.rcParams["image.cmap"]].with_extremes(bad="0.8")
-    named = brief(schemes)
-    for row, scheme, of_scheme in zip(panels, named, maps, strict=True):
+    for row, scheme, of_scheme in zip(panels, brief(schemes), maps, strict=True):
         for axes, error, table in zip(row, errors, of_scheme, strict=True):
             shown = np.ma.masked_invalid(table.to_numpy(dtype=float))
             image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=colors, norm=norm)
@@ -87,10 +75,10 @@ def damage_map(
     style = {"aspect": 12 * len(maps), "extend": extend, "extendfrac": 0.1 / len(maps)}
     bar = axes.figure.colorbar(image, ax=list(panels.flat), **style)
     bar.set_label(f"error of the output (dB);\nbelow {norm.vmin:.0f} darkest".replace("-", "−"))
-    return returned(panels)
+    return panels
 
 
-def _by_scheme(damages: "Damages | Found") -> Found:
+def _by_scheme(damages: "Damages | ByScheme") -> ByScheme:
     return damages if isinstance(damages, Mapping) else {damages.scheme: damages}
 
 
@@ -119,7 +107,7 @@ def _some(layers: pd.Index, most: int) -> tuple[list[int], list]:
 
 @figure_function
 def damage_bars(
-    damages: "Damages | Found", *, scheme: str | None = None, place: str | None = None, ax: Axes | None = None
+    damages: "Damages | ByScheme", *, scheme: str | None = None, place: str | None = None, ax: Axes | None = None
 ) -> Axes | np.ndarray:
     """What each role and each layer costs alone, and what leaving it exact saves, in log-perplexity.
 
@@ -137,16 +125,16 @@ def damage_bars(
     Raises:
         UserError: there is no such scheme, the place was not measured, or there are several panels for `ax`.
     """
-    found = _by_scheme(damages)
-    measured = [place for place in PLACES if any(len(getattr(one, f"{place}s")) for one in found.values())]
-    schemes, places = chosen("scheme", scheme, found, ax), chosen("place", place, measured, ax)
-    tables = {place: _aligned([getattr(found[scheme], f"{place}s") for scheme in schemes], place) for place in places}
+    damages = _by_scheme(damages)
+    measured = [place for place in PLACES if any(len(getattr(one, f"{place}s")) for one in damages.values())]
+    schemes, places = chosen("scheme", scheme, damages, ax), chosen("place", place, measured, ax)
+    tables = {place: _aligned([getattr(damages[scheme], f"{place}s") for scheme in schemes], place) for place in places}
     widths = [PLACES[place] for place in places]
     size = max(4.6, 2 * sum(widths)), min(HIGHEST, 0.6 + 1.7 * len(schemes))
     panels = panels_of(ax, len(schemes), len(places), size, sharey="row", sharex="col", width_ratios=widths)
     for row, scheme, name, *of_scheme in zip(panels, schemes, brief(schemes), *tables.values(), strict=True):
         for axes, place, table in zip(row, places, of_scheme, strict=True):
-            _bars(axes, found[scheme], table, place)
+            _bars(axes, damages[scheme], table, place)
         row[0].set_title(name, loc="left")
     for axes, place in zip(panels[-1], places, strict=True):
         axes.set_xlabel(place)
@@ -154,8 +142,8 @@ def damage_bars(
         axes.set_ylabel("log-perplexity\n(nats a token)")
     scattered = any(column.endswith("_deviation") for of_place in tables.values() for one in of_place for column in one)
     handles = panels[0, 0].get_legend_handles_labels()[0]
-    legend(ax, axes, handles + [said(SCATTER, marker="|")] * scattered, "upper center", 1 + len(places))
-    return returned(panels)
+    legend(ax, axes, [*handles, *explained(bars=SCATTER if scattered else "")], "upper center", 1 + len(places))
+    return panels
 
 
 def _aligned(tables: list[pd.DataFrame], place: str) -> list[pd.DataFrame]:
@@ -179,4 +167,4 @@ def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, place: str) -> None:
     axes.set_xticks(*_some(pd.Index(table[place]), PLACE_LABELS[place]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axes.set_xlim(-0.7, len(table) - 0.3)
-    axes.tick_params(axis="x", rotation=30 * (place == "role"))
+    axes.tick_params(axis="x", rotation=30 if place == "role" else 0)

@@ -9,12 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from scipy.optimize import curve_fit
-from scipy.stats import t
 
 from outliers.criterion import ALPHA
 from outliers.models.names import distinct_names, short_name
+from outliers.plot.axes import parameters_axis, perplexity_axis, threshold
+from outliers.plot.legends import entry, legend
 from outliers.plot.published import TABLE4_COLUMNS, published_models
-from outliers.plot.records import Rows, records
 from outliers.plot.style import (
     BLUE,
     COLORS,
@@ -25,14 +25,9 @@ from outliers.plot.style import (
     chosen,
     color_of,
     figure_function,
-    legend,
     panels_of,
-    parameters_axis,
-    perplexity_axis,
-    returned,
-    said,
-    threshold,
 )
+from outliers.report.analysis import Rows, reach, records
 
 # Of the most common outlier feature: what it affects, colour, line, and how marks are filled.
 AFFECTED = {"layers": ("layers", BLUE, "-", "full"), "positions": ("sequence positions", VERMILION, "--", "none")}
@@ -115,16 +110,16 @@ def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> F
         slope, intercept = np.polyfit(x[positive], np.log(y[positive]), 1)
         if slope >= 0:
             return None
-        found, covariance = curve_fit(
+        estimates, covariance = curve_fit(
             lambda x, full, scale: np.exp((full - x) / scale), x, y, (-intercept / slope, -1 / slope), maxfev=10_000
         )
     except (RuntimeError, np.linalg.LinAlgError):  # it found no minimum
         return None
-    reach = t.ppf(0.975, len(x) - 2) * np.sqrt(np.diag(covariance))
-    if not np.isfinite(reach).all() or found[1] <= 0:
+    half = reach(np.sqrt(np.diag(covariance)), len(x) - 2)
+    if not np.isfinite(half).all() or estimates[1] <= 0:
         return None
-    (full, scale), (of_full, of_scale) = found.tolist(), reach.tolist()
-    return Fit(full, (full - of_full, full + of_full), scale, (scale - of_scale, scale + of_scale), len(x))
+    (full, scale), intervals = estimates.tolist(), np.transpose([estimates - half, estimates + half]).tolist()
+    return Fit(full, tuple(intervals[0]), scale, tuple(intervals[1]), len(x))
 
 
 def fits_of(models: pd.DataFrame) -> dict[str, Fit | None]:
@@ -184,13 +179,13 @@ def _drawn(draws: dict[str, Callable], rows: Rows, panel: str | None, paper: boo
         else:
             axes.set_title(f"({name})", loc="left")
             axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.17))
-    return returned(panels)
+    return panels
 
 
 def _architectures(models: pd.DataFrame) -> list:
     """What marks mean, where there are several."""
     markers = _markers(models)
-    return [said(name, marker=marker) for name, marker in markers.items()] if len(markers) > 1 else []
+    return [entry(name, marker=marker) for name, marker in markers.items()] if len(markers) > 1 else []
 
 
 def _affected_by_size(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
@@ -199,7 +194,7 @@ def _affected_by_size(axes: Axes, models: pd.DataFrame, published: pd.DataFrame)
     for name, (label, color, line, fill) in AFFECTED.items():
         style = {"linestyle": line, "fillstyle": fill, "color": color_of(color)}
         _plot_affected(axes, models, "size", name, style)
-        handles.append(said(label, marker=_only_marker(models), **style))
+        handles.append(entry(label, marker=_only_marker(models), **style))
     axes.set(ylim=(-3, 103), ylabel="affected (%)")
     size_axis(axes)
     return handles
@@ -214,7 +209,7 @@ def _affected_by_perplexity(axes: Axes, models: pd.DataFrame, published: pd.Data
         if fit and fit.shown:
             axes.plot(x, 100 * fit.at(x), color=color_of(color), linestyle=line)
             style["linestyle"] = line
-        handles.append(said(f"{label}: {_fit_words(fit)}", marker=_only_marker(models), **style))
+        handles.append(entry(f"{label}: {_fit_words(fit)}", marker=_only_marker(models), **style))
     axes.set(ylim=(-3, 103), ylabel="affected (%)")
     perplexity_axis(axes)
     return handles
@@ -246,7 +241,7 @@ def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> lis
     axes.set_ylabel("median |x|, most common outlier")
     _whole_perplexity_axis(axes, models, published)
     hollow = models.loc[models["count"] == 0, "median"].notna().any()
-    return [*handles, said(NONE, marker="o", fillstyle="none", color=color_of(BLUE))] if hollow else handles
+    return [*handles, entry(NONE, marker="o", fillstyle="none", color=color_of(BLUE))] if hollow else handles
 
 
 def _number(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
@@ -340,4 +335,4 @@ def along_training(
         axes.axhline(alpha, color="black", linewidth=0.6, linestyle=":")
     threshold(panels[-1], alpha)
     legend(ax, axes, axes.get_legend_handles_labels()[0], "right upper")
-    return returned(panels)
+    return panels

@@ -1,5 +1,6 @@
 """What number formats and remedies cost of perplexity, drawn."""
 
+import itertools
 import textwrap
 from typing import NamedTuple
 
@@ -9,26 +10,12 @@ from outlier_kernels.formats import FORMATS, OPERANDS
 
 from outliers.errors import UserError
 from outliers.models.names import distinct_names
+from outliers.plot.axes import cost_axis, name_places, plot_costs
+from outliers.plot.legends import SCATTER, explained, legend
 from outliers.plot.published import REMEDIES
-from outliers.plot.records import Rows, records
-from outliers.plot.style import (
-    COLORS,
-    GREY,
-    LINEAR,
-    MARKERS,
-    SCATTER,
-    SLANTED,
-    brief,
-    chosen,
-    color_of,
-    cost_axis,
-    figure_function,
-    legend,
-    panels_of,
-    returned,
-    said,
-)
-from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
+from outliers.plot.style import COLORS, GREY, MARKERS, chosen, color_of, figure_function, panels_of
+from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.report.analysis import Rows, Value, costs, records, value_of
 
 NONE = "none"
 FEATURES = "features={:g}"  # the paper's decomposition, as a remedy
@@ -39,7 +26,7 @@ PANELS = {"tensor": "a scale a tensor", "column": "a scale a row and a column", 
 class Point(NamedTuple):
     """A row of the table and a column: what a format with a remedy was measured at.
 
-    format: the scheme of these operands that was named first. ratio: to the perplexity without quantization.
+    format: the scheme of these operands that was named first. cost: beside no quantization.
     """
 
     model: str
@@ -48,14 +35,8 @@ class Point(NamedTuple):
     panel: str
     weight_bits: float
     activation_bits: float
-    perplexity: float
-    deviation: float | None
-    ratio: float
-
-    @property
-    def increase(self) -> float:
-        """Of perplexity, in per cent."""
-        return 100 * (self.ratio - 1)
+    perplexity: Value
+    cost: Value
 
     @property
     def bits(self) -> float:
@@ -65,22 +46,20 @@ class Point(NamedTuple):
 
 def points(rows: list[dict]) -> list[Point]:
     """What each format with a remedy was measured at, of models whose perplexity without quantization is there."""
-    baseline = {row["model"]: row["value"] for row in rows if row["scheme"] == BASELINE}
     short = distinct_names((row["model"], None) for row in rows)
     formats: dict[tuple, str] = {}
-    found = []
-    for row in rows:
-        scheme, remedy = get_scheme(row["scheme"]), row["scheme"].partition("+")[2]
-        if not scheme.quantizes_projections or row["model"] not in baseline:
+    measured = []
+    for row in costs(rows):
+        scheme, (plain, _, remedy) = get_scheme(row["scheme"]), row["scheme"].partition("+")
+        if not scheme.quantizes_projections:
             continue
         if row.get("alpha") is not None:
             remedy = "+".join(filter(None, [FEATURES.format(row["alpha"]), remedy]))
-        format = formats.setdefault((scheme.activations, scheme.weights), row["scheme"].partition("+")[0])
+        format = formats.setdefault((scheme.activations, scheme.weights), plain)
         bits = [_bits(row, scheme, operand) for operand in reversed(OPERANDS)]
-        deviation, ratio = row.get("standard_deviation"), row["value"] / baseline[row["model"]]
-        model = short[row["model"], None]
-        found.append(Point(model, format, remedy or NONE, _panel(scheme), *bits, row["value"], deviation, ratio))
-    return found
+        about = short[row["model"], None], format, remedy or NONE, _panel(scheme)
+        measured.append(Point(*about, *bits, value_of(row), row["cost"]))
+    return measured
 
 
 def _bits(row: dict, scheme: Scheme, operand: str) -> float:
@@ -117,26 +96,29 @@ def remedy_costs(
     Raises:
         UserError: no such model or panel was measured, or there are several for `ax`; several models and none chosen.
     """
-    found = points(records(rows))
-    model = model or _only([point.model for point in found])
-    found = [point for point in found if point.model == model]
-    ours = {panel: _formats(found, panel) for panel in PANELS if any(point.panel == panel for point in found)}
-    shown = chosen("panel", panel, [*ours, *["published"] * paper], ax)
+    measured = points(records(rows))
+    model = model or _only([point.model for point in measured])
+    measured = [point for point in measured if point.model == model]
+    ours = {panel: _formats(measured, panel) for panel in PANELS if any(point.panel == panel for point in measured)}
+    shown = chosen("panel", panel, [*ours, *(["published"] if paper else [])], ax)
     widths = [max(2, len(ours.get(panel, REMEDIES))) for panel in shown]
     panels = panels_of(ax, 1, len(shown), (2.8 + 0.48 * sum(widths), 4.6), sharey=True, width_ratios=widths)[0]
-    remedies = list(dict.fromkeys(point.remedy for point in found))
+    remedies = list(dict.fromkeys(point.remedy for point in measured))
     for axes, panel, width in zip(panels, shown, widths, strict=True):
         if panel in ours:
-            _plot_panel(axes, ours[panel], [point for point in found if point.panel == panel], remedies)
+            _plot_panel(axes, ours[panel], [point for point in measured if point.panel == panel], remedies)
         else:
-            _plot_published(axes)
+            axes.plot(range(len(REMEDIES)), [other.increase for other in REMEDIES], "o", color=GREY)
+            name_places(axes, [f"{other.what}, {other.bits}" for other in REMEDIES])
         axes.set_title(textwrap.fill(PANELS.get(panel, panel), 8 * width), loc="center")
-    cost_axis(panels[0], [*(point.increase for point in found), *(other.increase for other in REMEDIES)])
-    panels[0].set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
+    for axes in panels[1:]:
+        axes.grid(axis="y")
+    cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *(other.increase for other in REMEDIES)])
     handles = {label: one for axes in panels for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    bars = [said(SCATTER, marker="|")] if any(point.deviation is not None for point in found) else []
-    legend(ax, axes, [*(handles[one] for one in remedies if one in handles), *bars], "right upper")
-    return returned(panels)
+    bars = SCATTER if any(point.cost.deviation is not None for point in measured) else ""
+    entries = [*(handles[one] for one in remedies if one in handles), *explained(bars=bars)]
+    legend(ax, axes, entries, "right upper")
+    return panels
 
 
 def _only(models: list[str]) -> str | None:
@@ -146,36 +128,17 @@ def _only(models: list[str]) -> str | None:
     return names[0] if names else None
 
 
-def _formats(found: list[Point], panel: str) -> dict[str, float]:
+def _formats(points: list[Point], panel: str) -> dict[str, float]:
     """The formats of a panel from few bits to many, with their bits."""
-    bits = {point.format: point.bits for point in reversed(found) if point.panel == panel}  # as its first row has them
+    bits = {point.format: point.bits for point in reversed(points) if point.panel == panel}  # as its first row has them
     return dict(sorted(bits.items(), key=lambda pair: pair[1]))
 
 
-def _plot_panel(axes: Axes, formats: dict[str, float], found: list[Point], remedies: list[str]) -> None:
-    places = list(formats)
-    for number, remedy in enumerate(remedies):
-        line = sorted((places.index(point.format), point) for point in found if point.remedy == remedy)
-        if line:
-            offset = 0.5 * ((number + 0.5) / len(remedies) - 0.5)
-            look = {"color": color_of(COLORS[number % 7]), "marker": MARKERS[number % len(MARKERS)]}
-            axes.errorbar(
-                [place + offset for place, _ in line],
-                [point.increase for _, point in line],
-                [100 * (point.deviation or 0) / point.perplexity * point.ratio for _, point in line],
-                label=remedy,
-                **look,
-            )
-    _name_places(axes, [f"{name}, {bits:.1f}" for name, bits in formats.items()])
-
-
-def _plot_published(axes: Axes) -> None:
-    axes.plot(range(len(REMEDIES)), [other.increase for other in REMEDIES], "o", color=GREY)
-    _name_places(axes, [f"{other.what}, {other.bits}" for other in REMEDIES])
-
-
-def _name_places(axes: Axes, names: list[str]) -> None:
-    axes.axhline(0, color="black", linewidth=0.6)
-    axes.grid(axis="y")
-    axes.set_xticks(range(len(names)), brief(names), **SLANTED)
-    axes.set_xlim(-0.5, len(names) - 0.5)
+def _plot_panel(axes: Axes, formats: dict[str, float], points: list[Point], remedies: list[str]) -> None:
+    places, lines = list(formats), {}
+    for point in sorted(points, key=lambda point: places.index(point.format)):
+        lines.setdefault(point.remedy, []).append((places.index(point.format), point.cost))
+    looks = zip(remedies, itertools.cycle(COLORS[:7]), itertools.cycle(MARKERS), strict=False)
+    styles = {name: {"color": color_of(color), "marker": marker, "label": name} for name, color, marker in looks}
+    plot_costs(axes, lines, styles)
+    name_places(axes, [f"{name}, {bits:.1f}" for name, bits in formats.items()])

@@ -5,39 +5,17 @@ from collections.abc import Iterable
 from matplotlib.axes import Axes
 
 from outliers.models.names import distinct_names
+from outliers.plot.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
+from outliers.plot.legends import SCATTER, explained, legend_columns, scheme_legend, scheme_styles
 from outliers.plot.published import FAIRSEQ, published_rows
-from outliers.plot.records import Rows, records
-from outliers.plot.style import (
-    GREY,
-    LINEAR,
-    SCATTER,
-    SLANTED,
-    brief,
-    cost_axis,
-    figure_function,
-    legend_columns,
-    log_axis,
-    panels_of,
-    parameters_axis,
-    said,
-    scheme_legend,
-    scheme_styles,
-)
+from outliers.plot.style import GREY, figure_function, panels_of
 from outliers.quantization.schemes import BASELINE
+from outliers.report.analysis import Rows, costs, records
 
 
-def costs(rows: list[dict]) -> list[dict]:
-    """What a scheme adds to the perplexity of its model, in per cent, in the place of each row's value; and its
-    standard deviation. Of models whose perplexity without quantization is there."""
-    baseline = {row["model"]: row["value"] for row in rows if row["scheme"] == BASELINE}
-    found = []
-    for row in rows:
-        if row["model"] in baseline and row["scheme"] != BASELINE:
-            cost = {"value": 100 * (row["value"] / baseline[row["model"]] - 1)}
-            if "standard_deviation" in row:
-                cost["standard_deviation"] = 100 * row["standard_deviation"] / baseline[row["model"]]
-            found.append(row | cost)
-    return found
+def costs_of_schemes(rows: list[dict]) -> list[dict]:
+    """Of rows with their costs, as `outliers.report.analysis.costs` has them, those of what quantizes."""
+    return [row for row in costs(rows) if row["scheme"] != BASELINE]
 
 
 def names_of(models: Iterable[str]) -> list[str]:
@@ -58,20 +36,21 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
         ax: where to draw, in the caller's style; by default a new figure.
     """
     rows = records(rows)
-    found = costs(rows)
-    styles = scheme_styles(found or rows)
-    models = len({row["model"] for row in found}) + paper * len(FAIRSEQ)
-    size = (0.6 + 0.46 * models + 2.6 * legend_columns(styles), 4.2) if found else (6.4, 3.4)
+    measured = costs_of_schemes(rows)
+    shown = measured or rows
+    styles = scheme_styles(shown)
+    models = len({row["model"] for row in measured}) + (len(FAIRSEQ) if paper else 0)
+    size = (0.6 + 0.46 * models + 2.6 * legend_columns(styles), 4.2) if measured else (6.4, 3.4)
     axes = panels_of(ax, 1, 1, size).item()
-    if found:
-        _plot_costs(axes, found, styles, paper)
+    if measured:
+        _plot_costs(axes, measured, styles, paper)
     else:
         _plot_against_size(axes, rows, styles)
     drawn = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-    entries = {scheme: drawn[scheme] for scheme in styles}
-    bars = SCATTER if any("standard_deviation" in row for row in found or rows) else None
-    grey = [said("grey: the paper, Table 1", marker="o", color=GREY)] if found and paper else []
-    scheme_legend(ax, axes, entries, found or rows, bars, *grey)
+    bars = SCATTER if any("standard_deviation" in row for row in shown) else ""
+    grey = "grey: the paper, Table 1" if measured and paper else ""
+    explanations = explained((row.get("alpha") for row in shown), bars, grey)
+    scheme_legend(ax, axes, {scheme: drawn[scheme] for scheme in styles}, explanations)
     return axes
 
 
@@ -89,25 +68,20 @@ def _plot_against_size(axes: Axes, rows: list[dict], styles: dict[str, dict]) ->
 
 def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bool) -> None:
     """Points of one model side by side; models from small to large, then those of the paper in grey."""
-    published, theirs = (costs(published_rows()), FAIRSEQ) if paper else ([], [])
+    published, theirs = (costs_of_schemes(published_rows()), FAIRSEQ) if paper else ([], [])
     ours = [model for _, model in sorted({(row["parameters"], row["model"]) for row in rows})]
-    for models, first, points in ((ours, 0, rows), (theirs, len(ours), published)):
-        for place, (scheme, style) in enumerate(styles.items()):
-            offset = first + 0.7 * ((place + 0.5) / len(styles) - 0.5)
-            of_scheme = [row for row in points if row["scheme"] == scheme]
-            grey = {} if models is ours else {"color": GREY, "label": None}
-            axes.errorbar(
-                [models.index(row["model"]) + offset for row in of_scheme],
-                [row["value"] for row in of_scheme],
-                [row.get("standard_deviation", 0) for row in of_scheme],
-                **{**style, "linestyle": "none", **grey},
-            )
-    axes.axhline(0, color="black", linewidth=0.6)
+    for models, first, points, grey in (
+        (ours, 0, rows, {}),
+        (theirs, len(ours), published, {"color": GREY, "label": None}),
+    ):
+        lines = {scheme: [] for scheme in styles}
+        for row in points:
+            if row["scheme"] in lines:
+                lines[row["scheme"]].append((first + models.index(row["model"]), row["cost"]))
+        plot_costs(axes, lines, {scheme: style | {"linestyle": "none"} | grey for scheme, style in styles.items()}, 0.7)
+    name_places(axes, [*names_of(ours), *(name.replace("fairseq-dense-", "paper, ") for name in theirs)])
     for boundary in range(1, len(ours) + len(theirs)):
         edge = {"color": "0.4", "linewidth": 1} if boundary == len(ours) else {"color": "0.85", "linewidth": 0.6}
         axes.axvline(boundary - 0.5, **edge)
-    names = [*brief(names_of(ours)), *(name.replace("fairseq-dense-", "paper, ") for name in theirs)]
-    axes.set_xticks(range(len(names)), names, **SLANTED)
-    axes.set_xlim(-0.5, len(names) - 0.5)
-    cost_axis(axes, [row["value"] for row in (*rows, *published)])
-    axes.set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
+    axes.grid(axis="y")
+    cost_axis(axes, [100 * row["cost"].mean for row in (*rows, *published)])

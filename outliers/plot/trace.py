@@ -13,6 +13,8 @@ from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import MaxNLocator
 
+from outliers.plot.axes import log_axis, threshold
+from outliers.plot.legends import legend
 from outliers.plot.style import (
     BLACK,
     BLUE,
@@ -24,14 +26,12 @@ from outliers.plot.style import (
     chosen,
     color_of,
     figure_function,
-    legend,
-    log_axis,
     panels_of,
-    returned,
-    threshold,
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from outliers.tracing.result import Trace
 
 READERS = {
@@ -79,7 +79,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
     for axes, (role, values) in zip(panels.flat, largest.items(), strict=True):
         extent = (-0.5, values.shape[1] - 0.5, trace.layers - 0.5, -0.5)
         style = {"aspect": "auto", "interpolation": "nearest", "cmap": colors, "norm": norm, "extent": extent}
-        image = axes.imshow(_pooled(values), **style)
+        image = axes.imshow(pooled(values, -(-values.shape[1] // COLUMNS)), **style)
         axes.spines[:].set_visible(True)
         axes.grid(False)
         title = f"{role}: into {READERS[role]}"
@@ -100,7 +100,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
     log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
     style = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center", "fontsize": "small"}
     bar.ax.annotate(f"α = {trace.alpha:g}", (-0.2, trace.alpha), **style)
-    return returned(panels[:, 0])
+    return panels[:, 0]
 
 
 def _bounds(trace: "Trace", largest: Iterable[np.ndarray]) -> tuple[float, float]:
@@ -118,9 +118,8 @@ def _lighter_from(share: float) -> ListedColormap:
     return ListedColormap(colormaps[matplotlib.rcParams["image.cmap"]](shades))
 
 
-def _pooled(values: np.ndarray) -> np.ndarray:
-    """At most `COLUMNS` columns of (layers, features), each the largest of neighbours."""
-    share = -(-values.shape[1] // COLUMNS)
+def pooled(values: np.ndarray, share: int) -> np.ndarray:
+    """Columns of (layers, features), each the largest of so many neighbours."""
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % share)))
     return padded.reshape(len(values), -1, share).max(2)
 
@@ -150,6 +149,13 @@ def outliers_of(trace: "Trace") -> list[int]:
     return trace.outlier_features()["feature"].tolist() if stream_roles(trace) else []
 
 
+def magnitudes(trace: "Trace") -> "torch.Tensor":
+    """Largest |x| over the layers (positions, features), averaged over sequences."""
+    of_roles = [trace.statistics[f"{role}.magnitude"] for role in stream_roles(trace)]
+    sequences = trace.statistics["text.sequences"][:, None]  # that reach each position
+    return functools.reduce(lambda one, other: one.maximum(other), of_roles) / sequences
+
+
 @figure_function
 def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
     """Largest |x| over the layers at each position, averaged over sequences, of the most common outlier features
@@ -159,9 +165,7 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
         trace: as `outliers.trace` returns it, with roles of the residual stream.
         ax: where to draw, in the caller's style; by default a new figure.
     """
-    of_roles = [trace.statistics[f"{role}.magnitude"] for role in stream_roles(trace)]
-    sequences = trace.statistics["text.sequences"][:, None]  # that reach each position
-    means = functools.reduce(lambda one, other: one.maximum(other), of_roles) / sequences
+    means = magnitudes(trace)
     features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
     axes = panels_of(ax, 1, 1, (5.2, 3.0)).item()
     styles = zip(features, (BLACK, BLUE, ORANGE, GREEN), ("-", "--", "-.", ":"), strict=False)
@@ -204,4 +208,4 @@ def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None =
         log_axis(axes.yaxis, low, high)
     style = {"ticks": MaxNLocator(integer=True), "aspect": 20 * rows}
     axes.figure.colorbar(shades, ax=list(panels), label="layer", **style)
-    return returned(panels)
+    return panels

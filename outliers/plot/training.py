@@ -6,22 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from outliers.plot.records import Rows, records
-from outliers.plot.style import (
-    BLUE,
-    GREY,
-    VERMILION,
-    brief,
-    chosen,
-    color_of,
-    count_label,
-    figure_function,
-    legend,
-    log_axis,
-    panels_of,
-    returned,
-    said,
-)
+from outliers.plot.axes import count_label, log_axis
+from outliers.plot.legends import entry, legend
+from outliers.plot.style import BLUE, GREY, VERMILION, brief, chosen, color_of, figure_function, panels_of
+from outliers.report.analysis import Rows, records
 
 ABOUT = ("run", "seed", "steps", "model", "parameters", "int8", "decomposition")  # fields of rows
 COLUMNS = 4  # of panels
@@ -42,17 +30,16 @@ def checkpoints(rows: Rows) -> pd.DataFrame:
     for row in records(rows):
         step = int(row["checkpoint"].rpartition("-")[2])
         about = {name: row.get(name) for name in ABOUT} | {"step": step}
-        found = wide.setdefault((row["run"], row["seed"], step), about)
-        found[row["metric"]] = row["value"]
+        checkpoint = wide.setdefault((row["run"], row["seed"], step), about)
+        checkpoint[row["metric"]] = row["value"]
         if "standard_deviation" in row:
-            found[f"{row['metric']}_deviation"] = row["standard_deviation"]
+            checkpoint[f"{row['metric']}_deviation"] = row["standard_deviation"]
     return pd.DataFrame(wide.values())
 
 
 def trained(rows: Rows) -> pd.DataFrame:
     """Of `checkpoints` those of models that are trained: one row a run and seed."""
-    found = checkpoints(rows)
-    return found[found["step"] == found["steps"]].reset_index(drop=True)
+    return checkpoints(rows).query("step == steps").reset_index(drop=True)
 
 
 @figure_function
@@ -72,19 +59,19 @@ def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Axe
     Raises:
         UserError: there is no such run, or there are several for `ax`.
     """
-    found = checkpoints(rows)
-    names = list(dict.fromkeys(found["run"]))
-    shown, first = chosen("run", run, names, ax), found[found["run"] == names[0]]
+    points = checkpoints(rows)
+    names = list(dict.fromkeys(points["run"]))
+    shown, first = chosen("run", run, names, ax), points[points["run"] == names[0]]
     panels = _panels(ax, len(shown))
     for axes, name in zip(panels, shown, strict=True):
-        own = found[found["run"] == name]
+        own = points[points["run"] == name]
         _plot_lines(axes, first, {"color": GREY, "linewidth": 0.8, "zorder": 1})
         _plot_lines(axes, own, {})
         axes.set_title(_title(name, own), fontsize="small")
-    _scale(panels, found)
-    handles = [said(label, color=color_of(color), linestyle=line) for label, (_, color, line) in LINES.items()]
+    _scale(panels, points)
+    handles = [entry(label, color=color_of(color), linestyle=line) for label, (_, color, line) in LINES.items()]
     if set(shown) - {names[0]}:
-        handles.append(said(f"grey: {brief(names[:1])[0]}", color=GREY, linestyle="-"))
+        handles.append(entry(f"grey: {brief(names[:1])[0]}", color=GREY, linestyle="-"))
     if len(panels) == 1:
         panels[0].set(xlabel=ALONG, ylabel=LARGEST)
         legend(ax, panels[0], handles, "right upper")
@@ -92,7 +79,7 @@ def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Axe
         panels[0].figure.supxlabel(ALONG, fontsize="medium")
         panels[0].figure.supylabel(LARGEST, fontsize="medium")
         legend(ax, panels[0], handles, "upper center", min(len(panels), len(handles)))
-    return returned(panels)
+    return panels
 
 
 def _panels(ax: Axes | None, count: int) -> np.ndarray:
@@ -122,14 +109,14 @@ def _title(name: str, of_run: pd.DataFrame) -> str:
     return f"{textwrap.fill(brief([name])[0], 24)}\nperplexity {perplexity:.1f}"
 
 
-def _scale(panels: np.ndarray, found: pd.DataFrame) -> None:
+def _scale(panels: np.ndarray, points: pd.DataFrame) -> None:
     """Logarithmic scales, with numbers along x below the last panel of each column."""
-    metrics = found.columns.intersection([metric for metrics, *_ in LINES.values() for metric in metrics])
-    low, high = found[metrics].min(axis=None), found[metrics].max(axis=None)
+    metrics = points.columns.intersection([metric for metrics, *_ in LINES.values() for metric in metrics])
+    low, high = points[metrics].min(axis=None), points[metrics].max(axis=None)
     for axes in panels:
         axes.set(xscale="log", yscale="log")
         axes.grid(axis="y")
-        log_axis(axes.xaxis, found["step"].min(), found["step"].max())
+        log_axis(axes.xaxis, points["step"].min(), points["step"].max())
         axes.xaxis.set_major_formatter(count_label)
         log_axis(axes.yaxis, low, high)
     for axes in panels[-COLUMNS:]:

@@ -9,23 +9,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from outliers.errors import UserError
+from outliers.plot.axes import log_axis, threshold
 from outliers.plot.emergence import AFFECTED, by_model
-from outliers.plot.records import Rows, records
-from outliers.plot.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    ORANGE,
-    VERMILION,
-    chosen,
-    color_of,
-    figure_function,
-    legend,
-    log_axis,
-    panels_of,
-    returned,
-    threshold,
-)
+from outliers.plot.legends import legend
+from outliers.plot.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, chosen, color_of, figure_function, panels_of
+from outliers.report.analysis import Rows, records
 
 # Where values are: what a line is called, its colour and mark.
 STATES = {
@@ -40,10 +28,10 @@ MARKED = 20  # points of a line that have a mark, about
 
 def watched(rows: Rows) -> dict[str, pd.DataFrame]:
     """Of each model that was watched while it trained, a row a step: `step`, and the metrics of `outliers.watch`."""
-    found: dict[str, list[dict]] = {}
+    models: dict[str, list[dict]] = {}
     for row in records(rows):
-        found.setdefault(row["model"], []).append(row)
-    tables = {model: by_model(of_model) for model, of_model in found.items()}
+        models.setdefault(row["model"], []).append(row)
+    tables = {model: by_model(own) for model, own in models.items()}
     return {model: _by_step(table) for model, table in tables.items() if "max.residual" in table}
 
 
@@ -85,7 +73,7 @@ def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> A
         axes.set_xlabel("training step")
     if handles:
         legend(ax, axes, handles, "right upper")
-    return returned(panels)
+    return panels
 
 
 def _plot(axes: Axes, steps: pd.DataFrame, column: str, unit: float = 1, **style) -> list[Line2D]:

@@ -5,17 +5,11 @@ import math
 from matplotlib.axes import Axes
 
 from outliers.models.names import distinct_names
-from outliers.plot.records import Rows, records
-from outliers.plot.style import (
-    GREY,
-    beside,
-    figure_function,
-    panels_of,
-    parameters_axis,
-    scheme_legend,
-    scheme_styles,
-)
+from outliers.plot.axes import beside, parameters_axis
+from outliers.plot.legends import explained, scheme_legend, scheme_styles
+from outliers.plot.style import GREY, figure_function, panels_of
 from outliers.quantization.schemes import BASELINE
+from outliers.report.analysis import Rows, records
 
 # Accuracy of a guess; a task that is not here has none that is known.
 CHANCE = {
@@ -39,11 +33,11 @@ def mean_accuracy(rows: list[dict]) -> list[dict]:
 
     standard_error is that of the mean, of tasks with examples of their own; None where a task has none.
     """
-    found: dict[tuple, dict] = {}
+    accuracies: dict[tuple, dict] = {}
     for place, row in placed(rows):
         if row["metric"] == f"{PREFIX}acc":
-            found.setdefault(place, {})[row["task"]] = row
-    tasks = {task for of_tasks in found.values() for task in of_tasks}
+            accuracies.setdefault(place, {})[row["task"]] = row
+    tasks = {task for of_tasks in accuracies.values() for task in of_tasks}
     return [
         {
             "model": model,
@@ -52,7 +46,7 @@ def mean_accuracy(rows: list[dict]) -> list[dict]:
             "value": sum(row["value"] for row in of_tasks.values()) / len(tasks),
             "standard_error": _error_of_mean([row["standard_error"] for row in of_tasks.values()]),
         }
-        for (model, scheme), of_tasks in found.items()
+        for (model, scheme), of_tasks in accuracies.items()
         if set(of_tasks) == tasks
     ]
 
@@ -100,8 +94,8 @@ def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
     axes.set_ylabel("mean zero-shot accuracy (%)")
     drawn = {container.get_label(): container for container in axes.containers}
     entries = {label_of_weights(scheme, rows[0]["dtype"]): drawn[scheme] for scheme in styles}
-    errors = any(mean["standard_error"] is not None for mean in means)
-    scheme_legend(ax, axes, entries, means, "± 1 standard error" if errors else None)
+    bars = "± 1 standard error" if any(mean["standard_error"] is not None for mean in means) else ""
+    scheme_legend(ax, axes, entries, explained((mean["alpha"] for mean in means), bars))
     return axes
 
 

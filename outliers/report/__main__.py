@@ -46,8 +46,8 @@ def report(
     from outliers.report.report import report as make
 
     places, models = places or [], models or []
-    name, *named = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
-    print(make(name, out, force, redraw, device, models_of([*named, *models])))
+    name, *others = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
+    print(make(name, out, force, redraw, device, models_of([*others, *models])))
 
 
 if __name__ == "__main__":

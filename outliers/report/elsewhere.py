@@ -2,10 +2,8 @@
 
 from typing import NamedTuple
 
-import pandas as pd
-
 from outliers.report.paper import key_of
-from outliers.report.section import Table
+from outliers.report.tables import Table
 
 
 class Elsewhere(NamedTuple):
@@ -66,10 +64,7 @@ ELSEWHERE = [
 def elsewhere(models: list[str]) -> Table | None:
     """What others published for these models; None where nothing is known."""
     names = {key_of(model) for model in models}
-    known = [value for value in ELSEWHERE if value.model in names]
-    if not known:
-        return None
-    headers = ["model", "quantity", "published", "source"]
-    cells = [list(value) for value in known]
+    known = [list(value) for value in ELSEWHERE if value.model in names]
     caption = "Published elsewhere, each under the protocol that it names."
-    return Table("elsewhere", caption, headers, cells, pd.DataFrame(cells, columns=headers), names=4)
+    headers = ["model", "quantity", "published", "source"]
+    return Table.of_words("elsewhere", caption, headers, known) if known else None

@@ -8,7 +8,9 @@ import pandas as pd
 from outliers.metrics.metric import resolved
 from outliers.models.names import short_name
 from outliers.presets.cells import Cells
-from outliers.report.section import Section, Table, together
+from outliers.report.analysis import value_of
+from outliers.report.section import Section, together
+from outliers.report.tables import Table, cell
 from outliers.runs.rows import read
 from outliers.runs.run import rows_of
 
@@ -31,12 +33,10 @@ def measured_section(spec: Cells, folder: str | Path, rows: list[dict]) -> Secti
 def _values(rows: list[dict]) -> Section:
     counts = pd.DataFrame(rows).groupby(list(PLACES), sort=False).size()
     few = [row for row in rows if counts[tuple(row[place] for place in PLACES)] == 1]
-    cells = [[short_name(row["model"]), row["variant"], row["metric"], _cell(row)] for row in few]
+    cells = [
+        [short_name(row["model"]), row["variant"], row["metric"], cell(".6g", *value_of(row), behind=".2g")]
+        for row in few
+    ]
     data = pd.DataFrame(few).reindex(columns=[*PLACES, "value", "standard_deviation", "unit"])
     table = Table("measured", "Values by model, variant and metric.", [*PLACES, "value"], cells, data, names=3)
     return Section("Measurements", rows, table.printed, [table], further={"values": pd.DataFrame(rows)})
-
-
-def _cell(row: dict) -> str:
-    deviation = row.get("standard_deviation")
-    return f"{row['value']:.6g}" + ("" if deviation is None else f"±{deviation:.2g}")

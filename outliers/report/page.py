@@ -4,15 +4,15 @@ import base64
 from itertools import zip_longest
 from pathlib import Path
 
-import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from outliers.models.names import distinct_names
-from outliers.plot.style import count_label
+from outliers.plot.axes import count_label
 from outliers.report.explorer.embedding import packed, plotly
-from outliers.report.findings.words import listed
-from outliers.report.section import FINDINGS, Drawing, Finding, Section, Table
+from outliers.report.section import FINDINGS, Finding, Section
+from outliers.report.tables import Table
+from outliers.report.words import listed
 
 HERE = Path(__file__).parent
 ABOUT = {  # what a section says of its rows: field and form, in this order
@@ -47,6 +47,10 @@ PROVENANCE = {  # label: field
     "threads": "threads",
     "seed": "seed",
 }
+MOST = (  # label, field of which the largest is shown, unit, form
+    ("most memory", "peak_memory_bytes", 2**20, "{:,.0f} MiB"),
+    ("longest measurement", "wall_seconds", 1, "{:.1f} s"),
+)
 MODEL = ["model", "revision", "dtype", "parameters", "weights", "tokens"]
 MANY = 12  # more models are counted, not named
 
@@ -83,7 +87,7 @@ def _own(name: str) -> str:
 def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:
     """The findings at the top, each with the number of its section: the most telling of each, then the next of each."""
     rounds = zip_longest(*([(number, one) for one in section.findings] for number, section in enumerate(sections)))
-    return [found for of_round in rounds for found in of_round if found][:FINDINGS]
+    return [finding for of_round in rounds for finding in of_round if finding][:FINDINGS]
 
 
 def _linked(number: int, section: Section, finding: Finding) -> dict:
@@ -108,7 +112,7 @@ def _shown(number: int, section: Section, findings: list[Finding]) -> dict:
         "drawings": [
             {
                 "caption": drawing.caption,
-                "source": _source(drawing),
+                "source": f"data:image/svg+xml;base64,{base64.b64encode(drawing.svg).decode()}",
                 "place": _place(number, "figure", drawing.name),
             }
             for drawing in section.drawings
@@ -120,39 +124,30 @@ def _html(table: Table) -> dict:
     return {**table._asdict(), "html": Markup(table.form("html"))}  # tabulate has escaped what is in the cells
 
 
-def _source(drawing: Drawing) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(drawing.svg).decode()
-
-
 def _summary(rows: list[dict]) -> str:
     names = distinct_names((row["model"], row.get("checkpoint")) for row in rows if "model" in row and "run" not in row)
     runs = {(row["model"], row["run"], row["seed"]) for row in rows if "run" in row}
-    said = [", ".join(names.values()) if len(names) <= MANY else f"{len(names)} models"] if names else []
-    said += [f"{len(runs)} training run{'s' if len(runs) > 1 else ''}"] if runs else []
-    if not said:
+    subjects = [", ".join(names.values()) if len(names) <= MANY else f"{len(names)} models"] if names else []
+    subjects += [f"{len(runs)} training run{'s' if len(runs) > 1 else ''}"] if runs else []
+    if not subjects:
         return "Nothing was measured."
-    return f"{len(rows):,} measurements of {' and '.join(said)}."
+    return f"{len(rows):,} measurements of {' and '.join(subjects)}."
 
 
 def about(rows: list[dict]) -> str:
     """The settings of some rows in one line."""
-    said = [form.format(listed(found)) for field, form in ABOUT.items() if (found := _distinct(rows, field))]
-    return ", ".join(said)
+    settings = {form: _distinct(rows, field) for field, form in ABOUT.items()}
+    return ", ".join(form.format(listed(values)) for form, values in settings.items() if values)
 
 
 def provenance(rows: list[dict]) -> Table | None:
     """Versions, device, and the most memory of some rows; None without any."""
-    records = [[label, "; ".join(found)] for label, field in PROVENANCE.items() if (found := _distinct(rows, field))]
-    memory = [row["peak_memory_bytes"] for row in rows if "peak_memory_bytes" in row]
-    if memory:
-        records.append(["most memory", f"{max(memory) / 2**20:,.0f} MiB"])
-    times = [row["wall_seconds"] for row in rows if "wall_seconds" in row]
-    if times:
-        records.append(["longest measurement", f"{max(times):.1f} s"])
-    if not records:
-        return None
-    headers = ["made with", ""]
-    return Table("provenance", "Provenance.", headers, records, pd.DataFrame(records, columns=headers), names=2)
+    records = [[label, "; ".join(_distinct(rows, field))] for label, field in PROVENANCE.items()]
+    for label, field, unit, form in MOST:
+        values = [row[field] for row in rows if field in row]
+        records.append([label, form.format(max(values) / unit) if values else ""])
+    records = [record for record in records if record[1]]
+    return Table.of_words("provenance", "Provenance.", ["made with", ""], records) if records else None
 
 
 def models(rows: list[dict]) -> Table | None:
@@ -165,14 +160,12 @@ def models(rows: list[dict]) -> Table | None:
             of_row = [name, row.get("revision", "-"), row["dtype"], count_label(row["parameters"]), row["weights_hash"]]
             record = records.setdefault((name, row["weights_hash"]), [*of_row, {}])
             record[-1][row.get("tokens_hash", "")] = None
-    if not records:
-        return None
     cells = [[*record[:-1], " ".join(record[-1]).strip()] for record in records.values()]
     caption = "Models, with hashes of their weights as they were used and of the tokens that they read."
-    return Table("models", caption, MODEL, cells, pd.DataFrame(cells, columns=MODEL), names=6)
+    return Table.of_words("models", caption, MODEL, cells) if cells else None
 
 
 def _distinct(rows: list[dict], field: str) -> list[str]:
     values = (row[field] for row in rows if row.get(field) is not None)
-    found = dict.fromkeys(", ".join(map(str, value)) if isinstance(value, list) else value for value in values)
-    return [f"{value:g}" if isinstance(value, float) else str(value) for value in found]
+    distinct = dict.fromkeys(", ".join(map(str, value)) if isinstance(value, list) else value for value in values)
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct]

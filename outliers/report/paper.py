@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from outliers.models.names import short_name
-from outliers.report.section import Section, Table
+from outliers.report.section import Section
+from outliers.report.tables import MISSING, Table
 from outliers.specification.kinds import Named
 
 Key = tuple[str, ...]
@@ -67,10 +68,16 @@ def comparison(shown: str, published: Published, measured: dict[Key, float | str
     """
     subjects = {key[0] for key in published.values}
     keys = [*published.values, *(key for key in measured if key[0] in subjects and key not in published.values)]
-    pairs = [(key, measured.get(key), published.values.get(key)) for key in keys]
-    records = [[*key, ours, theirs, _difference(ours, theirs)] for key, ours, theirs in pairs]
+    records = []
+    for key in keys:
+        ours, theirs = measured.get(key), published.values.get(key)
+        records.append([*key, ours, theirs, _difference(ours, theirs)])
+    signed = published.form.replace("{:", "{:+")
+    cells = [
+        [*map(str, key), _shown(ours, published.form, "not run"), _shown(theirs, published.form), _shown(more, signed)]
+        for *key, ours, theirs, more in records
+    ]
     headers = [*published.keys, "measured", "published", "difference"]
-    cells = [_cells(record, len(published.keys), published.form) for record in records]
     return Table(
         f"{shown}_published",
         f"Measured beside published ({published.source}).",
@@ -90,15 +97,5 @@ def _difference(ours: float | str | None, theirs: float | str | None) -> float |
     return ours - theirs
 
 
-def _cells(record: list, names: int, form: str) -> list[str]:
-    keys, (ours, theirs, difference) = record[:names], record[names:]
-    return [
-        *map(str, keys),
-        "not run" if ours is None else _shown(ours, form),
-        "-" if theirs is None else _shown(theirs, form),
-        "-" if difference is None else _shown(difference, form.replace("{:", "{:+")),
-    ]
-
-
-def _shown(value: float | str, form: str) -> str:
-    return value if isinstance(value, str) else form.format(value)
+def _shown(value: float | str | None, form: str, missing: str = MISSING) -> str:
+    return missing if value is None else value if isinstance(value, str) else form.format(value)

@@ -28,16 +28,19 @@ def _gathered() -> dict[str, Artefact]:
 
     A file with several is where its first one is.
     """
-    names = [found.name for found in pkgutil.iter_modules(artefacts.__path__)]
-    files = [importlib.import_module(f"{artefacts.__name__}.{name}") for name in names]
+    files = [
+        importlib.import_module(f"{artefacts.__name__}.{file.name}")
+        for file in pkgutil.iter_modules(artefacts.__path__)
+    ]
     groups = [file.ARTEFACTS for file in files if hasattr(file, "ARTEFACTS")]
     groups.sort(key=lambda group: _place(next(iter(group.values())).label))
-    found = {name: artefact for group in groups for name, artefact in group.items()}
-    return dict(sorted(found.items(), key=lambda pair: BEYOND.index(pair[0]) if pair[0] in BEYOND else -1))
+    pairs = [pair for group in groups for pair in group.items()]
+    return dict(sorted(pairs, key=lambda pair: BEYOND.index(pair[0]) if pair[0] in BEYOND else -1))
 
 
 def _place(label: str) -> tuple[float, bool]:
-    return int(found[0]) if (found := re.search(r"\d+", label)) else math.inf, label.startswith("Figure")
+    number = re.search(r"\d+", label)
+    return int(number[0]) if number else math.inf, label.startswith("Figure")
 
 
 ARTEFACTS = _gathered()
@@ -55,8 +58,8 @@ def experiments(name: str, device: str | None = None, models: Sequence[str] = ()
     names = [known for known in experiment_files() if known.startswith(f"{name}/")] if name in sets else [name]
     if name not in sets and name not in experiment_files() and Path(name).suffix not in (".yaml", ".yml"):
         raise unknown_name("experiment", name, [*sorted(sets), *experiment_files()], "or the path of a .yaml file")
-    found = [_validated(one, device, models) for one in names]
-    return sorted(found, key=lambda spec: list(ARTEFACTS).index(spec.shows))
+    specs = [_validated(one, device, models) for one in names]
+    return sorted(specs, key=lambda spec: list(ARTEFACTS).index(spec.shows))
 
 
 def _validated(name: str, device: str | None, models: Sequence[str]) -> Named:
@@ -129,9 +132,9 @@ def _rows(spec: Named, folder: Path, force: bool, redraw: bool) -> tuple[list[di
     models = getattr(spec, "models", [])
     if reason is None or len(models) < 2:
         return rows, [reason] if reason else []
-    found = {model: _measured(spec.model_copy(update={"models": [model]}), folder, force) for model in models}
-    rows = [row for of_model, _ in found.values() for row in of_model]
-    return rows, [f"{model}: {why}" for model, (_, why) in found.items() if why] if rows else [reason]
+    tries = {model: _measured(spec.model_copy(update={"models": [model]}), folder, force) for model in models}
+    rows = [row for of_model, _ in tries.values() for row in of_model]
+    return rows, [f"{model}: {why}" for model, (_, why) in tries.items() if why] if rows else [reason]
 
 
 def drawn_again(spec: Named, folder: Path) -> list[dict]:
@@ -198,8 +201,8 @@ def check_shown(spec: Named) -> None:
 
 def _without_repeats(section: Section, others: Sequence[Section]) -> Section:
     """A section without what the findings of others say: several figures are drawn from the same rows."""
-    said = {finding.text for other in others for finding in other.findings}
-    return section._replace(findings=[finding for finding in section.findings if finding.text not in said])
+    texts = {finding.text for other in others for finding in other.findings}
+    return section._replace(findings=[finding for finding in section.findings if finding.text not in texts])
 
 
 def _title(name: str, specs: list[Named]) -> str:

@@ -1,12 +1,11 @@
 """What a run shows: tables and figures with their words, before they become files, a page or lines on a terminal."""
 
 import io
-import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,53 +13,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tabulate import tabulate
 
 from outliers.plot.style import look
-
-ONCE = (
-    "Each perplexity was measured once, so that nothing here says how far rounding alone scatters it; --draws 4 "
-    "measures it."
-)
-DRAWN = (
-    "Mean ± standard deviation over {} draws of embeddings changed by 1e-6, which rounding alone causes: a difference "
-    "below two of its own standard deviations is none."
-)
-
-# What a format takes as its own and tabulate leaves as it is: |x| would end two cells of Markdown, <s> strike text out.
-ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
-
-
-def scatter_note(draws: int) -> str:
-    """What a table of perplexities that were measured so many times says of their scatter."""
-    return DRAWN.format(draws) if draws > 1 else ONCE
-
-
-class Table(NamedTuple):
-    """A table as people read it.
-
-    name: of its files. cells: row by row, as printed. data: the same unrounded, as its CSV file has it. names: so many
-    columns from the left are text. folded: whether a page shows it only when asked to.
-    """
-
-    name: str
-    caption: str
-    headers: list[str]
-    cells: list[list[str]]
-    data: pd.DataFrame
-    names: int = 1
-    folded: bool = False
-
-    def form(self, tablefmt: str) -> str:
-        """The table in a format of the tabulate library: github, latex_booktabs, simple, html."""
-        align = ["left"] * self.names + ["right"] * (len(self.headers) - self.names)
-        headers, *cells = [list(map(ESCAPED.get(tablefmt, str), row)) for row in (self.headers, *self.cells)]
-        return tabulate(cells, headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
-
-    @property
-    def printed(self) -> str:
-        """The table on a terminal, with its caption below."""
-        return f"{self.form('simple')}\n\n{textwrap.fill(self.caption, 100)}"
+from outliers.report.tables import Table, wrapped
 
 
 @dataclass(frozen=True)
@@ -130,11 +85,16 @@ class Section(NamedTuple):
     @property
     def terminal(self) -> str:
         """All of it on a terminal, findings first."""
-        found = (
+        findings = (
             textwrap.fill(f"• {finding.text}", 100, subsequent_indent="  ", break_on_hyphens=False)
             for finding in self.findings
         )
-        return "\n\n".join(filter(None, ["\n".join(found), self.printed]))
+        return "\n\n".join(filter(None, ["\n".join(findings), self.printed]))
+
+
+def printed(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:
+    """Tables on a terminal but for folded ones, with their captions, and notes below them."""
+    return "\n\n".join([*(table.printed for table in tables if not table.folded), *map(wrapped, notes)])
 
 
 JOINED = ("tables", "drawings", "notes", "findings", "explorers")

@@ -1,72 +1,144 @@
 """What an ablation shows: section 4.2 of the paper."""
 
+import math
+
 import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.plot.ablation import ablation_bars
 from outliers.quantization.schemes import BASELINE
-from outliers.report.findings.ablation import ablation_findings
+from outliers.report.analysis import Value, exact
 from outliers.report.paper import Artefact
-from outliers.report.section import Drawing, Section, Table
+from outliers.report.section import Drawing, Finding, Section
+from outliers.report.tables import MISSING, Table, with_interval
+from outliers.report.words import features, percent, times
 from outliers.specification.kinds import Ablation
 
-HEADERS = ["without", "method", "top-1 softmax (%)", "perplexity", "damage (%)"]
+REMOVED = {  # subject of a row: what is taken out
+    "none": "nothing",
+    "outliers": "outliers {numbers}",
+    "control": "random features, {draws:.0f} draws",
+    "single": "feature {numbers}",
+}
 
 
 def ablation_section(rows: list[dict]) -> Section:
     """The summary of an ablation as a table and as bars, without the trace that has found its features."""
     rows = [row for row in rows if "subject" in row]
-    found = ablation_summary(rows)
-    table = ablation_table(found)
-    drawings = [Drawing.of("ablation", "What the model loses without features.", ablation_bars(found))]
+    summary = ablation_summary(rows)
+    table = ablation_table(summary)
+    drawings = [Drawing.of("ablation", "What the model loses without features.", ablation_bars(summary))]
     scheme = rows[0].get("scheme", BASELINE)
     title = f"Ablation of {short_name(rows[0]['model'])}{'' if scheme == BASELINE else f' under {scheme}'}"
-    return Section(title, rows, table.form("simple"), [table], drawings, findings=ablation_findings(found))
+    return Section(title, rows, table.form("simple"), [table], drawings, findings=ablation_findings(summary))
 
 
 def ablation_summary(rows: list[dict]) -> pd.DataFrame:
     """`outliers.metrics.ablations.summary` of rows."""
     from outliers.metrics.ablations import damages, summary
 
-    cells: dict[tuple, dict] = {}
+    measurements: dict[tuple, dict] = {}
     for row in rows:
-        cell = {name: row.get(name) for name in ("subject", "method", "draw")} | {"features": tuple(row["features"])}
-        cells.setdefault(tuple(cell.values()), cell)[row["metric"]] = row["value"]
-    return summary(damages(list(cells.values())), rows[0]["seed"])
+        about = {name: row.get(name) for name in ("subject", "method", "draw")} | {"features": tuple(row["features"])}
+        measurements.setdefault(tuple(about.values()), about)[row["metric"]] = row["value"]
+    return summary(damages(list(measurements.values())), rows[0]["seed"])
 
 
-def ablation_table(found: pd.DataFrame) -> Table:
+def ablation_table(summary: pd.DataFrame) -> Table:
     """The summary as people read it; random features with the 95 % interval of their mean."""
-    cells = [
-        [
-            _what(row),
-            row["method"] or "-",
-            _with_interval(row, "top1_softmax", 100),
-            f"{row['perplexity']:.2f}",
-            "-" if row["subject"] == "none" else _with_interval(row, "damage", 100),
-        ]
-        for row in found.to_dict("records")
-    ]
     caption = "Features taken out: mean top-1 softmax probability of the attention, perplexity, and its increase."
-    return Table("ablation", caption, HEADERS, cells, found, names=2)
+    return Table.of("ablation", caption, COLUMNS, summary, names=2)
 
 
-def _what(row: dict) -> str:
-    numbers = ", ".join(map(str, row["features"]))
-    names = {
-        "none": "nothing",
-        "outliers": f"outliers {numbers}",
-        "control": f"random features, {row['draws']:.0f} draws",
-        "single": f"feature {numbers}",
-    }
-    return names[row["subject"]]
+def _removed(row: dict) -> str:
+    return REMOVED[row["subject"]].format(numbers=", ".join(map(str, row["features"])), **row)
 
 
-def _with_interval(row: dict, metric: str, unit: float) -> str:
-    value = f"{row[metric] * unit:.2f}"
-    if row["subject"] != "control":
-        return value
-    return f"{value} [{row[f'{metric}_low'] * unit:.2f}, {row[f'{metric}_high'] * unit:.2f}]"
+def _percent(row: dict, metric: str) -> str:
+    ends = [row[f"{metric}_{end}"] for end in ("low", "high")] if row["subject"] == "control" else []
+    return with_interval(lambda share: f"{100 * share:.2f}", row[metric], *ends)
+
+
+COLUMNS = (
+    ("without", _removed),
+    ("method", lambda row: row["method"] or MISSING),
+    ("top-1 softmax (%)", lambda row: _percent(row, "top1_softmax")),
+    ("perplexity", "{perplexity:.2f}"),
+    ("damage (%)", lambda row: MISSING if row["subject"] == "none" else _percent(row, "damage")),
+)
+# Findings
+
+
+TAKEN_OUT = {
+    "zero": "Setting {} to zero",
+    "mean": "Setting {} to the mean",
+    "shuffle": "Shuffling {} over positions",
+}
+ENDS = ("", "_low", "_high")  # of the names of a mean and of its interval
+
+
+def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
+    """What the model loses by each method beside random features; what single features do; the attention.
+
+    summary: that of `outliers.metrics.ablations.summary`.
+    """
+    rows = summary.to_dict("records")
+    pairs = [
+        (row, control)
+        for row in rows
+        for control in rows
+        if row["subject"] == "outliers" and control["subject"] == "control" and row["method"] == control["method"]
+    ]
+    before = next(row for row in rows if row["subject"] == "none")
+    sentences = [_damage(*pair) for pair in pairs]
+    sentences += [*_attention(*pairs[0], before), *_single(rows, pairs[0][1])] if pairs else []
+    return [Finding(sentence, "ablation") for sentence in sentences]
+
+
+def _damage(row: dict, control: dict) -> str:
+    """What is lost without the features; that it is more than random features cost only beyond their scatter."""
+    what = TAKEN_OUT.get(row["method"], f"Taking {{}} out by {row['method']}").format(features(row["features"]))
+    drawn = f"{'another feature' if len(row['features']) == 1 else 'as many others'}, drawn at random,"
+    if not exact(row["damage"]).is_apart(Value(control["damage"], _deviation(control))):
+        return (
+            f"{what} changes the perplexity by {percent(row['damage'])}, {drawn} by {percent(control['damage'])}: "
+            "that it matters more could not be shown."
+        )
+    ratio, *of_control = (1 + value for value in (row["damage"], *(control[f"damage{end}"] for end in ENDS)))
+    return f"{what} multiplies the perplexity by {times(ratio)}, {drawn} by {with_interval(times, *of_control)}."
+
+
+def _attention(row: dict, control: dict, before: dict) -> list[str]:
+    """How the attention is without the features, if it is otherwise without random ones."""
+    name = "top1_softmax"
+    if control[f"{name}_low"] <= row[name] <= control[f"{name}_high"]:
+        return []
+    moved = "falls" if row[name] < before[name] else "rises"
+    return [
+        f"Without {features(row['features'])} the mean top-1 softmax probability of the attention {moved} from "
+        f"{100 * before[name]:.1f} to {100 * row[name]:.1f} %; without random features it is "
+        f"{100 * control[name]:.1f} %."
+    ]
+
+
+def _single(rows: list[dict], control: dict) -> list[str]:
+    """Which of several features does most alone, if one does."""
+    alone = [row for row in rows if row["subject"] == "single" and row["method"] == control["method"]]
+    alone.sort(key=lambda row: -row["damage"])
+    values = [Value(row["damage"], _deviation(control)) for row in alone[:2]]
+    if len(alone) < 2 or not values[0].is_above(values[1]):
+        return []
+    most, second = alone[:2]
+    return [
+        f"Alone, feature {most['features'][0]} does most: {percent(most['damage'])}; the next, feature "
+        f"{second['features'][0]}, {percent(second['damage'])}."
+    ]
+
+
+def _deviation(control: dict) -> float:
+    """The standard deviation of the damage by one draw of random features, rounding included: the 95 % interval of the
+    mean of n draws is about four of it wide, divided by the root of n."""
+    return math.sqrt(control["draws"]) * (control["damage_high"] - control["damage_low"]) / 4
 
 
 ARTEFACTS = {"ablation": Artefact("Ablation", Ablation, ablation_section)}

@@ -1,12 +1,17 @@
 """What attention in int8 costs at evaluation, beside the scheme of the projections; an experiment beyond the paper."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
-from outliers.plot.attention import Point, attention_costs, points
-from outliers.plot.style import in_order
-from outliers.report.findings.attention import attention_findings
+from outliers.plot.attention import NOT_QUANTIZED, Point, attention_costs, points
+from outliers.plot.legends import in_order
+from outliers.quantization.schemes import BASELINE
+from outliers.report.analysis import unrounded
 from outliers.report.paper import Artefact
-from outliers.report.section import Drawing, Section, Table, scatter_note
+from outliers.report.section import Drawing, Finding, Section, printed
+from outliers.report.tables import MISSING, Table, cell, scatter_note
+from outliers.report.words import percent
 from outliers.specification.kinds import Experiment
 
 CAPTION = (
@@ -16,35 +21,86 @@ CAPTION = (
     "deviation by rounding."
 )
 
+DATA = ["model", "scheme", "attention", "perplexity", "deviation", "ratio", "alpha", "increase"]  # of the CSV file
+
 
 def attention_section(rows: list[dict]) -> Section:
     """What a sweep of schemes with attention in 16 bits and in int8 shows."""
-    note, found = scatter_note(rows[0].get("draws", 1)), points(rows)
-    tables = [attention_table(model, found) for model in dict.fromkeys(point.model for point in found)]
+    note, measured = scatter_note(rows[0].get("draws", 1)), points(rows)
+    tables = [attention_table(model, measured) for model in dict.fromkeys(point.model for point in measured)]
     drawings = [Drawing.of("attention", CAPTION, attention_costs(rows))]
-    printed = "\n\n".join([*(table.printed for table in tables), note])
-    findings = attention_findings(found)
-    return Section("Attention in int8", rows, printed, tables, drawings, [note], findings=findings)
+    findings = attention_findings(measured)
+    return Section("Attention in int8", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
 
 
-def attention_table(model: str, found: list[Point]) -> Table:
+def attention_table(model: str, points: list[Point]) -> Table:
     """Schemes of the projections down, attention across; in the cells perplexity with its scatter."""
-    own = [point for point in found if point.model == model]
+    own = [point for point in points if point.model == model]
     columns = list(dict.fromkeys(point.attention for point in own))
-    by_place = {(point.scheme, point.attention): point for point in own}
-    cells = [
-        [scheme, *(_cell(by_place.get((scheme, column))) for column in columns)]
+    cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity) for point in own}
+    lines = [
+        [scheme, *(cells.get((scheme, column), MISSING) for column in columns)]
         for scheme in in_order(point.scheme for point in own)
     ]
     caption = f"Perplexity of {model} by scheme of the projections and by attention."
-    data = pd.DataFrame([{**point._asdict(), "increase": point.increase} for point in own])
-    return Table(f"attention_{model}", caption, ["scheme", *columns], cells, data)
+    data = pd.DataFrame([{**unrounded(point), "increase": 100 * point.cost.mean} for point in own], columns=DATA)
+    return Table(f"attention_{model}", caption, ["scheme", *columns], lines, data)
 
 
-def _cell(point: Point | None) -> str:
-    if point is None:
-        return "-"
-    return f"{point.perplexity:.2f}" + ("" if point.deviation is None else f"±{point.deviation:.2f}")
+# Findings
+
+
+PRODUCTS = {"scores": "queries with keys", "values": "probabilities with values"}
+
+
+def attention_findings(points: Sequence[Point]) -> list[Finding]:
+    """Of each model, with projections that are not quantized: what attention in int8 costs, which of its products costs
+    it, and what is left with the smallest share of it in 16 bits. Nothing of a single draw."""
+    points = [point for point in points if point.scheme == BASELINE and point.perplexity.deviation is not None]
+    models = dict.fromkeys(point.model for point in points)
+    attentions = {model: {one.attention: one for one in points if one.model == model} for model in models}
+    return [
+        Finding(sentence, f"attention_{model}")
+        for model, own in attentions.items()
+        for sentence in _of_model(own, model)
+    ]
+
+
+def _of_model(own: dict[str, Point], model: str) -> list[str]:
+    if "int8" not in own:
+        return []
+    if not _is_cost(own["int8"], own):
+        return [f"That attention in int8 costs {model} anything could not be shown."]
+    cost = f"Attention in int8 alone costs {model} {percent(*own['int8'].cost)} of its perplexity."
+    return [cost, *_products(own), *_decomposed(own)]
+
+
+def _is_cost(point: Point, own: dict[str, Point]) -> bool:
+    """Whether it costs perplexity beyond the scatter of rounding."""
+    return point.perplexity.is_above(own[NOT_QUANTIZED].perplexity)
+
+
+def _products(own: dict[str, Point]) -> list[str]:
+    """Which of the two products costs more alone."""
+    alone = {name: own[f"int8, {name} alone"] for name in PRODUCTS if f"int8, {name} alone" in own}
+    if len(alone) < len(PRODUCTS):
+        return []
+    (less, one), (more, other) = sorted(alone.items(), key=lambda pair: pair[1].perplexity.mean)
+    if not other.perplexity.is_above(one.perplexity):
+        return []
+    most = f"The product of {PRODUCTS[more]} alone costs {percent(*other.cost)}"
+    return [f"{most}, that of {PRODUCTS[less]} alone {percent(*one.cost)}."]
+
+
+def _decomposed(own: dict[str, Point]) -> list[str]:
+    """What is left with the smallest share in 16 bits, where there is a cost to save."""
+    shares = [name for name in own if name.startswith("int8+") and "alone" not in name]
+    if not shares:
+        return []
+    left, share = own[shares[0]], shares[0].removeprefix("int8+").replace("%", " %")
+    if not _is_cost(left, own):
+        return [f"With {share} of its products in 16 bits, that it costs anything could not be shown."]
+    return [f"With {share} of its products in 16 bits {percent(*left.cost)} is left."]
 
 
 ARTEFACTS = {"attention": Artefact("Attention in int8", Experiment, attention_section)}

@@ -1,17 +1,17 @@
 """What grows outlier features: training runs that differ in one thing each; an experiment beyond the paper."""
 
-import textwrap
-from collections.abc import Mapping
+import math
 from typing import NamedTuple
 
 import pandas as pd
 
 from outliers.plot.training import causes, trained
 from outliers.quantization.schemes import BASELINE
-from outliers.report.findings.causes import causes_findings
+from outliers.report.analysis import Value, exact, mean, of_runs, ratio, value_of
 from outliers.report.paper import Artefact
-from outliers.report.section import Drawing, Section, Table
-from outliers.report.seeds import Mean, mean, seeds_note
+from outliers.report.section import Drawing, Finding, Section, printed
+from outliers.report.tables import Table, cell, seeds_note, with_interval
+from outliers.report.words import NAMED, amount, count, listed, percent
 from outliers.specification.recipe import Training
 
 UNDER = "perplexity."  # before the scheme under which a trained model was measured
@@ -53,13 +53,13 @@ FIGURE = (
 
 def causes_section(rows: list[dict]) -> Section:
     """What training runs that differ in one thing each end with, and what grew along them."""
-    found, note = ends(rows), seeds_note(trained(rows))
-    table = causes_table(found)
+    models, notes = ends(rows), [seeds_note(trained(rows))]
+    tables = [causes_table(models)]
     drawings = [Drawing.of("causes", FIGURE, causes(rows))]
-    findings = causes_findings(found, table.name)
-    further = {"trained": found}
-    printed = f"{table.printed}\n\n{textwrap.fill(note, 100)}"
-    return Section("What grows outlier features", rows, printed, [table], drawings, [note], further, findings)
+    findings = causes_findings(models, tables[0].name)
+    further = {"trained": models}
+    title = "What grows outlier features"
+    return Section(title, rows, printed(tables, notes), tables, drawings, notes, further, findings)
 
 
 def ends(rows: list[dict]) -> pd.DataFrame:
@@ -67,46 +67,127 @@ def ends(rows: list[dict]) -> pd.DataFrame:
 
     Those are `max.inputs`, over all roles, `kurtosis`, and `COST` with each scheme, its scatter by rounding beside it.
     """
-    found = trained(rows)
-    found["max.inputs"] = found[found.columns.intersection(INPUTS)].max(axis=1)
-    found["kurtosis"] = found[KURTOSES].max(axis=1)
-    for scheme in _schemes(found):
-        exact, under = found[UNDER + BASELINE], UNDER + scheme
-        found[COST + scheme] = 100 * (found[under] / exact - 1)
-        if f"{under}_deviation" in found:
-            found[f"{COST}{scheme}_deviation"] = 100 * found[f"{under}_deviation"] / exact
-    return found
+    table = trained(rows)
+    table["max.inputs"] = table[table.columns.intersection(INPUTS)].max(axis=1)
+    table["kurtosis"] = table[KURTOSES].max(axis=1)
+    for scheme in _schemes(table):
+        exact, under = table[UNDER + BASELINE], UNDER + scheme
+        cost = Value(table[under], table.get(f"{under}_deviation")).beside(exact)
+        table[COST + scheme] = 100 * cost.mean
+        if cost.deviation is not None:
+            table[f"{COST}{scheme}_deviation"] = 100 * cost.deviation
+    return table
 
 
-def _schemes(found: pd.DataFrame) -> list[str]:
+def _schemes(table: pd.DataFrame) -> list[str]:
     """Under which models were measured, beside that which quantizes nothing."""
-    under = [name.removeprefix(UNDER) for name in found if name.startswith(UNDER) and not name.endswith("_deviation")]
+    under = [name.removeprefix(UNDER) for name in table if name.startswith(UNDER) and not name.endswith("_deviation")]
     return [scheme for scheme in under if scheme != BASELINE]
 
 
-def causes_table(found: pd.DataFrame) -> Table:
+def causes_table(models: pd.DataFrame) -> Table:
     """A row a run; of several seeds the mean with its interval, and where all runs have one the scatter by rounding."""
-    several = found["seed"].nunique() > 1
-    columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(found))]
+    several = models["seed"].nunique() > 1
+    columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(models))]
     cells, data = [], []
-    for run, of_run in found.groupby("run", sort=False):
+    for run, of_run in models.groupby("run", sort=False):
         means = {column.metric: mean(of_run[column.metric].tolist()) for column in columns}
-        scatter = {} if several else of_run.iloc[0]
-        cells.append([run, *(_cell(means[column.metric], column, scatter) for column in columns)])
         reaches = {f"{metric}_reach": one.reach for metric, one in means.items() if one.reach is not None}
         data.append({"run": run, "seeds": len(of_run), **{name: one.value for name, one in means.items()}, **reaches})
-    said = BY_SEEDS if several else BY_ROUNDING
-    headers = ["run", *(column.header for column in columns)]
-    return Table("causes", CAPTION.format(said), headers, cells, pd.DataFrame(data))
+        rounding = {} if several else of_run.iloc[0]
+        behind = [reaches.get(f"{metric}_reach", rounding.get(f"{metric}_deviation")) for metric in means]
+        pairs = zip(columns, means.values(), behind, strict=True)
+        cells.append([run, *(cell(column.form, one.value, scatter, column.unit) for column, one, scatter in pairs)])
+    caption = CAPTION.format(BY_SEEDS if several else BY_ROUNDING)
+    return Table("causes", caption, ["run", *(column.header for column in columns)], cells, pd.DataFrame(data))
 
 
-def _cell(of_run: Mean, column: Column, scatter: Mapping[str, float]) -> str:
-    """A mean; behind it the reach of its interval, or what scatters it by rounding, where that is known."""
-    reach = of_run.reach if of_run.reach is not None else scatter.get(f"{column.metric}_deviation")
-    if pd.isna(of_run.value):
-        return "-"
-    beside = "" if reach is None else f"±{column.unit * reach:{column.form.removeprefix('+')}}"
-    return f"{column.unit * of_run.value:{column.form}}{beside}"
+# Findings
+
+
+COMPARED = {  # by the scatter of seeds, the most telling first
+    "max.residual": "largest |x| of the residual stream",
+    "max.inputs": "largest input of a projection",
+    "perplexity": "perplexity",
+}
+
+
+def causes_findings(ends: pd.DataFrame, at: str) -> list[Finding]:
+    """In which runs outlier features grow, what differs from the first run beyond the scatter of seeds, what it costs.
+
+    ends: a row a run and seed, as `ends` of the artefact makes it. at: the table that shows it.
+    """
+    first, *others = ends["run"].unique()
+    sentences = [_having(ends)]
+    if others:
+        several = ends["seed"].nunique() > 1
+        sentences += _apart(ends, first, others) if several else [_range(ends)]
+    return [Finding(sentence, at) for sentence in (*sentences, *_cost(ends))]
+
+
+def _having(ends: pd.DataFrame) -> str:
+    """In which runs outlier features are there at the end, in some seed."""
+    most = ends.groupby("run", sort=False)["count"].max()
+    ever, never = most.index[most > 0].tolist(), most.index[most == 0].tolist()
+    if not ever:
+        which = f"any of {count(len(most))} runs" if len(most) > 1 else _quoted(never[0])
+        return f"No outlier feature by the criterion grew in {which}."
+    if not never:
+        which = "all runs" if len(most) > 1 else _quoted(ever[0])
+    elif len(ever) < len(never):
+        which = f"{_quoted(*ever)}, and in none of {count(len(never))} others"
+    else:
+        which = f"{count(len(ever))} of {count(len(most))} runs, and none in {_quoted(*never)}"
+    return f"Outlier features by the criterion grew in {which}."
+
+
+def _quoted(*runs: str) -> str:
+    """Runs by name, or, where they are many, how many they are."""
+    return f"{count(len(runs))} runs" if len(runs) > NAMED else listed(f"'{run}'" for run in runs)
+
+
+def _range(ends: pd.DataFrame) -> str:
+    """Between which runs the largest values are; nothing more is known of single runs."""
+    column = "max.residual"
+    least, most = (
+        f"{amount(row[column])} in {_quoted(row['run'])}"
+        for row in (ends.loc[ends[column].idxmin()], ends.loc[ends[column].idxmax()])
+    )
+    return f"The {COMPARED[column]} ends between {least} and {most}."
+
+
+def _apart(ends: pd.DataFrame, first: str, others: list[str]) -> list[str]:
+    """What is more or less than in the first run, by ratios whose intervals over seeds do not include 1."""
+    sentences = []
+    for column, name in COMPARED.items():
+        values = of_runs(ends, column)
+        ratios = {run: ratio(values[run], values[first]) for run in others}
+        shown = {run: one for run, one in ratios.items() if one and one.is_shown}
+        if not shown:
+            sentences.append(f"That the {name} of any run is another than that of {_quoted(first)} could not be shown.")
+            continue
+        largest = sorted(shown, key=lambda run: -abs(math.log(shown[run].value)))[:NAMED]
+        factors = {run: with_interval("{:.3g}".format, shown[run].value, *shown[run].interval) for run in largest}
+        runs = sorted(largest, key=lambda run: shown[run].value)
+        multiplied = listed(f"×\N{NO-BREAK SPACE}{factors[run]} in {_quoted(run)}" for run in runs)
+        more = f", and differs in {count(len(shown) - len(runs))} more" if len(shown) > len(runs) else ""
+        sentences.append(f"Beside {_quoted(first)} the {name} is {multiplied}{more}.")
+    return sentences
+
+
+def _cost(ends: pd.DataFrame) -> list[str]:
+    """What absmax costs at most beyond the scatter of rounding, and which run, if it is apart from the next."""
+    column = f"{COST}absmax"
+    if column not in ends or f"{column}_deviation" not in ends:
+        return []
+    costs = [(value_of(row, column), row["run"]) for row in ends.to_dict("records")]
+    (worst, run), *others = sorted(costs, key=lambda pair: -pair[0].mean)
+    if not worst.is_above(exact(0)):
+        return ["That absmax costs any of the models perplexity could not be shown."]
+    is_told = all(worst.is_above(other) for other, _ in others[:1])
+    where = f", in {_quoted(run)}" if is_told else ""
+    share = Value(worst.mean / 100, worst.deviation / 100)
+    return [f"absmax costs at most {percent(*share)} of the perplexity{where}."]
 
 
 ARTEFACTS = {"causes": Artefact("Causes", Training, causes_section)}

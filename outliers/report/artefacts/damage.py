@@ -1,27 +1,49 @@
 """What the damage of schemes shows: where in a model it is, and which values cause it."""
 
-import textwrap
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
-from outliers.metrics.damages import damages_of
+from outliers.metrics.damages import Damages, damages_of
 from outliers.models.names import short_name
-from outliers.plot.damage import BARS, Found, damage_bars, damage_map
+from outliers.plot.damage import ByScheme, damage_bars, damage_map
+from outliers.report.analysis import exact, value_of
 from outliers.report.explorer.damage import damage_explorer
-from outliers.report.findings.damage import damage_findings, decibels
 from outliers.report.paper import Artefact
-from outliers.report.section import Drawing, Section, Table, scatter_note
+from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
+from outliers.report.tables import Table, scatter_note, scattered
+from outliers.report.words import amount, percent
 from outliers.specification.kinds import Damage
 
 Names = Callable[[int], str]  # of a token, by its id
 
 WORST = 10  # projections of a scheme that are listed
-MODEL = ["scheme", "perplexity", "increase (%)", "KL (nats)", "top-1 agreement (%)"]
-PLACES = ["only it: perplexity", "increase (%)", "all but it: perplexity", "increase (%)"]
-ERRORS = ["scheme", "projection", "by token (dB)", "of all (dB)", "max |input|", "feature", "position", "token"]
+SCHEME = ("scheme", "{scheme}")
+MODEL = (
+    SCHEME,
+    ("perplexity", scattered("perplexity", ".2f")),
+    ("increase (%)", scattered("damage", "+.2f", 100)),
+    ("KL (nats)", scattered("kl", ".4f")),
+    ("top-1 agreement (%)", scattered("top1_agreement", ".2f", 100)),
+)
+PLACES = (
+    ("only it: perplexity", scattered("perplexity_only", ".2f")),
+    ("increase (%)", scattered("damage_only", "+.2f", 100)),
+    ("all but it: perplexity", scattered("perplexity_without", ".2f")),
+    ("increase (%)", scattered("damage_without", "+.2f", 100)),
+)
+ERRORS = (
+    SCHEME,
+    ("projection", "{projection}"),
+    ("by token (dB)", lambda row: decibels(row["by_token_db"])),
+    ("of all (dB)", lambda row: decibels(row["db"])),
+    ("max |input|", "{largest:,.1f}"),
+    *((name, f"{{{name}}}") for name in ("feature", "position")),
+    ("token", "{token_text}"),
+)
 
 
 def kept_damage_section(spec: Damage, _folder: Path, rows: list[dict]) -> Section:
@@ -38,21 +60,21 @@ def damage_section(rows: list[dict], names: Names) -> Section:
 
     names: what a token id is called, see `outliers.text.tokens`.
     """
-    found = damages_of(rows)
-    errors = pd.concat([one.errors.assign(scheme=scheme) for scheme, one in found.items()], ignore_index=True)
+    damages = damages_of(rows)
+    errors = pd.concat([one.errors.assign(scheme=scheme) for scheme, one in damages.items()], ignore_index=True)
     errors["token_text"] = [None if pd.isna(token) else names(int(token)) for token in errors["token"]]
     notes = _scatter_note(rows)
-    tables = [*_models(found), *_places("role", found), *_places("layer", found), *_worst(errors)]
+    tables = [*_models(damages), *_places("role", damages), *_places("layer", damages), *_worst(errors)]
     drawings = []
     if len(errors):
-        drawings.append(Drawing.of("damage_errors", HEAT_CAPTION, damage_map(found)))
-    if any(len(one.roles) or len(one.layers) for one in found.values()):
-        drawings.append(Drawing.of("damage_places", BARS_CAPTION, damage_bars(found)))
-    shown = [*(textwrap.fill(note, 100) for note in notes), *(table.printed for table in tables if not table.folded)]
+        drawings.append(Drawing.of("damage_errors", HEAT_CAPTION, damage_map(damages)))
+    if any(len(one.roles) or len(one.layers) for one in damages.values()):
+        drawings.append(Drawing.of("damage_places", BARS_CAPTION, damage_bars(damages)))
+    shown = "\n\n".join(filter(None, [printed([], notes), printed(tables)]))
     title = f"Damage to {short_name(rows[0]['model'])}"
     further = {"errors": errors[["scheme", *errors.columns.drop("scheme")]]} if len(errors) else {}
-    findings = damage_findings(found, names)
-    return Section(title, rows, "\n\n".join(shown), tables, drawings, notes, further, findings, damage_explorer(found))
+    findings = damage_findings(damages, names)
+    return Section(title, rows, shown, tables, drawings, notes, further, findings, damage_explorer(damages))
 
 
 HEAT_CAPTION = (
@@ -75,57 +97,28 @@ def _scatter_note(rows: list[dict]) -> list[str]:
 # Tables
 
 
-def _models(found: Found) -> list[Table]:
+def _models(damages: ByScheme) -> list[Table]:
     """What is over the model, for each scheme."""
-    having = [one for one in found.values() if "damage" in one.model]
-    if not having:
+    models = [{"scheme": one.scheme, **one.model} for one in damages.values() if "damage" in one.model]
+    if not models:
         return []
-    unquantized = having[0].model["unquantized"]
-    cells = [
-        [
-            one.scheme,
-            _with_scatter(one.model, "perplexity", ".2f"),
-            f"{100 * one.model['damage']:+.2f}",
-            _with_scatter(one.model, "kl", ".4f"),
-            _with_scatter(one.model, "top1_agreement", ".2f", 100),
-        ]
-        for one in having
-    ]
     caption = (
-        f"Perplexity, its increase over the {unquantized:.2f} of the unquantized model, mean KL divergence from its "
-        "predictions, and how often the most probable token is the same."
+        f"Perplexity, its increase over the {models[0]['unquantized']:.2f} of the unquantized model, mean KL "
+        "divergence from its predictions, and how often the most probable token is the same."
     )
-    data = pd.DataFrame([{"scheme": one.scheme, **one.model} for one in having])
-    return [Table("damage_model", caption, MODEL, cells, data)]
+    return [Table.of("damage_model", caption, MODEL, pd.DataFrame(models))]
 
 
-def _with_scatter(values: Mapping, name: str, form: str, unit: float = 1) -> str:
-    value, deviation = values.get(name), values.get(f"{name}_deviation")
-    if value is None or pd.isna(value):
-        return "-"
-    return f"{unit * value:{form}}" + ("" if deviation is None else f"±{unit * deviation:{form}}")
-
-
-def _places(field: str, found: Found) -> list[Table]:
+def _places(field: str, damages: ByScheme) -> list[Table]:
     """Perplexities by role or by layer, for each scheme; those of layers are many, and folded."""
-    tables = {scheme: getattr(one, f"{field}s") for scheme, one in found.items()}
+    tables = {scheme: getattr(one, f"{field}s") for scheme, one in damages.items()}
     data = pd.concat([table.assign(scheme=scheme) for scheme, table in tables.items()], ignore_index=True)
     if data.empty:
         return []
     data = data[["scheme", *data.columns.drop("scheme")]]
-    cells = [[row["scheme"], str(row[field]), *_costs(row)] for row in data.to_dict("records")]
     caption = f"Perplexity with only one {field} quantized, and with all but it."
-    headers = ["scheme", field, *PLACES]
-    return [Table(f"damage_{field}s", caption, headers, cells, data, names=2, folded=field == "layer")]
-
-
-def _costs(row: dict) -> list[str]:
-    cells = []
-    for kind in BARS:
-        damage = row.get(f"damage_{kind}")
-        increase = "-" if damage is None or pd.isna(damage) else f"{100 * damage:+.2f}"
-        cells += [_with_scatter(row, f"perplexity_{kind}", ".2f"), increase]
-    return cells
+    columns = [SCHEME, (field, f"{{{field}}}"), *PLACES]
+    return [Table.of(f"damage_{field}s", caption, columns, data, names=2, folded=field == "layer")]
 
 
 def _worst(errors: pd.DataFrame) -> list[Table]:
@@ -134,25 +127,118 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
         return []
     worst = errors.sort_values("by_token", ascending=False, kind="stable").groupby("scheme", sort=False).head(WORST)
     worst = pd.concat([worst[worst["scheme"] == scheme] for scheme in errors["scheme"].unique()])
-    cells = [
-        [
-            row["scheme"],
-            row["projection"],
-            decibels(row["by_token_db"]),
-            decibels(row["db"]),
-            f"{row['largest']:,.1f}",
-            str(row["feature"]),
-            str(row["position"]),
-            row["token_text"],
-        ]
-        for row in worst.to_dict("records")
-    ]
     caption = (
         f"The {WORST} projections of each scheme whose outputs have the largest errors for the mean token, from the "
         "inputs of the unquantized model; the error over all tokens, which those of massive values may hide; and the "
         "largest value of that input, which sets the scale where a whole tensor has one, with its place in the text."
     )
-    return [Table("damage_worst", caption, ERRORS, cells, worst, names=2)]
+    return [Table.of("damage_worst", caption, ERRORS, worst, names=2)]
+
+
+# Findings
+
+SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damage is named, up to so many
+
+
+def damage_findings(damages: Mapping[str, Damages], names: Names) -> list[Finding]:
+    """Of the scheme that costs most: in which role and by which value, how much, and in which layers; of the others in
+    which role and how much; the worst output of each. One draw does not tell a role or a layer from others."""
+    schemes = sorted(damages.values(), key=lambda one: -one.model.get("damage", 0))
+    costly = [one for one in schemes if "damage" in one.model and not _is_scatter(one, one.model)]
+    findings = []
+    for one in schemes:
+        findings += _of_roles(one, names) if one in costly else []
+        findings += [_of_model(one)] if "damage" in one.model else []
+        findings += _of_layers(one) if one in costly[:1] else []
+    return [*findings, *(finding for one in schemes for finding in _of_errors(one))][:FINDINGS]
+
+
+def _of_model(one: Damages) -> Finding:
+    before, after = one.model["unquantized"], one.model["perplexity"]
+    change = f"Under {one.scheme} the perplexity goes from {before:.2f} to {after:.2f} ({_cost(one, one.model)})"
+    if value_of(one.model, "perplexity").deviation is None:
+        ending = " in a single draw; --draws 4 measures how far rounding scatters it."
+    else:
+        ending = ", which is within the scatter of rounding." if _is_scatter(one, one.model) else "."
+    return Finding(f"{change}{ending}", "damage_model")
+
+
+def _cost(one: Damages, values: Mapping, name: str = "perplexity") -> str:
+    """What a perplexity is above that of the unquantized model, with its standard deviation where there is one."""
+    return percent(*value_of(values, name).beside(one.model["unquantized"]))
+
+
+def _is_scatter(one: Damages, values: Mapping, name: str = "perplexity") -> bool:
+    """Whether a perplexity is within the scatter of rounding of the unquantized model's."""
+    return not value_of(values, name).is_apart(exact(one.model["unquantized"]))
+
+
+def _of_roles(one: Damages, names: Names) -> list[Finding]:
+    """In which role most of it is, if that one costs more than the next, and the largest value that it has to hold."""
+    if one.roles.empty:
+        return []
+    first, *others = one.roles.sort_values("perplexity_only", ascending=False).to_dict("records")
+    if _is_scatter(one, first, "perplexity_only") or (others and not _is_more(first, others[0])):
+        return [Finding(f"No role stands out under {one.scheme}.", "damage_roles")]
+    part = _part(one, first["damage_only"])
+    share = f", {100 * part:.0f} % of the rise of log-perplexity" if 0 < part < 1 else ""
+    which = f"Most of what {one.scheme} costs" if part > 0.5 else f"The largest part of what {one.scheme} costs"
+    sentence = f"{which} is in {first['role']} ({_cost(one, first, 'perplexity_only')} alone{share})"
+    sentence += _largest(one, first["role"], names)
+    if pd.notna(first.get("damage_without")):
+        sentence += f"; with {first['role']} exact, {_cost(one, first, 'perplexity_without')} is left"
+    return [Finding(f"{sentence}.", "damage_roles")]
+
+
+def _is_more(place: dict, other: dict) -> bool:
+    return value_of(place, "perplexity_only").is_above(value_of(other, "perplexity_only"))
+
+
+def _of_layers(one: Damages) -> list[Finding]:
+    """Which layers cost most alone, if each of them costs more than any that is not named."""
+    if one.layers.empty:
+        return []
+    layers = one.layers.sort_values("perplexity_only", ascending=False).to_dict("records")
+    broken = [layer for layer in layers[:MOST] if _part(one, layer["damage_only"]) >= SHARE]
+    while broken and len(broken) < len(layers) and not _is_more(broken[-1], layers[len(broken)]):
+        broken.pop()
+    if not broken:
+        return [Finding(f"No layer stands out under {one.scheme}.", "damage_layers")]
+    costs = ", ".join(f"{layer['layer']:.0f} ({_cost(one, layer, 'perplexity_only')})" for layer in broken)
+    which = "layers that cost" if len(broken) > 1 else "layer that costs"
+    return [Finding(f"Under {one.scheme} the {which} most alone: {costs}.", "damage_layers")]
+
+
+def _largest(one: Damages, role: str, names: Names) -> str:
+    """The largest value of a role, which a scale has to hold; nothing where no input was looked at."""
+    inputs = one.errors[one.errors["role"] == role].dropna(subset=["largest"])
+    if inputs.empty:
+        return ""
+    most = inputs.loc[inputs["largest"].astype(float).idxmax()].to_dict()
+    place = f"layer {most['layer']}, feature {most['feature']:.0f}, position {most['position']:.0f}"
+    return f", where values go up to {amount(most['largest'])} ({place}, token {names(int(most['token']))})"
+
+
+def _of_errors(one: Damages) -> list[Finding]:
+    if one.errors.empty:
+        return []
+    worst = one.errors.loc[one.errors["by_token"].idxmax()]
+    sentence = (
+        f"The output that is worst for the mean token under {one.scheme} is that of "
+        f"{worst['projection']}, with an error of {decibels(worst['by_token_db'])} dB; its largest input is "
+        f"{worst['largest']:,.1f}, in feature {worst['feature']}."
+    )
+    return [Finding(sentence, "damage_worst")]
+
+
+def _part(one: Damages, damage: float) -> float:
+    """The share of the rise of log-perplexity that this one is; 0 where there is none."""
+    return math.log1p(damage) / math.log1p(one.model["damage"]) if one.model["damage"] > 0 else 0.0
+
+
+def decibels(db: float) -> str:
+    """An error as a table and a sentence have it: −25.3; −∞ where there is none."""
+    return "−∞" if math.isinf(db) else f"{round(db, 1) + 0.0:.1f}".replace("-", "−")  # of −0 the sign goes
 
 
 ARTEFACTS = {"damage": Artefact("Damage", Damage, kept_damage_section, of_folder=True)}

@@ -1,12 +1,16 @@
 """Figure 1 of the paper: zero-shot accuracy by task, and its mean over the tasks by model size."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from outliers.plot.zeroshot import PREFIX, accuracy_by_size, label_of_weights, mean_accuracy, mean_chance, placed
 from outliers.quantization.schemes import BASELINE
-from outliers.report.findings.zeroshot import zeroshot_findings
+from outliers.report.analysis import Value, exact
 from outliers.report.paper import BLOG, Artefact, Key, Published, grid, key_of
-from outliers.report.section import Drawing, Section, Table
+from outliers.report.section import Drawing, Finding, Section
+from outliers.report.tables import Table, cell
+from outliers.report.words import count, listed
 from outliers.specification.kinds import ZeroShot
 
 PUBLISHED = Published(
@@ -41,7 +45,7 @@ CAPTION = (
 def zeroshot_section(rows: list[dict]) -> Section:
     """What zero-shot tasks show."""
     table, drawing = accuracy_table(rows), Drawing.of("accuracy", CAPTION, accuracy_by_size(rows))
-    findings = zeroshot_findings(mean_accuracy(rows), BASELINE, mean_chance(rows))
+    findings = zeroshot_findings(mean_accuracy(rows), mean_chance(rows))
     return Section("Zero-shot accuracy", rows, table.printed, [table], [drawing], findings=findings)
 
 
@@ -89,9 +93,57 @@ def accuracy_table(rows: list[dict]) -> Table:
 
 
 def _cell(metric: str, value: float) -> str:
-    if pd.isna(value):
-        return "-"
-    return f"{value:.4g}" if metric == "perplexity" else f"{100 * value:.1f}"
+    return cell(".4g", value) if metric == "perplexity" else cell(".1f", value, unit=100)
+
+
+# Findings
+
+
+def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Finding]:
+    """Which schemes lose accuracy beyond the standard errors, and which models only guess.
+
+    means: as `mean_accuracy` makes them. chance: mean accuracy of guesses, None where it is not known.
+    """
+    known = [mean for mean in means if mean["standard_error"] is not None]
+    unquantized = {mean["model"]: mean for mean in known if mean["scheme"] == BASELINE}
+    quantized = [mean for mean in known if mean["scheme"] != BASELINE and mean["model"] in unquantized]
+    sentences = _lost([(unquantized[mean["model"]], mean) for mean in quantized])
+    sentences += [] if chance is None else _guesses(list(unquantized.values()), chance)
+    return [Finding(sentence, "figure1") for sentence in sentences]
+
+
+def _lost(pairs: Sequence[tuple[dict, dict]]) -> list[str]:
+    """Schemes whose mean accuracy is lower; as if examples were independent, which is careful: they are the same."""
+    if not pairs:
+        return []
+    lower = [(before, after) for before, after in pairs if _accuracy(before).is_above(_accuracy(after))]
+    if not lower:
+        before, after = min(pairs, key=lambda pair: pair[1]["value"] - pair[0]["value"])
+        example = f"{after['model']} goes from {_percent(before)} to {_percent(after)} under {after['scheme']}"
+        return [f"That any scheme costs zero-shot accuracy could not be shown: at worst, {example}."]
+    lower.sort(key=lambda pair: pair[1]["value"] - pair[0]["value"])
+    return [
+        f"{after['scheme']} costs {after['model']} zero-shot accuracy: {_percent(before)} falls to {_percent(after)}."
+        for before, after in lower[:3]
+    ]
+
+
+def _accuracy(mean: dict) -> Value:
+    return Value(mean["value"], mean["standard_error"])
+
+
+def _percent(mean: dict) -> str:
+    return f"{100 * mean['value']:.1f} ± {100 * mean['standard_error']:.1f} %"
+
+
+def _guesses(means: Sequence[dict], chance: float) -> list[str]:
+    """Which models are not shown to do better than guesses."""
+    guess = [mean["model"] for mean in means if not _accuracy(mean).is_above(exact(chance))]
+    if not guess:
+        return []
+    which = f"{count(len(guess)).capitalize()} of {count(len(means))} models" if len(guess) > 3 else listed(guess)
+    verb = "is" if len(guess) == 1 else "are"
+    return [f"{which} {verb} not shown to do better than guesses, {100 * chance:.1f} %, also without quantization."]
 
 
 ARTEFACTS = {"figure1": Artefact("Figure 1", ZeroShot, zeroshot_section, PUBLISHED, measured)}

@@ -1,15 +1,18 @@
 """Table 1 of the paper: schemes down, models across, perplexity in the cells; and the figure of what schemes cost."""
 
-import pandas as pd
-from tabulate import tabulate
+from collections.abc import Sequence
 
+import pandas as pd
+
+from outliers.plot.legends import in_order
 from outliers.plot.published import FAIRSEQ, TABLE1
-from outliers.plot.style import in_order
-from outliers.plot.sweep import costs, names_of, sweep_costs
+from outliers.plot.sweep import costs_of_schemes, names_of, sweep_costs
 from outliers.quantization.schemes import BASELINE, label_of
-from outliers.report.findings.sweep import sweep_findings
+from outliers.report.analysis import exact, value_of
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
-from outliers.report.section import Drawing, Section, Table, scatter_note
+from outliers.report.section import Drawing, Finding, Section
+from outliers.report.tables import MISSING, Table, cell, scatter_note
+from outliers.report.words import count, listed, percent
 from outliers.specification.kinds import Experiment
 
 PUBLISHED = Published(
@@ -18,13 +21,11 @@ PUBLISHED = Published(
     grid(dict(zip(FAIRSEQ, zip(*TABLE1.values(), strict=True), strict=True)), TABLE1),
     "{:.2f}",
 )
-LARGE = 1e7  # from here on powers of ten are written
 
 
 def sweep_section(rows: list[dict]) -> Section:
     """What a sweep shows."""
-    draws = rows[0].get("draws", 1)
-    note = f"Compare within a column. {scatter_note(draws)}"
+    note = f"Compare within a column. {scatter_note(rows[0].get('draws', 1))}"
     tables = [perplexity_table(rows), *cost_table(rows)]
     caption = (
         "What each 8-bit scheme costs of perplexity, and what it cost the models of the paper (Table 1, grey). Hollow "
@@ -33,11 +34,10 @@ def sweep_section(rows: list[dict]) -> Section:
         else "Perplexity by model size. Hollow markers: outlier features in 16 bits."
     )
     drawings = [Drawing.of("perplexity", caption, sweep_costs(rows))]
-    printed = f"{terminal(table1(rows), scatter(rows))}\n\n{note}"
     models = dict.fromkeys(row["model"] for row in rows)
-    names = dict(zip(models, names_of(models), strict=True))
-    findings = sweep_findings(costs(rows), names)
-    return Section("Perplexity under 8-bit schemes", rows, printed, tables, drawings, [note], findings=findings)
+    findings = sweep_findings(costs_of_schemes(rows), dict(zip(models, names_of(models), strict=True)))
+    shown = f"{terminal(rows)}\n\n{note}"
+    return Section("Perplexity under 8-bit schemes", rows, shown, tables, drawings, [note], findings=findings)
 
 
 def measured(rows: list[dict]) -> dict[Key, float]:
@@ -49,46 +49,41 @@ def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
     """Perplexity, or another column of the rows, by scheme (index; those that come along in the order of `SCHEMES`,
     then others) and model (columns, in the order of the rows)."""
     frame = pd.DataFrame([row for row in rows if row["metric"] == "perplexity"])
-    table = frame.reindex(columns=["scheme", "model", column]).pivot(index="scheme", columns="model", values=column)
+    table = frame.pivot(index="scheme", columns="model", values=column)
     return table.loc[in_order(frame["scheme"]), frame["model"].unique()]
 
 
-def scatter(rows: list[dict]) -> pd.DataFrame:
-    """The standard deviation of each perplexity over draws, in the shape of `table1`; empty where there was one."""
-    return table1(rows, "standard_deviation").astype(float)
-
-
-def terminal(table: pd.DataFrame, scatter: pd.DataFrame) -> str:
+def terminal(rows: list[dict]) -> str:
     """The table for a terminal: scheme names as a user types them, model names broken at their hyphens."""
-    headers = ["perplexity", *(name.replace("-", "\n") for name in names_of(table.columns))]
-    cells = [[scheme, *_cells(table.loc[scheme], scatter.loc[scheme])] for scheme in table.index]
-    align = ["left"] + ["right"] * len(table.columns)
-    return tabulate(cells, headers, tablefmt="simple", disable_numparse=True, colalign=align)
+    table = perplexity_table(rows)
+    headers = ["perplexity", *(name.replace("-", "\n") for name in table.headers[1:])]
+    cells = [[scheme, *cells[1:]] for scheme, cells in zip(table.data["scheme"], table.cells, strict=True)]
+    return table._replace(headers=headers, cells=cells).form("simple")
 
 
 def perplexity_table(rows: list[dict]) -> Table:
     """The table with the paper's own row labels."""
-    return _with_labels("table1", "Perplexity by scheme and model.", "Perplexity", rows, ".2f")
+    cells = [row | {"cell": cell(".2f", *value_of(row))} for row in rows]
+    return _with_labels("table1", "Perplexity by scheme and model.", "Perplexity", cells)
 
 
 def cost_table(rows: list[dict]) -> list[Table]:
     """What each scheme adds to the perplexity of a model, in per cent; none where fp32 was not measured."""
-    found = costs(rows)
-    if not found:
+    measured = costs_of_schemes(rows)
+    if not measured:
         return []
     dtype = rows[0]["dtype"]
     baseline = BASELINE if dtype == "float32" else f"{dtype} without quantization"
     caption = f"What each scheme adds to the perplexity under {baseline}, in per cent."
-    return [_with_labels("table1_increase", caption, "Increase (%)", found, "+.2f")]
+    cells = [row | {"value": 100 * row["cost"].mean, "cell": cell("+.2f", *row["cost"], unit=100)} for row in measured]
+    return [_with_labels("table1_increase", caption, "Increase (%)", cells)]
 
 
-def _with_labels(name: str, caption: str, heading: str, rows: list[dict], form: str) -> Table:
-    table, deviations = table1(rows), scatter(rows)
-    cells = [
-        [_label(scheme, rows[0]["dtype"]), *_cells(table.loc[scheme], deviations.loc[scheme], form)]
-        for scheme in table.index
-    ]
-    return Table(name, caption, [heading, *names_of(table.columns)], cells, table.reset_index())
+def _with_labels(name: str, caption: str, heading: str, rows: list[dict]) -> Table:
+    """A table of rows with their cells."""
+    table, cells = table1(rows), table1(rows, "cell").fillna(MISSING)
+    lines = [[_label(scheme, rows[0]["dtype"]), *cells.loc[scheme]] for scheme in table.index]
+    return Table(name, caption, [heading, *names_of(table.columns)], lines, table.reset_index())
 
 
 def _label(scheme: str, dtype: str) -> str:
@@ -98,16 +93,74 @@ def _label(scheme: str, dtype: str) -> str:
     return label_of(scheme)
 
 
-def _cells(values: pd.Series, deviations: pd.Series, form: str = ".2f") -> list[str]:
-    """What is missing is a dash, never a number; those of broken models are short."""
-    return [
-        "-" if pd.isna(value) else _cell(value, form) + ("" if pd.isna(deviation) else f"±{_cell(deviation, '.2f')}")
-        for value, deviation in zip(values, deviations, strict=True)
-    ]
+# Findings
 
 
-def _cell(value: float, form: str) -> str:
-    return f"{value:{form}}" if abs(value) < LARGE else f"{value:{form.replace('f', 'e')}}"
+TABLE = "table1_increase"
+# Scheme to the same with outlier features in 16 bits.
+DECOMPOSED = {
+    "absmax-vector": "llm.int8",
+    "zeropoint-vector": "llm.int8-zeropoint",
+    "absmax-row": "absmax-row-decomp",
+}
+
+
+def sweep_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]:
+    """What costs most, what outlier features in 16 bits save, what costs least, of the model that it costs most.
+
+    Nothing of a single draw.
+
+    rows: of schemes, with their costs as `outliers.report.analysis.costs` has them. names: what models are called.
+    """
+    if not rows or any(row["cost"].deviation is None for row in rows):
+        return []
+    most, *_ = rows = sorted(rows, key=lambda row: -row["cost"].mean)
+    if not _costs(most):
+        models = f"any of {count(len(names))} models" if len(names) > 1 else next(iter(names.values()))
+        return [Finding(f"No scheme costs {models} perplexity beyond the scatter of rounding.", TABLE)]
+    schemes = {row["scheme"]: row for row in rows if row["model"] == most["model"]}
+    name = names[most["model"]]
+    sentences = [f"{most['scheme']} costs {name} {percent(*most['cost'])} of its perplexity."]
+    sentences += [*_saved(schemes), *_least(schemes, name), *_others(rows, names)]
+    return [Finding(sentence, TABLE) for sentence in sentences]
+
+
+def _costs(row: dict) -> bool:
+    return row["cost"].is_above(exact(0))
+
+
+def _saved(schemes: dict[str, dict]) -> list[str]:
+    """What outlier features in 16 bits save, of the first schemes of `DECOMPOSED`; or that nothing could be shown."""
+    pairs = [(schemes[one], schemes[other]) for one, other in DECOMPOSED.items() if {one, other} <= schemes.keys()]
+    if not pairs:
+        return []
+    both = ", ".join(f"{percent(*row['cost'])} under {row['scheme']}" for row in pairs[0])
+    before, after = (row["cost"] for row in pairs[0])
+    if not before.is_above(after):
+        return [f"That outlier features in 16 bits save anything could not be shown: {both}."]
+    return [f"Outlier features in 16 bits bring the cost down: {both}."]
+
+
+def _least(schemes: dict[str, dict], name: str) -> list[str]:
+    """What costs nothing that could be shown, or else least."""
+    free = [scheme for scheme, row in schemes.items() if not _costs(row)]
+    if free:
+        return [f"That {listed(free)} cost{'s' if len(free) == 1 else ''} {name} anything could not be shown."]
+    *_, second, least = [None, *schemes.values()]
+    if second is None or not second["cost"].is_above(least["cost"]):
+        return []
+    return [f"{least['scheme']} costs {name} least: {percent(*least['cost'])}."]
+
+
+def _others(rows: list[dict], names: dict[str, str]) -> list[str]:
+    """How many models lose at least one per cent under some scheme, where there are several."""
+    broken = {row["model"] for row in rows if row["cost"].is_above(exact(0.01))}
+    if len(names) < 2:
+        return []
+    if len(broken) == len(names):
+        return ["Each of the models loses more than one per cent under some scheme."]
+    verb = "loses" if len(broken) == 1 else "lose"
+    return [f"{count(len(broken)).capitalize()} of {count(len(names))} models {verb} more than one per cent."]
 
 
 ARTEFACTS = {

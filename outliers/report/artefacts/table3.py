@@ -4,10 +4,11 @@ import pandas as pd
 
 from outliers.models.configs import known_configs
 from outliers.models.names import short_name
-from outliers.plot.style import count_label
-from outliers.report.findings.memory import memory_findings
+from outliers.plot.axes import count_label
 from outliers.report.paper import Artefact, Key, Published, grid
-from outliers.report.section import Section, Table
+from outliers.report.section import Finding, Section, printed
+from outliers.report.tables import Table, scattered
+from outliers.report.words import count, part
 from outliers.specification.kinds import Memory
 
 PUBLISHED = Published(
@@ -39,9 +40,8 @@ TOTALS = {"total 16": "16-bit total", "total 8": "8-bit total"}
 def memory_section(rows: list[dict]) -> Section:
     """What footprints, and the hardware that they fit, show."""
     tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
-    printed = "\n\n".join(table.printed for table in tables)
     findings = memory_findings(largest(rows), footprints(rows))
-    return Section("Memory at inference", rows, printed, tables, findings=findings)
+    return Section("Memory at inference", rows, printed(tables), tables, findings=findings)
 
 
 def measured(rows: list[dict]) -> dict[Key, str]:
@@ -145,20 +145,54 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
 
 def footprints_table(rows: list[dict]) -> Table:
     """What models need in GiB, on as few GPUs as hold it."""
-    table = footprints(rows)
-    cells = [
-        [_shown(model), count_label(row["parameters"]), *(f"{row[name] / GIB:.2f}" for name in NEEDS | TOTALS)]
-        for model, row in table.iterrows()
-    ]
-    one = rows[0]
+    table, one = footprints(rows), rows[0]
     caption = f"What models need, GiB: batch {one['batch']}, {_contexts(table, one['context'])} tokens of context."
-    return Table("footprints", caption, ["model", "parameters", *(NEEDS | TOTALS).values()], cells, table.reset_index())
+    columns = [
+        ("model", lambda row: _shown(row["model"])),
+        ("parameters", lambda row: count_label(row["parameters"])),
+        *((header, scattered(name, ".2f", 1 / GIB)) for name, header in (NEEDS | TOTALS).items()),
+    ]
+    return Table.of("footprints", caption, columns, table.reset_index())
 
 
-def _contexts(table: pd.DataFrame, asked: int) -> str:
+def _contexts(table: pd.DataFrame, most: int) -> str:
     """How many tokens, and which models take less."""
-    less = [f"{_shown(model)} {context}" for model, context in table["context"].items() if context < asked]
-    return f"{asked} ({', '.join(less)})" if less else str(asked)
+    less = [f"{_shown(model)} {context}" for model, context in table["context"].items() if context < most]
+    return f"{most} ({', '.join(less)})" if less else str(most)
+
+
+# Findings
+
+
+def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Finding]:
+    """On how much hardware 8 bits hold another model than 16, an example, and what a model's total shrinks to.
+
+    largest, footprints: as the functions of these names of Table 3 make them.
+    """
+    findings = []
+    if len(largest):
+        other = largest[largest["8-bit"] != largest["16-bit"]]
+        findings.append(Finding(_held(other, len(largest)), "table3"))
+    shares = (footprints["total 8"] / footprints["total 16"]).dropna()
+    if len(shares):
+        findings.append(Finding(_shrinks(shares), "footprints"))
+    return findings
+
+
+def _held(other: pd.DataFrame, every: int) -> str:
+    if other.empty:
+        return "On no hardware do 8 bits hold a larger model than 16."
+    one = other.iloc[0]
+    where = f"{one['hardware']} of {one['gigabytes']:g} GB"
+    of = f"on {count(len(other))} of {count(every)} kinds of hardware" if every > 1 else "there"
+    return f"8 bits hold a larger model than 16 {of}: {one['8-bit']} rather than {one['16-bit']} on {where}."
+
+
+def _shrinks(shares: pd.Series) -> str:
+    low, high = part(shares.min()), part(shares.max())
+    if len(shares) == 1:
+        return f"In 8 bits {shares.index[0]} needs {low} of the memory of 16 bits."
+    return f"In 8 bits models need {low} ({shares.idxmin()}) to {high} ({shares.idxmax()}) of the memory of 16 bits."
 
 
 ARTEFACTS = {"table3": Artefact("Table 3", Memory, memory_section, PUBLISHED, measured)}

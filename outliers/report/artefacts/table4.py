@@ -1,33 +1,35 @@
 """Table 4 of the paper, one row a model, and the sections of Figures 3 and 4, which are drawn from its rows."""
 
 import functools
+from collections.abc import Mapping
 
 import pandas as pd
 
 from outliers.models.names import short_name
+from outliers.plot.axes import count_label
 from outliers.plot.emergence import Fit, by_model, distinct_models, figure3, figure4, fits_of
 from outliers.plot.published import TABLE4, TABLE4_COLUMNS
-from outliers.plot.style import count_label
 from outliers.plot.watched import growth, watched
 from outliers.report.elsewhere import elsewhere
-from outliers.report.findings.emergence import emergence_findings
 from outliers.report.paper import Artefact, Key, Published, grid, key_of
-from outliers.report.section import Drawing, Section, Table
+from outliers.report.section import Drawing, Finding, Section
+from outliers.report.tables import Table, with_interval
+from outliers.report.words import amount, count, part
 from outliers.specification.kinds import Emergence
 
 OF_THE_MOST_COMMON = ["layers", "positions", "q1", "median", "q3"]
-HEADERS = [
-    "Model",
-    "PPL",
-    "Params",
-    "Count",
-    "1-sided",
-    "Layers",
-    "SDims",
-    "Quartiles",
-    "Top-1 p",
-    "w/o outliers",
-]
+COLUMNS = (
+    ("Model", "{model}"),
+    ("PPL", "{perplexity:.1f}"),
+    ("Params", lambda row: count_label(row["parameters"])),
+    ("Count", "{count:.0f}"),
+    ("1-sided", "{one_sided:.0f}"),
+    ("Layers", "{layers:.0%}"),
+    ("SDims", "{positions:.1%}"),
+    ("Quartiles", "({q1:.1f}, {median:.1f}, {q3:.1f})"),
+    ("Top-1 p", "{top1_softmax:.1%}"),
+    ("w/o outliers", "{top1_softmax_without:.1%}"),
+)
 PUBLISHED = Published(
     "LLM.int8(), Table 4",
     ("model", "metric"),
@@ -37,19 +39,10 @@ FIGURES = {  # caption of each pair of panels
     figure3: "Layers and positions that the most common outlier feature affects, (a) by size and (b) by perplexity.",
     figure4: "(a) Median magnitude of the most common outlier feature and (b) number of outlier features.",
 }
+AFFECTED = "Layers and sequence positions affected by the most common outlier feature,"
 PANELS = {  # what draws each alone, which panel it is, title, caption
-    "figure3a": (
-        figure3,
-        "a",
-        "Emergence by model size",
-        "Layers and sequence positions affected by the most common outlier feature, by model size.",
-    ),
-    "figure3b": (
-        figure3,
-        "b",
-        "Emergence by perplexity",
-        "Layers and sequence positions affected by the most common outlier feature, by perplexity.",
-    ),
+    "figure3a": (figure3, "a", "Emergence by model size", f"{AFFECTED} by model size."),
+    "figure3b": (figure3, "b", "Emergence by perplexity", f"{AFFECTED} by perplexity."),
     "figure4a": (
         figure4,
         "a",
@@ -92,9 +85,8 @@ def table4_section(rows: list[dict]) -> Section:
     printed = "\n".join([table.form("simple"), "", *notes, *(["", others.form("simple")] if others else [])])
     tables = [table, others] if others else [table]
     findings = emergence_findings(models, fits, table.name)
-    return Section(
-        "Emergence of outlier features", rows, printed, tables, notes=notes, further=further, findings=findings
-    )
+    title = "Emergence of outlier features"
+    return Section(title, rows, printed, tables, notes=notes, further=further, findings=findings)
 
 
 def panel_section(name: str, rows: list[dict]) -> Section:
@@ -124,31 +116,12 @@ def table4(rows: list[dict]) -> pd.DataFrame:
 
 def emergence_table(rows: list[dict]) -> Table:
     """The table with the paper's headers and roundings."""
-    cells = [[model, *_cells(row)] for model, row in table4(rows).iterrows()]
     caption = (
         "Outlier features (count; of one sign), layers and sequence positions (SDims) that the most common one affects "
         "and quartiles of its values, mean top-1 softmax probability with and without outlier features."
     )
-    return Table("table4", caption, HEADERS, cells, by_model(rows).drop(columns="alpha").reset_index())
-
-
-def _cells(row: pd.Series) -> list[str]:
-    quartiles = row[["q1", "median", "q3"]]
-    return [
-        f"{row['perplexity']:.1f}",
-        count_label(row["parameters"]),
-        f"{row['count']:.0f}",
-        f"{row['one_sided']:.0f}",
-        _percent(row["layers"], 0),
-        _percent(row["positions"], 1),
-        "-" if quartiles.isna().any() else "({:.1f}, {:.1f}, {:.1f})".format(*quartiles),
-        _percent(row["top1_softmax"], 1),
-        _percent(row["top1_softmax_without"], 1),
-    ]
-
-
-def _percent(value: float, digits: int) -> str:
-    return "-" if pd.isna(value) else f"{value:.{digits}%}"
+    data = by_model(rows).drop(columns="alpha").reset_index()
+    return Table.of("table4", caption, COLUMNS, data, table4(rows).reset_index())
 
 
 def _fit_line(name: str, fit: Fit | None) -> str:
@@ -157,8 +130,60 @@ def _fit_line(name: str, fit: Fit | None) -> str:
             f"{name}: no exponential fits (it takes three models, two with hits at different perplexities, and growth)"
         )
     pairs = ((fit.full, *fit.full_interval), (fit.scale, *fit.scale_interval))
-    full, scale = ("{:.3g} [{:.3g}, {:.3g}]".format(*pair) for pair in pairs)
+    full, scale = (with_interval("{:.3g}".format, *pair) for pair in pairs)
     return f"{name} = exp((a − perplexity) / b): a = {full}, b = {scale} (95 % intervals, {fit.points} models)"
+
+
+# Findings
+
+
+APART = 1.5  # sizes of models are told apart from this factor on
+
+
+def emergence_findings(models: pd.DataFrame, fits: Mapping[str, Fit | None], at: str) -> list[Finding]:
+    """How many models have outlier features, the most common one of all, and how they grow as perplexity falls.
+
+    models: one row a model, as `distinct_models` of Table 4 makes it. at: the table or figure that shows it.
+    """
+    having = models[models["count"] > 0]
+    sentences = [_having(len(having), len(models))]
+    if not having.empty:
+        sentences += [_most_common(having), *_onset(models, having)]
+    sentences += [_growth(name, fit) for name, fit in fits.items() if fit and fit.shown]
+    return [Finding(sentence, at) for sentence in sentences]
+
+
+def _having(number: int, every: int) -> str:
+    if every == 1:
+        return f"The model has {'an outlier feature' if number else 'no outlier feature'} by the criterion."
+    verb = "has an outlier feature" if number < 2 else "have outlier features"
+    return f"{count(number).capitalize()} of {count(every)} models {verb} by the criterion."
+
+
+def _most_common(having: pd.DataFrame) -> str:
+    most = having.loc[having["positions"].idxmax()]
+    of = f"of the {count(int(most['count']))} " if most["count"] > 1 else ""
+    return (
+        f"The most common {of}of {most.name} affects {part(most['layers'])} of layers and {part(most['positions'])} of "
+        f"positions, with a median of {amount(most['median'])}."
+    )
+
+
+def _onset(models: pd.DataFrame, having: pd.DataFrame) -> list[str]:
+    """From which size on all models have outlier features and below which none has, if there is such a size."""
+    without = models[models["count"] == 0]
+    if without.empty or having["parameters"].min() < APART * without["parameters"].max():
+        return []
+    smallest, largest = having["parameters"].min(), without["parameters"].max()
+    return [f"All models from {count_label(smallest)} parameters on have some, and none up to {count_label(largest)}."]
+
+
+def _growth(name: str, fit: Fit) -> str:
+    scale = with_interval(amount, fit.scale, *fit.scale_interval)
+    return (
+        f"The fraction of {name} affected grows e-fold while the perplexity falls by {scale} (95 % interval, "
+        f"{fit.points} models)."
+    )
 
 
 ARTEFACTS = {

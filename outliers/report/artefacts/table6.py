@@ -6,9 +6,10 @@ import pandas as pd
 
 from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
-from outliers.report.findings.latency import latency_findings
 from outliers.report.paper import BLOG, Artefact, Key, Published, grid, key_of
-from outliers.report.section import Section, Table
+from outliers.report.section import Finding, Section
+from outliers.report.tables import MISSING, Table, cell, with_interval
+from outliers.report.words import amount
 from outliers.specification.kinds import Latency
 
 PUBLISHED = Published(
@@ -40,7 +41,7 @@ VALUES = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", *FASTER.v
 def latency_section(rows: list[dict]) -> Section:
     """What the timings of generation show."""
     table = latency_table(rows)
-    findings = latency_findings(latencies(rows), BASELINE)
+    findings = latency_findings(latencies(rows))
     return Section("Milliseconds a generated token", rows, table.printed, [table], findings=findings)
 
 
@@ -71,7 +72,7 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
             values |= {(f"decode_{quartile}", row["batch"]): row[quartile] for quartile in ("q1", "q3")}
     for (model, _), values in wide.items():
         for (name, faster), batch in itertools.product(FASTER.items(), {row["batch"] for row in rows}):
-            baseline, own = (found.get((name, batch)) for found in (wide.get((model, BASELINE), {}), values))
+            baseline, own = (times.get((name, batch)) for times in (wide.get((model, BASELINE), {}), values))
             values[faster, batch] = baseline / own if baseline and own else float("nan")
     table = pd.DataFrame.from_dict(wide, orient="index")
     table.index = pd.MultiIndex.from_tuples(wide, names=["model", "scheme"])
@@ -101,11 +102,39 @@ def _cells(row: pd.Series) -> list[str]:
     """Medians with quartiles, times faster, and prefills with theirs, each batch by batch."""
     quartiles = zip(row["decode"], row["decode_q1"], row["decode_q3"], strict=True)
     return [
-        *("-" if pd.isna(middle) else f"{middle:.3g} [{low:.3g}, {high:.3g}]" for middle, low, high in quartiles),
-        *("-" if pd.isna(value) else f"{value:.2f}" for value in row["times_faster"]),
-        *("-" if pd.isna(value) else f"{value:.4g}" for value in row["prefill"]),
-        *("-" if pd.isna(value) else f"{value:.2f}" for value in row["prefill_times_faster"]),
+        *(MISSING if pd.isna(times[0]) else with_interval("{:.3g}".format, *times) for times in quartiles),
+        *(cell(".2f", value) for value in row["times_faster"]),
+        *(cell(".4g", value) for value in row["prefill"]),
+        *(cell(".2f", value) for value in row["prefill_times_faster"]),
     ]
+
+
+# Findings
+
+
+def latency_findings(table: pd.DataFrame) -> list[Finding]:
+    """What a decode step takes under each scheme, of the model that takes longest, one sequence at a time if timed.
+
+    table: that of `latencies`. Times whose quartiles overlap are not told apart.
+    """
+    batch = table.columns.unique("batch")[0]
+    exact = table[(table.index.get_level_values("scheme") == BASELINE) & table["decode", batch].notna()].droplevel(1)
+    if exact.empty:
+        return []
+    model = exact["decode", batch].idxmax()
+    rows = table.loc[model].drop(BASELINE)
+    times = [
+        _times(scheme, exact.loc[model][:, batch], row[:, batch])
+        for scheme, row in rows[rows["decode", batch].notna()].iterrows()
+    ]
+    return [Finding(f"At batch {batch} a decode step of {model} takes {time}.", "table6") for time in times]
+
+
+def _times(scheme: str, before: pd.Series, after: pd.Series) -> str:
+    time = f"{amount(after['decode'])} ms a token under {scheme}"
+    if before["decode_q1"] > after["decode_q3"] or before["decode_q3"] < after["decode_q1"]:
+        return f"{time}, {1 / after['times_faster']:.2f} times as long as without quantization"
+    return f"{time}, {amount(before['decode'])} without: a difference could not be shown"
 
 
 ARTEFACTS = {"table6": Artefact("Table 6", Latency, latency_section, PUBLISHED, measured)}

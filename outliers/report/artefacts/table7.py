@@ -1,20 +1,20 @@
 """Tables 7, 9 and 10 of the paper: training and fine-tuning in int8, ours by perplexity beside 16 bits."""
 
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
 
 from outliers.models.names import short_name
+from outliers.plot.axes import count_label
 from outliers.plot.published import TABLE7
-from outliers.plot.style import count_label
 from outliers.plot.training import trained
 from outliers.quantization.schemes import BASELINE
-from outliers.report.findings.int8_training import int8_findings
+from outliers.report.analysis import Mean, Ratio, mean, of_runs, ratio
 from outliers.report.paper import Artefact, Key, Published, grid
-from outliers.report.section import Section, Table
-from outliers.report.seeds import Mean, Ratio, mean, of_runs, ratio, seeds_note
+from outliers.report.section import Finding, Section, printed
+from outliers.report.tables import MISSING, Table, cell, seeds_note, with_interval
+from outliers.report.words import listed, percent
 from outliers.specification.recipe import Training
 
 PARTS = {"ffn": "FFN", "linear": "linear", "attention": "attention"}  # of a recipe: as keys and sentences have them
@@ -87,9 +87,9 @@ class Setting(NamedTuple):
 
 def settings(rows: list[dict]) -> list[Setting]:
     """What each run ends with, in the order of the rows."""
-    found = trained(rows)
-    values, exact = of_runs(found, "perplexity"), of_runs(found, EXACT)
-    runs = found.drop_duplicates("run").set_index("run")
+    models = trained(rows)
+    values, exact = of_runs(models, "perplexity"), of_runs(models, EXACT)
+    runs = models.drop_duplicates("run").set_index("run")
     plain = {of_run["model"]: run for run, of_run in reversed(list(runs.iterrows())) if not of_run["int8"]}
 
     def beside(of_all: dict[str, dict], run: str) -> Ratio | None:
@@ -101,7 +101,7 @@ def settings(rows: list[dict]) -> list[Setting]:
             run,
             short_name(of_run["model"]),
             int(of_run["parameters"]),
-            ", ".join(said for part, said in PARTS.items() if part in of_run["int8"]) or "16 bits",
+            ", ".join(name for part, name in PARTS.items() if part in of_run["int8"]) or "16 bits",
             f"{100 * of_run['decomposition']:g} %",
             values[run],
             mean(list(values[run].values())),
@@ -130,13 +130,12 @@ def table10_section(rows: list[dict]) -> Section:
 
 
 def _section(rows: list[dict], title: str, name: str, published: dict[str, dict[Key, str]], caption: str) -> Section:
-    found, note = settings(rows), seeds_note(trained(rows))
-    table = int8_table(name, caption, found, published)
-    printed = f"{table.printed}\n\n{textwrap.fill(note, 100)}"
-    return Section(title, rows, printed, [table], notes=[note], findings=int8_findings(found, table.name))
+    ends, notes = settings(rows), [seeds_note(trained(rows))]
+    tables = [int8_table(name, caption, ends, published)]
+    return Section(title, rows, printed(tables, notes), tables, notes=notes, findings=int8_findings(ends, name))
 
 
-def int8_table(name: str, caption: str, found: Sequence[Setting], published: dict[str, dict[Key, str]]) -> Table:
+def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict[str, dict[Key, str]]) -> Table:
     """A row a setting, with the paper's columns and ours; published: further columns, by the keys of settings."""
     cells = [
         [
@@ -144,29 +143,22 @@ def int8_table(name: str, caption: str, found: Sequence[Setting], published: dic
             *("yes" if part in one.int8.split(", ") else "" for part in PARTS.values()),
             one.decomposition,
             *_measured(one),
-            *(column.get(one.key, "-") for column in published.values()),
+            *(column.get(one.key, MISSING) for column in published.values()),
         ]
-        for one in found
+        for one in ends
     ]
     headers = ["Model", "FFN", "Linear", "Attention", "Decomp", *HEADERS, *published]
-    return Table(name, caption, headers, cells, pd.DataFrame(map(_unrounded, found)), names=5)
+    return Table(name, caption, headers, cells, pd.DataFrame(map(_unrounded, ends)), names=5)
 
 
 def _measured(one: Setting) -> list[str]:
     """Both perplexities, each with what it is beside 16 bits."""
     pairs = ((one.perplexity, one.increase), (one.exact, one.exact_increase))
-    return [text for ppl, more in pairs for text in (_with_reach(ppl), _with_interval(more))]
-
-
-def _with_reach(found: Mean) -> str:
-    return f"{found.value:.2f}" + ("" if found.reach is None else f"±{found.reach:.2f}")
+    return [text for ppl, more in pairs for text in (cell(".2f", ppl.value, ppl.reach), _with_interval(more))]
 
 
 def _with_interval(more: Ratio | None) -> str:
-    if more is None:
-        return "-"
-    ends = "" if more.interval is None else f" [{', '.join(map(_signed, more.interval))}]"
-    return f"{_signed(more.value)}{ends}"
+    return MISSING if more is None else with_interval(_signed, more.value, *(more.interval or ()))
 
 
 def _signed(ratio: float) -> str:
@@ -176,38 +168,31 @@ def _signed(ratio: float) -> str:
 
 def _unrounded(one: Setting) -> dict:
     """A row of the CSV file."""
-    found = {name: getattr(one, name) for name in ("run", "model", "parameters", "int8", "decomposition")}
+    row = {name: getattr(one, name) for name in ("run", "model", "parameters", "int8", "decomposition")}
     for name in ("perplexity", "exact"):
         value = getattr(one, name)
-        found |= {"seeds": value.seeds, name: value.value, f"{name}_reach": value.reach}
+        row |= {"seeds": value.seeds, name: value.value, f"{name}_reach": value.reach}
     for name in ("increase", "exact_increase"):
         value = getattr(one, name)
-        low, high = (value and value.interval) or (None, None)
-        found |= {name: value and value.value - 1, f"{name}_low": low and low - 1, f"{name}_high": high and high - 1}
-    return found
+        numbers = (None, None, None) if value is None else (value.value, *(value.interval or (None, None)))
+        columns = (name, f"{name}_low", f"{name}_high")
+        row |= {column: number and number - 1 for column, number in zip(columns, numbers, strict=True)}
+    return row
 
 
 def table9_section(rows: list[dict]) -> Section:
     """Fine-tuning in int8 beside other methods, which only the paper has scores of."""
-    found = {one.int8: one for one in settings(rows) if one.decomposition == "0 %"}
-    ours = {method: found[int8] for method, int8 in METHODS.items() if int8 in found}
+    plain = {one.int8: one for one in settings(rows) if one.decomposition == "0 %"}
+    ours = {method: plain[int8] for method, int8 in METHODS.items() if int8 in plain}
     cells, data = [], []
     for method, values in TABLE9.items():
-        measured = _measured(ours[method])[:2] if method in ours else ["not run", "-"]
-        cells.append([method, *measured, f"{values[-1]:.2f}"])
-        data.append({"method": method, "glue_mean": values[-1], **(_unrounded(ours[method]) if method in ours else {})})
-    models = ", ".join(dict.fromkeys(one.model for one in ours.values()))
-    table = Table(
-        "table9", METHODS_CAPTION.format(models), ["Method", *HEADERS[:2], "GLUE mean"], cells, pd.DataFrame(data)
-    )
-    note = seeds_note(trained(rows))
-    return Section(
-        "Fine-tuning in int8, and other methods",
-        rows,
-        f"{table.printed}\n\n{textwrap.fill(note, 100)}",
-        [table],
-        notes=[note],
-    )
+        one = ours.get(method)
+        cells.append([method, *(_measured(one)[:2] if one else ("not run", MISSING)), f"{values[-1]:.2f}"])
+        data.append({"method": method, "glue_mean": values[-1], **(_unrounded(one) if one else {})})
+    caption = METHODS_CAPTION.format(", ".join(dict.fromkeys(one.model for one in ours.values())))
+    tables = [Table("table9", caption, ["Method", *HEADERS[:2], "GLUE mean"], cells, pd.DataFrame(data))]
+    notes = [seeds_note(trained(rows))]
+    return Section("Fine-tuning in int8, and other methods", rows, printed(tables, notes), tables, notes=notes)
 
 
 def measured(rows: list[dict]) -> dict[Key, float]:
@@ -218,6 +203,102 @@ def measured(rows: list[dict]) -> dict[Key, float]:
 def _of_other_metrics(_rows: list[dict]) -> dict[Key, float]:
     """Nothing: ours are perplexities, and the paper's are scores of tasks."""
     return {}
+
+
+# Findings
+
+
+HELD = 0.02  # int8 holds what 16 bits reach where it costs less of the perplexity
+PROJECTIONS, ATTENTION = "FFN, linear", "FFN, linear, attention"
+PLAIN = "0 %"
+
+
+def int8_findings(settings: Sequence[Setting], at: str) -> list[Finding]:
+    """Of each model: what all projections cost, what the feed-forward ones do, what decomposition saves; attention."""
+    models = dict.fromkeys(one.model for one in settings)
+    compared = {
+        model: {one.key: one for one in settings if one.model == model and one.increase is not None} for model in models
+    }
+    parts = (_held, _feed_forward, _decomposed, _attention, _exact)
+    return [Finding(sentence, at) for own in compared.values() for part in parts for sentence in part(own)]
+
+
+def _percent(increase: Ratio) -> str:
+    """By how many per cent it is more or less than 1: +0.4 % [−0.2, +1.0]."""
+    ends = ", ".join(percent(end - 1).removesuffix(" %") for end in increase.interval or ())
+    return percent(increase.value - 1) + (f" [{ends}]" if ends else "")
+
+
+def _held(settings: dict[tuple, Setting]) -> list[str]:
+    """Whether all projections in int8 end within `HELD` of 16 bits."""
+    one = settings.get((PROJECTIONS, PLAIN))
+    if one is None:
+        return []
+    end = f"{one.model}, trained with all projections in int8, ends at {_percent(one.increase)} beside 16 bits"
+    return [f"{end}: {_within(one.increase)}."]
+
+
+def _within(increase: Ratio) -> str:
+    limit = f"{100 * HELD:.0f} %"
+    if increase.interval is None:
+        return f"{'within' if abs(increase.value - 1) < HELD else 'beyond'} {limit}, with one seed"
+    low, high = increase.interval
+    seeds = f"over {increase.seeds} seeds"
+    if max(abs(low - 1), abs(high - 1)) < HELD:
+        return f"within {limit}, with its interval {seeds}"
+    if low - 1 > HELD or 1 - high > HELD:
+        return f"beyond {limit}, with its interval {seeds}"
+    return f"whether that is within {limit} the scatter {seeds} does not show"
+
+
+def _feed_forward(settings: dict[tuple, Setting]) -> list[str]:
+    one = settings.get(("FFN", PLAIN))
+    if one is None:
+        return []
+    cost = _percent(one.increase)
+    if _is_cost(one.increase) or one.increase.interval is None:
+        return [f"Feed-forward projections alone in int8 end at {cost}."]
+    return [f"That feed-forward projections alone in int8 cost anything could not be shown: {cost}."]
+
+
+def _decomposed(settings: dict[tuple, Setting]) -> list[str]:
+    """Which shares of features in 16 bits save something of the cost of all projections."""
+    plain = settings.get((PROJECTIONS, PLAIN))
+    others = [one for key, one in settings.items() if key[0] == PROJECTIONS and key[1] != PLAIN]
+    if plain is None or not others:
+        return []
+    saving = [one for one in others if _is_less(ratio(one.values, plain.values))]
+    shares = listed(one.decomposition for one in saving or others)
+    if not saving:
+        return [f"That {shares} of features in 16 bits bring this down could not be shown."]
+    return [f"{shares} of features in 16 bits bring this down: {listed(_percent(one.increase) for one in saving)}."]
+
+
+def _attention(settings: dict[tuple, Setting]) -> list[str]:
+    """What attention in int8 costs beside the projections alone, with each share of features in 16 bits."""
+    attended = [one for key, one in settings.items() if key[0] == ATTENTION]
+    if not attended:
+        return []
+    shares = listed(one.decomposition for one in attended)
+    ends = listed(_percent(one.increase) for one in attended)
+    return [f"With the products of attention in int8 too and {shares} of features in 16 bits, it ends at {ends}."]
+
+
+def _exact(settings: dict[tuple, Setting]) -> list[str]:
+    """What is left of the cost of all projections where the trained weights are used in float32."""
+    one = settings.get((PROJECTIONS, PLAIN))
+    if one is None or one.exact_increase is None or not _is_cost(one.increase):
+        return []
+    cost, left = _percent(one.increase), _percent(one.exact_increase)
+    return [f"Of the {cost} of '{one.run}', {left} stay where the weights that it ends with are used in float32."]
+
+
+def _is_less(one: Ratio | None) -> bool:
+    return one is not None and one.is_shown and one.value < 1
+
+
+def _is_cost(increase: Ratio) -> bool:
+    return increase.is_shown and increase.value > 1
 
 
 ARTEFACTS = {

@@ -1,8 +1,7 @@
 """What a trace shows."""
 
 import functools
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,24 +13,16 @@ from outliers.plot.emergence import metric_of
 from outliers.plot.trace import READERS, heat_map, magnitude_by_position, outliers_of, sorted_profile, stream_roles
 from outliers.report.artefacts.table4 import emergence_table
 from outliers.report.explorer.trace import trace_explorer
-from outliers.report.findings.trace import trace_findings
-from outliers.report.findings.words import ranges
 from outliers.report.paper import Artefact
-from outliers.report.section import Drawing, Section, Table
+from outliers.report.section import Drawing, Finding, Section
+from outliers.report.tables import Table, wrapped
+from outliers.report.words import amount, count, part, ranges
 from outliers.specification.kinds import OneModel
 
 if TYPE_CHECKING:
     from outliers.tracing.excerpt import Excerpt
     from outliers.tracing.result import Trace
 
-FEATURES = ["feature", "layers", "positions", "pos. mean", "hits", "one-sided", "q1", "median", "q3", "max |x|"]
-LARGEST = ["role", "goes into", "max |x|", "layer", "feature", "position", "token"]
-MASSIVE_ONES = ["layers", "in a sequence", "max / median", "max |x|", "feature", "position", "token"]
-SINKS = ["position", "(layer, head) pairs"]
-CARRIERS = ["feature", "in"]  # of tables of tokens, before
-TYPES = ["type of token", "positions", "mean |x|", "max |x|"]
-TOKENS = ["token", "type", "positions", "mean |x|", "max |x|"]
-CONTEXTS = ["context", "|x|", "position"]
 SHOWN = 5  # rows of tables that would be long
 FEATURES_SHOWN = 20
 CARRIED, MASSIVE_CARRIED = 3, 2  # features whose tokens are shown: of outlier features, and of massive activations
@@ -58,83 +49,54 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     names: what a token id is called, see `outliers.text.tokens`. excerpt: of the text, where it was kept.
     """
     of_model = [row for row in rows if "." not in row["metric"]]
-    table4 = emergence_table(of_model)
-    massive, sinks, sink_tokens = trace.massive_activations(), trace.attention_sinks(), trace.sink_tokens()
     further = {
         "features_by_layer": trace.features(by="layer"),
         "hidden_states": trace.hidden_states(),
-        "largest_by_layer": _named(trace.largest_values(by="layer"), names),
-        "massive_activations": _named(massive, names),
-        "attention_sinks": sinks,
-        "sink_tokens": _named(sink_tokens, names),
+        "largest_by_layer": _with_names(trace.largest_values(by="layer"), names),
+        "massive_activations": _with_names(trace.massive_activations(), names),
+        "attention_sinks": trace.attention_sinks(),
+        "sink_tokens": _with_names(trace.sink_tokens(), names),
     }
-    found = [_massive(further["massive_activations"]), _sinks(sinks, further["sink_tokens"])]
-    largest = _largest(_named(trace.largest_values(), names))
-    shown = [_features(trace), table4, largest, *(one for one in found if isinstance(one, Table)), *_tokens(trace)]
-    notes = [*_not_traced(trace), *(one for one in found if isinstance(one, str))]
-    printed = "\n\n".join([*map(_printed, shown), *(textwrap.fill(note, 100) for note in notes)])
-    drawings = [Drawing.of(draw.__name__, said, draw(trace)) for draw, said in CAPTIONS.items()]
-    title = f"Outlier features of {short_name(rows[0]['model'])}"
+    largest = Table.of("largest", LARGEST_CAPTION, LARGEST, _with_names(trace.largest_values(), names), names=2)
+    rare = [_massive(further["massive_activations"]), _sinks(further["attention_sinks"], further["sink_tokens"])]
+    tables = [one for one in (_features(trace), emergence_table(of_model), largest, *rare) if isinstance(one, Table)]
+    tables += _tokens(trace)
+    notes = [*_not_traced(trace), *(one for one in rare if isinstance(one, str))]
+    shown = [f"{wrapped(table.caption)}\n\n{table.form('simple')}" for table in tables]
+    drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in CAPTIONS.items()]
     findings = trace_findings(trace, {metric_of(row): row["value"] for row in of_model}, names)
-    explorers = [trace_explorer(trace, excerpt, READERS, names)]
-    return Section(title, rows, printed, shown, drawings, notes, further, findings, explorers)
+    return Section(
+        f"Outlier features of {short_name(rows[0]['model'])}",
+        rows,
+        "\n\n".join([*shown, *map(wrapped, notes)]),
+        tables,
+        drawings,
+        notes,
+        further,
+        findings,
+        [trace_explorer(trace, excerpt, READERS, names)],
+    )
 
 
-def _printed(table: Table) -> str:
-    return f"{textwrap.fill(table.caption, 100)}\n\n{table.form('simple')}"
-
-
-def _named(table: pd.DataFrame, names: Names) -> pd.DataFrame:
+def _with_names(table: pd.DataFrame, names: Names) -> pd.DataFrame:
     """A table with the names of its tokens beside their ids."""
     return table.assign(token_text=[names(token) for token in table["token"]])
 
 
 def _features(trace: "Trace") -> Table:
-    features, found = trace.features(), trace.outlier_features()
-    heading = f"Outlier features: {len(found)}" if len(found) else "No outlier feature; the nearest ones"
+    features, outliers = trace.features(), trace.outlier_features()
+    heading = f"Outlier features: {len(outliers)}" if len(outliers) else "No outlier feature; the nearest ones"
     caption = f"{heading} (|x| ≥ {trace.alpha:g} in ≥ {100 * LAYERS:g} % of layers "
     caption += f"and ≥ {100 * POSITIONS:g} % of positions)"
-    if len(found) > FEATURES_SHOWN:
+    if len(outliers) > FEATURES_SHOWN:
         caption += f"; the {FEATURES_SHOWN} most common"
-    if len(found) > FEW * len(features):
+    if len(outliers) > FEW * len(features):
         caption += (
             f". More than half of all {len(features):,} features pass, as happens where norms have large gains: with "
             "this α the criterion tells nothing, a larger --alpha may"
         )
-    shown = found.head(FEATURES_SHOWN) if len(found) else features.head(3)
-    return Table("features", f"{caption}.", FEATURES, _feature_cells(shown), features, names=0)
-
-
-def _feature_cells(features: pd.DataFrame) -> list[list[str]]:
-    return [
-        [
-            str(int(row["feature"])),
-            f"{row['layers']:.0%}",
-            f"{row['positions']:.1%}",
-            f"{row['positions_mean']:.2%}",
-            str(int(row["hits"])),
-            "yes" if row["one_sided"] else "no",
-            *(f"{row[name]:.1f}" for name in ("q1", "median", "q3", "max")),
-        ]
-        for row in features.to_dict("records")
-    ]
-
-
-def _largest(table: pd.DataFrame) -> Table:
-    cells = [
-        [row["role"], READERS[row["role"]], f"{row['max']:,.1f}", str(row["layer"]), *_place(row)]
-        for row in table.to_dict("records")
-    ]
-    caption = (
-        "The largest input of each kind of projection, which sets the scale where a whole tensor has one; the "
-        "criterion looks at attn_in and ffn_in alone. The features of attn_out are those of the concatenated heads, of "
-        "ffn_out the feed-forward units."
-    )
-    return Table("largest", caption, LARGEST, cells, table, names=2)
-
-
-def _place(row: dict) -> list[str]:
-    return [str(row["feature"]), str(row["position"]), row["token_text"]]
+    shown = outliers.head(FEATURES_SHOWN) if len(outliers) else features.head(3)
+    return Table.of("features", f"{caption}.", FEATURES, features, shown, names=0)
 
 
 def _not_traced(trace: "Trace") -> list[str]:
@@ -153,32 +115,33 @@ def _massive(every: pd.DataFrame) -> Table | str:
             f"layer {most['layer']} in feature {most['feature']}, at position {most['position']}, token "
             f"{most['token_text']}."
         )
-    cells = []
-    of_places = table.assign(largest=table["value"].abs()).groupby(["feature", "position", "token_text"], sort=False)
-    for place, group in sorted(of_places, key=lambda found: -found[1]["largest"].max())[:SHOWN]:
-        means = f"{group['massive'].mean():.2g}", f"{group['ratio'].mean():,.0f}"
-        largest = f"{group['largest'].max():,.0f}"
-        cells.append([ranges(group["layer"].tolist()), *means, largest, *map(str, place)])
+    places = table.assign(largest=table["value"].abs()).groupby(["feature", "position", "token_text"], sort=False)
+    shown = places.agg(
+        layers=("layer", lambda layers: ranges(layers.tolist())),
+        massive=("massive", "mean"),
+        ratio=("ratio", "mean"),
+        largest=("largest", "max"),
+    )
+    shown = shown.sort_values("largest", ascending=False, kind="stable").head(SHOWN).reset_index()
     caption = (
         f"Massive activations in the residual stream ({rule}): the layers after which there are some; how many a "
         "sequence has, and its largest |x| over its median |x|, both on average; the largest of all and its place."
     )
-    return Table("massive_activations", caption, MASSIVE_ONES, cells, every)
+    return Table.of("massive_activations", caption, MASSIVE_PLACES, every, shown)
 
 
 def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
     """The positions that are attention sinks for the most heads."""
     rule = f"a position that receives more than {SINK:g} of a head's attention, on average over the queries from it on"
-    found = every[every["share"] > 0].sort_values("share", ascending=False, kind="stable").head(SHOWN)
-    if found.empty:
+    sinks = every[every["share"] > 0].sort_values("share", ascending=False, kind="stable").head(SHOWN)
+    if sinks.empty:
         return f"No attention sink ({rule})."
-    said = ", ".join(f"{row['token_text']} ({row['share']:.0%})" for row in tokens.head(SHOWN).to_dict("records"))
+    carriers = ", ".join(f"{row['token_text']} ({row['share']:.0%})" for row in tokens.head(SHOWN).to_dict("records"))
     caption = (
         f"Attention sinks ({rule}; the last positions have few queries): the share of (layer, head) pairs, averaged "
-        f"over sequences. The tokens at sinks, most often: {said}."
+        f"over sequences. The tokens at sinks, most often: {carriers}."
     )
-    cells = [[str(row["position"]), f"{row['share']:.1%}"] for row in found.to_dict("records")]
-    return Table("attention_sinks", caption, SINKS, cells, every, names=0)
+    return Table.of("attention_sinks", caption, SINKS, every, sinks, names=0)
 
 
 def _tokens(trace: "Trace") -> list[Table]:
@@ -187,59 +150,29 @@ def _tokens(trace: "Trace") -> list[Table]:
         return []
     carried = _carried(trace)
     types, tokens, contexts = (_of_carried(trace, carried, by) for by in ("type", "token", "position"))
-    shares = [[*_carrier(row), row["type"], *_magnitudes(row)] for row in types.to_dict("records")]
-    strongest = [
-        [*_carrier(row), row["token_text"], row["type"], *_magnitudes(row)]
-        for _, group in tokens.groupby(["feature", "role"], sort=False)
-        for row in _ends(group[group["token"] >= 0])
-    ]
+    extremes = [_ends(group) for _, group in tokens[tokens["token"] >= 0].groupby(["feature", "role"], sort=False)]
     around = [
-        [*_carrier(row), row["context"].strip(), f"{row['magnitude']:,.1f}", str(row["position"])]
+        part
         for _, group in contexts.groupby(["feature", "role"], sort=False)
-        for row in [
-            *group[group["extreme"] == "strongest"].head(STRONGEST).to_dict("records"),
-            *group[group["extreme"] == "weakest"].head(WEAKEST).to_dict("records")[::-1],
-        ]
+        for part in (
+            group[group["extreme"] == "strongest"].head(STRONGEST),
+            group[group["extreme"] == "weakest"].head(WEAKEST)[::-1],
+        )
     ]
     return [
-        Table(
-            "token_types",
-            "Types of tokens that carry a feature. At each position |x| is the largest over the layers, of what goes "
-            "into their projections or, for the residual stream, of what comes out of them.",
-            [*CARRIERS, *TYPES],
-            shares,
-            types,
-            3,
-        ),
-        Table(
-            "tokens",
-            f"The tokens with the largest mean |x| of a feature, {STRONGEST} at most, and those with the smallest, "
-            f"{WEAKEST} at most; without position 0.",
-            [*CARRIERS, *TOKENS],
-            strongest,
-            tokens,
-            4,
-        ),
-        Table(
-            "contexts",
-            f"Where a feature is strongest, {STRONGEST} positions at most, and weakest, {WEAKEST} at most, without "
-            "position 0: the token between « and ».",
-            [*CARRIERS, *CONTEXTS],
-            around,
-            contexts,
-            3,
-        ),
+        Table.of("token_types", TYPES_CAPTION, TYPES, types, names=3),
+        Table.of("tokens", TOKENS_CAPTION, TOKENS, tokens, pd.concat(extremes), names=4),
+        Table.of("contexts", CONTEXTS_CAPTION, CONTEXTS, contexts, pd.concat(around), names=3),
     ]
 
 
 def _carried(trace: "Trace") -> list[tuple[int, str | None]]:
     """Features whose tokens are shown, each with the role of `Trace.tokens`."""
     features = outliers_of(trace)[:CARRIED] or trace.features()["feature"].tolist()[:1]
-    massive = trace.massive_activations()
-    massive = massive.reindex(massive["value"].abs().sort_values(ascending=False, kind="stable").index)
-    found = massive[massive["massive"] > 0]["feature"].unique().tolist()[:MASSIVE_CARRIED]
-    found = found or massive["feature"].tolist()[:1]
-    return [*((feature, None) for feature in features), *((feature, "residual") for feature in found)]
+    largest = trace.massive_activations().sort_values("value", key=abs, ascending=False, kind="stable")
+    massive = largest[largest["massive"] > 0]["feature"].unique().tolist()[:MASSIVE_CARRIED]
+    massive = massive or largest["feature"].tolist()[:1]
+    return [*((feature, None) for feature in features), *((feature, "residual") for feature in massive)]
 
 
 def _of_carried(trace: "Trace", carried: list[tuple[int, str | None]], by: str) -> pd.DataFrame:
@@ -252,23 +185,161 @@ def _of_carried(trace: "Trace", carried: list[tuple[int, str | None]], by: str) 
     return pd.concat(tables, ignore_index=True)
 
 
-def _carrier(row: dict) -> list[str]:
-    return [str(row["feature"]), row["role"]]
-
-
-def _magnitudes(row: dict) -> list[str]:
-    return [f"{row['share']:.2%}", f"{row['mean']:,.1f}", f"{row['max']:,.1f}"]
-
-
-def _ends(table: pd.DataFrame) -> list[dict]:
+def _ends(table: pd.DataFrame) -> pd.DataFrame:
     """The first and the last rows of a table, each once."""
-    return [*table.head(STRONGEST).to_dict("records"), *table.iloc[STRONGEST:].tail(WEAKEST).to_dict("records")]
+    return pd.concat([table.head(STRONGEST), table.iloc[STRONGEST:].tail(WEAKEST)])
 
 
+# Tables: header and form of each column
+
+PLACE = (("feature", "{feature}"), ("position", "{position}"), ("token", "{token_text}"))
+CARRIER = (("feature", "{feature}"), ("in", "{role}"))
+MAGNITUDES = (("positions", "{share:.2%}"), ("mean |x|", "{mean:,.1f}"), ("max |x|", "{max:,.1f}"))
+FEATURES = (
+    ("feature", "{feature:.0f}"),
+    ("layers", "{layers:.0%}"),
+    ("positions", "{positions:.1%}"),
+    ("pos. mean", "{positions_mean:.2%}"),
+    ("hits", "{hits:.0f}"),
+    ("one-sided", lambda row: "yes" if row["one_sided"] else "no"),
+    *((name, f"{{{name}:.1f}}") for name in ("q1", "median", "q3")),
+    ("max |x|", "{max:.1f}"),
+)
+LARGEST = (
+    ("role", "{role}"),
+    ("goes into", lambda row: READERS[row["role"]]),
+    ("max |x|", "{max:,.1f}"),
+    ("layer", "{layer}"),
+    *PLACE,
+)
+MASSIVE_PLACES = (
+    ("layers", "{layers}"),
+    ("in a sequence", "{massive:.2g}"),
+    ("max / median", "{ratio:,.0f}"),
+    ("max |x|", "{largest:,.0f}"),
+    *PLACE,
+)
+SINKS = (("position", "{position}"), ("(layer, head) pairs", "{share:.1%}"))
+TYPES = (*CARRIER, ("type of token", "{type}"), *MAGNITUDES)
+TOKENS = (*CARRIER, ("token", "{token_text}"), ("type", "{type}"), *MAGNITUDES)
+CONTEXTS = (
+    *CARRIER,
+    ("context", lambda row: row["context"].strip()),
+    ("|x|", "{magnitude:,.1f}"),
+    ("position", "{position}"),
+)
+LARGEST_CAPTION = (
+    "The largest input of each kind of projection, which sets the scale where a whole tensor has one; the criterion "
+    "looks at attn_in and ffn_in alone. The features of attn_out are those of the concatenated heads, of ffn_out the "
+    "feed-forward units."
+)
+TYPES_CAPTION = (
+    "Types of tokens that carry a feature. At each position |x| is the largest over the layers, of what goes into "
+    "their projections or, for the residual stream, of what comes out of them."
+)
+TOKENS_CAPTION = (
+    f"The tokens with the largest mean |x| of a feature, {STRONGEST} at most, and those with the smallest, "
+    f"{WEAKEST} at most; without position 0."
+)
+CONTEXTS_CAPTION = (
+    f"Where a feature is strongest, {STRONGEST} positions at most, and weakest, {WEAKEST} at most, without position 0: "
+    "the token between « and »."
+)
 CAPTIONS = {
     heat_map: "Largest absolute value of each feature in each layer; colours have a step at α, so that hits stand out.",
     magnitude_by_position: "Magnitude by position in the sequence, averaged over sequences.",
     sorted_profile: "Largest absolute value of each feature, sorted; one line a layer. The lowest values are cut off.",
 }
+
+# Findings
+
+
+def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -> list[Finding]:
+    """Which features are outliers, where the largest inputs are, massive activations, the attention and its sink.
+
+    metrics: those of the model's row of Table 4. names: what a token id is called.
+    """
+    outliers = Finding(_outliers(trace), "features")
+    return [outliers, _largest(trace, names), *_massive_finding(trace, names), *_sink(trace), *_attention(metrics)]
+
+
+def _outliers(trace: "Trace") -> str:
+    every, outliers, hit = trace.features(), trace.outlier_features(), f"|x| ≥ {trace.alpha:g}"
+    if len(outliers) > FEW * len(every):
+        which = f"{len(outliers):,} of {len(every):,} features"
+        return f"{which} reach {hit} often enough, so that the criterion tells nothing."
+    if outliers.empty:
+        return f"None of {len(every):,} features is an outlier feature: {_nearest(every, hit)}."
+    most = outliers.iloc[0].to_dict()
+    are = "is an outlier feature:" if len(outliers) == 1 else "are outlier features, most often"
+    which = f"{count(len(outliers)).capitalize()} of {len(every):,} features {are} feature {most['feature']}"
+    quartile = "" if pd.isna(most["median"]) else f", with a median of {amount(most['median'])}"
+    return f"{which}, which reaches {hit} in {_share(most)}{quartile}."
+
+
+def _nearest(every: pd.DataFrame, hit: str) -> str:
+    most = every.iloc[0].to_dict()
+    if not most["hits"]:
+        return f"no value reaches {hit}, the largest being {amount(most['max'])} in feature {most['feature']}"
+    required = f"{LAYERS:.0%} and {POSITIONS:.0%}".replace("%", " %")
+    return f"the nearest, feature {most['feature']}, reaches {hit} in {_share(most)}, where {required} are asked for"
+
+
+def _share(feature: dict) -> str:
+    return f"{part(feature['layers'])} of layers and {part(feature['positions'])} of positions"
+
+
+def _largest(trace: "Trace", names: Names) -> Finding:
+    """The largest input of all projections, beside that of the roles in which outlier features are looked for."""
+    from outliers.tracing.result import STREAM  # which imports torch
+
+    of_roles = trace.largest_values().sort_values("max", ascending=False).to_dict("records")
+    most = of_roles[0]
+    axis = f"feature {most['feature']} of layer {most['layer']}'s {most['role']}"
+    value = f"The largest value that a projection reads is {amount(most['max'])}: {axis}, {_token(most, names)}"
+    looked_at = next((row for row in of_roles if row["role"] in STREAM), most)
+    beside = "" if looked_at is most else f"; that of {looked_at['role']} is {amount(looked_at['max'])}"
+    return Finding(f"{value}{beside}.", "largest")
+
+
+def _token(row: dict, names: Names) -> str:
+    return f"at position {row['position']}, token {names(int(row['token']))}"
+
+
+def _massive_finding(trace: "Trace", names: Names) -> list[Finding]:
+    massive = trace.massive_activations().query("massive > 0")
+    if massive.empty:
+        return []
+    most = massive.loc[massive["value"].abs().idxmax()].to_dict()
+    layers = f"layer{'s' if len(massive) > 1 else ''} {ranges(massive['layer'].tolist())}"
+    place = f"{amount(abs(most['value']))}, in feature {most['feature']} {_token(most, names)}"
+    return [
+        Finding(
+            f"Massive activations stand in the residual stream after {layers}: up to {place}.", "massive_activations"
+        )
+    ]
+
+
+def _sink(trace: "Trace") -> list[Finding]:
+    """The position that is a sink for most heads; not one of the second half, to which few queries attend."""
+    shares = trace.attention_sinks()
+    most = shares.loc[shares["share"].idxmax()].to_dict()
+    if not most["share"] or most["position"] > len(shares) / 2:
+        return []
+    share = f"{part(most['share'])} of (layer, head) pairs"
+    return [Finding(f"Position {most['position']:.0f} is an attention sink for {share}.", "attention_sinks")]
+
+
+def _attention(metrics: Mapping[str, float]) -> list[Finding]:
+    """How much of its attention a head puts on one position, with outlier features and without."""
+    if "top1_softmax" not in metrics:
+        return []
+    share = (
+        f"The attention puts {100 * metrics['top1_softmax']:.1f} % on one position, as a mean over heads and queries"
+    )
+    if "top1_softmax_without" in metrics:
+        share += f"; where outlier features are set to zero, {100 * metrics['top1_softmax_without']:.1f} %"
+    return [Finding(f"{share}.", "table4")]
+
 
 ARTEFACTS = {"trace": Artefact("Outlier features", OneModel, kept_trace_section, of_folder=True)}

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 ACROSS = {"by_token_db": "mean over tokens", "db": "over all tokens"}  # column of the errors: what it is
 
 
-def damage_explorer(found: Mapping[str, "Damages"]) -> list[Explorer]:
+def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:
     """Maps of the error of the output by layer and projection, one a scheme and way to average; none without errors."""
-    schemes = {scheme: one.errors for scheme, one in found.items() if len(one.errors)}
+    schemes = {scheme: one.errors for scheme, one in damages.items() if len(one.errors)}
     if not schemes:
         return []
     maps = [_map(scheme, errors, column) for scheme, errors in schemes.items() for column in ACROSS]

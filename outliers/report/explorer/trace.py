@@ -1,6 +1,5 @@
 """The explorer of a trace."""
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,6 +8,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from outliers.plot.style import HEAT
+from outliers.plot.trace import magnitudes, pooled, stream_roles
 from outliers.report.section import Explorer
 
 if TYPE_CHECKING:
@@ -22,21 +22,20 @@ SHADES = 16
 STEP = (0.4, 0.65)  # shades of the largest value below the threshold and of the threshold
 
 
-def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", said: dict[str, str], names: Names) -> Explorer:
+def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", readers: dict[str, str], names: Names) -> Explorer:
     """Maps of the largest |x| by layer and feature, a role each; the text at telling features, where it was kept.
 
-    said: where each role goes. names: what a token id is called.
+    readers: where each role goes. names: what a token id is called.
     """
-    from outliers.tracing.excerpt import telling_features
-    from outliers.tracing.result import STREAM  # these import torch
+    from outliers.tracing.excerpt import telling_features  # which imports torch
 
     telling = {role: some.tolist() for role, some in excerpt.features.items()} if excerpt else telling_features(trace)
-    stream = [role for role in STREAM if role in trace.roles]
+    stream = stream_roles(trace)
     positions = _positions(trace, stream, telling)
     maps = [
         {
             "name": role,
-            "said": f"into {said[role]}",
+            "said": f"into {readers[role]}",
             "group": "stream" if role in stream else role,
             "column": "feature" if role in stream else f"feature of {role}",
             **_map(trace.largest(role).numpy()),
@@ -68,17 +67,14 @@ def _shades(start: float, end: float) -> list[str]:
 def _map(values: np.ndarray) -> dict:
     """Values (layers, features) as at most `CELLS` cells, each the largest of neighbours."""
     share = -(-values.size // CELLS)
-    padded = np.pad(values, ((0, 0), (0, -values.shape[1] % share)))
-    return {"values": padded.reshape(len(values), -1, share).max(2), "share": share, "features": values.shape[1]}
+    return {"values": pooled(values, share), "share": share, "features": values.shape[1]}
 
 
 def _positions(trace: "Trace", stream: list[str], telling: dict[str, list[int]]) -> dict | None:
     """The largest |x| over the layers at each position, averaged over sequences; of wide models at telling features."""
     if not stream:
         return None
-    of_roles = [trace.statistics[f"{role}.magnitude"] for role in stream]
-    sequences = trace.statistics["text.sequences"][:, None]  # that reach each position
-    means = (functools.reduce(lambda one, other: one.maximum(other), of_roles) / sequences).numpy()
+    means = magnitudes(trace).numpy()
     features = None if means.size <= CELLS else telling[stream[0]]
     return {"features": features, "values": means if features is None else means[:, features]}
 

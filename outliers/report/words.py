@@ -1,4 +1,4 @@
-"""Numbers as sentences have them, and which differences are beyond the scatter of rounding."""
+"""Numbers as sentences have them."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -58,13 +58,3 @@ def amount(value: float) -> str:
 def times(ratio: float) -> str:
     """By how much something is multiplied: 9.9; 1.006."""
     return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.3f}"
-
-
-def scatter(deviation: float | None) -> float:
-    """The standard deviation of a perplexity by rounding; infinite if it was measured once."""
-    return math.inf if deviation is None or math.isnan(deviation) else deviation
-
-
-def are_apart(one: float, other: float, *deviations: float) -> bool:
-    """Whether two values differ by more than two standard deviations of their difference."""
-    return abs(one - other) > 2 * math.hypot(*deviations)

@@ -1,0 +1,99 @@
+"""Axes: their scales and ticks, names along x, lines at a height, and what costs are drawn on."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from outliers.plot.style import brief
+from outliers.report.analysis import Value
+
+LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
+TICKS = (0.1, 1, 10, 100, 1000, 10_000)
+SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}  # names along x
+
+
+def threshold(axes: Axes, alpha: float) -> None:
+    """A line at α, named at its end, outside the axes, where no line of data runs through it."""
+    axes.axhline(alpha, color="black", linewidth=0.6, linestyle=":", zorder=0)
+    beside(axes, f"α = {alpha:g}", alpha)
+
+
+def beside(axes: Axes, text: str, y: float) -> None:
+    """Name a height of the axes, at their right."""
+    style = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+    axes.annotate(text, (1, y), (3, 0), **style)
+
+
+def count_label(value: float, _position=None) -> str:
+    """A number of parameters as people write it: 125M, 1.3B."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.0f}"
+
+
+def parameters_axis(axes: Axes) -> None:
+    """Parameters along x."""
+    axes.set(xscale="log", xlabel="parameters")
+    low, high = axes.get_xlim()
+    subs = (1,) if high > 3000 * low else (1, 3) if high > 10 * low else (1, 2, 5)
+    _ticks(axes, subs, FuncFormatter(count_label))
+
+
+def perplexity_axis(axes: Axes) -> None:
+    """Perplexity along x, better models to the right."""
+    axes.set(xscale="log", xlabel="perplexity")
+    low, high = axes.get_xlim()
+    _ticks(axes, (1, 2, 5) if high > 4 * low else (1, 1.5, 2, 3, 5, 7), "{x:g}")
+    axes.invert_xaxis()
+
+
+def _ticks(axes: Axes, subs: tuple[int, ...], label) -> None:
+    # Fixed, for LogLocator falls back to crowded linear ticks where it finds less than two.
+    axes.xaxis.set_major_locator(FixedLocator([sub * 10**power for power in range(16) for sub in subs]))
+    axes.xaxis.set_major_formatter(label)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def log_axis(axis: Axis, low: float, high: float) -> None:
+    """Label a logarithmic axis that shows values between two with as many numbers as have room."""
+    subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5) if high > 5 * low else range(1, 10)
+    axis.set_major_locator(FixedLocator([sub * 10.0**power for power in range(-9, 10) for sub in subs]))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def cost_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Increases of perplexity, in per cent, on a scale on which a tenth of one and a hundred can both be read."""
+    axes.set_yscale("symlog", linthresh=LINEAR, linscale=0.7)
+    ticks = [sign * tick for tick in TICKS for sign in (-1, 1) if tick <= 10 * max(sign * value for value in values)]
+    ticks = sorted([0, *ticks])
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(ticks, [f"{tick:+g}".replace("-", "−") if tick else "0" for tick in ticks])
+    axes.set_ylim(2 * min(*values, -LINEAR), 2 * max(*values, LINEAR))
+    axes.set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
+
+
+def plot_costs(
+    axes: Axes, lines: Mapping[str, Sequence[tuple[float, Value]]], styles: Mapping[str, dict], width: float = 0.5
+) -> None:
+    """Costs in per cent with their scatter, a line a name: (place, cost); those of one place stand side by side."""
+    for number, (name, style) in enumerate(styles.items()):
+        if name in lines:
+            offset = width * ((number + 0.5) / len(styles) - 0.5)
+            axes.errorbar(
+                [place + offset for place, _ in lines[name]],
+                [100 * cost.mean for _, cost in lines[name]],
+                [100 * (cost.deviation or 0) for _, cost in lines[name]],
+                **style,
+            )
+
+
+def name_places(axes: Axes, names: Sequence[str]) -> None:
+    """Names at 0, 1, 2, … along x, and a line at 0."""
+    axes.axhline(0, color="black", linewidth=0.6)
+    axes.set_xticks(range(len(names)), brief(names), **SLANTED)
+    axes.set_xlim(-0.5, len(names) - 0.5)

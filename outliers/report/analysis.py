@@ -1,0 +1,139 @@
+"""What numbers say: what a scheme costs against a baseline, scatter, intervals, and whether two values are apart.
+
+Tables, findings and figures share it, so that it imports nothing of theirs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from outliers.quantization.schemes import BASELINE
+
+Rows = list[dict] | pd.DataFrame  # as `outliers.sweep` and the others return them, or read from rows.parquet
+CONFIDENCE = 0.95
+DEVIATIONS = 2  # values are apart from so many standard deviations of their difference on
+
+
+def records(rows: Rows) -> list[dict]:
+    """Rows as they are kept; of a data frame without its empty cells, which are fields that a row does not have."""
+    if not isinstance(rows, pd.DataFrame):
+        return rows
+    return [
+        {name: value for name, value in row.items() if not (pd.api.types.is_scalar(value) and pd.isna(value))}
+        for row in rows.to_dict("records")
+    ]
+
+
+class Value(NamedTuple):
+    """A measured number; deviation: its standard deviation by what scatters it, None of a single draw."""
+
+    mean: float
+    deviation: float | None = None
+
+    @property
+    def spread(self) -> float:
+        """The deviation; infinite of a single draw, from which nothing is apart."""
+        return math.inf if self.deviation is None else self.deviation
+
+    def beside(self, baseline: float) -> "Value":
+        """By how much it is more than a baseline, as a share of that."""
+        return Value(self.mean / baseline - 1, None if self.deviation is None else self.deviation / baseline)
+
+    def is_apart(self, other: "Value") -> bool:
+        """Whether the two differ beyond their scatter."""
+        return abs(self.mean - other.mean) > DEVIATIONS * math.hypot(self.spread, other.spread)
+
+    def is_above(self, other: "Value") -> bool:
+        """Whether it is larger than another beyond their scatter."""
+        return self.mean > other.mean and self.is_apart(other)
+
+
+def exact(number: float) -> Value:
+    """A number that nothing scatters."""
+    return Value(number, 0.0)
+
+
+def value_of(row: Mapping, name: str = "value") -> Value:
+    """A value of a row, or of a table with columns NAME and NAME_deviation."""
+    deviation = row.get("standard_deviation" if name == "value" else f"{name}_deviation")
+    return Value(row.get(name), None if pd.isna(deviation) else deviation)
+
+
+def costs(rows: list[dict]) -> list[dict]:
+    """Rows of perplexities, each with its `cost`: what it adds to the perplexity of its model, as a share.
+
+    Of models whose perplexity without quantization is there.
+    """
+    baseline = {row["model"]: row["value"] for row in rows if row["scheme"] == BASELINE}
+    measured = [row for row in rows if row["model"] in baseline]
+    return [row | {"cost": value_of(row).beside(baseline[row["model"]])} for row in measured]
+
+
+def unrounded(point: NamedTuple) -> dict:
+    """A point of a figure of costs with columns for its perplexity and its ratio to that without quantization."""
+    fields = point._asdict()
+    (perplexity, deviation), cost = fields.pop("perplexity"), fields.pop("cost")
+    return {**fields, "perplexity": perplexity, "deviation": deviation, "ratio": 1 + cost.mean}
+
+
+class Mean(NamedTuple):
+    """Of values of several seeds; reach: from it to either end of its interval (Student's t), None of one value."""
+
+    value: float
+    reach: float | None
+    seeds: int
+
+
+class Ratio(NamedTuple):
+    """By how much one thing is multiplied beside another: the geometric mean over seeds, and its interval.
+
+    The interval is that of the mean logarithm (Student's t); None of one seed.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+    seeds: int
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is another one than 1 beyond the scatter of seeds."""
+        return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
+
+
+def reach(standard_error: float | np.ndarray, freedom: int) -> float | np.ndarray:
+    """From an estimate to either end of its 95 % interval (Student's t with these degrees of freedom)."""
+    from scipy.stats import t  # late: it takes a second
+
+    return t.ppf((1 + CONFIDENCE) / 2, freedom) * standard_error
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """The mean of values of several seeds."""
+    count = len(values)
+    half = float(reach(np.std(values, ddof=1) / math.sqrt(count), count - 1)) if count > 1 else None
+    return Mean(float(np.mean(values)), half, count)
+
+
+def ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ratio | None:
+    """How two things of runs compare, by their seeds; None where no seed has both, or one of the values is 0.
+
+    Runs of the same seed have the same start and the same text in the same order, so that what these do to both cancels
+    out.
+    """
+    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    if not pairs or min(map(min, pairs)) <= 0:
+        return None
+    value, half, seeds = mean([math.log(one / other) for one, other in pairs])
+    interval = None if half is None else (math.exp(value - half), math.exp(value + half))
+    return Ratio(math.exp(value), interval, seeds)
+
+
+def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
+    """A column of `outliers.plot.training.trained` by run and seed, where it is known."""
+    known = trained[trained[column].notna()]
+    return {
+        run: dict(zip(of_run["seed"], of_run[column], strict=True)) for run, of_run in known.groupby("run", sort=False)
+    }

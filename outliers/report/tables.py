@@ -1,0 +1,124 @@
+"""Tables as people read them: cells, formats, and what a table says of the scatter of its numbers."""
+
+import math
+import re
+import string
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import pandas as pd
+from tabulate import tabulate
+
+from outliers.report.analysis import value_of
+
+ONCE = (
+    "Each perplexity was measured once, so that nothing here says how far rounding alone scatters it; --draws 4 "
+    "measures it."
+)
+DRAWN = (
+    "Mean ± standard deviation over {} draws of embeddings changed by 1e-6, which rounding alone causes: a difference "
+    "below two of its own standard deviations is none."
+)
+SEVERAL = (
+    "Means over {} seeds, with 95 % intervals (Student's t); ratios seed by seed, for runs of the same seed have the "
+    "same start and the same text in the same order."
+)
+ONE = "Each run was trained once, so that nothing here says how far another seed would move it."
+
+# What a format takes as its own and tabulate leaves as it is: |x| would end two cells of Markdown, <s> strike text out.
+ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
+MISSING = "-"  # never a number
+LARGE = 1e7  # from here on powers of ten are written
+
+Form = str | Callable[[Mapping], str]  # of a column: a format of fields of a row, or what makes a cell of a row
+
+
+class Table(NamedTuple):
+    """A table as people read it.
+
+    name: of its files. cells: row by row, as printed. data: the same unrounded, as its CSV file has it. names: so many
+    columns from the left are text. folded: whether a page shows it only when asked to.
+    """
+
+    name: str
+    caption: str
+    headers: list[str]
+    cells: list[list[str]]
+    data: pd.DataFrame
+    names: int = 1
+    folded: bool = False
+
+    @classmethod
+    def of(
+        cls, name: str, caption: str, columns: Iterable[tuple[str, Form]], data: pd.DataFrame, rows=None, **options
+    ) -> "Table":
+        """A table of these columns, each with its header; rows: those to show, by default all of the data."""
+        headers, forms = zip(*columns, strict=True)
+        shown = (data if rows is None else rows).to_dict("records")
+        cells = [[_filled(form, row) if isinstance(form, str) else form(row) for form in forms] for row in shown]
+        return cls(name, caption, list(headers), cells, data, **options)
+
+    @classmethod
+    def of_words(cls, name: str, caption: str, headers: list[str], cells: list[list[str]]) -> "Table":
+        """A table of nothing but text."""
+        return cls(name, caption, headers, cells, pd.DataFrame(cells, columns=headers), names=len(headers))
+
+    def form(self, tablefmt: str) -> str:
+        """The table in a format of the tabulate library: github, latex_booktabs, simple, html."""
+        align = ["left"] * self.names + ["right"] * (len(self.headers) - self.names)
+        headers, *cells = [list(map(ESCAPED.get(tablefmt, str), row)) for row in (self.headers, *self.cells)]
+        return tabulate(cells, headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
+
+    @property
+    def printed(self) -> str:
+        """The table on a terminal, with its caption below."""
+        return f"{self.form('simple')}\n\n{wrapped(self.caption)}"
+
+
+def _filled(form: str, row: Mapping) -> str:
+    fields = [field for _, field, *_ in string.Formatter().parse(form) if field]
+    return MISSING if any(pd.isna(row[field]) for field in fields) else form.format(**row)
+
+
+def cell(form: str, value: float | None, scatter: float | None = None, unit: float = 1, behind: str = "") -> str:
+    """A number in a cell, with its scatter behind ±, where that is known; those of broken models are short.
+
+    behind: the form of the scatter, by default that of the number.
+    """
+    if pd.isna(value):
+        return MISSING
+    ending = "" if pd.isna(scatter) else f"±{_number(behind or form.removeprefix('+'), unit * scatter)}"
+    return f"{_number(form, unit * value)}{ending}"
+
+
+def scattered(name: str, form: str, unit: float = 1) -> Callable[[Mapping], str]:
+    """A column of values NAME, with the scatter that NAME_deviation says."""
+    return lambda row: cell(form, *value_of(row, name), unit)
+
+
+def _number(form: str, value: float) -> str:
+    return f"{value:{form.replace('f', 'e') if math.isfinite(value) and abs(value) >= LARGE else form}}"
+
+
+def with_interval(form: Callable[[float], str], value: float, *ends: float) -> str:
+    """A number with its interval behind it, where that is known: 9.9 [9.5, 10.3]."""
+    return form(value) + (f" [{', '.join(map(form, ends))}]" if ends else "")
+
+
+def wrapped(text: str) -> str:
+    """A paragraph as a terminal has it."""
+    return textwrap.fill(text, 100)
+
+
+def scatter_note(draws: int) -> str:
+    """What a table of perplexities that were measured so many times says of their scatter."""
+    return DRAWN.format(draws) if draws > 1 else ONCE
+
+
+def seeds_note(trained: pd.DataFrame) -> str:
+    """What a table of trained models says of their seeds."""
+    seeds = trained.groupby("run")["seed"].nunique()
+    most = int(seeds.max())
+    return SEVERAL.format(most if seeds.min() == most else f"up to {most}") if most > 1 else ONE

@@ -1,0 +1,107 @@
+"""What numbers say: costs, scatter, intervals, whether two values are apart; and how tables write them."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from outliers.report.analysis import Value, costs, exact, mean, ratio, reach, records, unrounded, value_of
+from outliers.report.tables import Table, cell, scattered, with_interval
+
+
+def test_a_cost_is_relative_to_the_model_without_quantization():
+    rows = [
+        {"model": "a", "scheme": "absmax", "value": 30.0, "standard_deviation": 2.0},
+        {"model": "a", "scheme": "fp32", "value": 20.0},
+        {"model": "b", "scheme": "absmax", "value": 5.0},
+    ]
+    (absmax, unquantized) = costs(rows)
+    assert absmax["cost"] == pytest.approx((0.5, 0.1))
+    assert unquantized["cost"] == (0.0, None)
+    assert absmax["value"] == 30.0, "rows stay as they are"
+    assert "cost" not in rows[0]
+
+
+def test_the_scatter_of_a_value_has_its_column():
+    assert value_of({"value": 2.0, "standard_deviation": 0.5}) == (2.0, 0.5)
+    table = {"perplexity": 3.0, "perplexity_deviation": math.nan, "standard_deviation": 9.0}
+    assert value_of(table, "perplexity") == (3.0, None)
+    assert value_of({}, "perplexity") == (None, None)
+
+
+def test_nothing_is_apart_from_a_single_draw():
+    assert not Value(200.0).is_apart(exact(100.0))
+    assert not exact(100.0).is_apart(Value(200.0))
+    assert Value(100.9, 0.4).is_apart(exact(100.0))
+    assert not Value(100.9, 0.5).is_apart(exact(100.0))
+
+
+def test_two_values_are_apart_by_the_scatter_of_their_difference():
+    assert not Value(103.0, 1.2).is_apart(Value(100.0, 1.2)), "it scatters more than either"
+    assert Value(104.0, 1.2).is_apart(Value(100.0, 1.2)), "and less than both together"
+
+
+def test_what_is_below_is_not_above():
+    high, low = Value(104.0, 1.2), Value(100.0, 1.2)
+    assert (high.is_above(low), low.is_above(high), low.is_apart(high)) == (True, False, True)
+    assert not Value(103.0, 1.2).is_above(low), "within their scatter"
+
+
+def test_an_interval_is_students():
+    assert reach(1.0, 1) == pytest.approx(12.7062, abs=1e-4)
+    assert reach(np.array([1.0, 2.0]), 30) == pytest.approx([2.0423, 4.0845], abs=1e-4)
+    assert mean([1.0, 3.0]) == (2.0, pytest.approx(12.7062, abs=1e-4), 2)
+    assert mean([3.0]) == (3.0, None, 1)
+
+
+def test_a_ratio_is_shown_beyond_the_scatter_of_seeds():
+    shown = ratio({0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.0, 1: 1.0, 2: 1.0})
+    assert shown.is_shown and shown.interval[0] < shown.value < shown.interval[1]
+    assert not ratio({0: 2.0, 1: 0.5}, {0: 1.0, 1: 1.0}).is_shown
+    assert not ratio({0: 2.0}, {0: 1.0}).is_shown, "one seed"
+
+
+def test_an_empty_cell_of_a_data_frame_is_no_field():
+    rows = [{"a": 1, "b": [1, 2]}, {"a": 2, "c": "x"}]
+    assert records(pd.DataFrame(rows)) == rows
+    assert records(rows) is rows
+
+
+def test_cells():
+    assert cell(".2f", 1.234) == "1.23"
+    assert cell("+.2f", 0.5, 0.01, unit=100) == "+50.00±1.00", "the sign is of the number alone"
+    assert cell(".6g", 1.23456789, 0.0123, behind=".2g") == "1.23457±0.012"
+    assert cell(".2f", 2e7, 3.0) == "2.00e+07±3.00", "broken models make no wide tables"
+    assert [cell(".2f", value) for value in (None, math.nan)] == ["-", "-"]
+    assert cell(".2f", 1.0, math.nan) == "1.00"
+    assert scattered("kl", ".1f", 10)({"kl": 0.1, "kl_deviation": 0.02}) == "1.0±0.2"
+    assert with_interval("{:.1f}".format, 2.0, 1.0, 3.0) == "2.0 [1.0, 3.0]"
+    assert with_interval("{:.1f}".format, 2.0) == "2.0"
+
+
+def test_columns_of_a_table():
+    data = pd.DataFrame({"name": ["a", "b"], "x": [1.0, math.nan]})
+    columns = (("Name", "{name}"), ("X", "{x:.1f}"), ("of both", lambda row: row["name"] * 2))
+    table = Table.of("one", "Caption.", columns, data, data.head(2), names=1)
+    assert table.headers == ["Name", "X", "of both"]
+    assert table.cells == [["a", "1.0", "aa"], ["b", "-", "bb"]]
+    assert Table.of("one", "Caption.", columns, data, data.head(1)).cells == table.cells[:1]
+    assert table.data is data
+    words = Table.of_words("two", "Caption.", ["a", "b"], [["1", "2"]])
+    assert (words.names, words.data.to_dict("records")) == (2, [{"a": "1", "b": "2"}])
+
+
+def test_a_point_has_its_numbers_in_columns_of_their_own():
+    from outliers.plot.attention import Point
+
+    point = Point("gpt2", "absmax", "int8", Value(30.0, 1.0), Value(0.5, 0.05), None)
+    assert unrounded(point) == {
+        "model": "gpt2",
+        "scheme": "absmax",
+        "attention": "int8",
+        "alpha": None,
+        "perplexity": 30.0,
+        "deviation": 1.0,
+        "ratio": 1.5,
+    }
