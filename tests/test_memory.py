@@ -266,6 +266,7 @@ def test_table_3_comes_out_as_published(table3_rows):
     assert ours == published
 
 
+@pytest.mark.slow
 def test_largest_of_all_is_named_beside_the_papers(table3_rows):
     table = largest(table3_rows).set_index("gigabytes")
     assert table.loc[12, "16-bit, any"] == "BLOOM-3B"
@@ -274,6 +275,7 @@ def test_largest_of_all_is_named_beside_the_papers(table3_rows):
     assert "GPT-2 XL 1.5B (BLOOM-3B)" in memory_section(table3_rows).printed
 
 
+@pytest.mark.slow
 def test_footprints_are_the_rows(table3_rows):
     table = footprints(table3_rows)
     assert list(table.index[:2]) == ["facebook/opt-175b", "bigscience/bloom"]

@@ -347,6 +347,7 @@ def test_rows_of_an_experiment():
     assert rows_of(spec, [row(), *other, newer, first]) == [first, newer]
 
 
+@pytest.mark.slow
 def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
     folder = shutil.copytree(KEPT, tmp_path / "pocket")
     kept = {path: path.read_text() for path in folder.rglob("*") if path.suffix in (".md", ".csv", ".tex")}

@@ -252,6 +252,7 @@ def test_a_tokenizer_that_fails():
         in_pieces(["words"], narrow)
 
 
+@pytest.mark.slow
 def test_a_long_text_at_full_size():
     """A million characters and more, of documents that follow each other in another order each time."""
     choose, documents = random.Random(0), sample()
@@ -263,7 +264,14 @@ def test_a_long_text_at_full_size():
 
 
 @needs_shared
-@pytest.mark.parametrize("model", ["pocket/opt-1.7m", str(STORIES), pytest.param("smollm2-135m", marks=needs_smollm2)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("pocket/opt-1.7m", marks=pytest.mark.slow),
+        str(STORIES),
+        pytest.param("smollm2-135m", marks=needs_smollm2),
+    ],
+)
 def test_wikitext(model):
     with gzip.open(SHARED / "text" / "wikitext2_valid.txt.gz", "rt", encoding="utf-8") as file:
         text = file.read()

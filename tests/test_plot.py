@@ -111,7 +111,7 @@ def make_trace(name: str):
 
 MODELS = [
     pytest.param("smollm2-135m", marks=needs_smollm2),
-    "pocket/gpt2-1.7m",
+    pytest.param("pocket/gpt2-1.7m", marks=pytest.mark.slow),
     pytest.param(str(STORIES), marks=needs_shared, id="stories260K"),
 ]
 
@@ -154,7 +154,7 @@ def test_the_colours_of_a_trace_span_what_is_there(trace):
     assert np.quantile(light, 0.9) - np.quantile(light, 0.1) > 0.08, "not dark because of one value"
 
 
-@pytest.mark.parametrize("alpha", [2.5, 6.0])
+@pytest.mark.parametrize("alpha", [2.5, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_alpha_is_the_one_that_was_asked(pocket_trace, alpha):
     from dataclasses import replace
 

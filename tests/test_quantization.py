@@ -833,6 +833,7 @@ def test_an_int8_layer_compiled_to_code():
         torch.testing.assert_close(compiled(layers, "inductor")(x), layers(x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_with_exact_weights():
     """In several graphs, for whether weights were edited, and how many features are outliers, is known when it runs."""
     model, other = (quantize(model, "absmax") for model in (make_model("gpt2"), other_model("gpt2")))

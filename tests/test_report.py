@@ -605,6 +605,7 @@ def test_lines_of_a_trace(found):
     magnitude_by_position(replace(found, roles=("ffn_in",)))
 
 
+@pytest.mark.slow
 def test_trace_files(found, tmp_path, family):
     section = trace_section(found, family[:8], "<token {}>".format)
     printed = write(section, tmp_path, "")
@@ -648,6 +649,7 @@ def changed(found, **statistics):
     return replace(found, statistics={**found.statistics, **{k.replace("_", ".", 1): v for k, v in statistics.items()}})
 
 
+@pytest.mark.slow
 def test_massive_activations_and_sinks_are_said(found, family):
     sinks = torch.zeros(2, 24, dtype=torch.int64)
     for (layer, position), count in SINKS.items():

@@ -205,6 +205,7 @@ def test_autocast_multiplies_in_int8_all_the_same(blocks):
     assert abs(losses[1] / losses[0] - 1) < 0.005
 
 
+@pytest.mark.slow
 def test_compiled(blocks):
     model = train_int8(make_model("gpt2"), decomposition=0.02)
 

@@ -317,7 +317,7 @@ def test_to_read_takes_no_torch():
 # Places
 
 
-@pytest.mark.parametrize("name", ["gpt2-0.1m", "opt-1.7m"])
+@pytest.mark.parametrize("name", ["gpt2-0.1m", pytest.param("opt-1.7m", marks=pytest.mark.slow)])
 def test_places_are_those_of_patterns(name):
     """Bit for bit: of each role and layer alone, and of all but it, by the patterns of its modules."""
     name = f"pocket/{name}"

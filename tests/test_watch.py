@@ -159,7 +159,10 @@ def with_own_attention(model: PreTrainedModel) -> nn.Module:
 @pytest.mark.parametrize(
     ("wrap", "half"),
     [
-        *((wrap, half) for wrap in (as_it_is, in_int8, checkpointed, with_own_attention) for half in (False, True)),
+        (as_it_is, False),
+        (in_int8, True),
+        (checkpointed, False),
+        (with_own_attention, True),
         pytest.param(compiled, False, marks=pytest.mark.slow),
         pytest.param(compiled_by_layer, True, marks=pytest.mark.slow),
     ],

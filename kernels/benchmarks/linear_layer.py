@@ -15,7 +15,7 @@ machine.
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -71,27 +71,36 @@ class Part(NamedTuple):
             call()
 
 
+def _tensors(arguments: Iterable) -> Iterator[torch.Tensor]:
+    """Those among arguments, of which some are several in one."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, tuple):
+            yield from _tensors(argument)
+
+
 @torch.inference_mode()
 def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
     """The parts of a layer that runs on a CPU, by name; on a GPU, whose kernels are launched otherwise, none."""
     layer()  # what is compiled at the first call is no part of it
     parts = {}
 
-    def kept(name: str, function: Callable, arguments: tuple) -> object:
-        run, before = partial(function, *arguments), parts.get(name, Part([], 0))
-        moved = sum(argument.nbytes for argument in arguments if isinstance(argument, torch.Tensor))
+    def kept(name: str, function: Callable, arguments: tuple, named: dict) -> object:
+        run, before = partial(function, *arguments, **named), parts.get(name, Part([], 0))
+        moved = sum(tensor.nbytes for tensor in _tensors([*arguments, *named.values()]))
         parts[name] = Part([*before.calls, run], before.bytes + moved)
         return run()
 
     with ExitStack() as stack:
         call = Pass.__call__
 
-        def of_pass(own: Pass, *arguments) -> None:
-            kept(own.function.__name__.replace("_", " "), partial(call, own), arguments)
+        def of_pass(own: Pass, *arguments, **named) -> None:
+            kept(own.function.__name__.replace("_", " "), partial(call, own), arguments, named)
 
         stack.enter_context(mock.patch.object(Pass, "__call__", of_pass))
         for module, name in PRODUCTS:
-            of_product = partial(lambda own, *arguments: kept(PRODUCT, own, arguments), getattr(module, name))
+            of_product = partial(lambda own, *arguments: kept(PRODUCT, own, arguments, {}), getattr(module, name))
             stack.enter_context(mock.patch.object(module, name, of_product))
         layer()
     return parts
