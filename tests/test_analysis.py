@@ -97,6 +97,11 @@ def test_a_point_has_its_numbers_in_columns_of_their_own():
 
     point = Point("gpt2", "absmax", "int8", Value(30.0, 1.0), Value(0.5, 0.05), None)
     assert unrounded(point) == {
-        "model": "gpt2", "scheme": "absmax", "attention": "int8", "alpha": None,
-        "perplexity": 30.0, "deviation": 1.0, "ratio": 1.5,
+        "model": "gpt2",
+        "scheme": "absmax",
+        "attention": "int8",
+        "alpha": None,
+        "perplexity": 30.0,
+        "deviation": 1.0,
+        "ratio": 1.5,
     }
