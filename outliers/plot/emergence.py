@@ -48,18 +48,14 @@ def by_model(rows: Rows) -> pd.DataFrame:
         place = row["model"], row.get("checkpoint")
         model = wide.setdefault(place, {"model": names[place], **dict.fromkeys(ABOUT)})
         model |= {name: row[name] for name in ABOUT if name in row} | {metric_of(row): row["value"]}
-    return pd.DataFrame(wide.values()).set_index("model").reindex(columns=_columns(wide))
+    table = pd.DataFrame(wide.values()).set_index("model")
+    return table.reindex(columns=list(dict.fromkeys([*table, *TABLE4_COLUMNS])))  # those of Table 4 in any case
 
 
 def metric_of(row: dict) -> str:
     """The metric of a row, as Table 4 calls it."""
     without = row["metric"] == "top1_softmax" and row.get("features")
     return "top1_softmax_without" if without else row["metric"]
-
-
-def _columns(wide: dict) -> list[str]:
-    """All columns that occur, and those of Table 4 in any case."""
-    return list(dict.fromkeys([name for row in wide.values() for name in row if name != "model"] + TABLE4_COLUMNS))
 
 
 def distinct_models(rows: Rows) -> pd.DataFrame:
@@ -169,11 +165,14 @@ def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
 def _drawn(draws: dict[str, Callable], rows: Rows, panel: str | None, paper: bool, ax: Axes | None):
     """The panels of a figure, each with its legend."""
     models, shown = distinct_models(rows), chosen("panel", panel, draws, ax)
+    markers = _markers(models)
     published = published_models() if paper else published_models().iloc[:0]
     size = (6.4, 3.3) if len(shown) == 1 else (3.8 * len(shown), 4.4)  # a panel alone has its legend beside it
     panels = panels_of(ax, 1, len(shown), size)[0]
     for axes, name in zip(panels, shown, strict=True):
-        handles = [*draws[name](axes, models, published), *_architectures(models)]
+        handles = draws[name](axes, models, published)
+        if len(markers) > 1:
+            handles += [entry(architecture, marker=marker) for architecture, marker in markers.items()]
         if len(shown) == 1:
             legend(ax, axes, handles, "right upper")
         else:
@@ -182,19 +181,14 @@ def _drawn(draws: dict[str, Callable], rows: Rows, panel: str | None, paper: boo
     return panels
 
 
-def _architectures(models: pd.DataFrame) -> list:
-    """What marks mean, where there are several."""
-    markers = _markers(models)
-    return [entry(name, marker=marker) for name, marker in markers.items()] if len(markers) > 1 else []
-
-
 def _affected_by_size(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
     models, field, size_axis = _with_size(models)
     handles = _publish(axes, published, field, 100, *AFFECTED)
     for name, (label, color, line, fill) in AFFECTED.items():
         style = {"linestyle": line, "fillstyle": fill, "color": color_of(color)}
-        _plot_affected(axes, models, "size", name, style)
-        handles.append(entry(label, marker=_only_marker(models), **style))
+        for marker, group in _by_marker(models):
+            _plot(axes, group, "size", 100 * group[name], {"marker": marker, **style})
+        handles.append(entry(label, marker=MARKERS[0], **style))
     axes.set(ylim=(-3, 103), ylabel="affected (%)")
     size_axis(axes)
     return handles
@@ -205,11 +199,12 @@ def _affected_by_perplexity(axes: Axes, models: pd.DataFrame, published: pd.Data
     x = np.geomspace(models["perplexity"].min(), models["perplexity"].max(), 200)
     for name, (label, color, line, fill) in AFFECTED.items():
         style, fit = {"color": color_of(color), "fillstyle": fill}, fits[name]
-        _plot_affected(axes, models, "perplexity", name, style | {"linestyle": "none"})
+        for marker, group in _by_marker(models):
+            _plot(axes, group, "perplexity", 100 * group[name], {"marker": marker, **style, "linestyle": "none"})
         if fit and fit.shown:
             axes.plot(x, 100 * fit.at(x), color=color_of(color), linestyle=line)
             style["linestyle"] = line
-        handles.append(entry(f"{label}: {_fit_words(fit)}", marker=_only_marker(models), **style))
+        handles.append(entry(f"{label}: {_fit_words(fit)}", marker=MARKERS[0], **style))
     axes.set(ylim=(-3, 103), ylabel="affected (%)")
     perplexity_axis(axes)
     return handles
@@ -223,19 +218,12 @@ def _fit_words(fit: Fit | None) -> str:
     return f"exp(({fit.full:.0f} − ppl) / {fit.scale:.0f})".replace("-", "−")
 
 
-def _plot_affected(axes: Axes, models: pd.DataFrame, column: str, name: str, style: dict) -> None:
-    markers = _markers(models)
-    for architecture, group in models.groupby("architecture", sort=False):
-        _plot(axes, group, column, 100 * group[name], {"marker": markers[architecture], **style})
-
-
 def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
-    handles, markers = _publish(axes, published.abs(), "perplexity", 1, "median"), _markers(models)
+    handles = _publish(axes, published.abs(), "perplexity", 1, "median")
     style = {"color": color_of(BLUE), "linestyle": "none"}
-    for architecture, group in models.groupby("architecture", sort=False):
+    for marker, group in _by_marker(models):
         for fill, part in (("full", group[group["count"] > 0]), ("none", group[group["count"] == 0])):
-            marker = {"marker": markers[architecture], "fillstyle": fill}
-            _plot(axes, part, "perplexity", part["median"].abs(), style | marker)
+            _plot(axes, part, "perplexity", part["median"].abs(), {**style, "marker": marker, "fillstyle": fill})
     for alpha in models["alpha"].dropna().unique():
         threshold(axes, alpha)
     axes.set_ylabel("median |x|, most common outlier")
@@ -245,10 +233,10 @@ def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> lis
 
 
 def _number(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
-    handles, markers = _publish(axes, published, "perplexity", 1, "count"), _markers(models)
-    style = {"color": color_of(BLUE), "linestyle": "none"}
-    for architecture, group in models.groupby("architecture", sort=False):
-        _plot(axes, group, "perplexity", group["count"], style | {"marker": markers[architecture]})
+    handles = _publish(axes, published, "perplexity", 1, "count")
+    for marker, group in _by_marker(models):
+        style = {"color": color_of(BLUE), "linestyle": "none", "marker": marker}
+        _plot(axes, group, "perplexity", group["count"], style)
     axes.set(ylabel="outlier features", ylim=(-0.2, None))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     _whole_perplexity_axis(axes, models, published)
@@ -299,9 +287,9 @@ def _markers(models: pd.DataFrame) -> dict[str, str]:
     return dict(zip(models["architecture"].unique(), itertools.cycle(MARKERS), strict=False))
 
 
-def _only_marker(models: pd.DataFrame) -> str:
-    """Of models of one architecture; that of several is said apart."""
-    return next(iter(_markers(models).values()))
+def _by_marker(models: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The models of each architecture, with its mark."""
+    return [(marker, models[models["architecture"] == name]) for name, marker in _markers(models).items()]
 
 
 TRAINING = {"step": _step_axis, "perplexity": perplexity_axis}  # panel, which is a column: what draws its axis

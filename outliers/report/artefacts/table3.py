@@ -1,5 +1,7 @@
 """Table 3 of the paper: the largest model that some hardware holds, and what models need."""
 
+from functools import partial
+
 import pandas as pd
 
 from outliers.models.configs import known_configs
@@ -114,17 +116,24 @@ def largest_table(rows: list[dict]) -> Table | None:
         caption += (
             " In brackets: the largest of all known models, where the list that is chosen from has none as large."
         )
-    shown = [field for field in ("owner", "hardware") if table[field].notna().any()]
-    cells = [[*(row[field] or "" for field in shown), *_cells(row)] for row in table.to_dict("records")]
-    headers = [{"owner": "class"}.get(field, field) for field in shown] + ["GPU memory", "8-bit", "16-bit"]
-    return Table("table3", caption, headers, cells, table, names=len(headers))
+    owners = [
+        (header, lambda row, field=field: row[field] or "")
+        for header, field in (("class", "owner"), ("hardware", "hardware"))
+        if table[field].notna().any()
+    ]
+    columns = [
+        *owners,
+        ("GPU memory", "{gigabytes:g} GB"),
+        ("8-bit", partial(_fitting, 8)),
+        ("16-bit", partial(_fitting, 16)),
+    ]
+    return Table.of("table3", caption, columns, table, names=len(columns))
 
 
-def _cells(row: dict) -> list[str]:
-    names = [row[f"{bits}-bit"] for bits in sorted(BITS)]
-    larger = [row[f"{bits}-bit, any"] for bits in sorted(BITS)]
-    shown = [name if pd.isna(other) else f"{name} ({other})" for name, other in zip(names, larger, strict=True)]
-    return [f"{row['gigabytes']:g} GB", *shown]
+def _fitting(bits: int, row: dict) -> str:
+    """The largest candidate; in brackets a larger model."""
+    largest, larger = row[f"{bits}-bit"], row[f"{bits}-bit, any"]
+    return largest if pd.isna(larger) else f"{largest} ({larger})"
 
 
 def footprints(rows: list[dict]) -> pd.DataFrame:
@@ -169,14 +178,10 @@ def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Fin
 
     largest, footprints: as the functions of these names of Table 3 make them.
     """
-    findings = []
-    if len(largest):
-        other = largest[largest["8-bit"] != largest["16-bit"]]
-        findings.append(Finding(_held(other, len(largest)), "table3"))
+    other = largest[largest["8-bit"] != largest["16-bit"]]
     shares = (footprints["total 8"] / footprints["total 16"]).dropna()
-    if len(shares):
-        findings.append(Finding(_shrinks(shares), "footprints"))
-    return findings
+    findings = [Finding(_held(other, len(largest)), "table3")] if len(largest) else []
+    return findings + ([Finding(_shrinks(shares), "footprints")] if len(shares) else [])
 
 
 def _held(other: pd.DataFrame, every: int) -> str:

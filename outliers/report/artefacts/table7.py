@@ -267,7 +267,8 @@ def _decomposed(settings: dict[tuple, Setting]) -> list[str]:
     others = [one for key, one in settings.items() if key[0] == PROJECTIONS and key[1] != PLAIN]
     if plain is None or not others:
         return []
-    saving = [one for one in others if _is_less(ratio(one.values, plain.values))]
+    left = [(one, ratio(one.values, plain.values)) for one in others]
+    saving = [one for one, part in left if part and part.is_shown and part.value < 1]
     shares = listed(one.decomposition for one in saving or others)
     if not saving:
         return [f"That {shares} of features in 16 bits bring this down could not be shown."]
@@ -291,10 +292,6 @@ def _exact(settings: dict[tuple, Setting]) -> list[str]:
         return []
     cost, left = _percent(one.increase), _percent(one.exact_increase)
     return [f"Of the {cost} of '{one.run}', {left} stay where the weights that it ends with are used in float32."]
-
-
-def _is_less(one: Ratio | None) -> bool:
-    return one is not None and one.is_shown and one.value < 1
 
 
 def _is_cost(increase: Ratio) -> bool:
