@@ -207,11 +207,11 @@ def _redraw(name: str, folder: Path, out: Path | None, others: list) -> None:
     """
     from outliers.report.write import write
     from outliers.runs.rows import read
+    from outliers.runs.run import records
 
     if any(one not in (None, False) for one in others):
         raise UserError(f"--redraw '{folder}' with models or options of a measurement; expected --out alone beside it")
-    of_command = [row for row in read(folder) if row.made.get("experiment") == name]
-    rows = [record for row in of_command for record in row.records()]
+    rows = records(row for row in read(folder) if row.made.get("experiment") == name)
     if not rows:
         raise UserError(
             f"'{folder}' has no finished rows of {name}; expected a folder with `rows.jsonl`, such as the one in which "

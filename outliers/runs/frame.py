@@ -9,6 +9,7 @@ import pandas as pd
 
 from outliers.errors import UserError
 from outliers.runs.rows import read
+from outliers.runs.run import records
 
 WHERE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 # Which of the values of a cell a value is.
@@ -65,4 +66,4 @@ def _read(folder: Path) -> list[dict]:
 
 def records_in(folder: Path) -> list[dict]:
     """A flat dictionary for each value of the rows of a folder."""
-    return [record for row in read(folder) for record in row.records()]
+    return records(read(folder))
