@@ -171,7 +171,8 @@ def _smaller(experiment: str, model: Path) -> str:
     """An experiment with small fields, and these models in the place of its own."""
     fields = yaml.safe_load(experiment)
     of_one = len(fields.get("models", [])) == 1
-    models = {"model": str(model), "models": [str(model)] if of_one else ["pocket/gpt2-0.1m", str(model)]}
+    several = [str(model)] if of_one else ["pocket/gpt2-0.1m", str(model)]
+    models = {"model": str(model), "models": several, "candidates": several}
     small = SMALLER | models | {"schemes": fields.get("schemes", [])[:SCHEMES]}
     return yaml.safe_dump(fields | {field: value for field, value in small.items() if field in fields})
 

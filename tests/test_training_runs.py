@@ -394,7 +394,8 @@ def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch,
     assert (code, err) == (0, ""), "no bars of a library"
     assert "FFN, linear" in out and "trained once" not in out
     assert sum(count for _, count in steps) == 4 * 6
-    assert {line for line, _ in steps} >= {"as it is, seed 0, training: ", "FFN, linear, seed 1, training: "}
+    names = ["as it is, seed 0", "FFN, linear, seed 1"]
+    assert {line for line, _ in steps} >= {f"{name}, fp32, training: " for name in names}
     results = folder / "results" / "tiny"
     assert {"rows.jsonl", "causes.md", "causes.png", "trained.csv", "report.html"} <= {
         one.name for one in results.iterdir()
@@ -402,7 +403,7 @@ def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch,
     kept = (results / "causes.md").read_text()
     assert train("tiny.yaml") == (0, out, ""), "nothing is trained again"
     (folder / "tiny-redrawn.yaml").write_text(
-        json.dumps(TINY | {"shows": "causes", "seeds": [0, 1], "blocks": 1, "draws": 2})
+        json.dumps(TINY | {"shows": "causes", "seeds": [0, 1], "blocks": 1, "draws": 2, "watched": [3]})
     )
     report("tiny-redrawn.yaml", results, redraw=True)
     assert (results / "causes.md").read_text() == kept
