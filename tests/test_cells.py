@@ -17,12 +17,13 @@ from outliers.metrics.metric import StatesMetric
 from outliers.metrics.registry import Registry
 from outliers.metrics.zeroshot.harness import zeroshot
 from outliers.models.load import load_model, load_tokenizer
+from outliers.models.names import POCKET
 from outliers.presets.cells import Cells
 from outliers.quantization.schemes import Scheme
 from outliers.report.report import drawn_again, experiments
 from outliers.runs.rows import Row, Rows, line_of, read
 from outliers.runs.run import rows_of, run
-from outliers.specification.kinds import Experiment
+from outliers.specification.kinds import Experiment, Latency, Memory
 from outliers.subjects import provenance
 from outliers.text.blocks import load_text
 from tests.test_commands import call
@@ -53,6 +54,47 @@ def test_a_row_is_found_by_what_it_asks_and_by_its_facts_in_any_order(tmp_path_f
         assert not rows.may_have(other | {"variant": "absmax"})
     assert read(folder) == [row]
     assert Row.model_validate_json(line_of(row)) == row
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "message"),
+    [
+        ("count", 2**63, "expected a finite number"),
+        ("perplexity", 0, "'value' of perplexity is no positive number"),
+        ("damage.perplexity_only", -1.0, "is no positive number"),
+    ],
+)
+def test_what_no_table_can_hold_is_refused(tmp_path, metric, value, message):
+    asked = {"subject": {"model": "m"}, "variant": "fp32", "metric": {"name": "m"}}
+    with pytest.raises(UserError, match=message), Rows(tmp_path) as rows:
+        rows.add(Row.model_construct(asked=asked, facts={}, values=[{"metric": metric, "value": value}], made={}))
+    assert read(tmp_path) == []
+
+
+def test_the_fields_of_a_row_are_in_one_order(tmp_path):
+    """Whether it was measured now or read: columns of tables follow them."""
+    asked = {"subject": {"text": "t", "model": "m", "block": 8}, "variant": "fp32", "metric": {"name": "m"}}
+    row = Row(asked=asked, facts={"code": "c", "alpha": 6.0}, values=[{"metric": "m", "value": 1}], made={})
+    with Rows(tmp_path) as rows:
+        rows.add(row)
+    (again,) = read(tmp_path)
+    assert list(again.records()[0]) == list(row.records()[0])
+
+
+def test_rows_of_other_candidates_are_not_shown(tmp_path):
+    models = [MODEL, "pocket/gpt2-0.5m"]
+    rows = run(Memory(models=models, candidates=models[:1]), tmp_path)
+    assert drawn_again(Memory(models=models, candidates=models[:1]), tmp_path) == rows
+    others = drawn_again(Memory(models=models), tmp_path)
+    assert {row["model"] for row in others} == {MODEL}, "the other one was no candidate"
+
+
+def test_equal_weights_under_two_names_are_timed_twice(tmp_path):
+    copy = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "copy")
+    small = {"schemes": ["fp32"], "batches": [1], "prompt": 8, "tokens": 1, "repeats": 2}
+    rows = run(Latency(models=[MODEL, str(copy)], **small), tmp_path / "out")
+    assert {row["model"] for row in rows} == {MODEL, str(copy)}
+    assert not any("same_weights_as" in row for row in rows)
 
 
 @pytest.fixture(scope="module")
