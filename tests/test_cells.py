@@ -74,7 +74,7 @@ def test_what_no_table_can_hold_is_refused(tmp_path, metric, value, message):
 def test_the_fields_of_a_row_are_in_one_order(tmp_path):
     """Whether it was measured now or read: columns of tables follow them."""
     asked = {"subject": {"text": "t", "model": "m", "block": 8}, "variant": "fp32", "metric": {"name": "m"}}
-    row = Row(asked=asked, facts={"code": "c", "alpha": 6.0}, values=[{"metric": "m", "value": 1}], made={})
+    row = Row(asked=asked, facts={"zeta": 1, "beta": 2}, values=[{"metric": "m", "value": 1}], made={})
     with Rows(tmp_path) as rows:
         rows.add(row)
     (again,) = read(tmp_path)
