@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,7 +21,6 @@ from outliers.runs.room import Room
 from outliers.runs.rows import Rows
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
-from outliers.subjects.bench import Job
 from outliers.subjects.cell import Task
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
@@ -126,7 +126,7 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
         Cluster(Settings(name="cells"), bar) as engine,
         pytest.raises(UserError, match=r"^2 cells failed.*run the same command again to try them once more$") as error,
     ):
-        job = Job("model", None, None, None)
+        job = SimpleNamespace(name="model")
         cells = [Task(f"cell {value}", number, job, (value,), 1) for value in range(5)]
         for _, value in engine.run([Task("dying", always_dies, job, (), 1), *cells]):
             arrived.append(value)
@@ -239,7 +239,7 @@ def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
     ):
         engine.alone = True
         engine.forecasts = {"m": Need("m", 9000 * 10**9, 0, 0, 0)}
-        list(engine.run([Task("cell", number, Job("m", None, None, None), (1,), 0)]))
+        list(engine.run([Task("cell", number, SimpleNamespace(name="m"), (1,), 0)]))
     monkeypatch.setattr("outliers.runs.cluster._room", little)
     code, _, err = call(monkeypatch, capsys, "--model", MODELS[1], "--engine", "ray", "--out", tmp_path / "out")
     assert code == 2
@@ -254,7 +254,7 @@ def little(_bench, _request) -> Room:
 
 def test_cells_ask_for_what_their_model_needs(monkeypatch):
     nodes = [{"CPU": 64, "GPU": 8, "memory": 512e9}, {"CPU": 16, "GPU": 0, "memory": 64e9}]
-    cell = Task("cell", number, Job("m", None, None, None), (1,), 0)
+    cell = Task("cell", number, SimpleNamespace(name="m"), (1,), 0)
     room = Room(80 * 10**9, 512 * 10**9, 1, 1, 8 * 80 * 10**9)
 
     def needs(device: str, memory: float, host: float = 0) -> dict:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import PretrainedConfig
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, each_alone
@@ -29,8 +30,8 @@ from outliers.runs.frame import records_in as read_rows
 from outliers.runs.planner import keeps_of
 from outliers.runs.room import Room, free_in_groups
 from outliers.runs.run import plans_of
-from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, OneModel, Settings
-from outliers.subjects.bench import Job
+from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, Machine, OneModel, Settings
+from outliers.subjects.causal import Pretrained
 from outliers.terminal.amounts import duration, size
 from tests.conftest import CONFIGS, make_model, needs_smollm2
 from tests.test_commands import call
@@ -48,11 +49,11 @@ PASSING = 2 * 4 * 256 * (18 + 2) * 4096
 
 
 @pytest.fixture
-def opt(tmp_path, monkeypatch) -> Job:
-    """A job of OPT-6.7B's shape in a folder without weights."""
+def opt(tmp_path, monkeypatch) -> PretrainedConfig:
+    """The configuration of OPT-6.7B, beside a folder `my-opt` without weights."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-opt").mkdir()
-    return Job("my-opt", None, find_config("facebook/opt-6.7b"))
+    return find_config("facebook/opt-6.7b")
 
 
 @pytest.fixture
@@ -63,8 +64,15 @@ def told(monkeypatch) -> list[str]:
     return found
 
 
-def need(job: Job, settings: Settings, keeps: Keeps = NOTHING, room: Room = MUCH):
-    return need_of(request_of(job, settings, keeps), room)
+def asked(config: PretrainedConfig, settings: Machine, keeps: Keeps = NOTHING, model=("my-opt", None)) -> Request:
+    """The run of a model of this configuration."""
+    subject = Pretrained(*model, settings)
+    subject.config = config
+    return request_of(subject, keeps)
+
+
+def need(config: PretrainedConfig, settings: Machine, keeps: Keeps = NOTHING, room: Room = MUCH) -> Need:
+    return need_of(asked(config, settings, keeps), room)
 
 
 def alone(*names: str) -> tuple:
@@ -87,8 +95,8 @@ def test_every_architecture_has_a_shape(case):
         assert shape.weights == sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     assert 0 < shape.largest <= shape.projections < shape.layer
     assert min(shape.read.values()) > 0
-    job = Job("pocket/gpt2-0.1m", None, model.config)
-    assert need(job, Settings(name="test", block=8)).memory > PROCESS
+    small = asked(model.config, Settings(name="test", block=8), model=("pocket/gpt2-0.1m", None))
+    assert need_of(small, MUCH).memory > PROCESS
 
 
 KEPT = {"sweep": Experiment, "trace": OneModel, "ablation": Ablation}
@@ -106,7 +114,7 @@ def test_memory_is_that_of_kept_rows(kind):
         spec = {**KEPT, "damage": Damage}[kind](model="smollm2-135m", **block)
     (plan,) = plans_of(spec)
     plan.subject.prepare()
-    needs = [need(plan.subject.job, spec, keeps).memory for keeps in keeps_of(next(plan.stages))]
+    needs = [need_of(request_of(plan.subject, keeps), MUCH).memory for keeps in keeps_of(next(plan.stages))]
     assert 0.9 < max(needs) / measured < 1.3
 
 
@@ -168,7 +176,7 @@ def test_hidden_states_are_on_a_gpu_where_they_leave_room(opt):
 
 
 def test_a_model_too_large_is_refused_with_what_would_help(opt, told):
-    requests = [request_of(opt, Settings(name="test"), Keeps())]
+    requests = [asked(opt, Settings(name="test"))]
     assert refusal(requests, MUCH._replace(memory=int(21.46e9))) == (
         "'my-opt' needs 27.8 GB of memory in float32 and 21.5 GB are free; "
         "with --stream it needs 3.0 GB, with --dtype bfloat16 it needs 14.5 GB"
@@ -178,7 +186,7 @@ def test_a_model_too_large_is_refused_with_what_would_help(opt, told):
         "with --stream --dtype bfloat16 it needs 2.1 GB"
     )
     gpus = MUCH._replace(memory=int(14e9), gpus=int(28e9))
-    requests = [request_of(opt, Settings(name="test", device="cuda"), Keeps())]
+    requests = [asked(opt, Settings(name="test", device="cuda"))]
     assert refusal(requests, gpus) == (
         "'my-opt' needs 26.9 GB of GPU memory in float32 and 14.0 GB are free; with --stream it needs 2.0 GB, "
         "with --dtype bfloat16 it needs 13.5 GB, with --device auto it needs 26.9 GB"
@@ -189,22 +197,22 @@ def test_a_model_too_large_is_refused_with_what_would_help(opt, told):
 def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, monkeypatch):
     streamed = Settings(name="test", blocks=2000, dtype="bfloat16", stream=True)
     room = MUCH._replace(memory=int(3.6e9))
-    assert refusal([request_of(opt, streamed, Keeps())], room) == (
+    assert refusal([asked(opt, streamed)], room) == (
         "'my-opt' needs 6.2 GB of memory in bfloat16 and 3.6 GB are free; "
         "with --memory 1GB it needs 2.0 GB and 4.2 GB of disk, with --blocks 763 it needs 3.6 GB"
     )
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "/tmp")
     limited = streamed.model_copy(update={"memory": 10**9})
-    assert refusal([request_of(opt, limited, Keeps())], room._replace(temporary=10**9)) == (
+    assert refusal([asked(opt, limited)], room._replace(temporary=10**9)) == (
         "'my-opt' needs 4.2 GB of disk for hidden states and 1.0 GB are free in '/tmp'; set TMPDIR to a folder with "
         "more room, with --blocks 476 it needs 3.0 GB"
     )
     long = Settings(name="test", block=2048, blocks=1)
-    assert "with --stream --block " in refusal([request_of(opt, long, Keeps())], room._replace(memory=int(2.9e9)))
+    assert "with --stream --block " in refusal([asked(opt, long)], room._replace(memory=int(2.9e9)))
 
 
 def test_only_options_that_a_measurement_has_are_proposed(opt):
-    requests = [request_of(opt, Settings(name="test"), Keeps(options=frozenset(("dtype", "device"))))]
+    requests = [asked(opt, Settings(name="test"), Keeps(options=frozenset(("dtype", "device"))))]
     assert refusal(requests, MUCH._replace(memory=int(21.46e9))).endswith(
         "21.5 GB are free; with --dtype bfloat16 it needs 14.5 GB"
     )
@@ -218,8 +226,8 @@ def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, monkeypatch):
     monkeypatch.setattr("outliers.models.source.HfApi", lambda: hub)
     monkeypatch.setattr("outliers.models.source.try_to_load_from_cache", lambda *_, **__: None)
     monkeypatch.setattr(module, "HF_HUB_CACHE", "/cache")
-    jobs = [opt._replace(model="some/model"), opt._replace(model="some/model", revision="old")]
-    requests = [request_of(job, Settings(name="test"), Keeps()) for job in jobs]
+    models = [("some/model", None), ("some/model", "old")]
+    requests = [asked(opt, Settings(name="test"), model=model) for model in models]
     assert [request.download for request in requests] == 2 * [5 * 10**9]
     assert refusal(requests, MUCH._replace(cache=8 * 10**9)) == (
         "the models need 10.0 GB for downloads and 8.0 GB are free in '/cache'; "
@@ -230,11 +238,11 @@ def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, monkeypatch):
         "set HF_HOME to a folder with more room"
     )
     del hub.model_info
-    assert request_of(jobs[0], Settings(name="test"), Keeps()).download is None
+    assert asked(opt, Settings(name="test"), model=models[0]).download is None
 
 
 def test_a_need_that_is_much_of_what_is_free_is_said_once(opt, told):
-    requests = 2 * [request_of(opt, Settings(name="test"), Keeps())]
+    requests = 2 * [asked(opt, Settings(name="test"))]
     forecast(requests, MUCH)
     assert not told
     forecast(requests, MUCH._replace(memory=40 * 10**9))

@@ -47,12 +47,13 @@ class OfStates(Measurement):
         model, blocks = subject.load(bench, facts), subject.blocks[part]
         variants = list(_variants(cells).values())
         with named(subject.name):
-            variants = bench.knowing(variants, subject.job)
+            variants = bench.knowing(variants, subject)
         found = []
+        part_of_text = facts.get("tokens_hash"), part.start, part.stop
         for draw in range(cells[0].metric.draws):
             with named(subject.name, *(variant.name for variant in variants)):
                 passes = _streamed if is_streamed(model) else _resident
-                found.append(passes(model, bench, blocks, cells, variants, (draw, part.start, part.stop)))
+                found.append(passes(model, bench, blocks, cells, variants, (draw, *part_of_text)))
         return [list(of_cell) for of_cell in zip(*found, strict=True)]
 
     def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:

@@ -36,8 +36,8 @@ class ToAblate(Causal):
         spec = self.settings
         scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
         check_calibrated(scheme, None)
-        check_schemes(self.job.config, [scheme], spec.skip)
-        planned(spec, self.job.config.hidden_size, spec.features or [0])  # of outliers that nobody knows yet, of one
+        check_schemes(self.config, [scheme], spec.skip)
+        planned(spec, self.config.hidden_size, spec.features or [0])  # of outliers that nobody knows yet, of one
 
 
 def ablation_plans(spec: Ablation) -> list[Plan]:

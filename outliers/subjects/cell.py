@@ -1,6 +1,6 @@
 """A cell, one metric of one subject under one variant; plans of cells, and tasks that answer them. Without torch."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -15,14 +15,25 @@ Bench = Metric = Row = (
 )
 
 
+USUAL = {"device": "cpu", "bos": False}
+
+
+def unusual(settings: Mapping) -> dict:
+    """What rows say of some settings: those of which they say only what is not so usually."""
+    return {name: settings[name] for name, usual in USUAL.items() if settings.get(name, usual) != usual}
+
+
 class Subject(Protocol):
     """What is measured.
 
     name: to call it in messages. asked: what rows say of it. blocks: its inputs, of which measurements may take parts.
-    settings: where and how it runs. needs: facts that its tables and figures take.
+    settings: where and how it runs. needs: facts that its tables and figures take. of_variants: whether a variant
+    changes anything of it; of_one_variant: whether each is a subject of its own.
     """
 
     needs: tuple[str, ...]
+    of_variants: bool
+    of_one_variant: bool
     name: str
     asked: dict
     blocks: "torch.Tensor"
@@ -67,7 +78,7 @@ class Cell:
     @property
     def name(self) -> str:
         """What to call it in messages, beside its subject."""
-        return f"{self.variant.name}, {self.metric.name}"
+        return f"{self.variant.name}, {self.metric.name}" if self.subject.of_variants else self.metric.name
 
 
 Stages = Generator[list[Cell], list[Row], None]  # cells, whose rows may decide which cells follow

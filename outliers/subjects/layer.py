@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import Machine, layer_shape
-from outliers.subjects.cell import Cell
+from outliers.subjects.cell import Cell, unusual
 from outliers.subjects.weightless import Weightless
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Layer(Weightless):
     @property
     def asked(self) -> dict:
         """What rows say of it."""
-        return {"dimension": self.dimension, "dtype": self.settings.dtype, **self.device}
+        return {"dimension": self.dimension, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
     def prepare(self) -> None:
         """See that the device is there."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import said_of_text
 from outliers.specification.recipe import Recipe, Training
-from outliers.subjects.cell import Cell
+from outliers.subjects.cell import Cell, unusual
 from outliers.subjects.weightless import Weightless
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class TrainingRun(Weightless):
         """What rows say of it."""
         settings = self.settings
         measured_on = {"text": said_of_text(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
-        return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **self.device}
+        return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **unusual(dict(settings))}
 
     @property
     def blocks(self) -> "torch.Tensor":
@@ -66,9 +66,10 @@ class TrainingRun(Weightless):
 
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:
         """What it is trained on, and measured on."""
-        from outliers.text.blocks import find_text, tokens_hash
+        from outliers.subjects.bench import protocol_of
+        from outliers.text.blocks import tokens_hash
 
-        protocol = find_text(self.settings.text).protocol
+        protocol = protocol_of(self.settings)
         return {"trained_on": self.trained_on, "tokens_hash": tokens_hash(self.blocks), "protocol": protocol}
 
     def training_blocks(self) -> "np.ndarray":

@@ -13,13 +13,8 @@ class Weightless:
     """A subject of which no stored weights are read, and no text."""
 
     blocks: Sequence = range(1)  # it is measured at once
-    of_one_variant = False
+    of_one_variant = of_variants = False
     settings: Any
-
-    @property
-    def device(self) -> dict:
-        """What rows say of where it runs: nothing of a CPU."""
-        return {} if self.settings.device == "cpu" else {"device": self.settings.device}
 
     def check(self, _cells: Iterable[Cell]) -> None:
         """All fit it."""
