@@ -118,9 +118,18 @@ class Bench:
                     self._form = model
             yield model
 
-    def counted(self, blocks: torch.Tensor, steps: int = 1) -> "Counted":
-        """Blocks (blocks, T) that move the bar each time that they pass the last model; steps: how far each does."""
-        return Counted(blocks, self.bar, steps, is_streamed(self._loaded[0]))
+    def counted(self, blocks: torch.Tensor, steps: int = 1) -> Iterator[torch.Tensor]:
+        """Blocks (blocks, T) that move the bar as they pass the last model once; steps: how far each does.
+
+        A streamed one takes all of them before its layers compute, which then move the bar.
+        """
+        if is_streamed(self._loaded[0]):
+            self.bar.begin(steps * len(blocks))
+            yield from blocks
+            return
+        for block in blocks:
+            yield block
+            self.bar.update(steps)
 
     def knowing(self, variants: Iterable[Variant], subject: Any) -> list[Variant]:
         """Variants of the last model that know of the text of a subject what they have to, found once."""
@@ -215,23 +224,3 @@ def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme |
         model = skeleton(config, torch.bfloat16)
         share = weights_of_experts(model) / model.num_parameters()
         logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")
-
-
-class Counted:
-    """Blocks that move a bar each time that they pass a model.
-
-    steps: how far each moves it. streamed: whether the model takes all of them before its layers compute, which then
-    move the bar.
-    """
-
-    def __init__(self, blocks: torch.Tensor, bar: Progress, steps: int = 1, streamed: bool = False):
-        self.blocks, self.bar, self.steps, self.streamed = blocks, bar, steps, streamed
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        if self.streamed:
-            self.bar.begin(self.steps * len(self.blocks))
-            yield from self.blocks
-            return
-        for block in self.blocks:
-            yield block
-            self.bar.update(self.steps)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import Settings, Spread, said_of_text
-from outliers.subjects.cell import Cell, unusual
+from outliers.subjects.cell import Cell, Subject, unusual
 from outliers.variants.peer import Peer
 from outliers.variants.together import parts_of, schemes_of
 
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
 
 
-class Pretrained:
+class Pretrained(Subject):
     """A causal language model without a text; nothing of it is read before `prepare`.
 
     settings: dtype, device; stream and memory, which change no row.
     """
 
     needs = ("architecture", "parameters", "scheme")
-    blocks = range(1)  # there is no text: it is measured at once
-    of_one_variant = False  # whether each variant is a subject of its own, alone in memory
     of_variants = True
 
     def __init__(self, model: str, revision: str | None, settings: Spread):

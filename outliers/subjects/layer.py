@@ -3,17 +3,14 @@
 from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import Machine, layer_shape
-from outliers.subjects.cell import Cell, unusual
-from outliers.subjects.weightless import Weightless
+from outliers.subjects.cell import Cell, Subject, unusual
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
 
 
-class Layer(Weightless):
+class Layer(Subject):
     """The first feed-forward layer of models of a dimension, or of a shape, see `layer_shape`."""
-
-    needs = ()
 
     def __init__(self, dimension: int | str, settings: Machine):
         self.dimension, self.settings = dimension, settings

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import said_of_text
 from outliers.specification.recipe import Recipe, Training
-from outliers.subjects.cell import Cell, unusual
-from outliers.subjects.weightless import Weightless
+from outliers.subjects.cell import Cell, Subject, unusual
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from outliers.training.corpus import Corpus
 
 
-class TrainingRun(Weightless):
+class TrainingRun(Subject):
     """A run of a recipe with a seed, by the name that an experiment gives it.
 
     settings: the experiment, with the texts, the folder of checkpoints, and where it runs.
