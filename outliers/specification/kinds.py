@@ -522,7 +522,8 @@ def layer_shape(dimension: int | str) -> tuple[int, int]:
 def _field_error(error: ValidationError, kind: type[Named]) -> FieldError:
     """The first mistake of some fields in one line."""
     first = error.errors(include_url=False, include_context=False)[0]
-    path, field = first["loc"], ".".join(map(str, first["loc"]))
+    path = tuple(part for part in first["loc"] if "[" not in str(part))  # but for the types of a union
+    field = ".".join(map(str, path))
     if first["type"] == "extra_forbidden":
         *place, name = path
         of = f"field of {'.'.join(map(str, place))}" if place else "field"

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -118,18 +119,9 @@ class Bench:
                     self._form = model
             yield model
 
-    def counted(self, blocks: torch.Tensor, steps: int = 1) -> Iterator[torch.Tensor]:
-        """Blocks (blocks, T) that move the bar as they pass the last model once; steps: how far each does.
-
-        A streamed one takes all of them before its layers compute, which then move the bar.
-        """
-        if is_streamed(self._loaded[0]):
-            self.bar.begin(steps * len(blocks))
-            yield from blocks
-            return
-        for block in blocks:
-            yield block
-            self.bar.update(steps)
+    def counted(self, blocks: torch.Tensor, steps: int = 1) -> "Counted":
+        """Blocks (blocks, T) that move the bar each time that they pass the last model; steps: how far each does."""
+        return Counted(blocks, self.bar, steps, is_streamed(self._loaded[0]))
 
     def knowing(self, variants: Iterable[Variant], subject: Any) -> list[Variant]:
         """Variants of the last model that know of the text of a subject what they have to, found once."""
@@ -224,3 +216,24 @@ def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme |
         model = skeleton(config, torch.bfloat16)
         share = weights_of_experts(model) / model.num_parameters()
         logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")
+
+
+@dataclass
+class Counted:
+    """Blocks that move a bar by some steps each time that they pass a model.
+
+    streamed: whether the model takes all of them before its layers compute, which then move the bar.
+    """
+
+    blocks: torch.Tensor
+    bar: Progress
+    steps: int
+    streamed: bool
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if self.streamed:
+            self.bar.begin(self.steps * len(self.blocks))
+        for block in self.blocks:
+            yield block
+            if not self.streamed:
+                self.bar.update(self.steps)
