@@ -20,11 +20,10 @@ from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.presets.cells import Cells
 from outliers.quantization.schemes import Scheme
-from outliers.report.report import drawn_again, experiments
+from outliers.report.report import drawn_again
 from outliers.runs.rows import Row, Rows, line_of, read
-from outliers.runs.run import rows_of, run
+from outliers.runs.run import run
 from outliers.specification.kinds import Experiment, Latency, Memory
-from outliers.subjects import provenance
 from outliers.text.blocks import load_text
 from tests.test_commands import call
 
@@ -97,53 +96,6 @@ def test_equal_weights_under_two_names_are_timed_twice(tmp_path):
     assert not any("same_weights_as" in row for row in rows)
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("measured")
-    swept(folder)
-    return folder
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"device": "auto"},
-        {"dtype": "bfloat16"},
-        {"bos": True},
-        {"draws": 2},
-        {"block": 17},
-        {"alpha": 5},
-        {"skip": "*.c_proj"},
-    ],
-    ids=str,
-)
-def test_what_is_asked_otherwise_is_measured_again(tmp_path, measured, fields):
-    folder = shutil.copytree(measured, tmp_path / "out")
-    before = read(folder)
-    swept(folder)
-    assert read(folder) == before, "the same is not measured again"
-    rows = swept(folder, **fields)
-    assert len(read(folder)) == 2 + (1 if fields.keys() <= {"alpha"} else 2)
-    assert drawn_again(Experiment(**{"schemes": ["fp32", "llm.int8"], **SMALL} | fields), folder) == rows
-    assert read(folder)[:2] == before, "and what was measured before stays"
-
-
-@pytest.mark.parametrize("name", ["threads", "code"])
-def test_other_code_measures_again_and_another_machine_does_not(tmp_path, measured, monkeypatch, name):
-    folder = shutil.copytree(measured, tmp_path / "out")
-    before = read(folder)
-    changes = {"threads": ("torch.get_num_threads", lambda: 77), "code": ("code_hash", lambda: "0" * 12)}
-    target, value = changes[name]
-    monkeypatch.setattr(target if "." in target else f"outliers.subjects.provenance.{target}", value)
-    swept(folder)
-    assert (read(folder) == before) == (name == "threads")
-    if name == "code":
-        assert provenance.code_hash() == "0" * 12
-        assert len(read(folder)) == 4
-        spec = Experiment(**SMALL, schemes=["fp32", "llm.int8"])
-        assert [row.facts["code"] for row in rows_of(spec, read(folder))] == ["0" * 12] * 2, "the last ones are drawn"
-
-
 MINE = Scheme("mine", Quantizer("int8", "row"), Quantizer("int8", "column"), 3.0)
 SCHEMES = [
     MINE,
@@ -158,16 +110,6 @@ def test_schemes_of_one_name_and_other_parts_have_rows_of_their_own(tmp_path):
     found = [run(spec, tmp_path) for spec in specs]
     assert len(read(tmp_path)) == len(SCHEMES), "none is taken for another"
     assert [run(spec, tmp_path) for spec in specs] == found
-
-
-@pytest.mark.parametrize("name", ["pocket/table1", "remedies", "attention"])
-def test_an_experiment_has_all_its_kept_rows(name):
-    folder = KEPT / ("attention/smollm2-135m" if name == "attention" else name)
-    rows, (spec,) = read(folder), experiments(name)
-    others = [row for other in ("pocket/table1", "remedies") if other != name for row in read(KEPT / other)]
-    drawn = rows_of(spec, [*others, *rows])
-    assert sorted(map(str, drawn)) == sorted(map(str, [row for row in rows if row in drawn]))
-    assert len(drawn) == (len(rows) if name != "attention" else len(drawn)) > 0
 
 
 # Any metric under any variant

@@ -161,6 +161,10 @@ FILES = {  # of a model, and what is said of them
     "a tensor of one number": (replaced(NORM, lambda old: old[:1]), rf"'{NORM}' .*\(1,\); .* asks for \(24,\)"),
     "a tensor of whole numbers": (replaced(FC, lambda old: old.to(torch.int8)), f"'{FC}' as I8; expected F64, F32"),
     "a tensor of eight bits": (replaced(FC, lambda old: old.to(torch.float8_e4m3fn)), f"'{FC}' as F8_E4M3; expected"),
+    "a tensor of nan": (
+        replaced(NORM, lambda old: old * torch.nan),
+        rf"'m' hold NaN or inf in '{NORM}'",
+    ),
     "a tensor that is missing": (changed(lambda tensors: tensors.pop(FC)), rf"lacks 1 tensors \({FC}\)"),
     "a tensor by two names": (
         changed(lambda tensors: tensors.update({FC.removeprefix("transformer."): tensors[FC] + 1})),

@@ -218,21 +218,6 @@ def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
     assert len(alive) == 4
 
 
-def test_mistakes_show_before_anything_is_measured(tmp_path, timed_generations):
-    for field, value in [
-        ("models", ["pocket/gpt2-0.1m", "pocket/nothing"]),
-        ("schemes", ["fp32", "nothing"]),
-        ("text", "nothing"),
-        ("prompt", 253),
-        ("batches", [10**6]),
-        ("device", "cuda:77"),
-    ]:
-        with pytest.raises(UserError):
-            run(Latency(**{**SMALL, field: value}), tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-    assert not timed_generations
-
-
 @needs_bitsandbytes
 @pytest.mark.parametrize("case", ["gpt2", "llama"])
 def test_bitsandbytes_layers_compute_what_our_scheme_of_their_name_does(case):
