@@ -133,7 +133,9 @@ class Bench:
         self._calibration: Calibration | None = None
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
-        self.exact: dict = {}  # last hidden states of the last model as it is, by draw and part of the text
+        # Of the last model as it is, by draw and part of the text: last hidden states, and what layers read of blocks.
+        self.exact: dict[tuple, list[torch.Tensor]] = {}
+        self.inputs: dict[tuple, list[dict[int, torch.Tensor]]] = {}
         self.trace: Trace | None = None  # of the last model as it is, on all of its text
 
     def load(self, job: Job, settings: Settings, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
@@ -162,6 +164,7 @@ class Bench:
         if key != self._key:
             self._key = self._loaded = self._form = self._calibration = self.trace = None  # never two at once
             self.exact.clear()
+            self.inputs.clear()
             self._loaded = load()
             self._form = self._loaded[0]
             self._key = key
