@@ -15,6 +15,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a core each
 import pytest
 import tokenizers
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():  # Triton, which transformers may import, decides then whether to interpret
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -28,6 +29,10 @@ from outliers.runs.rows import Row
 from outliers.runs.run import run
 from outliers.specification.kinds import OneModel
 from outliers.tracing.result import Trace
+
+# The same examples in every run, however long one takes beside other work.
+settings.register_profile("same", derandomize=True, deadline=None, database=None)
+settings.load_profile("same")
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 STORIES = SHARED / "models" / "stories260K"

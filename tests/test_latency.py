@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers.errors import UserError
+from outliers.metrics.latency import view as table6
 from outliers.metrics.latency.measure import Timings, latency, quartiles
+from outliers.metrics.linear_layer import view as table5
 from outliers.metrics.linear_layer.measure import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
@@ -21,7 +23,6 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.report.artefacts import table5, table6
 from outliers.report.write import write
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import run

@@ -62,8 +62,10 @@ class Bench:
         self._calibration: Calibration | None = None
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
-        self.exact: dict = {}  # last hidden states of the last model as it is, by draw and part of a text
-        self.traces: dict[str, Trace] = {}  # of the last model as it is, by the hashes of whole texts
+        # Of the last model as it is, by draw and part of a text: last hidden states, and what layers read of blocks.
+        self.exact: dict[tuple, list[torch.Tensor]] = {}
+        self.inputs: dict[tuple, list[dict[int, torch.Tensor]]] = {}
+        self.traces: dict[str, Trace] = {}  # of whole texts, by their hashes
 
     def load(self, subject: Any, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """The model of a subject, in the form that it was left in, and the facts that all its rows have in common.
@@ -90,8 +92,8 @@ class Bench:
         key = subject.model, subject.revision, form
         if key != self._key:
             self._key = self._loaded = self._form = self._calibration = None  # never two at once
-            self.exact.clear()
-            self.traces.clear()
+            for kept in (self.exact, self.inputs, self.traces):
+                kept.clear()
             self._loaded = load()
             self._form = self._loaded[0]
             self._key = key
