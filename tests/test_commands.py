@@ -59,26 +59,6 @@ def refused(monkeypatch, capsys, *arguments, command="sweep") -> str:
     return err.removeprefix("error: ")
 
 
-def test_prints_the_table_and_writes_files(monkeypatch, capsys, tmp_path):
-    code, out, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
-    assert code == 0
-    assert "gpt2\n" in out
-    assert "absmax" in out
-    assert "llm.int8" not in out
-    assert err == "", "no progress bar where there is no terminal"
-    assert (tmp_path / "table1.md").exists()
-
-
-def test_default_folder_and_experiment_file(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text("models: [pocket/gpt2-0.1m]\nschemes: [fp32]\nblock: 32\nblocks: 1\n")
-    code, out, _ = call(monkeypatch, capsys, "mine.yaml", "--blocks", "2", "--scheme", "absmax")
-    assert code == 0
-    assert "absmax" in out
-    assert "fp32" not in out
-    assert (tmp_path / "results" / "mine" / "rows.jsonl").exists()
-
-
 @pytest.mark.parametrize("command", ["sweep", "trace", "ablate", "damage", "emergence", "latency"])
 def test_a_tokenizer_without_a_first_token(monkeypatch, capsys, tmp_path, command):
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
@@ -106,6 +86,8 @@ def test_kernels_that_do_not_exist(monkeypatch, capsys, tmp_path):
 
 
 TRACE = ["pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--alpha", "3"]
+TOKENS, ABSMAX = [*TRACE, "--tokens"], [*TRACE, "--scheme", "absmax"]
+TIMED = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m", "--prompt", "8", "--tokens", "2", "--repeats", "2"]
 EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRACE[1:]]
 
 
@@ -113,25 +95,12 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
     ("command", "arguments", "folder", "printed", "written"),
     [
         ("trace", TRACE, "trace/gpt2-0.1m", "Outlier features: ", "heat_map.png"),
-        pytest.param(
-            *("trace", [*TRACE, "--tokens"], "trace/gpt2-0.1m", "mean |x|", "contexts.csv"), marks=pytest.mark.slow
-        ),
-        (
-            "ablate",
-            [*TRACE, "--method", "zero,mean"],
-            "ablate/gpt2-0.1m",
-            "random features, 10 draws  mean",
-            "ablation.md",
-        ),
+        pytest.param("trace", TOKENS, "trace/gpt2-0.1m", "mean |x|", "contexts.csv", marks=pytest.mark.slow),
+        ("ablate", [*TRACE, "--method", "zero,mean"], "ablate/gpt2-0.1m", "random features, 10 draws", "ablation.md"),
         ("ablate", [*TRACE, "--features", "3,17"], "ablate/gpt2-0.1m", "outliers 3, 17", "ablation.md"),
-        (
-            "damage",
-            [*TRACE, "--scheme", "absmax"],
-            "damage/gpt2-0.1m",
-            "Under absmax the perplexity",
-            "damage_errors.png",
-        ),
+        ("damage", ABSMAX, "damage/gpt2-0.1m", "Under absmax the perplexity", "damage_errors.png"),
         ("emergence", EMERGENCE, "emergence", "layers", "figure3.png"),
+        ("latency", [*TIMED, "--batch", "1,2"], "latency", "llm.int8", "table6.csv"),
         ("report", ["table.yaml"], "table", "Table 1: perplexity under 8-bit schemes", "table1_published.md"),
     ],
 )
@@ -180,10 +149,7 @@ def specified(monkeypatch, capsys):
         ("zeroshot a --tasks x --task y,z", {"name": "zeroshot", "models": ["a"], "tasks": ["x", "y", "z"]}),
         ("trace --model a --memory 4GB --revision r", {"model": "a", "revision": "r", "memory": 4 * 10**9}),
         ("trace --models a --tokens", {"model": "a", "by_token": True}),
-        (
-            "trace --models a --bos --stream --alpha 3",
-            {"by_token": False, "model": "a", "bos": True, "stream": True, "alpha": 3.0},
-        ),
+        ("trace --models a --bos --stream --alpha 3", {"by_token": False, "bos": True, "stream": True, "alpha": 3.0}),
         ("ablate a --method mean --methods zero,shuffle", {"model": "a", "methods": ["mean", "zero", "shuffle"]}),
         ("ablate a --feature 3 --features 17,4", {"features": [3, 17, 4], "where": ["attn_in"], "seed": 0}),
         ("emergence a b,c", {"name": "emergence", "models": ["a", "b", "c"], "revisions": None}),
@@ -410,7 +376,9 @@ def script(monkeypatch, capsys):
 def test_the_script_does_what_the_modules_do(script, monkeypatch, capsys, tmp_path):
     options = ["--block", "64", "--blocks", "2", "--scheme", "fp32,absmax"]
     code, out, err = script("sweep", "pocket/gpt2-0.1m", *options, "--out", tmp_path / "a")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, ""), "no progress bar where there is no terminal"
+    assert "absmax" in out
+    assert "llm.int8" not in out
     assert call(monkeypatch, capsys, *SMALL, "--out", tmp_path / "b") == (
         0,
         out.replace(f"{tmp_path}/a", f"{tmp_path}/b"),

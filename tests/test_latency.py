@@ -29,7 +29,6 @@ from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Latency, LinearLayers
 from tests.conftest import SHARED, make_model, needs_shared
-from tests.test_commands import call
 
 CPU = torch.device("cpu")
 needs_bitsandbytes = pytest.mark.skipif(not has_bitsandbytes(), reason="bitsandbytes is not installed")
@@ -273,23 +272,6 @@ def test_latency_table():
         ["b", "llm.int8", "-", "2 [1, 9]", "-", "3.00", "-", "77.7", "-", "2.00"],
         ["c", "llm.int8", "5 [1, 9]", "-", "-", "-", "-", "-", "-", "-"],
     ]
-
-
-def test_command(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    models, options = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], ["--prompt", "8", "--tokens", "2", "--repeats", "2"]
-    code, out, err = call(monkeypatch, capsys, *models, "--batch", "1,2", *options, command="latency")
-    assert (code, err) == (0, "")
-    words = [line.split()[:2] for line in out.splitlines()]
-    assert [[name, kind] for name in ("gpt2-0.1m", "gpt2-0.5m") for kind in ("bfloat16", "llm.int8")] == [
-        line for line in words if line and line[0].startswith("gpt2")
-    ]
-    assert len(read_rows(tmp_path / "results" / "latency")) == 24
-    written = {path.name for path in (tmp_path / "results" / "latency").iterdir()}
-    assert {"rows.jsonl", "rows.parquet", "table6.csv", "report.html"} <= written
-    assert call(monkeypatch, capsys, *models, "--batch", "1,2", *options, command="latency") == (0, out, ""), (
-        "nothing is timed again"
-    )
 
 
 def test_ways_are_one_product():
