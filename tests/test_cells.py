@@ -13,7 +13,9 @@ from outlier_kernels.formats import Quantizer
 import outliers
 from outliers.errors import UserError
 from outliers.metrics.measurement import Seen
+from outliers.metrics.memory import Memory as Footprint
 from outliers.metrics.metric import StatesMetric
+from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.registry import Registry
 from outliers.metrics.zeroshot.harness import zeroshot
 from outliers.models.load import load_model, load_tokenizer
@@ -23,11 +25,16 @@ from outliers.quantization.schemes import Scheme
 from outliers.report.report import drawn_again
 from outliers.runs.rows import Row, Rows, line_of, read
 from outliers.runs.run import run
-from outliers.specification.kinds import Experiment, Latency, Memory
+from outliers.specification.kinds import Experiment, Latency, Memory, Settings
+from outliers.subjects.bench import Bench
+from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell
+from outliers.subjects.configured import Configured
+from outliers.terminal.progress import Progress
 from outliers.text.blocks import load_text
+from outliers.variants.quantized import EXACT
 from tests.test_commands import call
 
-KEPT = Path(__file__).parent.parent / "results" / "kept"
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"models": [MODEL], "block": 16, "blocks": 1}
 FIELDS = st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.text(max_size=3) | st.booleans(), max_size=3)
@@ -94,6 +101,22 @@ def test_equal_weights_under_two_names_are_timed_twice(tmp_path):
     rows = run(Latency(models=[MODEL, str(copy)], **small), tmp_path / "out")
     assert {row["model"] for row in rows} == {MODEL, str(copy)}
     assert not any("same_weights_as" in row for row in rows)
+
+
+def test_one_model_in_memory_serves_all_texts_and_knows_each():
+    texts = [Causal(MODEL, None, Settings(name="text", block=block, blocks=2)) for block in (16, 32)]
+    bench = Bench(Progress(0))
+    one, other = (subject.load(bench) for subject in texts)
+    assert other is one
+    first, second = (bench.knowing([outliers.variant("mean(3)")], subject)[0] for subject in texts)
+    assert first.intervention.means != second.intervention.means
+    half = Causal(MODEL, None, Settings(name="text", block=16, blocks=2, dtype="bfloat16"))
+    assert half.load(bench) is not one
+
+
+def test_a_cell_is_called_by_its_variant_where_one_is_meant():
+    assert Cell(Causal(MODEL, None, Settings(name="text")), EXACT, Perplexity()).name == "fp32, perplexity"
+    assert Cell(Configured(MODEL), EXACT, Footprint()).name == "memory"
 
 
 MINE = Scheme("mine", Quantizer("int8", "row"), Quantizer("int8", "column"), 3.0)

@@ -94,6 +94,11 @@ class Plan(NamedTuple):
     package: str | None = None
 
 
+def at_once(cells: list[Cell]) -> Stages:
+    """The stages of a plan that has one."""
+    yield cells
+
+
 def following(stages: Stages, rows: list[Row]) -> list[Cell]:
     """The cells that follow some rows; none at the end."""
     try:
