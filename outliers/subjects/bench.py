@@ -198,23 +198,18 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
     return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
 
 
-def check_schemes(
-    config: PretrainedConfig, schemes: Iterable[Scheme | None], skip: Collection[str], only: Collection[str] = ()
-) -> None:
+def check_scheme(config: PretrainedConfig, scheme: Scheme, skip: Collection[str], only: Collection[str] = ()) -> None:
     """Raise UserError if a scheme does not fit a model, or `skip` or `only` matches nothing of it, or nothing is left
-    that a scheme quantizes; None: another library's."""
-    own = [scheme for scheme in schemes if scheme]
-    if not skip and not only and not any(scheme.group or scheme.attention is not None for scheme in own):
-        return
-    model = skeleton(config, torch.bfloat16)
-    for scheme in own:
+    that it quantizes."""
+    if skip or only or scheme.group or scheme.attention is not None:
+        model = skeleton(config, torch.bfloat16)
         check_attends(model, scheme)
         check_groups(model, scheme, skipped(model, skip, scheme, only))
 
 
-def say_what_is_left(name: str, config: PretrainedConfig, schemes: list[Scheme | None]) -> None:
-    """Log it, which a command prints, before a model is under 8-bit schemes, or None for another library's."""
-    if anatomy_of(config).mixture and any(scheme is None or scheme.quantizes for scheme in schemes):
+def say_what_is_left(name: str, config: PretrainedConfig) -> None:
+    """Log which weights no 8-bit scheme quantizes, which a command prints."""
+    if anatomy_of(config).mixture:
         model = skeleton(config, torch.bfloat16)
         share = weights_of_experts(model) / model.num_parameters()
         logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")

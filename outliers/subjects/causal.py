@@ -9,6 +9,7 @@ from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import Settings, Spread, said_of_text
 from outliers.subjects.cell import Cell, Subject, unusual
 from outliers.variants.peer import Peer
+from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of, schemes_of
 
 if TYPE_CHECKING:
@@ -72,21 +73,23 @@ class Pretrained(Subject):
         Raises:
             UserError: one does not.
         """
-        from outliers.subjects.bench import check_schemes, say_what_is_left
+        from outliers.subjects.bench import check_scheme, say_what_is_left
         from outliers.variants.draw import check_draws
 
-        quantized: dict[tuple, Scheme | None] = {}  # each once, though many metrics are asked of it
+        cells = list(cells)
         for cell in cells:
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
-            quantized |= {(one.scheme, one.skip, one.only): one.scheme for one in schemes_of(cell.variant)}
-            if any(isinstance(part, Peer) for part in parts_of(cell.variant)):
-                self.check_peer()
-                quantized[None, (), ()] = None
+        parts = [part for cell in cells for part in parts_of(cell.variant)]
+        if peers := any(isinstance(part, Peer) for part in parts):
+            self.check_peer()
+        # Each once, though many metrics are asked of it.
+        quantized = dict.fromkeys((one.scheme, one.skip, one.only) for one in parts if isinstance(one, Quantized))
         for scheme, *places in quantized:
-            if scheme and scheme.needs_calibration:
+            if scheme.needs_calibration:
                 self.check_calibration(scheme)
-            check_schemes(self.config, [scheme], *places)
-        say_what_is_left(self.name, self.config, list(quantized.values()))
+            check_scheme(self.config, scheme, *places)
+        if peers or any(scheme.quantizes for scheme, *_ in quantized):
+            say_what_is_left(self.name, self.config)
 
     def check_calibration(self, scheme: Scheme) -> None:
         """Raise UserError where a scheme cannot be calibrated."""
