@@ -138,11 +138,7 @@ class OutlierCallback(TrainerCallback):
         return Row(asked=asked, facts=facts, values=values, made=made)
 
     def _write(self, step: int, row: Row) -> None:
-        """Append the row of a step; those of it and of later ones, which another training left, are moved aside.
-
-        Raises:
-            UserError: it cannot be written, or another run has the folder.
-        """
+        """Append the row of a step; those of it and of later ones, which another training left, are moved aside."""
         if self.written is None or step <= self.written:
             self._move_aside(step)
         with locked(self.folder):

@@ -254,11 +254,7 @@ def read(folder: Path) -> list[Row]:
 
 
 def line_of(row: Row) -> bytes:
-    """A row as its line.
-
-    Raises:
-        UserError: it holds what no row may.
-    """
+    """A row as its line; raise UserError where it holds what no row may."""
     try:
         whole = Row.model_validate(vars(row))
         beginning = _beginning(whole.asked, whole.facts)

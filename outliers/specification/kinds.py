@@ -186,6 +186,8 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 # What fields of several kinds are; descriptions of fields are the help of their options.
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file."
+TRANSFORM = "Remedies that all schemes get, such as hadamard or tokens=20+smoothing=0.75; by default none."
+ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
 OUTLIER = "From which magnitude on a value is an outlier."
 SKIP = "What stays exact: roles such as ffn_out, layers.N, or patterns such as *.down_proj; by default none."
@@ -244,9 +246,7 @@ class Machine(Named):
 class Spread(Machine):
     """Where cells run: in this process one after the other, or as tasks of a Ray cluster."""
 
-    engine: Literal["local", "ray"] = Field(
-        "local", description="In this process, or spread over a Ray cluster, or over the cores or GPUs of this machine."
-    )
+    engine: Literal["local", "ray"] = Field("local", description="Here, or over a Ray cluster, or one of this machine.")
 
 
 class Settings(Spread):
@@ -257,9 +257,7 @@ class Settings(Spread):
     blocks: Count = Field(32, description="How many blocks, from the start of the text.")
     bos: bool = Field(False, description=BEGIN)
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
-    stream: bool = Field(
-        False, description="Read a layer when its turn comes and drop it then: for models larger than memory."
-    )
+    stream: bool = Field(False, description="Keep a layer while its turn lasts: for models larger than memory.")
     memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes, json_schema_input_type=str)] = Field(
         None, description="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default none."
     )
@@ -269,7 +267,7 @@ class Calibrated(Settings):
     """A measurement of schemes of which some have to know how large the inputs are."""
 
     calibration: Text | None = Field(
-        None, description="Text to calibrate remedies on; by default the blocks after those that are measured."
+        None, description="Text to calibrate on; by default the blocks after the measured."
     )
     calibration_blocks: Count = Field(4, description="How many blocks of it.")
 
@@ -278,14 +276,8 @@ class OfSchemes(Named):
     """A measurement of models under schemes, with what all schemes get; their names say it then."""
 
     schemes: Schemes
-    transform: Line | None = Field(
-        None,
-        description="Remedies that all schemes get, such as hadamard or tokens=20+smoothing=0.75; by default none.",
-    )
-    attention: Attentions = Field(
-        [ATTENTION_16],
-        description="Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several.",
-    )
+    transform: Line | None = Field(None, description=TRANSFORM)
+    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
     skip: Skip = Field([], description=SKIP)
     revision: Line | None = Field(None, description=REVISION)
 
@@ -344,9 +336,7 @@ class OneModel(OfOneModel):
     plans, experiment = "outliers.presets.emergence:trace_plans", "trace"
 
     name: Name = "trace"
-    by_token: bool = Field(
-        False, title="tokens", description="Find which tokens carry the outlier features and massive activations."
-    )
+    by_token: bool = Field(False, title="tokens", description="Find which tokens carry the outlier features.")
 
 
 class Ablation(OfOneModel):
@@ -357,9 +347,7 @@ class Ablation(OfOneModel):
     name: Name = "ablate"
     scheme: OneScheme = Field(BASELINE, description="What the model is under meanwhile.")
     skip: Skip = Field([], description=SKIP)
-    features: Features | None = Field(
-        None, description="Such as 3,17; by default the outlier features that a trace finds."
-    )
+    features: Features | None = Field(None, description="Such as 3,17; by default the outlier features of a trace.")
     methods: Names = Field(["zero"], description="How they are taken out: zero, mean, shuffle, or several.")
     where: Names = Field(["attn_in"], description="Inputs that are changed for perplexity: attn_in, ffn_in, or both.")
     controls: int = Field(10, description="Draws of random features to compare with.")
@@ -376,14 +364,8 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
 
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
-    by: Names = Field(
-        list(DAMAGE_BY),
-        description="What to measure: error of each projection, perplexity by role and by layer, and the model's, "
-        "which these bring along.",
-    )
-    draws: Repeats = Field(
-        1, description="Measure perplexities so many times with embeddings changed by 1e-6, for mean ± scatter."
-    )
+    by: Names = Field(list(DAMAGE_BY), description="Errors of projections, perplexity by role, layer, or of the model.")
+    draws: Repeats = Field(1, description=DRAWS)
 
 
 class Emergence(Settings):
@@ -393,10 +375,7 @@ class Emergence(Settings):
 
     name: Name = "emergence"
     models: Names = Field(description=MODEL)
-    revisions: Names | None = Field(
-        None,
-        description="Of one model, such as step1000,step8000; for a local folder its checkpoints' folders.",
-    )
+    revisions: Names | None = Field(None, description="Of one model, such as step1000,step8000; or folders in its own.")
 
 
 class Hardware(BaseModel):
@@ -411,11 +390,7 @@ class Hardware(BaseModel):
 
 
 def _gpus(value):
-    """Hardware that is given as 8x24 or 24: how many GPUs, and the GiB of each; anything else as it is.
-
-    Raises:
-        UserError: it is text, but not so.
-    """
+    """Hardware that is given as 8x24 or 24: how many GPUs, and the GiB of each; what is no text as it is."""
     if not isinstance(value, str):
         return value
     found = re.fullmatch(r"(?:([0-9]{1,9})x)?([0-9]{1,9}(?:\.[0-9]+)?)", value)
@@ -436,9 +411,7 @@ class Memory(Named):
 
     name: Name = "memory"
     models: Names = Field(description=MODEL)
-    candidates: Names | None = Field(
-        None, description="Of the models those that the largest is one of; by default all. That of all is named beside."
-    )
+    candidates: Names | None = Field(None, description="Models that the largest is one of; by default all.")
     hardware: Annotated[list[Annotated[Hardware, BeforeValidator(_gpus)]], Split, Field(min_length=1)] = Field(
         [], title="gpus", description="Hardware: 8x24 for eight GPUs of 24 GiB, 24 for one."
     )

@@ -68,11 +68,7 @@ class Pretrained(Subject):
         load_tokenizer(self.model, self.revision)
 
     def check(self, cells: Iterable[Cell]) -> None:
-        """See that variants and metrics fit the model.
-
-        Raises:
-            UserError: one does not.
-        """
+        """Raise UserError where a variant or a metric does not fit the model."""
         from outliers.subjects.bench import check_scheme, say_what_is_left
         from outliers.variants.draw import check_draws
 
@@ -155,11 +151,7 @@ class Causal(Pretrained):
 
     @functools.cached_property
     def calibration(self) -> "torch.Tensor":
-        """Blocks that are not measured, for schemes that have to know how large the inputs are.
-
-        Raises:
-            UserError: there are none, or one of them is measured.
-        """
+        """Blocks for schemes that have to know how large inputs are; raise UserError where one of them is measured."""
         settings = self.settings
         own, count = getattr(settings, "calibration", None), getattr(settings, "calibration_blocks", 4)
         first = settings.blocks if own is None else 0
