@@ -55,7 +55,7 @@ def copied(tmp_path, results):
 SWEPT = {"device": "auto", "dtype": "bfloat16", "bos": True, "draws": 2, "block": 17, "alpha": 5, "skip": "*.c_proj"}
 ANEW = {
     "sweep": SWEPT,
-    "latency": {"device": "auto", "repeats": 3},
+    "latency": {"device": "auto", "repeats": 3, "prompt": 9, "tokens": 2, "dtype": "float32"},
     "linear layers": {"seconds": 2e-6, "dtype": "float16"},
     "memory": {"context": 9, "batch": 2},
 }

@@ -248,13 +248,12 @@ Options = Iterator[tuple[str, dict]]  # and what they change in a request
 
 def _that_fit(request: Request, room: Room, options: Callable[[Request, Room], Options]) -> list[str]:
     """Of the options that the user has, those with which a run fits, and what it then needs."""
-    ours = [(option, changes) for option, changes in options(request, room) if set(changes) <= request.keeps.options]
-    found = [(option, _fits(request._replace(**changes), room)) for option, changes in ours]
-    return [
-        f"with {option} it needs {size(needed.memory)}" + (f" and {size(needed.disk)} of disk" if needed.disk else "")
-        for option, needed in found
-        if needed
-    ]
+    found = []
+    for option, changes in options(request, room):
+        if set(changes) <= request.keeps.options and (needed := _fits(request._replace(**changes), room)):
+            disk = f" and {size(needed.disk)} of disk" if needed.disk else ""
+            found.append(f"with {option} it needs {size(needed.memory)}{disk}")
+    return found
 
 
 def _fits(request: Request, room: Room) -> Need | None:

@@ -41,12 +41,6 @@ def _number(value: object) -> int | float:
     return value
 
 
-def _above_zero(value: object) -> int | float:
-    if _number(value) <= 0:
-        raise ValueError("expected a positive number")
-    return value
-
-
 def _flat(part: dict) -> dict:
     """A part of a row, of which tables have a column a field: text, a finite number, true, false, null, or a list."""
     for name, value in part.items():
@@ -71,7 +65,7 @@ def _positive(value: dict) -> dict:
 Whole = Annotated[int, Field(ge=0, lt=MOST, strict=True)]
 Count = Annotated[int, Field(ge=1, lt=MOST, strict=True)]
 Number = Annotated[int | float, PlainValidator(_number)]
-Positive = Annotated[int | float, PlainValidator(_above_zero)]
+Positive = Annotated[int | float, PlainValidator(_number), Field(gt=0)]
 Text = Annotated[str, Field(strict=True)]
 
 # The columns of tables that are of one type, in whichever part of a row they stand, in the order of a line; any others
@@ -178,7 +172,10 @@ class Rows:
             if torn:
                 _move_aside(self.path, torn)
             if torn or _is_elsewhere_too(self.path) or (content and content[-1:] != b"\n"):
-                _write_alone(self.path, content.rstrip() + b"\n" if content.strip() else b"")
+                if content.strip():
+                    write_whole(self.path, content.rstrip() + b"\n")
+                else:
+                    self.path.unlink()
             stack.enter_context(finishing())
             self._exits = stack.pop_all()
         return self
@@ -337,14 +334,6 @@ def _is_json(line: bytes) -> bool:
 def _is_elsewhere_too(path: Path) -> bool:
     """Whether what is appended to a file would be seen under another name, to which it is a link."""
     return path.is_symlink() or (path.exists() and path.stat().st_nlink > 1)
-
-
-def _write_alone(path: Path, content: bytes) -> None:
-    """Put content into the place of a file; nothing where there is none."""
-    if content:
-        write_whole(path, content)
-    else:
-        path.unlink()
 
 
 def _move_aside(path: Path, torn: bytes) -> None:
