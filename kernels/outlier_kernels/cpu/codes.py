@@ -77,7 +77,8 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor,
     shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
     made = room, 128 * (room.dtype == torch.uint8), scale, sums
     if quantizer.symmetric:
-        passes().absmax_codes(*matrix.shape, x=matrix, outliers=outliers, scale_of_all=shared, made=made)
+        given = {"x": matrix, "outliers": outliers, "scale_of_all": shared, "threshold": None}
+        passes().absmax_codes(*matrix.shape, **given, made=made)
         return Quantized(room, scale, None, sums)
     zero_point = torch.empty_like(scale)
     first = int(
@@ -95,7 +96,8 @@ def quantize_bitsandbytes(
     scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
     limit = matrix.new_tensor(torch.inf if threshold is None else threshold, dtype=torch.float32)
     made = room, 128 * (room.dtype == torch.uint8), scale, sums
-    passes().bitsandbytes_codes(*matrix.shape, x=matrix, outliers=outliers, threshold=limit, made=made)
+    given = {"x": matrix, "outliers": outliers, "scale_of_all": None, "threshold": limit}
+    passes().absmax_codes(*matrix.shape, **given, made=made)
     return Quantized(room, scale, None, sums)
 
 
