@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from outlier_kernels import dispatch, reference
 from outlier_kernels.cpu import codes, packed, plain
 from outlier_kernels.cpu.compiled import passes
-from outlier_kernels.formats import Quantizer
+from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
 from tests.conftest import needs_int8_units
@@ -126,18 +126,16 @@ def test_quantize(data, rows, features, quantizer, dtype):
     assert_same_codes(found, expected._replace(codes=whole))
 
 
-@pytest.mark.parametrize("quantizer", [Quantizer("int8", "row", symmetric) for symmetric in (True, False)], ids=str)
-def test_quantize_subnormals(quantizer):
-    """Rows of all small ranges, whose scales would have one digit or a few, and quotients by them be up to 190."""
-    largest = torch.arange(1000)
-    x = torch.stack([largest, -largest // 2, torch.ones_like(largest), 1 - largest], 1) * torch.tensor(TINY)
-    found = codes.quantize(x, quantizer, torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8))
-    assert_same_codes(found, reference.quantize(x, quantizer))
+LARGE = torch.arange(1000)
+# Rows of all small ranges, whose scales would have one digit or a few, and quotients by them be up to 190.
+SMALL = torch.stack([LARGE, -LARGE // 2, torch.ones_like(LARGE), 1 - LARGE], 1) * torch.tensor(TINY)
+BEYOND = torch.tensor([[-3.4e38, 3.4e38, 0.0, 1e38], [LARGEST, -LARGEST, LARGEST / 3, TINY]])
 
 
-@pytest.mark.parametrize("quantizer", [Quantizer("int8", "row", symmetric) for symmetric in (True, False)], ids=str)
-def test_quantize_ranges_beyond_float32(quantizer):
-    x = torch.tensor([[-3.4e38, 3.4e38, 0.0, 1e38], [LARGEST, -LARGEST, LARGEST / 3, TINY]])
+@pytest.mark.parametrize("x", [SMALL, BEYOND], ids=["subnormal", "ranges beyond float32"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_quantize_at_the_ends_of_float32(symmetric, x):
+    quantizer = Quantizer("int8", "row", symmetric)
     found = codes.quantize(x, quantizer, torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8))
     assert_same_codes(found, reference.quantize(x, quantizer))
 
@@ -165,8 +163,8 @@ def test_all_finite_numbers(data, rows, features, activations, weights, transpos
 def test_quantize_bitsandbytes(data, rows, features, threshold, dtype):
     x = data.draw(matrices(rows, features))
     expected, outliers = reference.quantize_bitsandbytes(x, threshold)
-    places, room = outliers.nonzero()[:, 0], torch.empty(x.shape, dtype=dtype)
-    assert_same_codes(codes.quantize_bitsandbytes(codes.as_rows(x), threshold, places, room), expected)
+    given = codes.as_rows(x), ROWS, outliers.nonzero()[:, 0], torch.empty(x.shape, dtype=dtype)
+    assert_same_codes(codes.quantize(*given, codes.limit(threshold, in_float16=True)), expected)
 
 
 @given(st.data(), SIDES, SIDES, quantizers("column"))
@@ -196,20 +194,12 @@ def test_quantize_wide_weights_that_are_stored_transposed(quantizer, several_thr
 def test_linear(data, tokens, features, outputs, activations, weights, threshold):
     x, exact = data.draw(matrices(tokens, features)), data.draw(matrices(outputs, features))
     bias = data.draw(st.none() | matrices(1, outputs).map(lambda row: row[0].resolve_neg()))
-    weight = reference.quantize(exact, weights)
     for of_exact in (None, Exact(exact, weights)):
-        given = x, weight, bias, activations, threshold, of_exact
+        given = x, reference.quantize(exact, weights), bias, activations, threshold, of_exact
         assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
-
-
-@given(st.data(), SIDES, SIDES, SIDES, THRESHOLDS)
-@settings(deadline=None, max_examples=150)
-def test_linear_bitsandbytes(data, tokens, features, outputs, threshold):
-    x, exact = data.draw(matrices(tokens, features)), data.draw(matrices(outputs, features))
-    bias = data.draw(st.none() | matrices(1, outputs).map(lambda row: row[0].resolve_neg()))
-    weight = reference.quantize_bitsandbytes(exact)[0]
-    given = x, weight, bias, threshold
-    assert_same(numbers(plain.linear_bitsandbytes(*given)), numbers(reference.linear_bitsandbytes(*given)))
+    given = x, reference.quantize_bitsandbytes(exact)[0], bias, ROWS, threshold
+    found, expected = (numbers(path.LINEAR["bitsandbytes"](*given)) for path in (plain, reference))
+    assert_same(found, expected)
 
 
 def ordinary(rows: int, features: int):
@@ -268,8 +258,8 @@ def test_wide_layers(several_threads, shape, layout, symmetric, per_row):
             given = LAYOUTS[layout](x), weight, torch.randn(outputs), activations, threshold, of_exact
             assert_same(plain.linear(*given), reference.linear(*given))
     weight = reference.quantize_bitsandbytes(exact)[0]
-    given = LAYOUTS[layout](x), weight, None, 6.0
-    assert_same(plain.linear_bitsandbytes(*given), reference.linear_bitsandbytes(*given))
+    given = LAYOUTS[layout](x), weight, None, ROWS, 6.0
+    assert_same(*(path.LINEAR["bitsandbytes"](*given) for path in (plain, reference)))
 
 
 @needs_int8_units

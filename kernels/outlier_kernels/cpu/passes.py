@@ -7,6 +7,7 @@ compiled code is in this one file, because numba compiles again what has changed
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from itertools import count
+from operator import itemgetter
 from types import FunctionType
 
 import numpy as np
@@ -78,12 +79,12 @@ Residual = _group("Residual", float64="largest sum_of_max sum_of_ratios", int64=
 def _of_matrix(matrix: torch.Tensor | None) -> tuple:
     if matrix is None:
         return None, NOTHING, 0, 0, 0, 0
-    size, (rows, columns), (row_stride, column_stride) = matrix.itemsize, matrix.shape[-2:], matrix.stride()[-2:]
+    size, (*_, rows, columns), (*_, row_stride, column_stride) = matrix.itemsize, matrix.shape, matrix.stride()
     return matrix, KINDS.get(matrix.dtype, HITS), rows, columns, row_stride * size, column_stride * size
 
 
 def _of_statistics(group: type) -> Callable:
-    return lambda statistics: [statistics["rest.max" if name == "rest_max" else name] for name in group._fields]
+    return itemgetter(*("rest.max" if name == "rest_max" else name for name in group._fields))
 
 
 # By a group, what an argument has for it where it is not several already.
