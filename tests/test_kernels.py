@@ -162,12 +162,7 @@ def test_a_row_whose_stride_is_that_of_a_column():
     assert reference.int8_matmul(column.T, column.T).tolist() == [[55]]
 
 
-def test_int8_matmul_refuses_what_it_cannot_do():
-    codes = torch.zeros(2, 3, dtype=torch.int8)
-    with pytest.raises(ValueError, match="int8"):
-        reference.int8_matmul(codes, codes.float())
-    with pytest.raises(ValueError, match=r"\(m, k\) and \(n, k\)"):
-        reference.int8_matmul(codes, torch.zeros(2, 4, dtype=torch.int8))
+def test_int8_matmul_refuses_sums_that_could_overflow():
     wide = torch.zeros(1, reference.LARGEST_K + 1, dtype=torch.int8)
     with pytest.raises(ValueError, match="overflow"):
         reference.int8_matmul(wide, wide)

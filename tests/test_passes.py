@@ -74,18 +74,12 @@ def numbers(outputs: torch.Tensor) -> torch.Tensor:
     return outputs.masked_fill(~outputs.isfinite(), torch.nan)
 
 
-@given(st.data(), SIDES, SIDES)
-@settings(deadline=None, max_examples=150)
-def test_extremes(data, rows, features):
-    x = codes.as_rows(data.draw(matrices(rows, features)))
-    for found, expected in zip(codes.extremes(x), (x.float().amin(0), x.float().amax(0)), strict=True):
-        assert_same(found, expected)
-
-
 @given(st.data(), SIDES, SIDES, THRESHOLDS)
 @settings(deadline=None, max_examples=150)
-def test_outlier_features(data, rows, features, threshold):
+def test_extremes_and_outlier_features(data, rows, features, threshold):
     x = data.draw(matrices(rows, features))
+    for found, expected in zip(codes.extremes(codes.as_rows(x)), (x.float().amin(0), x.float().amax(0)), strict=True):
+        assert_same(found, expected)
     none = torch.zeros(features, dtype=torch.bool)
     expected = none if threshold is None else reference.outlier_columns(x.float(), threshold)
     assert codes.outlier_features(codes.as_rows(x), threshold).tolist() == expected.nonzero()[:, 0].tolist()
@@ -179,16 +173,6 @@ def test_quantize_weight(data, outputs, features, quantizer):
         assert found.codes.stride() == weight.contiguous().stride() or weight.stride(0) == 1, "codes as the weight lies"
 
 
-@pytest.mark.parametrize(
-    "quantizer", [Quantizer("int8", one, kind) for one in ("tensor", "column") for kind in (True, False)], ids=str
-)
-def test_quantize_wide_weights_that_are_stored_transposed(quantizer, several_threads):
-    weight = torch.randn(300, 2049).T
-    found, expected = codes.quantize_weight(weight, quantizer), reference.quantize(weight, quantizer)
-    assert_same_codes(found, expected)
-    assert found.codes.T.is_contiguous()
-
-
 @given(st.data(), SIDES, SIDES, SIDES, quantizers("row"), quantizers("column"), THRESHOLDS)
 @settings(deadline=None, max_examples=150)
 def test_linear(data, tokens, features, outputs, activations, weights, threshold):
@@ -253,7 +237,9 @@ def test_wide_layers(several_threads, shape, layout, symmetric, per_row):
     activations = Quantizer("int8", "row" if per_row else "tensor", symmetric)
     for of_weight in KINDS:
         weights = Quantizer("int8", "column" if of_weight[1] else "tensor", of_weight[0])
-        weight = reference.quantize(exact, weights)
+        weight, made = reference.quantize(exact, weights), codes.quantize_weight(exact, weights)
+        assert_same_codes(made, weight)
+        assert (made.codes if layout == "contiguous" else made.codes.T).is_contiguous()
         for threshold, of_exact in ((None, None), (6.0, None), (6.0, Exact(exact, weights))):
             given = LAYOUTS[layout](x), weight, torch.randn(outputs), activations, threshold, of_exact
             assert_same(plain.linear(*given), reference.linear(*given))

@@ -31,18 +31,9 @@ def linear(
     agree to 1e-5 of the largest. A NaN or inf in a token makes the outputs of that token NaN or inf (of all tokens
     where they share a scale), and hides no outlier of another.
 
-    Args:
-        hidden_states: float16, bfloat16 or float32 (tokens, features), of any strides.
-        weight: of (outputs, features), quantized like the activations, see `serves`. Codes are copied in every call
-            unless they are contiguous with a multiple of 16 features, or made by `quantize` here.
-        bias: (outputs,).
-        activations: how the hidden states are quantized, in int8.
-        threshold: magnitude from which a feature is an outlier; None for no decomposition.
-        exact: the exact weight, where it is at hand. Then the host waits for the outliers, and the weight is quantized
-            again without them.
-
-    Returns:
-        (tokens, outputs) in the dtype of `hidden_states`.
+    weight: quantized like the activations, see `serves`. Codes are copied in every call unless they are contiguous with
+    a multiple of 16 features, or made by `quantize` here. exact: where it is given, the host waits for the outliers,
+    and the weight is quantized again without them.
     """
     if exact is not None:
         return reference.linear(hidden_states, weight, bias, activations, threshold, exact, linear)
