@@ -1,6 +1,5 @@
 """Compiled passes in a process: threads, processes, caches, and calls that somebody watches."""
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -81,10 +80,8 @@ def test_eight_threads_at_once(threads):
     assert python(AT_ONCE, OMP_NUM_THREADS=threads).split() == ["8", "True"]
 
 
-def sent_in(monkeypatch, threads: int) -> list[int]:
-    """How many threads the passes over a matrix were given, each time that more than one was."""
-    seen, parallel = [], compiled._openmp()
-    monkeypatch.setattr(compiled, "_openmp", lambda: lambda *given: seen.append(given[2]) or parallel(*given))
+def assert_extremes(threads: int) -> None:
+    """Of a matrix, by so many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -93,34 +90,27 @@ def sent_in(monkeypatch, threads: int) -> list[int]:
         torch.set_num_threads(before)
     assert torch.equal(low, THREADED.amin(0))
     assert torch.equal(high, THREADED.amax(0))
-    return seen
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs an OpenMP with GCC's interface, as torch has it on Linux")
 def test_as_many_threads_as_torch_has(monkeypatch):
-    assert sent_in(monkeypatch, 3) == [3]
-    assert sent_in(monkeypatch, 1) == []
+    seen, parallel = [], compiled._openmp()
+    monkeypatch.setattr(compiled, "_openmp", lambda: lambda *given: seen.append(given[2]) or parallel(*given))
+    for threads in (3, 1):
+        assert_extremes(threads)
+    assert seen == [3]
 
 
 def test_without_openmp_one_thread_does_the_work(monkeypatch, tmp_path):
     (tmp_path / "lib").mkdir()
-    for library in (None, b"no library", ctypes.__file__):
+    for library in (None, b"no library", Path(sys.modules["_ctypes"].__file__).read_bytes()):
         with monkeypatch.context() as patch:
             patch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
             if library:
-                place = tmp_path / "lib" / "libtorch_cpu.so"
-                place.write_bytes(
-                    library if isinstance(library, bytes) else Path(sys.modules["_ctypes"].__file__).read_bytes()
-                )
-            found = compiled._openmp.__wrapped__()
-        assert found is None
+                (tmp_path / "lib" / "libtorch_cpu.so").write_bytes(library)
+            assert compiled._openmp.__wrapped__() is None
     monkeypatch.setattr(compiled, "_openmp", lambda: None)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        assert torch.equal(codes.extremes(THREADED)[1], THREADED.amax(0))
-    finally:
-        torch.set_num_threads(before)
+    assert_extremes(3)
 
 
 @pytest.mark.slow

@@ -283,11 +283,6 @@ def test_outlier_features_leave_groups_in_their_places(name, exact):
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-9)
 
 
-@every_format
-def test_a_quantizer_is_what_is_written(quantizer):
-    assert Quantizer.read(str(quantizer)) == quantizer
-
-
 def test_bits_of_a_value_count_what_groups_share():
     for written, bits in (
         ("int4 group-64 absmax", 4.25),
@@ -304,12 +299,8 @@ def test_bits_of_a_value_count_what_groups_share():
         ("fp8-e4m3 tensor absmax", 8 + 32 / (512 * 256)),
     ):
         assert Quantizer.read(written).bits(512, 256) == bits, written
+        assert str(Quantizer.read(written)) == written
     assert Quantizer.read("nvfp4 block absmax").bits(512) == 4.5
-
-
-def test_groups_that_do_not_divide_a_matrix():
-    with pytest.raises(ValueError, match="groups of 64 features do not divide 100"):
-        reference.quantize(torch.ones(2, 100), Quantizer("int4", "group-64"))
 
 
 @pytest.mark.parametrize("path", ["cpu", "triton"])
@@ -409,10 +400,12 @@ def test_names_of_schemes_with_groups():
         (Quantizer("mxfp4", "block", False), "symmetric of the weights .* is False; expected True"),
     ],
 )
-def test_granularities_that_a_format_has_not(quantizer, message):
+def test_granularities_that_a_format_or_a_matrix_has_not(quantizer, message):
     with pytest.raises(UserError, match=message):
         Scheme("mine", None, quantizer)
     assert Scheme("mine", Quantizer("int4", "group-48"), Quantizer("int8", "group-32")).group == 96
+    with pytest.raises(ValueError, match="groups of 64 features do not divide 100"):
+        reference.quantize(torch.ones(2, 100), Quantizer("int4", "group-64"))
 
 
 @pytest.mark.parametrize(

@@ -52,16 +52,21 @@ def test_what_measures_runs_on_the_gpu():
     assert make_experiment(read_experiment(gpu.STEPS["table5"][-1]), LinearLayers).device == "cuda"
 
 
+def on_a_gpu(monkeypatch, tmp_path, steps: dict, measuring: list) -> None:
+    """A machine with one, where there are other steps."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "environment", lambda device: {"device_name": f"a GPU, {device}"})
+    for name, value in {"FOLDER": tmp_path / "gpu", "STEPS": steps, "MEASURING": measuring}.items():
+        monkeypatch.setattr(gpu, name, value)
+
+
 def test_a_failed_step_is_recorded_and_the_others_go_on(monkeypatch, capsys, tmp_path):
     steps = {
         "bad": ["-c", "import sys; print('why'); sys.exit(3)"],
         "endless": ["-c", "endless"],
         "good": ["-c", "import pathlib, sys; pathlib.Path(sys.argv[2], 'rows').write_text('1')"],
     }
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu, "environment", lambda device: {"device_name": f"a GPU, {device}"})
-    for name, value in {"FOLDER": tmp_path / "gpu", "STEPS": steps, "MEASURING": ["good"]}.items():
-        monkeypatch.setattr(gpu, name, value)
+    on_a_gpu(monkeypatch, tmp_path, steps, ["good"])
     start = subprocess.run
 
     def wait(command, timeout, **keywords):
@@ -87,8 +92,5 @@ def test_a_failed_step_is_recorded_and_the_others_go_on(monkeypatch, capsys, tmp
 
 
 def test_without_failures_it_exits_with_0(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu, "environment", lambda _device: {"device_name": "a GPU"})
-    for name, value in {"FOLDER": tmp_path / "gpu", "STEPS": {"good": ["-c", ""]}, "MEASURING": []}.items():
-        monkeypatch.setattr(gpu, name, value)
+    on_a_gpu(monkeypatch, tmp_path, {"good": ["-c", ""]}, [])
     assert gpu.main() == 0

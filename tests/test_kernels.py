@@ -92,23 +92,16 @@ def test_scales_of_groups_without_a_range(per_row):
     assert torch.equal(quantized.scale, torch.ones(3, 1))
 
 
+@pytest.mark.parametrize(("symmetric", "steps"), [(True, 0.50001), (False, 2)])
 @given(matrix=of_finite_floats(4, 6))
 @settings(deadline=None)
-def test_absmax_error_is_at_most_half_a_step(matrix):
-    quantized = reference.quantize(matrix, int8(True, True))
-    error = (quantized.dequantize().double() - matrix.double()).abs()
-    assert (error <= quantized.scale.double() * 0.50001).all()
-
-
-@given(matrix=of_finite_floats(4, 6))
-@settings(deadline=None)
-def test_zeropoint_error_is_at_most_two_steps(matrix):
-    """One of rounding, where float32 has the digits for it: the range is no thousandth of the numbers."""
-    quantized = reference.quantize(matrix, int8(False, True))
-    values, exact = quantized.dequantize().double(), matrix.double()
-    span = exact.amax(1) - exact.amin(1)
-    wide = span > exact.abs().amax(1) / 1000
-    assert ((values - exact).abs() <= 2 * quantized.scale.double())[wide].all()
+def test_errors_are_at_most_half_a_step_or_two(symmetric, steps, matrix):
+    """Of zeropoint also that of rounding, where float32 has the digits for it: the range is no thousandth of the
+    numbers."""
+    quantized = reference.quantize(matrix, int8(symmetric))
+    error, exact = (quantized.dequantize().double() - matrix.double()).abs(), matrix.double()
+    wide = (exact.amax(1) - exact.amin(1) > exact.abs().amax(1) / 1000) | symmetric
+    assert (error <= steps * quantized.scale.double())[wide].all()
 
 
 def test_scales_at_the_ends_of_float32():
@@ -169,12 +162,7 @@ def test_a_row_whose_stride_is_that_of_a_column():
     assert reference.int8_matmul(column.T, column.T).tolist() == [[55]]
 
 
-def test_int8_matmul_refuses_what_it_cannot_do():
-    codes = torch.zeros(2, 3, dtype=torch.int8)
-    with pytest.raises(ValueError, match="int8"):
-        reference.int8_matmul(codes, codes.float())
-    with pytest.raises(ValueError, match=r"\(m, k\) and \(n, k\)"):
-        reference.int8_matmul(codes, torch.zeros(2, 4, dtype=torch.int8))
+def test_int8_matmul_refuses_sums_that_could_overflow():
     wide = torch.zeros(1, reference.LARGEST_K + 1, dtype=torch.int8)
     with pytest.raises(ValueError, match="overflow"):
         reference.int8_matmul(wide, wide)
@@ -208,47 +196,13 @@ def test_outlier_columns_include_the_threshold():
     assert reference.outlier_columns(x, 6.0).tolist() == [False, True, True, False, False]
 
 
-# One rounding of the output type, relative to the largest output.
-ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-HOSTILE = {
-    "plain": lambda x: x,
-    "exactly at the threshold": lambda x: x.index_fill(1, torch.tensor([0]), -6.0),
-    "outliers": lambda x: x.index_fill(1, torch.tensor([0, x.shape[1] // 2]), 50.0),
-    "many outliers": lambda x: torch.cat([x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :] * 100], 1),
-    "all outliers": lambda x: x.sign() * 7,
-    "zero rows": lambda x: x.index_fill(0, torch.tensor([0]), 0.0),
-    "negative zeros": lambda x: -torch.zeros_like(x),
-    "subnormal": lambda x: x * 1e-40,
-}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def small_layer(m: int, k: int, n: int):
     """Hidden states, a weight and a bias."""
     generator = torch.Generator().manual_seed(m * k + n)
     return (torch.randn(size, generator=generator) for size in ((m, k), (n, k), (n,)))
-
-
-@needs_int8_units
-@pairwise(
-    "hostile shape dtype threshold",
-    HOSTILE,
-    [(1, 1, 1), (3, 5, 7), (17, 64, 33), (2, 1030, 16), (130, 513, 100)],
-    ROUNDING,
-    [None, 6.0],
-)
-def test_cpu_path_equals_the_reference(hostile, shape, dtype, threshold):
-    x, weight, bias = small_layer(*shape)
-    x = HOSTILE[hostile](x).to(dtype)
-    for per_row in (True, False):
-        quantized = reference.quantize(weight, int8(True, per_row))
-        want = reference.linear(x, quantized, bias, int8(True, per_row), threshold)
-        got = packed.linear(x, packed.pack(quantized), bias, int8(True, per_row), threshold)
-        assert got.dtype == dtype
-        assert (got.double() - want.double()).abs().max() <= ROUNDING[dtype] * want.double().abs().max()
-    quantized, _ = reference.quantize_bitsandbytes(weight)
-    want = reference.linear_bitsandbytes(x, quantized, bias, threshold)
-    got = packed.linear_bitsandbytes(x, packed.pack(quantized), bias, threshold)
-    assert (got.double() - want.double()).abs().max() <= ROUNDING[dtype] * want.double().abs().max()
 
 
 @needs_int8_units
@@ -279,25 +233,23 @@ def test_the_largest_weight_stays_finite():
     assert torch.equal(packed.linear(x, packed.pack(weight), threshold=6.0), want)
 
 
-def test_weights_with_a_sum_too_large_are_multiplied_by_the_reference(monkeypatch):
-    """oneDNN's AMX path would round twice; codes that are nearly all of one sign are not of this world."""
+def test_what_the_int8_units_cannot_multiply(monkeypatch):
     monkeypatch.setattr(dispatch, "path", lambda device: "cpu")
-    for code in (100, -100):
-        one_sided = reference.Quantized(torch.full((4, 1000), code, dtype=torch.int8), torch.ones(4, 1))
-        assert not packed.serves(one_sided)
-        assert dispatch.prepare(one_sided) is one_sided
-
-
-def test_what_the_int8_units_cannot_multiply():
     weight = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
     rows = reference.quantize(weight, int8())
-    assert packed.serves(rows)
-    assert not packed.serves(reference.quantize(weight.double(), int8())), "scales of more digits than it has"
-    assert not packed.serves(reference.quantize(weight, int8(False)))
-    assert not any(packed.serves(rows, activations) for activations in (None, int8(False)))
     wide = torch.zeros(1, packed.LARGEST_K + 1, dtype=torch.int8)
+    assert packed.serves(rows)
     assert packed.serves(reference.Quantized(wide[:, 1:], torch.ones(1, 1)))
-    assert not packed.serves(reference.Quantized(wide, torch.ones(1, 1)))
+    assert not any(packed.serves(rows, activations) for activations in (None, int8(False)))
+    for other in (
+        reference.quantize(weight.double(), int8()),  # scales of more digits than it has
+        reference.quantize(weight, int8(False)),
+        reference.Quantized(wide, torch.ones(1, 1)),
+        # Codes that are nearly all of one sign: oneDNN's AMX path would round their sums twice.
+        *(reference.Quantized(torch.full((4, 1000), code, dtype=torch.int8), torch.ones(4, 1)) for code in (100, -100)),
+    ):
+        assert not packed.serves(other)
+        assert dispatch.prepare(other) is other
 
 
 @needs_int8_units
@@ -308,18 +260,6 @@ def test_packing_and_back():
         assert torch.equal(packed.unpack(packed.pack(weight)).codes, codes)
         transposed = reference.Quantized(codes.T.contiguous().T, weight.scale)
         assert torch.equal(packed.unpack(packed.pack(transposed)).codes, codes), "a weight may be stored transposed"
-
-
-@needs_int8_units
-def test_nan_and_inf_stay_in_their_rows():
-    x, weight, bias = small_layer(4, 40, 9)
-    quantized = reference.quantize(weight, int8(True, True))
-    clean = packed.linear(x, packed.pack(quantized), bias)
-    for bad in (torch.nan, torch.inf):
-        x[1, 3] = bad
-        got = packed.linear(x, packed.pack(quantized), bias)
-        assert not torch.isfinite(got[1]).any()
-        assert torch.equal(got[[0, 2, 3]], clean[[0, 2, 3]])
 
 
 def test_dispatch(monkeypatch):
@@ -371,7 +311,7 @@ def test_dispatch_refuses(x):
             dispatch.linear(x, prepared)
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_the_operator_is_what_it_says(dtype, symmetric):
     """Neither writes to its operands nor hands them on, and has the output that its shape-only form has."""
@@ -388,7 +328,7 @@ def test_the_operator_is_what_it_says(dtype, symmetric):
 
 
 @needs_int8_units
-@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("arithmetic", ["exact", "bitsandbytes"])
 def test_the_operator_of_packed_weights_is_what_it_says(dtype, arithmetic):
     x, weight, bias = small_layer(5, 32, 9)
@@ -422,7 +362,7 @@ def test_compiled_layers_are_one_graph(symmetric):
 SOME = [{}, {(0, 3): 6.0, (1, 5): -6.0}, {(2, 7): 40.0, (4, 7): 9.0, (1, 0): -300.0}]  # outliers by their places
 
 
-@pairwise("outliers dtype threshold", SOME, ROUNDING, [0.0, 6.0])
+@pairwise("outliers dtype threshold", SOME, DTYPES, [0.0, 6.0])
 def test_against_bitsandbytes(outliers, dtype, threshold):
     bitsandbytes = pytest.importorskip("bitsandbytes", reason="compares with bitsandbytes, which is not installed")
     x, weight, bias = small_layer(19, 128, 40)

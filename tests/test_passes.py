@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from outlier_kernels import dispatch, reference
 from outlier_kernels.cpu import codes, packed, plain
 from outlier_kernels.cpu.compiled import passes
-from outlier_kernels.formats import Quantizer
+from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
 from tests.conftest import needs_int8_units
@@ -74,18 +74,12 @@ def numbers(outputs: torch.Tensor) -> torch.Tensor:
     return outputs.masked_fill(~outputs.isfinite(), torch.nan)
 
 
-@given(st.data(), SIDES, SIDES)
-@settings(deadline=None, max_examples=150)
-def test_extremes(data, rows, features):
-    x = codes.as_rows(data.draw(matrices(rows, features)))
-    for found, expected in zip(codes.extremes(x), (x.float().amin(0), x.float().amax(0)), strict=True):
-        assert_same(found, expected)
-
-
 @given(st.data(), SIDES, SIDES, THRESHOLDS)
 @settings(deadline=None, max_examples=150)
-def test_outlier_features(data, rows, features, threshold):
+def test_extremes_and_outlier_features(data, rows, features, threshold):
     x = data.draw(matrices(rows, features))
+    for found, expected in zip(codes.extremes(codes.as_rows(x)), (x.float().amin(0), x.float().amax(0)), strict=True):
+        assert_same(found, expected)
     none = torch.zeros(features, dtype=torch.bool)
     expected = none if threshold is None else reference.outlier_columns(x.float(), threshold)
     assert codes.outlier_features(codes.as_rows(x), threshold).tolist() == expected.nonzero()[:, 0].tolist()
@@ -126,18 +120,16 @@ def test_quantize(data, rows, features, quantizer, dtype):
     assert_same_codes(found, expected._replace(codes=whole))
 
 
-@pytest.mark.parametrize("quantizer", [Quantizer("int8", "row", symmetric) for symmetric in (True, False)], ids=str)
-def test_quantize_subnormals(quantizer):
-    """Rows of all small ranges, whose scales would have one digit or a few, and quotients by them be up to 190."""
-    largest = torch.arange(1000)
-    x = torch.stack([largest, -largest // 2, torch.ones_like(largest), 1 - largest], 1) * torch.tensor(TINY)
-    found = codes.quantize(x, quantizer, torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8))
-    assert_same_codes(found, reference.quantize(x, quantizer))
+LARGE = torch.arange(1000)
+# Rows of all small ranges, whose scales would have one digit or a few, and quotients by them be up to 190.
+SMALL = torch.stack([LARGE, -LARGE // 2, torch.ones_like(LARGE), 1 - LARGE], 1) * torch.tensor(TINY)
+BEYOND = torch.tensor([[-3.4e38, 3.4e38, 0.0, 1e38], [LARGEST, -LARGEST, LARGEST / 3, TINY]])
 
 
-@pytest.mark.parametrize("quantizer", [Quantizer("int8", "row", symmetric) for symmetric in (True, False)], ids=str)
-def test_quantize_ranges_beyond_float32(quantizer):
-    x = torch.tensor([[-3.4e38, 3.4e38, 0.0, 1e38], [LARGEST, -LARGEST, LARGEST / 3, TINY]])
+@pytest.mark.parametrize("x", [SMALL, BEYOND], ids=["subnormal", "ranges beyond float32"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_quantize_at_the_ends_of_float32(symmetric, x):
+    quantizer = Quantizer("int8", "row", symmetric)
     found = codes.quantize(x, quantizer, torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8))
     assert_same_codes(found, reference.quantize(x, quantizer))
 
@@ -165,8 +157,8 @@ def test_all_finite_numbers(data, rows, features, activations, weights, transpos
 def test_quantize_bitsandbytes(data, rows, features, threshold, dtype):
     x = data.draw(matrices(rows, features))
     expected, outliers = reference.quantize_bitsandbytes(x, threshold)
-    places, room = outliers.nonzero()[:, 0], torch.empty(x.shape, dtype=dtype)
-    assert_same_codes(codes.quantize_bitsandbytes(codes.as_rows(x), threshold, places, room), expected)
+    given = codes.as_rows(x), ROWS, outliers.nonzero()[:, 0], torch.empty(x.shape, dtype=dtype)
+    assert_same_codes(codes.quantize(*given, codes.limit(threshold, in_float16=True)), expected)
 
 
 @given(st.data(), SIDES, SIDES, quantizers("column"))
@@ -181,35 +173,17 @@ def test_quantize_weight(data, outputs, features, quantizer):
         assert found.codes.stride() == weight.contiguous().stride() or weight.stride(0) == 1, "codes as the weight lies"
 
 
-@pytest.mark.parametrize(
-    "quantizer", [Quantizer("int8", one, kind) for one in ("tensor", "column") for kind in (True, False)], ids=str
-)
-def test_quantize_wide_weights_that_are_stored_transposed(quantizer, several_threads):
-    weight = torch.randn(300, 2049).T
-    found, expected = codes.quantize_weight(weight, quantizer), reference.quantize(weight, quantizer)
-    assert_same_codes(found, expected)
-    assert found.codes.T.is_contiguous()
-
-
 @given(st.data(), SIDES, SIDES, SIDES, quantizers("row"), quantizers("column"), THRESHOLDS)
 @settings(deadline=None, max_examples=150)
 def test_linear(data, tokens, features, outputs, activations, weights, threshold):
     x, exact = data.draw(matrices(tokens, features)), data.draw(matrices(outputs, features))
     bias = data.draw(st.none() | matrices(1, outputs).map(lambda row: row[0].resolve_neg()))
-    weight = reference.quantize(exact, weights)
     for of_exact in (None, Exact(exact, weights)):
-        given = x, weight, bias, activations, threshold, of_exact
+        given = x, reference.quantize(exact, weights), bias, activations, threshold, of_exact
         assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
-
-
-@given(st.data(), SIDES, SIDES, SIDES, THRESHOLDS)
-@settings(deadline=None, max_examples=150)
-def test_linear_bitsandbytes(data, tokens, features, outputs, threshold):
-    x, exact = data.draw(matrices(tokens, features)), data.draw(matrices(outputs, features))
-    bias = data.draw(st.none() | matrices(1, outputs).map(lambda row: row[0].resolve_neg()))
-    weight = reference.quantize_bitsandbytes(exact)[0]
-    given = x, weight, bias, threshold
-    assert_same(numbers(plain.linear_bitsandbytes(*given)), numbers(reference.linear_bitsandbytes(*given)))
+    given = x, reference.quantize_bitsandbytes(exact)[0], bias, ROWS, threshold
+    found, expected = (numbers(path.LINEAR["bitsandbytes"](*given)) for path in (plain, reference))
+    assert_same(found, expected)
 
 
 def ordinary(rows: int, features: int):
@@ -263,13 +237,15 @@ def test_wide_layers(several_threads, shape, layout, symmetric, per_row):
     activations = Quantizer("int8", "row" if per_row else "tensor", symmetric)
     for of_weight in KINDS:
         weights = Quantizer("int8", "column" if of_weight[1] else "tensor", of_weight[0])
-        weight = reference.quantize(exact, weights)
+        weight, made = reference.quantize(exact, weights), codes.quantize_weight(exact, weights)
+        assert_same_codes(made, weight)
+        assert (made.codes if layout == "contiguous" else made.codes.T).is_contiguous()
         for threshold, of_exact in ((None, None), (6.0, None), (6.0, Exact(exact, weights))):
             given = LAYOUTS[layout](x), weight, torch.randn(outputs), activations, threshold, of_exact
             assert_same(plain.linear(*given), reference.linear(*given))
     weight = reference.quantize_bitsandbytes(exact)[0]
-    given = LAYOUTS[layout](x), weight, None, 6.0
-    assert_same(plain.linear_bitsandbytes(*given), reference.linear_bitsandbytes(*given))
+    given = LAYOUTS[layout](x), weight, None, ROWS, 6.0
+    assert_same(*(path.LINEAR["bitsandbytes"](*given) for path in (plain, reference)))
 
 
 @needs_int8_units

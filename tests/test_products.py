@@ -11,7 +11,7 @@ from outlier_kernels import dispatch, reference_products
 from outlier_kernels.cpu import products as cpu_products
 
 from tests.conftest import pairwise
-from tests.test_kernels import NORMAL, of_finite_floats
+from tests.test_kernels import of_finite_floats
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 1, 1), (1, 4, 4), (5, 1, 3), (300, 33, 7), (700, 130, 600), (2, 3, 77, 5, 40), (3, 1, 40, 77, 1)]
@@ -85,23 +85,6 @@ def test_products_of_all_finite_numbers(left, right, transposed, seed):
     found = cpu_products.product(left, right, None, None, seed)
     assert not found.isnan().any()
     assert torch.equal(found, reference_products.product(left, right, None, None, seed))
-
-
-def test_small_gradients_are_never_large():
-    """By chance one may get the code -1, which of a scale of 1 would be a gradient of -1."""
-    small = torch.full((2, 3), -1e-40)
-    for path in (reference_products, cpu_products):
-        assert (path.quantize_rows(small, None, 0)[1] == NORMAL).all()
-
-
-def test_codes_of_many_numbers_are_those_of_a_division():
-    torch.manual_seed(0)
-    matrix = torch.randn(2000, 500) * torch.randn(2000, 1).exp()
-    for one in (matrix, matrix.mT.contiguous().mT):
-        codes, scale = cpu_products.quantize_rows(one)
-        wanted = reference_products.quantize_rows(one)
-        assert torch.equal(codes[0], wanted.codes)
-        assert torch.equal(scale[0, :, None], wanted.scale)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

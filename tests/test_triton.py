@@ -4,7 +4,6 @@ Compilation needs Triton without its interpreter, so this file is also a program
 layer launches and prints what came out.
 """
 
-import inspect
 import itertools
 import json
 import os
@@ -23,12 +22,15 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from outlier_kernels import reference, reference_products, states  # noqa: E402
 from outlier_kernels import triton as kernels  # noqa: E402
+from outlier_kernels.formats import Quantizer  # noqa: E402
 from outlier_kernels.reference import Quantized  # noqa: E402
 from outlier_kernels.triton import outlier_features, product, products, quantization, tiles  # noqa: E402
 from outlier_kernels.triton import states as triton_states  # noqa: E402
 from outlier_kernels.triton.outlier_features import find_outliers  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource, make_backend  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
-from triton.runtime.jit import JITFunction  # noqa: E402
+from triton.runtime.jit import JITFunction, create_function_from_signature  # noqa: E402
 
 from tests.conftest import pairwise  # noqa: E402
 from tests.test_kernels import int8, of_finite_floats  # noqa: E402
@@ -41,6 +43,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+POISONS = [torch.nan, torch.inf, -torch.inf]
 SHAPES = [(1, 1, 1), (1, 48, 3), (5, 33, 7), (18, 530, 37)]  # tokens, features, outputs
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 # Shared memory that one program may use, bytes. 8.6 and 8.9 have less than 8.0, and run its tiles.
@@ -140,13 +143,19 @@ def test_quantize_is_the_reference_for_all_floats(symmetric, matrix, per_row):
     assert_same_codes(kernels.quantize(matrix.to(DEVICE), symmetric, per_row), want)
 
 
+def assert_same_rows(matrices: torch.Tensor, outliers: torch.Tensor | None, seed: int | None) -> None:
+    """Codes and scales of products, bit for bit."""
+    codes, scale = products.quantize_rows(*on_device(matrices, outliers, seed))
+    wanted, features = reference_products.quantize_rows(matrices, outliers, seed), matrices.shape[-1]
+    assert torch.equal(codes[..., :features].cpu().view(matrices.shape), wanted.codes)
+    assert torch.equal(scale.cpu().view(wanted.scale.shape), wanted.scale)
+    assert not codes[..., features:].any()
+
+
 @given(matrix=of_finite_floats(2, 5), seed=st.sampled_from([None, 3]))
 @settings(deadline=None, max_examples=30)
 def test_codes_of_all_floats(matrix, seed):
-    codes, scale = products.quantize_rows(*on_device(matrix, None, seed))
-    wanted = reference_products.quantize_rows(matrix, None, seed)
-    assert torch.equal(codes[0, :, :5].cpu(), wanted.codes)
-    assert torch.equal(scale.cpu().view(-1, 1), wanted.scale)
+    assert_same_rows(matrix, None, seed)
 
 
 @pairwise("shape threshold dtype symmetric per_row", SHAPES, [None, 2.0, 6.0], DTYPES, [True, False], [True, False])
@@ -162,15 +171,6 @@ def test_linear_is_the_reference(shape, symmetric, per_row, threshold, dtype):
         assert torch.equal(got, want)  # all is exact up to the scales
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("tokens", [40, 140, pytest.param(520, marks=pytest.mark.slow)])
-def test_every_size_of_tile(tokens, symmetric):
-    x = random(tokens, 20)
-    weight = reference.quantize(random(70, 20), int8(symmetric, True))
-    want = reference.linear(x, weight, activations=int8(symmetric), threshold=3.0)
-    assert_same_output(run(x, weight, activations=int8(symmetric), threshold=3.0), want)
-
-
 def test_no_tokens():
     weight = reference.quantize(random(3, 8), int8(True, True))
     assert run(torch.empty(0, 8), weight, threshold=6.0).shape == (0, 3)
@@ -183,21 +183,45 @@ def test_the_largest_sum_is_exact():
     assert got.item() == float(torch.tensor(reference.LARGEST_K * 127**2, dtype=torch.float32))
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_all_outliers_are_a_16_bit_product(dtype, symmetric):
-    x = (random(5, 40) + 100).to(dtype)
-    weight = reference.quantize(random(9, 40), int8(symmetric, True))
-    want = (x.float() @ weight.dequantize().T).to(dtype)
-    assert_same_output(run(x, weight, activations=int8(symmetric), threshold=6.0), want)
+def poisoned(poison: float) -> torch.Tensor:
+    x = random(4, 40)
+    x[2, 5], x[0, 9] = poison, 30.0
+    return x
+
+
+# Hidden states and a threshold.
+LAYERS = {
+    "a larger tile": (random(40, 20), 3.0),
+    "a still larger one": (random(140, 20), 3.0),
+    "all outliers": (random(5, 40) + 100, 6.0),
+    "no outliers": (random(5, 40).clamp(-5.9, 5.9), 6.0),
+    "zero rows": (random(4, 24) * torch.tensor([[1.0], [0.0], [-0.0], [1.0]]), None),
+    "transposed": (random(48, 5).T, 2.0),
+    "transposed and odd": (random(33, 5).T, 2.0),
+    **{f"{poison}, {threshold}": (poisoned(poison), threshold) for poison in POISONS for threshold in (None, 6.0)},
+}
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_without_outliers_the_threshold_changes_nothing(symmetric):
-    x = random(5, 40).clamp(-5.9, 5.9)
-    weight = reference.quantize(random(9, 40), int8(symmetric, True))
-    with_threshold = run(x, weight, activations=int8(symmetric), threshold=6.0)
-    assert torch.equal(with_threshold, run(x, weight, activations=int8(symmetric)))
+@pytest.mark.parametrize("name", [*LAYERS, pytest.param("the largest tile", marks=pytest.mark.slow)])
+def test_layers_are_those_of_the_reference(name, symmetric):
+    """No number stays so in its row alone; other strides of a weight's codes change nothing."""
+    x, threshold = LAYERS.get(name) or (random(520, 20), 3.0)
+    scheme = {"activations": int8(symmetric)}
+    exact = random(70, x.shape[1])
+    weight = reference.quantize(exact, int8(symmetric))
+    want = reference.linear(x, weight, threshold=threshold, **scheme)
+    finite = x.isfinite().all(1)
+    made_here = kernels.quantize(exact.to(DEVICE), symmetric)
+    transposed = weight._replace(codes=weight.codes.T.contiguous().T)
+    cut = torch.cat([weight.codes, weight.codes], 1)[:, x.shape[1] :]
+    for same in (weight, made_here, transposed, weight._replace(codes=cut)):
+        got = run(x, same, threshold=threshold, **scheme)
+        assert_same_output(got[finite], want[finite])
+        assert not got[~finite].isfinite().any()
+        assert not got[~x.any(1)].any()
+    if name == "no outliers":
+        assert torch.equal(got, run(x, weight, **scheme))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -208,27 +232,6 @@ def test_outliers_are_listed_in_order_and_include_the_threshold(dtype):
         outliers = find_outliers(matrix.to(DEVICE), 6.0)
         assert outliers.indices[: outliers.count.item()].tolist() == [1, 2, 299]
         assert torch.equal(outliers.flags.bool().cpu(), reference.outlier_columns(x, 6.0))
-
-
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_zero_rows(symmetric):
-    x = random(4, 24)
-    x[1], x[2] = 0.0, -0.0
-    weight = reference.quantize(random(3, 24), int8(symmetric, True))
-    got = run(x, weight, activations=int8(symmetric))
-    assert_same_output(got, reference.linear(x, weight, activations=int8(symmetric)))
-    assert not got[1:3].any()
-
-
-@pairwise("poison symmetric threshold", [torch.nan, torch.inf, -torch.inf], [True, False], [None, 6.0])
-def test_nan_and_inf_stay_in_their_row(poison, symmetric, threshold):
-    x = random(4, 40)
-    x[2, 5], x[0, 9] = poison, 30.0
-    weight = reference.quantize(random(3, 40), int8(symmetric, True))
-    got = run(x, weight, activations=int8(symmetric), threshold=threshold)
-    want = reference.linear(x, weight, activations=int8(symmetric), threshold=threshold)
-    assert not torch.isfinite(got[2]).any()
-    assert_same_output(got[[0, 1, 3]], want[[0, 1, 3]])
 
 
 def test_nan_does_not_hide_an_outlier():
@@ -246,35 +249,12 @@ def test_zero_points_that_outgrow_int32(threshold):
     assert_same_output(run(x, weight, activations=int8(False), threshold=threshold), want)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("features", [48, 33])
-def test_strides_do_not_matter(features, symmetric):
-    x, weight = random(features, 5).T, reference.quantize(random(7, features), int8(symmetric, True))
-    want = reference.linear(x, weight, activations=int8(symmetric), threshold=2.0)
-    made_here = kernels.quantize(random(7, features).to(DEVICE), symmetric)
-    transposed = to_device(weight)._replace(codes=weight.codes.T.contiguous().to(DEVICE).T)
-    cut = torch.cat([weight.codes, weight.codes], 1).to(DEVICE)[:, features:]
-    for same in (made_here, transposed, transposed._replace(codes=cut)):
-        got = kernels.linear(x.to(DEVICE), same, activations=int8(symmetric), threshold=2.0)
-        assert_same_output(got.cpu(), want)
-
-
-def test_what_the_kernels_refuse():
-    x, weight = random(2, 8), reference.quantize(random(3, 8), int8(True, True))
-    wide = torch.zeros(1, reference.LARGEST_K + 1, dtype=torch.int8)
-    for message, arguments in [
-        ("float16, bfloat16 or float32", (x.int(), weight)),
-        ("float16, bfloat16 or float32", (x.double(), weight)),
-        ("int8", (x, weight._replace(codes=weight.codes.float()))),
-        (r"\(tokens, 8\)", (x[:, :7], weight)),
-        (r"\(tokens, 8\)", (x[0], weight)),
-        ("overflow", (wide.float(), weight._replace(codes=wide))),
-        ("'int8 row zeropoint' need a weight", (x, weight, None, int8(False))),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            kernels.linear(*arguments)
-    with pytest.raises(ValueError, match="float16, bfloat16 or float32"):
-        kernels.quantize(x.double(), True)
+def test_what_the_kernels_do_not_serve():
+    weight, wide = reference.quantize(random(3, 8), int8()), torch.zeros(1, reference.LARGEST_K + 1, dtype=torch.int8)
+    assert kernels.serves(weight, int8(), torch.float32)
+    assert not kernels.serves(weight, int8(), torch.float64)
+    assert not kernels.serves(weight._replace(codes=wide), int8(), torch.float32), "whose sums could overflow"
+    assert not any(kernels.serves(weight, one, torch.float32) for one in (None, int8(False), Quantizer("int4", "row")))
 
 
 BATCHES = [(1, 1, 1), (130, 20, 18), (2, 3, 19, 40, 21), (3, 4, 17, 66), (2, 1, 2, 6, 5, 4)]
@@ -295,21 +275,13 @@ def test_codes_of_batches_are_the_reference_bit_for_bit(layout, shape, dtype, pa
     torch.manual_seed(0)
     share, seed = parts
     matrices = laid_out(*shape)[layout].to(dtype)
-    given = matrices, places(share, *shape[:-2], shape[-1]), seed
-    codes, scale = products.quantize_rows(*on_device(*given))
-    wanted = reference_products.quantize_rows(*given)
-    assert torch.equal(codes[..., : shape[-1]].cpu().view(shape), wanted.codes)
-    assert torch.equal(scale.cpu().view(wanted.scale.shape), wanted.scale)
-    assert not codes[..., shape[-1] :].any()
+    assert_same_rows(matrices, places(share, *shape[:-2], shape[-1]), seed)
 
 
 @pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_codes_of_hostile_matrices(name, seed):
-    codes, scale = products.quantize_rows(*on_device(MATRICES[name], None, seed))
-    wanted = reference_products.quantize_rows(MATRICES[name], None, seed)
-    assert torch.equal(codes[0, :, : MATRICES[name].shape[1]].cpu(), wanted.codes)
-    assert torch.equal(scale.cpu().view(-1, 1), wanted.scale)
+    assert_same_rows(MATRICES[name], None, seed)
 
 
 # Layout, share of outliers, share of exact columns, and seed.
@@ -365,7 +337,7 @@ def test_states_are_those_of_the_reference(shape, dtype, kept):
         assert_same_states(triton_states, [one.to(DEVICE) for one in sequences], kept)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("bad", POISONS)
 def test_states_that_are_not_finite(bad):
     x = random(20, 140)
     x[19, 133], x[3, 135] = bad, torch.nan
@@ -406,23 +378,16 @@ def compiled() -> list[dict]:
 
 
 @pytest.mark.slow
-def test_products_compile_to_int8_tensor_core_instructions(compiled):
+def test_compiled_kernels(compiled):
+    """Products take int8 tensor-core instructions; all fit into shared memory and spill no registers."""
     for name in ("product", "multiply_rows"):
         made = [kernel for kernel in compiled if kernel["name"] == name]
         assert len(made) >= 2 * sum(map(len, tiles.TILES.values()))
         assert not [kernel for kernel in made if not kernel["int8"]]
-
-
-@pytest.mark.slow
-def test_kernels_fit_into_shared_memory(compiled):
     assert not [kernel for kernel in compiled if kernel["shared"] > SHARED_MEMORY[tuple(kernel["capability"])]]
-
-
-@pytest.mark.slow
-def test_kernels_spill_no_registers(compiled):
-    if not (TOOLS / "cuobjdump").exists():
-        pytest.skip("this Triton came without cuobjdump")
     assert not [kernel for kernel in compiled if kernel["stack"]]
+    if not (TOOLS / "cuobjdump").exists():
+        pytest.skip("this Triton came without cuobjdump, which counts registers that are spilled")
 
 
 # Input, whether absmax, features and threshold of the layers that are compiled for the tiles of light and heavy ones.
@@ -451,34 +416,15 @@ HEAVY_PRODUCTS = [
 ]
 # Of states: dtype, features, whether what is kept is of the same dtype, or bool, or nothing.
 STATES = list(itertools.product(DTYPES, (4096, 5140), (True, torch.bool, None)))
-TYPES = {
-    torch.int8: "*i8",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-}
 
 
-def compile_launch(kernel: JITFunction, arguments: dict, options: dict, capability: tuple[int, int]) -> dict:
-    """Compile as a launch would: None and 1 are constants, and multiples of 16 are known to be."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature, constants, multiples = {}, {}, {}
-    for index, (name, value) in enumerate(arguments.items()):
-        if isinstance(value, torch.Tensor):
-            signature[name] = TYPES[value.dtype]
-        elif value is None or value == 1 or name.isupper():
-            signature[name], constants[(index,)] = "constexpr", value
-        else:
-            signature[name] = ("i64" if value >= 2**31 else "i32") if isinstance(value, int) else "fp32"
-        if signature[name].startswith("*") or (signature[name] in ("i32", "i64") and value % 16 == 0):
-            multiples[(index,)] = [["tt.divisibility", 16]]
+def compile_launch(kernel: JITFunction, arguments: tuple, named: dict, capability: tuple[int, int]) -> dict:
+    """Compile as a launch would."""
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-    binary = triton.compile(ASTSource(kernel, signature, constants, multiples), target=target, options=options)
+    backend = make_backend(target)
+    given = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments, **named)
+    options, *source = kernel._pack_args(backend, given[2], *given)
+    binary = triton.compile(ASTSource(kernel, *source), target=target, options=vars(options))
     return {
         "name": kernel.__name__,
         "capability": capability,
@@ -521,14 +467,12 @@ def compile_all() -> None:
                 kept = kept and torch.empty_like(x, dtype=dtype if kept is True else kept)
                 triton_states.shares(x, 6.0, kept)
             while launches:
-                kernel, args, options = launches.pop()
-                named = {name: options.pop(name) for name in kernel.arg_names if name in options}
-                arguments = inspect.signature(kernel.fn).bind(*args, **named).arguments
-                types = [getattr(value, "dtype", value) for value in arguments.values()]
-                launch = str((kernel.__name__, capability, *types, options))
+                kernel, args, named = launches.pop()
+                types = [getattr(value, "dtype", value) for value in args]
+                launch = str((kernel.__name__, capability, *types, named))
                 if launch not in seen:
                     seen.add(launch)
-                    print(json.dumps(compile_launch(kernel, arguments, options, capability) | {"launch": launch}))
+                    print(json.dumps(compile_launch(kernel, args, named, capability) | {"launch": launch}))
 
 
 if __name__ == "__main__":

@@ -87,11 +87,11 @@ def path_of(
 
 
 def quantize_weight(weight: torch.Tensor, quantizer: Quantizer | None, arithmetic: str = "exact") -> Quantized:
-    """A weight (outputs, features) in the codes that an arithmetic multiplies: those of `reference.quantize_weight`."""
+    """A weight (outputs, features) in the codes that an arithmetic multiplies: those of `reference.WEIGHTS`."""
     served = arithmetic == "exact" and weight.is_cpu and codes.serves(weight, quantizer) and not _is_watched(weight)
     if served and path(weight.device) == "cpu":
         return codes.quantize_weight(weight, quantizer)
-    return reference.quantize_weight(weight, quantizer, arithmetic)
+    return reference.WEIGHTS[arithmetic](weight, quantizer)
 
 
 def prepare(weight: Quantized, activations: Quantizer | None = ROWS, arithmetic: str = "exact") -> Quantized | Packed:

@@ -66,6 +66,7 @@ E2M3, E3M2, E2M1 = Element(3, 0, 7.5), Element(2, -2, 28.0), Element(1, 0, 6.0)
 _INTEGERS = Format("outlier_kernels.reference:quantize_integers", integers=True)
 _SCALED = Format("outlier_kernels.reference_formats:quantize_scaled", (True,))
 _MX = Format("outlier_kernels.reference_formats:quantize_microscaling", (True,), scale_bits=8, group=32)
+_NV = Format("outlier_kernels.reference_formats:quantize_nvfp4", (True,), scale_bits=8, group=16)
 _BLOCK = Format("outlier_kernels.reference_formats:quantize_mantissas", (True,), integers=True, scale_bits=8)
 
 FORMATS = {
@@ -81,15 +82,7 @@ FORMATS = {
     "mxfp6-e3m2": _MX._replace(bits=6, element=E3M2),
     "mxfp4": _MX._replace(bits=4, element=E2M1),
     "mxint8": _BLOCK._replace(group=32),
-    "nvfp4": Format(
-        "outlier_kernels.reference_formats:quantize_nvfp4",
-        (True,),
-        bits=4,
-        scale_bits=8,
-        group=16,
-        tensor_bits=32,
-        element=E2M1,
-    ),
+    "nvfp4": _NV._replace(bits=4, tensor_bits=32, element=E2M1),
     # Plain block floating point: a shared exponent, and mantissas in two's complement.
     "bfp8": _BLOCK,
     "bfp6": _BLOCK._replace(bits=6),

@@ -133,12 +133,8 @@ def int8_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = Non
     """Exact product of int8 codes, (m, k) with (n, k) to int32 (m, n); out: where it goes on a CPU, contiguous.
 
     Raises:
-        ValueError: an operand is not int8, the features differ, or k could overflow int32.
+        ValueError: k could overflow int32.
     """
-    if a.dtype != torch.int8 or b.dtype != torch.int8:
-        raise ValueError(f"int8_matmul takes int8 codes, got {a.dtype} and {b.dtype}")
-    if a.shape[1] != b.shape[1]:
-        raise ValueError(f"int8_matmul takes (m, k) and (n, k), got {tuple(a.shape)} and {tuple(b.shape)}")
     if a.shape[1] > LARGEST_K:
         raise ValueError(f"{a.shape[1]} features could overflow an int32 sum; at most {LARGEST_K}")
     if a.is_cuda:
@@ -348,11 +344,6 @@ def _columns(matrix: Quantized, features: torch.Tensor) -> Quantized:
         return Quantized(codes, *spread)
     sums = None if matrix.zero_point is None else codes.sum(1, keepdim=True, dtype=matrix.scale.dtype)
     return matrix._replace(codes=codes, code_sums=sums)
-
-
-def quantize_weight(weight: torch.Tensor, quantizer: Quantizer | None, arithmetic: str) -> Quantized:
-    """A weight (outputs, features) in the codes that an arithmetic multiplies."""
-    return WEIGHTS[arithmetic](weight, quantizer)
 
 
 # By the name of an arithmetic: how a weight is quantized, and the layer.

@@ -43,6 +43,11 @@ def outlier_features(matrix: torch.Tensor, threshold: float | None, in_float16: 
     return ((high >= threshold) | (low <= -threshold)).nonzero()[:, 0]
 
 
+def limit(threshold: float | None, in_float16: bool) -> float | None:
+    """What `quantize` takes to do as bitsandbytes does."""
+    return None if not in_float16 else torch.inf if threshold is None else threshold
+
+
 def columns(matrix: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Some columns of a matrix of one of the passes' dtypes, in any layout: float32 (rows, count)."""
     matrix = matrix.resolve_neg()
@@ -61,7 +66,13 @@ def rows_with_extremes(codes: torch.Tensor, places: torch.Tensor, least: int) ->
     return flags
 
 
-def quantize(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor, room: torch.Tensor) -> Quantized:
+def quantize(
+    matrix: torch.Tensor,
+    quantizer: Quantizer,
+    outliers: torch.Tensor,
+    room: torch.Tensor,
+    threshold: float | None = None,
+) -> Quantized:
     """Quantize a matrix (rows, features) without its outlier features, whose codes are 0, as `reference.quantize` does.
 
     Args:
@@ -69,34 +80,22 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor,
         quantizer: to int8.
         outliers: places of some features, int64 in order; of zeropoint not of all.
         room: where the codes go, (rows, features) contiguous, int8; or uint8, where they are 128 larger.
+        threshold: of `reference.quantize_bitsandbytes`, to do as it does, inf for none; outliers are those in float16.
 
     Returns:
         It with scales, zero points and the sums of the codes of all rows, (rows, 1), also where all have the same.
     """
     scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
     shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
-    made = room, 128 * (room.dtype == torch.uint8), scale, sums
+    given = {"x": matrix, "outliers": outliers, "made": (room, 128 * (room.dtype == torch.uint8), scale, sums)}
     if quantizer.symmetric:
-        passes().absmax_codes(*matrix.shape, x=matrix, outliers=outliers, scale_of_all=shared, made=made)
+        limit = None if threshold is None else matrix.new_tensor(threshold, dtype=torch.float32)
+        passes().absmax_codes(*matrix.shape, **given, scale_of_all=shared, threshold=limit)
         return Quantized(room, scale, None, sums)
     zero_point = torch.empty_like(scale)
-    first = int(
-        (outliers == torch.arange(len(outliers), device=outliers.device)).sum()
-    )  # the first feature that is no outlier
-    given = {"x": matrix, "outliers": outliers, "inlier": first, "range_of_all": shared}
-    passes().zeropoint_codes(*matrix.shape, **given, made=made, zero_points=zero_point)
+    first = int((outliers == torch.arange(len(outliers), device=outliers.device)).sum())  # feature that is no outlier
+    passes().zeropoint_codes(*matrix.shape, **given, inlier=first, range_of_all=shared, zero_points=zero_point)
     return Quantized(room, scale, zero_point, sums)
-
-
-def quantize_bitsandbytes(
-    matrix: torch.Tensor, threshold: float | None, outliers: torch.Tensor, room: torch.Tensor
-) -> Quantized:
-    """The same as `reference.quantize_bitsandbytes` does it; outliers: those of the matrix in float16."""
-    scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
-    limit = matrix.new_tensor(torch.inf if threshold is None else threshold, dtype=torch.float32)
-    made = room, 128 * (room.dtype == torch.uint8), scale, sums
-    passes().bitsandbytes_codes(*matrix.shape, x=matrix, outliers=outliers, threshold=limit, made=made)
-    return Quantized(room, scale, None, sums)
 
 
 def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor) -> torch.Tensor:

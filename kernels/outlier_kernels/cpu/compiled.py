@@ -60,7 +60,7 @@ class Pass:
         for name, parts in self.parts.items():
             given = arguments[name]
             for one in parts(given) if parts else (given,):
-                words.append(one if isinstance(one, int) else 0 if one is None else _memory(one))
+                words.append(0 if one is None else one if isinstance(one, int) else _memory(one))
         packed = array("q", words)
         memory, _ = packed.buffer_info()
         if threads > 1 and (in_parallel := _openmp()):

@@ -5,6 +5,7 @@ columns while they are in cache. That layout is all that is kept of a weight: an
 the product with a one-hot row.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -72,31 +73,18 @@ def linear(
     bias: torch.Tensor | None = None,
     activations: Quantizer = ROWS,
     threshold: float | None = None,
+    in_float16: bool = False,
 ) -> torch.Tensor:
-    """`reference.linear` of absmax activations, (tokens, features) to (tokens, outputs)."""
+    """`reference.linear` of absmax activations, (tokens, features) to (tokens, outputs); in_float16:
+    `reference.linear_bitsandbytes`."""
     x = codes.as_rows(hidden_states)
-    outliers = codes.outlier_features(x, threshold)
+    outliers = codes.outlier_features(x, threshold, in_float16)
     room = _room(x, outliers)
-    scale = codes.quantize(x, activations, outliers, room[len(outliers) :]).scale
+    scale = codes.quantize(x, activations, outliers, room[len(outliers) :], codes.limit(threshold, in_float16)).scale
     return _multiply(hidden_states, room, scale, outliers, weight, bias)
 
 
-def linear_bitsandbytes(
-    hidden_states: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None, threshold: float | None = None
-) -> torch.Tensor:
-    """`reference.linear_bitsandbytes`."""
-    x = codes.as_rows(hidden_states)
-    outliers = codes.outlier_features(x, threshold, in_float16=True)
-    room = _room(x, outliers)
-    scale = codes.quantize_bitsandbytes(x, threshold, outliers, room[len(outliers) :]).scale
-    return _multiply(hidden_states, room, scale, outliers, weight, bias)
-
-
-# By the name of an arithmetic.
-LINEAR = {
-    "exact": linear,
-    "bitsandbytes": lambda x, weight, bias, _activations, threshold: linear_bitsandbytes(x, weight, bias, threshold),
-}
+LINEAR = {"exact": linear, "bitsandbytes": partial(linear, in_float16=True)}  # by the name of an arithmetic
 
 
 def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:

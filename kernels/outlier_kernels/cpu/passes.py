@@ -7,12 +7,13 @@ compiled code is in this one file, because numba compiles again what has changed
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from itertools import count
+from operator import itemgetter
 from types import FunctionType
 
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import from_dtype, njit, types
+from numba import float32, from_dtype, int32, int64, njit, types, uint16
 from numba.extending import intrinsic
 from numpy import floor, rint  # to the nearest, ties to even
 
@@ -31,39 +32,72 @@ FUSED = 3  # outlier columns that are added in the loop that writes the outputs
 INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
 BINS = 1 << 10  # of a histogram that a core's first cache holds
 SAMPLED = 2048  # entries of which bounds for a median are learnt
+FLOAT, HALF_FLOAT, BITS = ir.FloatType(), ir.HalfType(), ir.IntType
 inlined = njit(error_model="numpy")
 summing = njit(error_model="numpy", fastmath={"reassoc", "contract"})  # sums in any order, as vectors have it
 
 
-def _group(name: str, **kinds: type) -> type:
-    """Several arguments in one, with their kinds: a number (int), the memory of numbers (their dtype), or a group."""
+def _group(name: str, **names: str) -> type:
+    """Several arguments in one, by their kinds: numbers (int), or the memory of numbers of a dtype."""
+    kinds = {one: int if kind == "int" else getattr(np, kind) for kind, some in names.items() for one in some.split()}
     made = namedtuple(name, kinds, module=__name__)
     made.__annotations__ = kinds
     return made
 
 
 # Numbers of one of `KINDS`, and bytes from row to row and from column to column; of a matrix, or the first of several.
-Matrix = _group("Matrix", memory=int, kind=int, rows=int, columns=int, row_stride=int, column_stride=int)
-Places = _group("Places", features=np.int64, count=int)  # some features
-Kept = _group("Kept", memory=int, kind=int)  # what is kept of all entries
+Matrix = _group("Matrix", int="memory kind rows columns row_stride column_stride")
+Places = _group("Places", int64="features", int="count")  # some features
+# Codes of rows, to which an offset is added, and of each row the scale and the sum of the codes without it.
+Codes = _group("Codes", int8="codes", int="offset", float32="scales sums")
+# Which features are left out, if any, and how many flags there are from matrix to matrix.
+Flags = _group("Flags", uint8="flags", int="stride")
+Chance = _group("Chance", int="rounds seed")  # whether codes are rounded by chance, and the seed
+# Values (rows, count) and columns (count, outputs), whose products are added one after the other.
+Outliers = _group("Outliers", float32="values columns", int="count")
+Scales = _group("Scales", float32="rows columns")  # those of each
+# Zero points and sums of codes of rows, and what they are multiplied with in each column; or nothing.
+ZeroPoints = _group("ZeroPoints", int32="row_zeros row_sums of_zeros of_sums")
+# What pieces found: by block of rows and feature extremes, hits and sums; by strip of features and token the sums of
+# four powers, (strips, 4, tokens); by piece the largest magnitude without position 0. Of the state hits of each
+# feature, and the first feature with NaN or inf, or -1.
+Found = _group("Found", float32="low high rests", int32="hits", float64="sums squares powers", int64="hits_here broken")
+# The largest magnitude of each token; magnitudes (tokens, features); by piece the largest magnitude, its feature and
+# its position, how many are below the median's bounds, and how many between them; massive activations by position;
+# whether there is NaN or inf, and how many massive activations.
+Magnitudes = _group("Magnitudes", int32="largest between", int64="pieces massive outcome")
+# Those of `states.STATISTICS` and `states.RESIDUAL`, by their names.
+Statistics = _group(
+    "Statistics",
+    float32="min max rest_max",
+    int64="hits sequences_hit",
+    float64="largest sum squares squares_rest kurtosis_tensor kurtosis_token",
+)
+Residual = _group("Residual", float64="largest sum_of_max sum_of_ratios", int64="massive")
 
 
-def _of_matrix(matrix: torch.Tensor) -> tuple:
-    size, (rows, columns), (row_stride, column_stride) = matrix.itemsize, matrix.shape[-2:], matrix.stride()[-2:]
-    return matrix, KINDS[matrix.dtype], rows, columns, row_stride * size, column_stride * size
+def _of_matrix(matrix: torch.Tensor | None) -> tuple:
+    if matrix is None:
+        return None, NOTHING, 0, 0, 0, 0
+    size, (*_, rows, columns), (*_, row_stride, column_stride) = matrix.itemsize, matrix.shape, matrix.stride()
+    return matrix, KINDS.get(matrix.dtype, HITS), rows, columns, row_stride * size, column_stride * size
 
 
-def _of_kept(kept: torch.Tensor | None) -> tuple:
-    return kept, NOTHING if kept is None else HITS if kept.dtype == torch.bool else KINDS[kept.dtype]
+def _of_statistics(group: type) -> Callable:
+    return itemgetter(*("rest.max" if name == "rest_max" else name for name in group._fields))
 
 
 # By a group, what an argument has for it where it is not several already.
-PARTS = {Matrix: _of_matrix, Places: lambda places: (places, places.numel()), Kept: _of_kept}
+PARTS = {
+    Matrix: _of_matrix,
+    Places: lambda places: (places, places.numel()),
+    **{group: _of_statistics(group) for group in (Statistics, Residual)},
+}
 
 
 def _type_of(kind: type) -> types.Type:
     if kind is int:
-        return types.int64
+        return int64
     if issubclass(kind, np.generic):
         return types.CPointer(from_dtype(np.dtype(kind)))
     return types.NamedTuple([_type_of(part) for part in kind.__annotations__.values()], kind)
@@ -83,7 +117,7 @@ def _unpacking(kinds: Iterable[type]) -> Callable:
                 if isinstance(kind, types.BaseTuple):
                     return context.make_tuple(builder, kind, [value(part) for part in kind])
                 word = next(words)
-                return word if kind == types.int64 else builder.inttoptr(word, context.get_value_type(kind))
+                return word if kind == int64 else builder.inttoptr(word, context.get_value_type(kind))
 
             return value(wanted)
 
@@ -110,7 +144,7 @@ def _pass(function: Callable) -> Pass:
 def _address(_context, address, dtype):
     """A pointer to numbers of a dtype."""
     wanted = types.CPointer(dtype.dtype)
-    return wanted(types.int64, dtype), lambda context, builder, _signature, given: builder.inttoptr(
+    return wanted(int64, dtype), lambda context, builder, _signature, given: builder.inttoptr(
         given[0], context.get_value_type(wanted)
     )
 
@@ -118,7 +152,7 @@ def _address(_context, address, dtype):
 @intrinsic
 def _at(_context, pointer, place):
     """A pointer to the numbers from a place on."""
-    return pointer(pointer, types.int64), lambda _context, builder, _signature, given: builder.gep(given[0], given[1:])
+    return pointer(pointer, int64), lambda _context, builder, _signature, given: builder.gep(given[0], given[1:])
 
 
 @intrinsic
@@ -132,9 +166,31 @@ def _is_given(_context, pointer):
 @intrinsic
 def _counted(_context, counter, count):
     """Add to a number that all threads count up, and get what it was. Who gets it sees what was written before."""
-    return types.int64(
-        types.CPointer(types.int64), types.int64
-    ), lambda _context, builder, _signature, given: builder.atomic_rmw("add", *given, "acq_rel")
+    return int64(types.CPointer(int64), int64), lambda _context, builder, _signature, given: builder.atomic_rmw(
+        "add", *given, "acq_rel"
+    )
+
+
+@intrinsic
+def fma(_context, a, b, c):
+    """a · b + c, rounded once, as torch's addcmul does it."""
+    return float32(float32, float32, float32), lambda _context, builder, _signature, given: builder.fma(*given)
+
+
+def _conversion(signature: types.Type, convert: Callable) -> Callable:
+    """A function of one number."""
+
+    @intrinsic
+    def conversion(_context, number):
+        return signature, lambda _context, builder, _signature, numbers: convert(builder, *numbers)
+
+    return conversion
+
+
+bits_of = _conversion(int32(float32), lambda builder, x: builder.bitcast(x, BITS(32)))
+float_of = _conversion(float32(int32), lambda builder, bits: builder.bitcast(bits, FLOAT))
+_float_of_half = _conversion(float32(uint16), lambda builder, x: builder.fpext(builder.bitcast(x, HALF_FLOAT), FLOAT))
+_half_of = _conversion(uint16(float32), lambda builder, x: builder.bitcast(builder.fptrunc(x, HALF_FLOAT), BITS(16)))
 
 
 @inlined
@@ -153,35 +209,6 @@ def _pieces(work):
     while piece < work[PIECES]:
         yield piece
         piece = _counted(work, 1)
-
-
-def _conversion(given: types.Type, wanted: types.Type, convert: Callable) -> Callable:
-    """A function of one number."""
-
-    @intrinsic
-    def conversion(_context, number):
-        return wanted(given), lambda _context, builder, _signature, numbers: convert(builder, numbers[0])
-
-    return conversion
-
-
-FLOAT, HALF_FLOAT, BITS = ir.FloatType(), ir.HalfType(), ir.IntType
-bits_of = _conversion(types.float32, types.int32, lambda builder, x: builder.bitcast(x, BITS(32)))
-float_of = _conversion(types.int32, types.float32, lambda builder, bits: builder.bitcast(bits, FLOAT))
-_float_of_half = _conversion(
-    types.uint16, types.float32, lambda builder, bits: builder.fpext(builder.bitcast(bits, HALF_FLOAT), FLOAT)
-)
-_half_of = _conversion(
-    types.float32, types.uint16, lambda builder, x: builder.bitcast(builder.fptrunc(x, HALF_FLOAT), BITS(16))
-)
-
-
-@intrinsic
-def fma(_context, a, b, c):
-    """a · b + c, rounded once, as torch's addcmul does it."""
-    return types.float32(
-        types.float32, types.float32, types.float32
-    ), lambda _context, builder, _signature, given: builder.fma(*given)
 
 
 @inlined
@@ -328,21 +355,41 @@ def _fill(row, places, value):
         row[places.features[i]] = value
 
 
-# Codes of rows, to which an offset is added, and of each row the scale and the sum of the codes without it.
-Codes = _group("Codes", codes=np.int8, offset=int, scales=np.float32, sums=np.float32)
-
-
 @_pass
-def absmax_codes(work, x: Matrix, outliers: Places, scale_of_all: np.float32, made: Codes):
-    """Absmax codes of rows, outlier features left out, by a given scale of all or that of each; a piece is a row."""
+def absmax_codes(work, x: Matrix, outliers: Places, scale_of_all: np.float32, threshold: np.float32, made: Codes):
+    """Absmax codes of rows, outlier features left out, by a given scale of all or that of each; a piece is a row.
+
+    threshold: given where they are made as by `reference.quantize_bitsandbytes`; it counts where there are outliers.
+    """
     row, offset = np.empty(x.columns, np.float32), np.int32(made.offset)
     for first, end in _shares(work):
         for r in range(first, end):
             load(x.kind, _place(x, r, 0), x.columns, row)
-            _fill(row, outliers, np.float32(0))
-            scale = scale_of_all[0] if _is_given(scale_of_all) else _scale(_largest(row, x.columns))
+            if _is_given(threshold):
+                scale, divisor = _multiply_by_factor(row, x.columns, outliers.count, threshold[0]), np.float32(1)
+                _fill(row, outliers, np.float32(0))
+            else:
+                _fill(row, outliers, np.float32(0))
+                scale = scale_of_all[0] if _is_given(scale_of_all) else _scale(_largest(row, x.columns))
+                divisor = scale
             made.scales[r] = scale
-            made.sums[r] = _round_to_codes(row, scale, x.columns, _at(made.codes, r * x.columns), offset)
+            made.sums[r] = _round_to_codes(row, divisor, x.columns, _at(made.codes, r * x.columns), offset)
+
+
+@inlined
+def _multiply_by_factor(row, count, outliers, threshold):
+    """Round a row to float16 and multiply it as bitsandbytes does; its scale."""
+    for i in range(count):
+        row[i] = _float_of_half(_half_of(row[i]))
+    if outliers:
+        for i in range(count):
+            row[i] = np.float32(0) if abs(row[i]) >= threshold else row[i]
+    largest = _largest(row, count)
+    largest = CODE_MAX if largest == 0 else largest
+    factor = np.float32(1) / largest * CODE_MAX
+    for i in range(count):
+        row[i] *= factor
+    return largest / CODE_MAX
 
 
 @inlined
@@ -409,14 +456,6 @@ def magnitudes(work, x: Matrix, places: np.int64, width: int, magnitudes: np.int
         found = _at(magnitudes, matrix * x.columns + start)
         for i in range(count):
             found[i] = most[i]
-
-
-# Which features are left out, if any, and how many flags there are from matrix to matrix.
-Flags = _group("Flags", flags=np.uint8, stride=int)
-
-
-# Whether codes are rounded by chance, and the seed.
-Chance = _group("Chance", rounds=int, seed=int)
 
 
 @_pass
@@ -493,32 +532,6 @@ def codes_by_column(
             else:
                 for i in range(count):
                     of_feature[i] = _code(row[i] / scale[i])
-
-
-@_pass
-def bitsandbytes_codes(work, x: Matrix, outliers: Places, threshold: np.float32, made: Codes):
-    """Absmax codes of rows as bitsandbytes makes them, see `reference.quantize_bitsandbytes`; a piece is a row.
-
-    threshold: counts where there are outlier features.
-    """
-    row, offset = np.empty(x.columns, np.float32), np.int32(made.offset)
-    for first, end in _shares(work):
-        for r in range(first, end):
-            load(x.kind, _place(x, r, 0), x.columns, row)
-            for i in range(x.columns):
-                row[i] = _float_of_half(_half_of(row[i]))
-            if outliers.count:
-                for i in range(x.columns):
-                    row[i] = np.float32(0) if abs(row[i]) >= threshold[0] else row[i]
-            largest = _largest(row, x.columns)
-            largest = CODE_MAX if largest == 0 else largest
-            _fill(row, outliers, np.float32(0))
-            factor = np.float32(1) / largest * CODE_MAX
-            for i in range(x.columns):
-                row[i] *= factor
-            made.scales[r] = largest / CODE_MAX
-            codes = _at(made.codes, r * x.columns)
-            made.sums[r] = _round_to_codes(row, np.float32(1), x.columns, codes, offset)
 
 
 @_pass
@@ -621,10 +634,6 @@ def _finishing(put: Callable) -> Callable:
 _finish_float32, _finish_bfloat16, _finish_float16 = map(_finishing, (_put_float32, _put_bfloat16, _put_float16))
 
 
-# Values (rows, count) and columns (count, outputs), whose products are added one after the other.
-Outliers = _group("Outliers", values=np.float32, columns=np.float32, count=int)
-
-
 @_pass
 def finish_packed(
     work, product: np.float32, in_place: int, scales: np.float32, bias: np.float32, outliers: Outliers, result: Matrix
@@ -657,14 +666,6 @@ def _add_columns(row, width, values, columns, count, stride):
         value, column = values[k], _at(columns, k * stride)
         for i in range(width):
             row[i] = fma(value, column[i], row[i])
-
-
-# Those of rows and of columns.
-Scales = _group("Scales", rows=np.float32, columns=np.float32)
-
-
-# Zero points and sums of codes of rows, and what they are multiplied with in each column; or nothing.
-ZeroPoints = _group("ZeroPoints", row_zeros=np.int32, row_sums=np.int32, of_zeros=np.int32, of_sums=np.int32)
 
 
 @_pass
@@ -754,40 +755,6 @@ def _add_powers(row, count, sums, squares):
         third += square * value
         fourth += square * square
     return first, second, third, fourth
-
-
-# What pieces found: by block of rows and feature extremes, hits and sums; by strip of features and token the sums
-# of four powers, (strips, 4, tokens); by piece the largest magnitude without position 0. Of the state
-# hits of each feature, and the first feature with NaN or inf, or -1.
-Found = _group(
-    "Found",
-    low=np.float32,
-    high=np.float32,
-    hits=np.int32,
-    sums=np.float64,
-    squares=np.float64,
-    powers=np.float64,
-    rests=np.float32,
-    hits_here=np.int64,
-    broken=np.int64,
-)
-
-
-# Those of `states.STATISTICS`, in their order.
-Statistics = _group(
-    "Statistics",
-    least=np.float32,
-    most=np.float32,
-    largest=np.float64,
-    rest_max=np.float32,
-    hits=np.int64,
-    sequences_hit=np.int64,
-    sums=np.float64,
-    squares=np.float64,
-    squares_rest=np.float64,
-    kurtosis_tensor=np.float64,
-    kurtosis_token=np.float64,
-)
 
 
 @inlined
@@ -884,7 +851,7 @@ def add_state(
     height: int,
     alpha: np.float32,
     ids: np.int64,
-    kept: Kept,
+    kept: Matrix,
     found: Found,
     joined: Statistics,
 ):
@@ -913,13 +880,13 @@ def _add_block(x, block, rows, strip, start, count, alpha, kept, found, room):
     for r in range(rows[1] - 1, rows[0] - 1, -1):
         if r == 0:  # the last one, so that the extremes are those of the rest
             rest = _largest_of(low, high, count)
-        address, entry = _place(x, r, start), r * x.columns + start
+        address = _place(x, r, start)
         row = _floats(x.kind, address, count, room)
         any_hit = _add_extremes(row, count, alpha, low, high, hits)
         if kept.kind == HITS and any_hit:
-            _keep_hits(row, alpha, kept.memory + entry, count)
+            _keep_hits(row, alpha, _place(kept, r, start), count)
         elif kept.kind == x.kind:
-            _keep_largest(x.kind, address, kept.memory + (4 if x.kind == FLOAT32 else 2) * entry, count)
+            _keep_largest(x.kind, address, _place(kept, r, start), count)
         a, b, c, d = _add_powers(row, count, sums, squares)
         powers[r], powers[r + x.rows], powers[r + 2 * x.rows], powers[r + 3 * x.rows] = a, b, c, d
     return _largest_of(low, high, count) if block else rest
@@ -975,12 +942,11 @@ def _join_blocks(found, blocks, features):
 def _add_features(first_row, features, found, joined):
     """Add what was found of each feature."""
     for i in range(features):
-        joined.least[i] = min(joined.least[i], found.low[i])
-        joined.most[i] = max(joined.most[i], found.high[i])
+        joined.min[i], joined.max[i] = min(joined.min[i], found.low[i]), max(joined.max[i], found.high[i])
         found.hits_here[i] = found.hits[i]
         joined.hits[i] += np.int64(found.hits[i])
         joined.sequences_hit[i] += np.int64(found.hits[i] > 0)
-        joined.sums[i] += found.sums[i]
+        joined.sum[i] += found.sums[i]
         joined.squares[i] += found.squares[i]
         first = np.float64(first_row[i])
         joined.squares_rest[i] += found.squares[i] - first * first
@@ -1034,21 +1000,9 @@ def _select(values, count, rank):
     return low
 
 
-# The largest magnitude of each token; magnitudes (tokens, features); by piece the largest magnitude, its feature
-# and its position, how many are below the median's bounds, and how many between them;
-# massive activations by position; whether there is NaN or inf, and how many massive activations.
-Magnitudes = _group(
-    "Magnitudes", largest=np.int32, between=np.int32, pieces=np.int64, massive=np.int64, outcome=np.int64
-)
-
-
-# The statistics of `states.RESIDUAL`, in their order.
-Residual = _group("Residual", largest=np.float64, sum_of_max=np.float64, sum_of_ratios=np.float64, massive=np.int64)
-
-
 @_pass
 def add_residual(
-    work, x: Matrix, height: int, ids: np.int64, limits: np.float32, kept: Kept, found: Magnitudes, joined: Residual
+    work, x: Matrix, height: int, ids: np.int64, limits: np.float32, kept: Matrix, found: Magnitudes, joined: Residual
 ):
     """Add one state of the residual stream to running statistics, see `states.add_residual`; a piece is some rows.
 
@@ -1074,8 +1028,7 @@ def _find_magnitudes(x, piece, height, bounds, kept, found, room, bits):
         address = _place(x, r, 0)
         row = _floats(x.kind, address, x.columns, room)
         if kept.kind == x.kind:
-            entry = r * x.columns
-            _keep_largest(x.kind, address, kept.memory + (4 if x.kind == FLOAT32 else 2) * entry, x.columns)
+            _keep_largest(x.kind, address, _place(kept, r, 0), x.columns)
         most, smaller = np.int32(0), np.int32(0)
         for i in range(x.columns):
             bits[i] = bits_of(row[i]) & MAGNITUDE

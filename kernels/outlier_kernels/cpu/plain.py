@@ -5,6 +5,8 @@ there, and leaving a feature out changes the codes of a scale's group only if on
 extreme has one of the outermost codes.
 """
 
+from functools import partial
+
 import torch
 
 from outlier_kernels import reference
@@ -32,46 +34,29 @@ def linear(
     activations: Quantizer = ROWS,
     threshold: float | None = None,
     exact: Exact | None = None,
+    in_float16: bool = False,
 ) -> torch.Tensor:
-    """`reference.linear`, (tokens, features) to (tokens, outputs)."""
+    """`reference.linear`, (tokens, features) to (tokens, outputs); in_float16: `reference.linear_bitsandbytes`."""
     x = codes.as_rows(hidden_states)
-    outliers = codes.outlier_features(x, threshold)
-    given = hidden_states, weight, bias, activations, threshold, exact
-    if not x.numel() or len(outliers) == x.shape[1]:
-        return reference.linear(*given)
-    if (
-        len(outliers) and exact is not None and not codes.is_int8(exact.quantizer)
-    ):  # whose codes may follow from anything
-        return reference.linear(*given)
-    quantized = codes.quantize(x, activations, outliers, x.new_empty(x.shape, dtype=torch.int8))
-    added = None
-    if len(outliers):
-        if exact is None:
-            added = reference.outlier_product(x, outliers, weight)
-        else:
-            added = codes.columns(x, outliers) @ codes.columns(exact.weight, outliers).T
-            weight = _made_without(weight, outliers, exact)
-    result = _multiply(quantized, weight, outliers, added, bias, hidden_states.dtype)
-    return reference.linear(*given) if result is None else result
-
-
-def linear_bitsandbytes(
-    hidden_states: torch.Tensor, weight: Quantized, bias: torch.Tensor | None = None, threshold: float | None = None
-) -> torch.Tensor:
-    """`reference.linear_bitsandbytes`."""
-    x = codes.as_rows(hidden_states)
-    outliers = codes.outlier_features(x, threshold, in_float16=True)
+    outliers = codes.outlier_features(x, threshold, in_float16)
+    by_reference = partial(reference.linear, hidden_states, weight, bias, activations, threshold, exact)
+    if not in_float16 and (not x.numel() or len(outliers) == x.shape[1]):
+        return by_reference()
+    if len(outliers) and exact is not None and not codes.is_int8(exact.quantizer):  # codes may follow from anything
+        return by_reference()
     room = x.new_empty(x.shape, dtype=torch.int8)
-    quantized = codes.quantize_bitsandbytes(x, threshold, outliers, room)
-    added = reference.outlier_product(x, outliers, weight) if len(outliers) else None
-    return _multiply(quantized, weight, outliers, added, bias, hidden_states.dtype)
+    quantized = codes.quantize(x, activations, outliers, room, codes.limit(threshold, in_float16))
+    added = None
+    if len(outliers) and exact is not None:
+        added = codes.columns(x, outliers) @ codes.columns(exact.weight, outliers).T
+        weight = _made_without(weight, outliers, exact)
+    elif len(outliers):
+        added = reference.outlier_product(x, outliers, weight)
+    result = _multiply(quantized, weight, outliers, added, bias, hidden_states.dtype)
+    return by_reference() if result is None else result
 
 
-# By the name of an arithmetic.
-LINEAR = {
-    "exact": linear,
-    "bitsandbytes": lambda x, weight, bias, _activations, threshold: linear_bitsandbytes(x, weight, bias, threshold),
-}
+LINEAR = {"exact": linear, "bitsandbytes": partial(linear, in_float16=True)}  # by the name of an arithmetic
 
 
 def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Quantized:

@@ -7,7 +7,7 @@ import torch
 from outlier_kernels import reference_states
 from outlier_kernels.cpu.codes import as_rows
 from outlier_kernels.cpu.compiled import passes
-from outlier_kernels.states import RESIDUAL, STATISTICS, NotFinite, Statistics
+from outlier_kernels.states import NotFinite, Statistics
 
 ROWS = 128  # of a piece
 STRIP = 1024  # features of a piece, at most, whose sums stay in a core's first cache
@@ -25,19 +25,16 @@ def add(
     width = -(-features // strips)
     broken, hits = torch.empty(1, dtype=torch.int64), torch.empty(features, dtype=torch.int64)
     found = (
-        torch.empty(blocks, features),
-        torch.empty(blocks, features),
-        torch.empty(blocks, features, dtype=torch.int32),
-        torch.empty(blocks, features, dtype=torch.float64),
-        torch.empty(blocks, features, dtype=torch.float64),
-        torch.empty(strips, 4, tokens, dtype=torch.float64),
+        *torch.empty(2, blocks, features),
         torch.empty(blocks, strips),
+        torch.empty(blocks, features, dtype=torch.int32),
+        *torch.empty(2, blocks, features, dtype=torch.float64),
+        torch.empty(strips, 4, tokens, dtype=torch.float64),
         hits,
         broken,
     )
     given = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "ids": ids, "kept": kept, "found": found}
-    joined = [statistics[name] for name in STATISTICS]
-    passes().add_state(blocks * strips, ROWS * width, **given, joined=joined)
+    passes().add_state(blocks * strips, ROWS * width, **given, joined=statistics)
     if (feature := broken.item()) >= 0:
         raise NotFinite(feature)
     return hits
@@ -76,7 +73,7 @@ def add_residual(
         outcome,
     )
     given = {"x": x, "height": ROWS, "ids": ids, "limits": _float32(*limits), "kept": kept, "found": found}
-    passes().add_residual(blocks, ROWS * features, **given, joined=[statistics[name] for name in RESIDUAL])
+    passes().add_residual(blocks, ROWS * features, **given, joined=statistics)
     broken, massive = outcome.tolist()
     if broken:
         reference_states.check_finite(x.float().abs().amax(0))

@@ -11,7 +11,7 @@ from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import LARGEST_K, Exact, Quantized
 from outlier_kernels.triton.outlier_features import find_outliers
 from outlier_kernels.triton.product import multiply
-from outlier_kernels.triton.quantization import DTYPES, check_dtype, quantize
+from outlier_kernels.triton.quantization import DTYPES, quantize
 
 __all__ = ["linear", "quantize"]
 
@@ -31,24 +31,10 @@ def linear(
     agree to 1e-5 of the largest. A NaN or inf in a token makes the outputs of that token NaN or inf (of all tokens
     where they share a scale), and hides no outlier of another.
 
-    Args:
-        hidden_states: float16, bfloat16 or float32 (tokens, features), of any strides.
-        weight: of (outputs, features), quantized like the activations. Codes are copied in every call unless
-            they are contiguous with a multiple of 16 features, or made by `quantize` here.
-        bias: (outputs,).
-        activations: how the hidden states are quantized, in int8.
-        threshold: magnitude from which a feature is an outlier; None for no decomposition.
-        exact: the exact weight, where it is at hand. Then the host waits for the outliers, and the weight is quantized
-            again without them.
-
-    Returns:
-        (tokens, outputs) in the dtype of `hidden_states`.
-
-    Raises:
-        ValueError: a dtype is none of these, the features differ or could overflow int32, or the weight is not
-            quantized like the activations, see `serves`.
+    weight: quantized like the activations, see `serves`. Codes are copied in every call unless they are contiguous with
+    a multiple of 16 features, or made by `quantize` here. exact: where it is given, the host waits for the outliers,
+    and the weight is quantized again without them.
     """
-    _check(hidden_states, weight, activations)
     if exact is not None:
         return reference.linear(hidden_states, weight, bias, activations, threshold, exact, linear)
     with torch.cuda.device_of(hidden_states):  # Triton launches on the current device, whatever the tensors are on
@@ -69,17 +55,5 @@ def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype)
         and weight.has_exact_sums
         and (weight.zero_point is None) == activations.symmetric
         and dtype in DTYPES
+        and weight.codes.shape[1] <= LARGEST_K
     )
-
-
-def _check(hidden_states: torch.Tensor, weight: Quantized, activations: Quantizer | None) -> None:
-    check_dtype(hidden_states)
-    features = weight.codes.shape[1]
-    if hidden_states.ndim != 2 or hidden_states.shape[1] != features:
-        raise ValueError(f"this weight takes (tokens, {features}), got {tuple(hidden_states.shape)}")
-    if features > LARGEST_K:
-        raise ValueError(f"{features} features could overflow an int32 sum; at most {LARGEST_K}")
-    if weight.codes.dtype != torch.int8:
-        raise ValueError(f"the codes of a weight are int8, got {weight.codes.dtype}")
-    if not serves(weight, activations, hidden_states.dtype):
-        raise ValueError(f"activations that are '{activations}' need a weight that is quantized like them")

@@ -16,45 +16,27 @@ def multiply(
     hidden_states: torch.Tensor,
     outliers: Outliers | None,
 ) -> torch.Tensor:
-    """Dequantized product (tokens, outputs) of codes that are 0 in outlier features, plus that of the outliers.
-
-    Args:
-        quantized: (tokens, features), from `quantize`.
-        weight: (outputs, features).
-        bias: (outputs,).
-        hidden_states: (tokens, features), what `quantized` was.
-        outliers: features to be multiplied in the precision of `hidden_states` with the dequantized weights.
-    """
+    """Dequantized product (tokens, outputs) of codes that are 0 in outlier features, from `quantize`, plus that of the
+    outliers: hidden states (tokens, features), in their precision, with the dequantized weights."""
     tokens, features = hidden_states.shape
     outputs, padded = len(weight.codes), quantized.codes.stride(0)
     output = hidden_states.new_empty(tokens, outputs)
     light = quantized.zero_point is None and hidden_states.itemsize == 2
     tile = tiles.choose(tokens, light, hidden_states.device)
     small = [None if part is None else part.contiguous() for part in (*weight[1:], bias)]
+    # A scale and a zero point of the whole matrix are read by every row.
+    strides = int(len(quantized.scale) > 1), int(len(weight.scale) > 1), *hidden_states.stride()
+    of_outliers = outliers[1:] if outliers else (None, None)
+    operands = *quantized, _aligned(weight.codes, padded), *small, hidden_states, *of_outliers, output
     product[triton.cdiv(tokens, tile.rows), triton.cdiv(outputs, tile.columns)](
-        *quantized,
-        _aligned(weight.codes, padded),
-        *small,
-        hidden_states,
-        *(outliers[1:] if outliers else (None, None)),
-        output,
-        tokens,
-        outputs,
-        features,
-        padded,
-        # A scale and a zero point of the whole matrix are read by every row.
-        int(len(quantized.scale) > 1),
-        int(len(weight.scale) > 1),
-        *hidden_states.stride(),
-        BLOCK_ROWS=tile.rows,
-        BLOCK_COLUMNS=tile.columns,
-        BLOCK_DEPTH=tile.depth,
+        *operands,
+        *(tokens, outputs, features, padded),
+        *strides,
+        **tile.blocks,
         BLOCK_OUTLIERS=16,
         WHOLE=padded % tile.depth == 0,
         # A 16-bit float and a code have no more digits than TF32, which multiplies them exactly.
         PRECISION="tf32x3" if hidden_states.dtype == torch.float32 else "tf32",
-        num_warps=tile.warps,
-        num_stages=tile.stages,
     )
     return output
 

@@ -54,15 +54,8 @@ def quantize_rows(
     height = ENTRIES // width
     # A fused multiply and add would not round the quotient.
     quantize_tile[(batches * heads * triton.cdiv(rows, height),)](
-        four,
-        flags,
-        codes,
-        scale,
-        seed,
-        heads,
-        rows,
-        features,
-        padded,
+        *(four, flags, codes, scale, seed),
+        *(heads, rows, features, padded),
         *four.stride(),
         0 if flags is None or flags.ndim == 1 else features,
         ROWS=height,
@@ -94,35 +87,23 @@ def _multiply(
     four, other_four = _as_four(left), _as_four(right)
     light = left.itemsize == right.itemsize == 2
     tile = tiles.choose(m, light, left.device)
-    columns = min(tile.columns, max(LEAST_COLUMNS, triton.next_power_of_2(n)))
-    depth = min(tile.depth, max(LEAST_DEPTH, triton.next_power_of_2(padded)))
+    tile = tile._replace(
+        columns=min(tile.columns, max(LEAST_COLUMNS, triton.next_power_of_2(n))),
+        depth=min(tile.depth, max(LEAST_DEPTH, triton.next_power_of_2(padded))),
+    )
     count = 0 if outliers is None else outliers.shape[-1]
-    multiply_rows[matrices * triton.cdiv(m, tile.rows), triton.cdiv(n, columns)](
-        codes,
-        scale,
-        other_codes,
-        other_scale,
-        four,
-        other_four,
-        None if outliers is None else outliers.contiguous(),
-        result,
-        four.shape[1],
-        m,
-        n,
-        padded,
-        count,
+    places = None if outliers is None else outliers.contiguous()
+    multiply_rows[matrices * triton.cdiv(m, tile.rows), triton.cdiv(n, tile.columns)](
+        *(codes, scale, other_codes, other_scale, four, other_four, places, result),
+        *(four.shape[1], m, n, padded, count),
         0 if outliers is None or outliers.ndim == 1 else count,
         *four.stride(),
         *other_four.stride(),
-        BLOCK_ROWS=tile.rows,
-        BLOCK_COLUMNS=columns,
-        BLOCK_DEPTH=depth,
+        **tile.blocks,
         BLOCK_OUTLIERS=16,
-        WHOLE=padded % depth == 0,
+        WHOLE=padded % tile.depth == 0,
         # A 16-bit float has no more digits than TF32, which multiplies them exactly.
         PRECISION="tf32" if light else "tf32x3",
-        num_warps=tile.warps,
-        num_stages=tile.stages,
     )
     return result
 

@@ -11,12 +11,6 @@ LARGEST_BLOCK = 4096  # features that the registers of one program hold
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_dtype(matrix: torch.Tensor) -> None:
-    """Raises ValueError unless a matrix is float16, bfloat16 or float32."""
-    if matrix.dtype not in DTYPES:
-        raise ValueError(f"the Triton kernels take float16, bfloat16 or float32, got {matrix.dtype}")
-
-
 def quantize(
     matrix: torch.Tensor, symmetric: bool, per_row: bool = True, outliers: torch.Tensor | None = None
 ) -> Quantized:
@@ -30,11 +24,7 @@ def quantize(
         symmetric: absmax, else zeropoint.
         per_row: one scale for every row, else one for the whole matrix.
         outliers: int8 (features,), 1 for features that are left out: no range includes them, and their codes are 0.
-
-    Raises:
-        ValueError: the dtype is none of these.
     """
-    check_dtype(matrix)
     rows, features = matrix.shape
     padded = triton.cdiv(features, ALIGNMENT) * ALIGNMENT
     codes = matrix.new_empty(rows, padded, dtype=torch.int8)
@@ -55,10 +45,8 @@ def _limits(matrix: torch.Tensor, outliers: torch.Tensor | None) -> torch.Tensor
     """Smallest and largest element that is no outlier, float32 (2,)."""
     if outliers is None:
         return torch.stack(matrix.aminmax()).float()
-    left_out = outliers.bool()
-    return torch.stack(
-        [matrix.masked_fill(left_out, torch.inf).amin(), matrix.masked_fill(left_out, -torch.inf).amax()]
-    ).float()
+    least, most = (matrix.masked_fill(outliers.bool(), limit) for limit in (torch.inf, -torch.inf))
+    return torch.stack([least.amin(), most.amax()]).float()
 
 
 @triton.jit

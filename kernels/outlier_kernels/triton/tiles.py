@@ -14,6 +14,12 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
+    @property
+    def blocks(self) -> dict[str, int]:
+        """What it says to a launch."""
+        names = ("BLOCK_ROWS", "BLOCK_COLUMNS", "BLOCK_DEPTH", "num_warps", "num_stages")
+        return dict(zip(names, self, strict=True))
+
 
 ANY = float("inf")
 
