@@ -17,6 +17,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outliers.criterion import PAPER
 from outliers.errors import UserError
 from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, projections, readers
 from outliers.models.hooks import attention_hooks
@@ -26,7 +27,7 @@ from outliers.text.tokens import named_tokens
 from outliers.tracing import sketch
 from outliers.tracing.compare import compare
 from outliers.tracing.frame import Frame
-from outliers.tracing.result import PAPER, Trace
+from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
@@ -775,20 +776,18 @@ def test_save_and_load_tokens(with_tokens, tmp_path):
     token = next(iter(found.names))
     for message, fields in {
         "tokens are not in order": broken("tokens.ids", lambda ids: ids[:2].copy_(ids[:2].flip(0))),
-        "not at as many positions": broken("tokens.positions", lambda counts: counts[0].add_(1)),
-        "residual.strongest is at a place": broken("residual.strongest_at", lambda at: at[3, 0, 0].zero_()),
         "weakest_at has a position or a token": broken("residual.weakest_at", lambda at: at[3, 0, 5].fill_(10**6)),
-        "residual.weakest_at is at no token": broken("residual.weakest_at", lambda at: at[3, 0, 9].fill_(100)),
         "strongest holds NaN": broken("residual.strongest", lambda values: values[0, 0].fill_(torch.nan)),
-        "sequences are not as long": broken("text.sequences", lambda counts: counts[-1].zero_()),
-        "have no names": {"names": {token: found.names[token]}},
-        "the name of token": {"names": found.names | {token: ("\x1b[2J", "delimiter")}},
-        "the name of token .* is .*first": {"names": found.names | {token: ("'a'", "first")}},
+        "sequences are not as many": broken("text.sequences", lambda counts: counts[-1].zero_()),
+        f"names.{token}.0 .* name of a token in one line": {"names": {token: ("\x1b[2J", "delimiter")}},
+        f"names.{token}.1 Input should be 'delimiter'": {"names": {token: ("'a'", "first")}},
         "an unknown statistic": {"names": {}},
     }.items():
         replace(found, **fields).save(tmp_path / "broken")
         with pytest.raises(UserError, match=message):
             Trace.load(tmp_path / "broken")
+    replace(found, names={token: found.names[token]}).save(tmp_path / "nameless")
+    assert "#" in "".join(Trace.load(tmp_path / "nameless").largest_values("layer")["token_text"])
 
 
 def test_traces_of_before_load(gpt2, tmp_path):

@@ -155,6 +155,11 @@ def merged(one: Statistics, other: Statistics) -> Statistics:
     return found
 
 
+def name_of(token: int, names: Names) -> str:
+    """What a token is called, and its number where nothing says it."""
+    return names[token][0] if token in names else f"#{token}"
+
+
 def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
     """One row a token, the strongest first; position 0 is a row of its own, whatever tokens are there."""
     ids, positions = statistics["tokens.ids"].numpy(), statistics["tokens.positions"].numpy()
@@ -193,7 +198,7 @@ def by_position(statistics: Statistics, state: str, feature: int, names: Names) 
             if magnitude >= 0:
                 token = window[BEFORE]
                 row = {"extreme": extreme, "magnitude": magnitude, "position": position, "token": token}
-                rows.append(row | {"token_text": names[token][0], "context": _context(window, names)})
+                rows.append(row | {"token_text": name_of(token, names), "context": _context(window, names)})
     return pd.DataFrame(rows, columns=["extreme", "magnitude", "position", "token", "token_text", "context"])
 
 

@@ -21,17 +21,10 @@ from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.text.blocks import sequences
 from outliers.text.tokens import named_tokens
-from outliers.tracing.result import (
-    BY_POSITION,
-    SKETCHED,
-    STREAM,
-    Trace,
-    add_from_start,
-    pack_keys,
-    states_of_tokens,
-    views,
-)
-from outliers.tracing.sketch import buckets
+from outliers.tracing.result import Trace
+from outliers.tracing.sketch import buckets, pack_keys
+from outliers.tracing.statistics import BY_POSITION, STREAM, add_from_start, states_of_tokens, views
+from outliers.tracing.store import SKETCHED
 from outliers.tracing.tokens import TokenSums
 
 See = Callable[[torch.Tensor, torch.Tensor], None]
