@@ -180,8 +180,8 @@ def test_every_scheme_that_can_be_made_is_computed_and_is_another():
             "weights of .* with arithmetic 'bitsandbytes'; expected 'int8 column absmax'",
         ),
         ({"arithmetic": "yes"}, "arithmetic of scheme 'ours' is 'yes'; expected 'exact' or 'bitsandbytes'"),
-        ({"name": ""}, "a scheme's name is ''; expected text"),
-        ({"label": None}, "a scheme's label is None; expected text"),
+        ({"name": ""}, "name of scheme '' is ''; expected text"),
+        ({"label": None}, "label of scheme 'ours' is None; expected text"),
     ],
 )
 def test_a_scheme_that_no_kernel_serves(fields, message, tmp_path):

@@ -413,7 +413,7 @@ def test_a_mistake_is_one_line(monkeypatch, capsys, tmp_path, name, message):
     [
         ({"transform": "xyz"}, "unknown transform 'xyz'; known: smoothing, hadamard, reorder"),
         ({"transform": "hadmard"}, "unknown transform 'hadmard'; did you mean hadamard"),
-        ({"transform": 5}, "a transform is 5; expected a name"),
+        ({"transform": 5}, "transform of scheme 'mine' is 5; expected a name"),
         ({"transform": ""}, "unknown transform ''"),
         ({"token_threshold": True}, "token_threshold of scheme 'mine' is True; expected a positive number"),
         ({"clip": "0.5"}, "clip of scheme 'mine' is '0.5'; expected a quantile"),
