@@ -53,14 +53,7 @@ from tests.test_commands import call
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"models": [MODEL], "block": 32, "blocks": 2}
-EVERY = [
-    "smoothing",
-    "smoothing=0.8",
-    "hadamard",
-    "reorder",
-    "smoothing+hadamard",
-    "reorder+smoothing@ffn_out+hadamard",
-]
+EVERY = ["smoothing=0.8", "hadamard", "reorder", "smoothing+hadamard", "reorder+smoothing@ffn_out+hadamard"]
 
 
 @pytest.fixture
@@ -296,32 +289,21 @@ def test_what_is_rotated_is_clipped_and_decomposed(kind):
 @pytest.mark.parametrize(
     ("name", "label", "fields"),
     [
-        ("absmax+smoothing", "Int8 absmax, smoothed", {"transform": "smoothing"}),
-        ("absmax+smoothing=0.75", "Int8 absmax, smoothed 0.75", {"transform": "smoothing=0.75"}),
-        (
-            "absmax+hadamard@ffn_out/ffn_in",
-            "Int8 absmax, rotated in ffn_in, ffn_out",
-            {"transform": "hadamard@ffn_in/ffn_out"},
-        ),
+        ("absmax+smoothing", ", smoothed", {"transform": "smoothing"}),
+        ("absmax+smoothing=0.75", ", smoothed 0.75", {"transform": "smoothing=0.75"}),
+        ("absmax+hadamard@ffn_out/ffn_in", ", rotated in ffn_in, ffn_out", {"transform": "hadamard@ffn_in/ffn_out"}),
         (
             "absmax+tokens=50+hadamard",
-            "Int8 absmax, tokens from 50 on exact, rotated",
+            ", tokens from 50 on exact, rotated",
             {"transform": "hadamard", "token_threshold": 50.0},
         ),
-        (
-            "absmax-vector+clip=0.999@attn_in",
-            "Int8 absmax vector-wise, clipped at 0.999 in attn_in",
-            {"clip": 0.999, "clip_roles": ("attn_in",)},
-        ),
-        (
-            "llm.int8+reorder+hadamard=3",
-            "Absmax LLM.int8() (vector-wise + decomp), reordered, rotated 3",
-            {"transform": "reorder+hadamard=3"},
-        ),
+        ("absmax+clip=0.999@attn_in", ", clipped at 0.999 in attn_in", {"clip": 0.999, "clip_roles": ("attn_in",)}),
+        ("llm.int8+reorder+hadamard=3", ", reordered, rotated 3", {"transform": "reorder+hadamard=3"}),
     ],
 )
 def test_a_name_says_its_remedies(name, label, fields):
     scheme, base = get_scheme(name), SCHEMES[name.partition("+")[0]]
+    label = base.label + label
     assert scheme == replace(base, name=name, label=label, **fields)
     assert label_of(name) == label
     assert read_scheme(write_scheme(scheme)) == scheme
@@ -360,9 +342,7 @@ def test_remedies_at_some_roles():
     everywhere = get_scheme("absmax+tokens=20+hadamard")
     assert everywhere.at("ffn_in") is everywhere
     model = quantize(make_model("llama"), "absmax+hadamard@ffn_out")
-    turned = {
-        projection.path.rpartition(".")[2] for projection in projections(model) if projection.module.operand.fitted
-    }
+    turned = {one.path.rpartition(".")[2] for one in projections(model) if one.module.operand.fitted}
     assert turned == {"down_proj"}
 
 
@@ -387,11 +367,7 @@ def test_remedies_at_some_roles():
         ("absmax+tokens=1+tokens=2", "has 'tokens' twice; expected it once"),
         ("absmax+hadamard+hadamard=1@ffn_in", "'hadamard' is twice"),
         ("absmax+hadamard+smoothing", "'smoothing' comes after 'hadamard', whose outputs no calibration has seen"),
-        (
-            "absmax+clip=0.99+hadamard@ffn_out",
-            "'clip=0.99.hadamard@ffn_out'; expected the order in which remedies act, tokens, transforms, clip: write "
-            "'hadamard@ffn_out.clip=0.99'",
-        ),
+        ("absmax+clip=0.99+hadamard@ffn_out", "'clip=0.99.hadamard@ffn_out'; .* write 'hadamard@ffn_out.clip=0.99'"),
         ("absmax+hadamard+tokens=20", "write 'tokens=20.hadamard'"),
         ("absmax+clip=0.9+attention+tokens=20", "write 'tokens=20.clip=0.9'"),
         ("fp32+hadamard", "transform of scheme 'fp32.hadamard' is 'hadamard' where no operand is quantized"),
@@ -412,7 +388,6 @@ def test_a_mistake_is_one_line(monkeypatch, capsys, tmp_path, name, message):
     ("parts", "message"),
     [
         ({"transform": "xyz"}, "unknown transform 'xyz'; known: smoothing, hadamard, reorder"),
-        ({"transform": "hadmard"}, "unknown transform 'hadmard'; did you mean hadamard"),
         ({"transform": 5}, "transform of scheme 'mine' is 5; expected a name"),
         ({"transform": ""}, "unknown transform ''"),
         ({"token_threshold": True}, "token_threshold of scheme 'mine' is True; expected a positive number"),
@@ -453,23 +428,20 @@ def test_a_calibration_has_the_largest_inputs(blocks):
 
 def test_a_calibration_that_cannot_be(blocks):
     model = make_model("gpt2")
-    with pytest.raises(UserError, match="no blocks to calibrate on"):
-        calibrate(model, blocks[:0])
-    with pytest.raises(UserError, match="blocks of several lengths to calibrate on"):
-        calibrate(model, [blocks[0], blocks[1][:5]])
-    with pytest.raises(UserError, match="only int8 codes are left of this model's weights; calibrate"):
-        calibrate(quantize(model, "absmax", keep="int8"), blocks)
-    found = calibrate(model, blocks)
-    with pytest.raises(UserError, match="cannot merge calibrations of different models"):
-        found.merge(calibrate(make_model("llama"), blocks))
-    with pytest.raises(UserError, match="cannot merge calibrations of blocks of 24 and 5 tokens"):
-        found.merge(calibrate(model, blocks[:, :5]))
-    with pytest.raises(
-        UserError, match=r"scheme 'absmax.smoothing' has to know how large the inputs are; expected a cali"
-    ):
-        quantize(model, "absmax+smoothing")
-    with pytest.raises(UserError, match=r"the calibration lacks 48 features of 'model.layers.0.mlp.down_proj'"):
-        quantize(make_model("llama"), "absmax+smoothing", calibration=found)
+    found, llama = calibrate(model, blocks), make_model("llama")
+    for message, attempt in {
+        "no blocks to calibrate on": lambda: calibrate(model, blocks[:0]),
+        "blocks of several lengths to calibrate on": lambda: calibrate(model, [blocks[0], blocks[1][:5]]),
+        "only int8 codes are left of .*; calibrate": lambda: calibrate(quantize(model, "absmax", "int8"), blocks),
+        "cannot merge calibrations of different models": lambda: found.merge(calibrate(llama, blocks)),
+        "of blocks of 24 and 5 tokens": lambda: found.merge(calibrate(model, blocks[:, :5])),
+        "'absmax.smoothing' has to know how large .* expected a cali": lambda: quantize(model, "absmax+smoothing"),
+        "lacks 48 features of 'model.layers.0.mlp.down_proj'": lambda: quantize(
+            llama, "absmax+smoothing", calibration=found
+        ),
+    }.items():
+        with pytest.raises(UserError, match=message):
+            attempt()
     model.transformer.h[1].ln_2.weight.data[3] = torch.nan
     with pytest.raises(BrokenModel, match="NaN or inf in the hidden states of layer 1, role ffn_in, feature 3"):
         calibrate(model, blocks)
@@ -493,6 +465,12 @@ def test_codes_are_shared_where_they_come_out_alike(blocks):
     assert partly.quantized_weight is codes, "where it is not rotated"
     schemes = [get_scheme(name) for name in ("absmax", "absmax+hadamard", "absmax+tokens=3")]
     assert [scheme.name for scheme in by_weights(schemes)] == ["absmax", "absmax+tokens=3", "absmax+hadamard"]
+    turned = quantize(model, "absmax+hadamard")
+    turned(blocks)
+    with torch.no_grad():
+        for projection in projections(turned):
+            projection.module.projection.weight.mul_(0.37)
+    assert torch.equal(turned(blocks).logits, quantize(model, "absmax+hadamard")(blocks).logits), "it is fitted anew"
 
 
 def test_a_streamed_model_is_as_a_resident_one(tmp_path, blocks):
@@ -524,9 +502,7 @@ def test_remedies_are_kept_with_an_int8_model(tmp_path, blocks):
     with pytest.raises(UserError, match=r"scheme 'absmax.smoothing' has to know how large the inputs are"):
         load_int8(str(tmp_path / "exact"), "absmax+smoothing")
     for make in (lambda scheme: quantize(model, scheme, keep="int8"), lambda scheme: load_int8(MODEL, scheme)):
-        with pytest.raises(
-            UserError, match=r"'absmax.tokens=3' multiplies some tokens with exact weights; use keep='ex"
-        ):
+        with pytest.raises(UserError, match=r"'absmax.tokens=3' multiplies some tokens with exact weights"):
             make("absmax+tokens=3")
 
 
@@ -567,13 +543,8 @@ def test_rows_say_of_what_text_they_are_calibrated(tmp_path, monkeypatch):
     assert [row["value"] for row in rows if row["scheme"] == "absmax+smoothing"] == [perplexity(smoothed, text[:2])]
     assert sweep(Experiment(**fields), tmp_path) == rows, "found again"
     others = [
-        sweep(Experiment(**fields, **changes), tmp_path)
-        for changes in (
-            {"calibration": text[4:]},
-            {"calibration_blocks": 2},
-            {"calibration": ["Some other text. " * 99]},
-        )
-        for changes in [changes | ({"calibration_blocks": 2} if "calibration" in changes else {})]
+        sweep(Experiment(**fields, calibration_blocks=2, **of_text), tmp_path)
+        for of_text in ({"calibration": text[4:]}, {}, {"calibration": ["Some other text. " * 99]})
     ]
     for other in others:
         assert [row in rows for row in other] == [row["scheme"] != "absmax+smoothing" for row in rows]
@@ -585,10 +556,7 @@ def test_rows_say_of_what_text_they_are_calibrated(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"calibration": "sample"},
-            "block 1 to calibrate on is block 1 of what is measured, .* another text with --cali",
-        ),
+        ({"calibration": "sample"}, "block 1 to calibrate on is block 1 of what is measured, .* with --cali"),
         ({"calibration_blocks": 10**5}, "no 100000 blocks to calibrate on: text 'sample' is too short"),
         ({"calibration": "nowhere.txt"}, "no 4 blocks to calibrate on: text file 'nowhere.txt' does not exist"),
     ],
