@@ -39,9 +39,8 @@ def _roles(remedy: str) -> object:
 
 
 class Setting(NamedTuple):
-    """What a name says of a scheme as it says a remedy, but no transform: the fields that have its number and its
-    roles, what labels say of it, a number that it may have, and the one that it has where none is said, with a label
-    of its own."""
+    """A remedy that is no transform: the fields of a scheme that have its number and its roles, what labels say of it,
+    a number that it may have, and the one that it has where none is said, with a label of its own."""
 
     field: str
     roles: str
@@ -350,11 +349,8 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
 
 
 def _check_order(name: str) -> None:
-    """Raise UserError unless the remedies in a scheme's name stand in the order in which they act.
-
-    Tokens are chosen by the input of a projection as it is, then come the transforms, and clipped is what they give.
-    Attention has no such input and may stand anywhere.
-    """
+    """Raise UserError unless the remedies in a scheme's name stand in the order in which they act: on the input as it
+    is, as a transform of it, on what transforms give; attention has no such input and may stand anywhere."""
     stages = {"tokens": 0, **dict.fromkeys(TRANSFORMS, 1), "clip": 2}
     written = {part: stages[found] for part in name.split("+")[1:] if (found := re.split("[=@]", part)[0]) in stages}
     acting = sorted(written, key=written.get)

@@ -283,9 +283,8 @@ class Trace:
         """One row a layer and role: infinity norm and the three kurtoses; `_rest`: without position 0."""
         rows, length = [], self.positions / self.sequences  # on average
         for role in self.roles:
-            norms = {"": self.largest(role).amax(1), "_rest": self.statistics[f"{role}.rest.max"]}
-            table = {"layer": range(self.layers), "role": role}
-            table |= {f"infinity_norm{rest}": norm.numpy() for rest, norm in norms.items()}
+            table = {"layer": range(self.layers), "role": role, "infinity_norm": self.largest(role).amax(1).numpy()}
+            table["infinity_norm_rest"] = self.statistics[f"{role}.rest.max"].numpy()
             for kind, count in (("tensor", (1, 1)), ("token", (length, length - 1))):
                 means = self.statistics[f"{role}.kurtosis_{kind}"] / self.sequences
                 for column, rest in enumerate(("", "_rest")):
@@ -331,12 +330,9 @@ class Trace:
             median |x| of a sequence, averaged over sequences; the largest `value` of all, with its `feature`,
             `position` and `token` id, with its `token_text` if the trace knows tokens.
         """
-        means = {
-            "massive": self.statistics["residual.massive"].sum(1),
-            "max": self.statistics["residual.sum_of_max"],
-            "ratio": self.statistics["residual.sum_of_ratios"],
-        }
-        means = {name: (value.double() / self.sequences).numpy() for name, value in means.items()}
+        massive, *sums = (self.statistics[f"residual.{name}"] for name in ("massive", "sum_of_max", "sum_of_ratios"))
+        means = zip(("massive", "max", "ratio"), (massive.sum(1), *sums), strict=True)
+        means = {name: (value.double() / self.sequences).numpy() for name, value in means}
         largest = self._largest_entries("residual")[["value", *PLACE]]
         return self._named(pd.DataFrame({"layer": range(self.layers), **means}).join(largest))
 
