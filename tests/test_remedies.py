@@ -15,7 +15,6 @@ from outlier_kernels.reference import Quantized as Codes
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-import outliers
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.models.anatomy import projections
@@ -30,7 +29,6 @@ from outliers.quantization.remedies.rotation import HADAMARD, drawn, rotate
 from outliers.quantization.remedies.smoothing import factors
 from outliers.quantization.schemes import (
     SCHEMES,
-    TABLE1,
     Scheme,
     by_weights,
     get_scheme,
@@ -194,15 +192,6 @@ def test_a_transform_keeps_the_function(as_they_are, transform, kind, shape):
             assert not torch.equal(layer(x), kind(projection, as_they_are)(x)), "and it is applied"
 
 
-@pytest.mark.parametrize("transform", EVERY)
-def test_a_transform_keeps_the_perplexity_of_a_model(as_they_are, transform):
-    model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
-    blocks = load_text("sample", tokenizer, 64, 4)
-    under = quantize(model, f"same+{transform}", calibration=calibrate(model, blocks[2:]))
-    exact = perplexity(model, blocks[:2])
-    assert abs(perplexity(under, blocks[:2]) / exact - 1) < 1e-6
-
-
 def test_what_is_nan_stays_seen():
     """A row with NaN is NaN in every output, whatever the remedy, and no other row is."""
     torch.manual_seed(0)
@@ -224,13 +213,12 @@ def test_tokens_with_large_values_are_exact(scheme):
     torch.manual_seed(0)
     x = torch.randn(2, 6, 24)
     x[0, 2, 5], x[1, 3, 0], x[1, 4, 7] = 40.0, -30.0, 20.0
+    base, *others = scheme.split("+")
+    under, large = "+".join([base, "tokens={}", *others]), [2, 9, 10]
+    others = [number for number in range(12) if number not in large]
     for projection in (nn.Linear(24, 8), Conv1D(8, 24)):
         nn.init.normal_(projection.bias)
-        base, *others = scheme.split("+")
-        under = "+".join([base, "tokens={}", *others])
         out = QuantizedLinear(projection, get_scheme(under.format(20)))(x).reshape(-1, 8)
-        large = torch.tensor([2, 9, 10])
-        others = torch.tensor([number for number in range(12) if number not in large])
         plain = QuantizedLinear(projection, get_scheme(scheme))
         assert torch.equal(out[large], projection(x.reshape(-1, 24)[large]))
         assert torch.equal(out[others], plain(x.reshape(-1, 24)[others])), "their scales are without the large ones"
@@ -581,21 +569,10 @@ def test_where_nothing_is_calibrated(spec, tmp_path):
         run(spec, tmp_path / "out")
 
 
-def test_a_streamed_sweep_is_calibrated_too(tmp_path):
-    fields = {**SMALL, "schemes": ["absmax+smoothing", "absmax+tokens=3", "fp32"]}
-    here, streamed = (sweep(Experiment(**fields, stream=stream), tmp_path / str(stream)) for stream in (False, True))
-    for one, other in zip(here, streamed, strict=True):
-        assert other["value"] == pytest.approx(one["value"], rel=1e-6)
-        assert one.get("calibration_hash") == other.get("calibration_hash")
-
-
 def test_a_remedy_for_all_schemes(tmp_path):
     asked = Experiment(schemes=["fp32", "absmax", "absmax+tokens=20"], transform="hadamard", **SMALL)
     assert asked.schemes == ["fp32", "absmax+hadamard", "absmax+tokens=20+hadamard"]
     assert asked.transform is None
-    assert Experiment(transform="hadamard", **SMALL).schemes == [
-        name if name == "fp32" else f"{name}+hadamard" for name in TABLE1
-    ]
     mine = Scheme("mine", ROW, COLUMN)
     (scheme,) = Experiment(schemes=[mine], transform="clip=0.9", **SMALL).schemes
     assert scheme == replace(mine, name="mine+clip=0.9", label="mine, clipped at 0.9", clip=0.9)
@@ -619,9 +596,7 @@ def test_a_remedy_in_a_command(monkeypatch, capsys, tmp_path):
     code, out, _ = call(monkeypatch, capsys, *arguments, "--transform", "tokens=9+smoothing=0.6")
     assert code == 0
     assert "absmax+tokens=9+smoothing=0.6" in out
-    rows = records_in(tmp_path)
-    assert [row["scheme"] for row in rows] == ["fp32", "absmax+tokens=9+smoothing=0.6"]
-    assert outliers.calibrate is calibrate
+    assert [row["scheme"] for row in records_in(tmp_path)] == ["fp32", "absmax+tokens=9+smoothing=0.6"]
     code, _, err = call(monkeypatch, capsys, *arguments, "--transform", "smoothing", "--calibration", "sample")
     assert code == 2
     assert err.startswith("error: block 1 to calibrate on is block 1 of what is measured")

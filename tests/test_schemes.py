@@ -1,6 +1,5 @@
 """Schemes of one's own: their parts, transforms, what they skip, what rows say of them, and plugins."""
 
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +9,6 @@ import torch
 from outlier_kernels import cpu, dispatch, reference
 from outlier_kernels.cpu import packed, plain
 from outlier_kernels.formats import ROWS, Quantizer
-from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
@@ -23,7 +21,7 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
-from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme, write_scheme
+from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.report.artefacts.table1 import PUBLISHED
 from outliers.runs.run import run, sweep
@@ -127,26 +125,6 @@ def test_patterns_that_skip_nothing_or_all(skip, message):
     for keep in ("exact", "int8"):
         with pytest.raises(UserError, match=message):
             quantize(make_model("llama"), "absmax", keep, skip=skip)
-
-
-def test_what_a_file_says_of_skipped_layers(tmp_path):
-    small = quantize(make_model("gpt2"), "absmax", keep="int8")
-    for skip in ('"all"', "[5]", "5", "null", "[" * 100_000, '["transformer.h.7"]', "nonsense"):
-        save_quantized(small, tmp_path)
-        save_file(
-            {},
-            tmp_path / "int8.safetensors",
-            {"scheme": write_scheme(MIXED), "skip": skip},
-        )
-        with pytest.raises(UserError):
-            load_quantized(tmp_path)
-
-
-def test_a_file_of_an_earlier_version(tmp_path):
-    earlier = {"name": "absmax", "bits": 8, "symmetric": True, "label": "Int8 absmax"}
-    save_file({}, tmp_path / "int8.safetensors", {"scheme": json.dumps(earlier)})
-    with pytest.raises(UserError, match="unknown part 'bits'; quantize the exact model again"):
-        load_quantized(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["absmax", "llm.int8", "zeropoint-vector"])

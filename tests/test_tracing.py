@@ -270,13 +270,11 @@ def test_residual_stream_of_all_layers(case):
     blocks = torch.randint(33, (3, 24), generator=torch.Generator().manual_seed(1)) + 33 * torch.arange(3)[:, None]
     embeddings = model.get_input_embeddings().weight
     embeddings[33:66] *= 20  # of the second block
-    for sequence, position, feature, value in (
-        (0, 6, 3, 400),
-        (0, 8, 4, 60),  # more than 1000 times the median, but not more than 100
-        (1, 7, 5, 180),  # more than 100, but not 1000 times the median
-        (2, 9, 7, -7000),
-    ):
-        embeddings[blocks[sequence, position], feature] = value
+    large = {(0, 6): (3, 400), (2, 9): (7, -7000)}
+    large[0, 8] = 4, 60  # more than 1000 times the median, but not more than 100
+    large[1, 7] = 5, 180  # more than 100, but not 1000 times the median
+    for place, (feature, value) in large.items():
+        embeddings[blocks[place], feature] = value
     late = decoder_layers(model)[2].mlp
     (late.c_proj.weight.T if case == "gpt2" else late.down_proj.weight)[11] *= 1e6  # massive in the last two layers
     last = []
@@ -598,10 +596,8 @@ def test_names_types_and_contexts_of_tokens(with_tokens):
     assert contexts[1] == "é«The»ing aThe the"
     assert contexts[8] == "éTheing aThe the,\\n «(»7's theThe"
     assert contexts[16] == " (7's theThe a7, «the»"
-    table = found.massive_activations()
-    assert table["token_text"].tolist() == [names[token][0] for token in table["token"]]
-    assert "token_text" in found.largest_values("layer")
-    assert "token_text" in found.sink_tokens()
+    for table in (found.massive_activations(), found.largest_values("layer"), found.sink_tokens()):
+        assert table["token_text"].tolist() == [names[token][0] for token in table["token"]]
 
 
 @given(st.permutations(range(6)), st.sets(st.integers(1, 5)))

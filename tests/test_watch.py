@@ -61,10 +61,6 @@ def test_it_is_what_a_trace_and_the_perplexity_say():
     assert all(isinstance(value, (int, float)) for value in found.values())
 
 
-def test_without_attention_there_are_no_sinks():
-    assert "attention_sink" not in outliers.watch(small(), HELD_OUT, attention=False)
-
-
 def hooks_of(model: nn.Module) -> list:
     return [vars(module)[name] for module in model.modules() for name in vars(module) if "hooks" in name]
 
@@ -179,11 +175,6 @@ def test_an_own_attention_is_measured_as_it_is(own_attention):
     assert found["perplexity"] == pytest.approx(outliers.perplexity(model, HELD_OUT), rel=1e-9)
     assert found["attention_sink"] <= usual["attention_sink"]
     assert model.config._attn_implementation == own_attention
-
-
-def test_attention_in_int8_is_measured_as_it_is():
-    model = outliers.train_int8(small(), ffn=False, linear=False, attention=True)
-    assert outliers.watch(model, HELD_OUT)["perplexity"] == outliers.perplexity(model, HELD_OUT)
 
 
 def test_an_attention_without_probabilities_is_refused(monkeypatch, own_attention):
