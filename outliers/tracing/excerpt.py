@@ -61,9 +61,9 @@ class Excerpt:
             roles = [name.removesuffix(".features") for name in tensors if name.endswith(".features")]
             parts = [{role: tensors[f"{role}.{part}"] for role in roles} for part in ("features", "values")]
             for features, values in zip(*map(dict.values, parts), strict=True):
-                shape = len(tensors["tokens"]), len(features)
-                if features.dtype != torch.int64 or values.shape[1:] != shape:
-                    raise ValueError(f"its values are {tuple(values.shape)} for {shape} tokens and features")
+                tokens, count = len(tensors["tokens"]), len(features)
+                if features.dtype != torch.int64 or values.shape[1:] != (tokens, count):
+                    raise ValueError(f"its values are {tuple(values.shape)} for {tokens} tokens and {count} features")
             return cls(tensors["tokens"], *parts, about)
         except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
             raise UserError(f"cannot read an excerpt from '{path}': {reason_of(error, 200)}; trace again") from None
