@@ -56,18 +56,6 @@ def test_is_its_definition(tokens, features, groups, share, seed):
         np.testing.assert_allclose(found[head], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_is_exact_where_codes_hold_all():
-    """Whole numbers up to 127, each row's largest among them, and queries that attend to one key alone."""
-    random = np.random.default_rng(0)
-    query = np.zeros((1, 2, 6, 8))
-    key = np.zeros((1, 2, 6, 8))
-    query[..., range(6), range(6)] = key[..., range(6), range(6)] = 127
-    value = random.integers(-127, 128, (1, 2, 6, 8)).astype(float)
-    value[:, :, 0] = 127
-    found = attend([query, key, value], None, 0.0, 1.0)
-    assert torch.equal(found.float(), torch.tensor(value[0]).float())
-
-
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_masks_of_other_implementations(kind):
     random = np.random.default_rng(1)
@@ -101,6 +89,20 @@ def test_a_row_is_the_perplexity_of_a_model_put_under_it_by_hand(tmp_path, name)
     assert row["value"] == outliers.perplexity(model, blocks) != before
 
 
+def test_where_it_cannot_be():
+    model, ids = make_model("llama"), torch.zeros(1, 4, dtype=torch.int64)
+    trained = outliers.train_int8(make_model("llama"), ffn=False, linear=False, attention=True)
+    for message, attempt in {
+        "in int8 already": lambda: outliers.quantize(trained, "fp32+attention"),
+        "leaves nothing": lambda: outliers.quantize(model, "fp32+attention", skip=["*.self_attn.products"]),
+        "leaves nothing.*": lambda: outliers.quantize(model, "fp32+attention", skip=["model.layers.*"]),
+        "quantizes no projections; use load_model": lambda: load_int8("pocket/gpt2-0.1m", "fp32+attention"),
+        "quantizes no projection, and nothing": lambda: outliers.damage(model, ids, "fp32+attention", by=["error"]),
+    }.items():
+        with pytest.raises(UserError, match=message):
+            attempt()
+
+
 def test_beside_the_scheme_of_the_projections(blocks):
     """And taken back by the next one, with the codes of projections shared."""
     model = make_model("llama")
@@ -125,11 +127,8 @@ def test_one_product_alone(blocks):
     assert outliers.perplexity(both, blocks) == found["fp32+attention"]
 
 
-@pytest.mark.parametrize("skip", [["*.self_attn.products"], ["model.layers.*"]])
-def test_attention_that_is_skipped(blocks, skip):
+def test_attention_that_is_skipped(blocks):
     model = make_model("llama")
-    with pytest.raises(UserError, match="leaves nothing"):
-        outliers.quantize(model, "fp32+attention", skip=skip)
     first = outliers.quantize(model, "fp32+attention", skip=["model.layers.1"])
     second = outliers.quantize(model, "fp32+attention", skip=["model.layers.0.self_attn.products"])
     every = {outliers.perplexity(one, blocks) for one in (model, first, second)}
@@ -269,11 +268,6 @@ def test_panels_of_damage_that_share_an_axis_have_the_same_places():
     assert math.isnan(heights[0][1])
 
 
-def test_errors_alone_of_a_scheme_that_has_none():
-    with pytest.raises(UserError, match="quantizes no projection, and nothing else has an error"):
-        outliers.damage(make_model("llama"), torch.zeros(1, 4, dtype=torch.int64), "fp32+attention", by=["error"])
-
-
 def test_the_time_of_a_token(tmp_path):
     asked = {"models": ["pocket/gpt2-0.1m"], "batches": [1], "prompt": 8, "tokens": 2, "repeats": 2}
     rows = run(Latency(**asked, dtype="float32", schemes=["fp32", "absmax"], attention="16-bit,int8"), tmp_path)
@@ -308,14 +302,3 @@ def test_refused_at_the_door(monkeypatch, capsys, tmp_path, case, said, further)
     assert err.startswith(f"error: {said}")
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_attention_that_trains_in_int8():
-    model = outliers.train_int8(make_model("llama"), ffn=False, linear=False, attention=True)
-    with pytest.raises(UserError, match="in int8 already"):
-        outliers.quantize(model, "fp32+attention")
-
-
-def test_nothing_to_keep_as_codes():
-    with pytest.raises(UserError, match="quantizes no projections; use load_model"):
-        load_int8("pocket/gpt2-0.1m", "fp32+attention")

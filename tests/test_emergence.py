@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from outliers.criterion import PAPER
 from outliers.errors import UserError
 from outliers.metrics import states
 from outliers.metrics.ablations import ablate
@@ -27,7 +28,7 @@ from outliers.specification.kinds import Ablation, Emergence, OneModel
 from outliers.subjects.causal import Causal
 from outliers.subjects.provenance import measuring
 from outliers.text.blocks import load_text
-from outliers.tracing.result import PAPER, Trace
+from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row, trace_row
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import Intervention

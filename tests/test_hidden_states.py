@@ -107,12 +107,9 @@ def test_hooks_on_a_streamed_model(blocks, tmp_path):
     ],
 )
 def test_what_is_not_there(arguments, said, blocks):
+    model = make_model("mixtral")
     with pytest.raises(UserError, match=said):
-        hidden_states(make_model("mixtral"), blocks, **arguments)
-
-
-def test_hooks_of_layers_that_are_not_there():
-    model = make_model("llama")
+        hidden_states(model, blocks, **arguments)
     for layers in ([2], [0, 99], []):
         with pytest.raises(UserError, match=r"the layers 0 to 1"), outliers.hooks(model, print, layers=layers):
             pass

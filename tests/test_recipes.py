@@ -1,6 +1,7 @@
 """Training runs: recipes, what they change of GPT-2, what updates weights, and stopping at any moment."""
 
 import copy
+import itertools
 import os
 import signal
 import subprocess
@@ -18,14 +19,7 @@ from outliers.errors import BrokenModel, UserError
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
 from outliers.specification.recipe import Recipe, Training
 from outliers.training import loop
-from outliers.training.architectures import (
-    CLIPPED_BELOW,
-    NORMALIZED,
-    ChangedAttention,
-    clipped_softmax,
-    rotated,
-    softmax_plus_one,
-)
+from outliers.training.architectures import CLIPPED_BELOW, NORMALIZED, ChangedAttention, rotated
 from outliers.training.optimizers import OPTIMIZERS, optimizer_of
 from outliers.training.start import start
 
@@ -54,14 +48,10 @@ def logged(entries: list[dict]) -> list[tuple]:
 
 def test_a_recipe_has_the_rate_and_the_batch_of_its_rung():
     assert (Recipe().learning_rate, Recipe().batch) == LADDER["gpt2-1.7m"][4:]
-    assert Recipe(start="gpt2-0.5m", learning_rate=1.0).model_dump(include={"learning_rate", "batch"}) == {
-        "learning_rate": 1.0,
-        "batch": 16,
-    }
+    own = Recipe(start="gpt2-0.5m", learning_rate=1.0)
+    assert (own.learning_rate, own.batch) == (1.0, 16)
     assert Recipe(start="smollm2-135m").batch == 8
-
-
-def test_runs_have_what_the_recipe_says_and_their_own():
+    assert start(Recipe(**TINY), 0).config.n_positions == CONTEXT
     spec = Training(recipe={"start": "gpt2-0.5m", "steps": 7}, runs={"as it is": None, "fast": {"steps": 3}})
     assert [(run.start, run.steps) for run in spec.runs.values()] == [("gpt2-0.5m", 7), ("gpt2-0.5m", 3)]
 
@@ -89,15 +79,16 @@ def test_a_mistake_names_its_field(fields, said):
 def test_softmax_plus_one_is_a_softmax_with_a_score_of_zero_beside():
     scores = torch.randn(3, 4, 5, dtype=torch.float64).float() * 10
     beside = functional.softmax(torch.cat([scores, torch.zeros(3, 4, 1)], -1).double(), -1)[..., :-1]
-    torch.testing.assert_close(softmax_plus_one(scores).double(), beside, rtol=1e-5, atol=1e-7)
-    assert (softmax_plus_one(torch.full((1, 1, 2), -1e4)) == 0).all(), "a head may attend to nothing"
+    found = NORMALIZED["softmax-plus-one"]
+    torch.testing.assert_close(found(scores).double(), beside, rtol=1e-5, atol=1e-7)
+    assert (found(torch.full((1, 1, 2), -1e4)) == 0).all(), "a head may attend to nothing"
 
 
 def test_clipped_softmax_stretches_and_clips():
     scores = torch.randn(2, 100).mul(3)
     exact, below = functional.softmax(scores.double(), -1), CLIPPED_BELOW / 100
     expected = (exact * (1 - below) + below).clip(0, 1)
-    found = clipped_softmax(scores)
+    found = NORMALIZED["clipped-softmax"](scores)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
     assert (found == 0).any()
 
@@ -122,11 +113,9 @@ def test_the_changed_attention_without_a_change_is_that_of_transformers():
 
 @pytest.mark.parametrize(
     "change",
-    [{"attention": name} for name in list(NORMALIZED)[1:]]
-    + [
-        {"gated": True},
-        {"positions": "rotary"},
-        {"norm": "rmsnorm"},
+    [
+        *({"attention": name} for name in list(NORMALIZED)[1:]),
+        *({"gated": True}, {"positions": "rotary"}, {"norm": "rmsnorm"}),
         {"attention": "clipped-softmax", "gated": True, "positions": "rotary", "norm": "rmsnorm"},
     ],
     ids=str,
@@ -268,40 +257,29 @@ def test_a_checkpoint_that_is_not_whole_is_no_checkpoint(tmp_path):
 # Numbers that are none.
 
 
-def _broken_at(step: int, breaks) -> loop.TrainerCallback:
-    class Breaking(loop._Looking):
-        def on_step_end(self, arguments, state, control, model, **others):
-            super().on_step_end(arguments, state, control, model, **others)
-            if state.global_step == step:
-                breaks(model)
-
-    return Breaking
-
-
-def _weight(model) -> None:
-    model.transformer.h[1].mlp.c_fc.weight.data[3, 5] = torch.inf
+BREAKS = {
+    r"the loss is nan, first in the output of 'transformer\.h\.1\.mlp\.c_fc'": lambda layers: (
+        layers[1].mlp.c_fc.weight.data[3, 5].fill_(torch.inf)
+    ),
+    r"NaN or inf in the gradients, first in 'transformer\.h\.0\.attn\.c_proj\.weight'": lambda layers: layers[
+        0
+    ].attn.c_proj.weight.register_hook(lambda gradient: gradient * torch.nan),
+}
 
 
-def _gradient(model) -> None:
-    model.transformer.h[0].attn.c_proj.weight.register_hook(lambda gradient: gradient * torch.nan)
-
-
-@pytest.mark.parametrize(
-    ("breaks", "said"),
-    [
-        (_weight, r"step 7: the loss is nan, first in the output of 'transformer\.h\.1\.mlp\.c_fc'"),
-        (_gradient, r"step 7: NaN or inf in the gradients, first in 'transformer\.h\.0\.attn\.c_proj\.weight'"),
-    ],
-)
+@pytest.mark.parametrize("said", BREAKS)
 @pytest.mark.parametrize("int8", [[], ["ffn", "linear"]], ids=["16 bits", "int8"])
-def test_a_number_that_is_none_is_named_and_stops(breaks, said, int8, tmp_path, monkeypatch):
+def test_a_number_that_is_none_is_named_and_stops(said, int8, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "SAVED_EVERY", 4)
-    monkeypatch.setattr(loop, "_Looking", _broken_at(6, breaks))
+    moves, own = itertools.count(), loop._Looking.on_step_end
+
+    def breaking(self, *given, model, **others):
+        own(self, *given, model=model, **others)
+        if next(moves) == 5:
+            BREAKS[said](model.transformer.h)
+
+    monkeypatch.setattr(loop._Looking, "on_step_end", breaking)
     recipe = Recipe(**TINY, steps=20, int8=int8)
-    with pytest.raises(BrokenModel, match=f"{said}.*; the last good checkpoint is '.*checkpoint-4'"):
+    with pytest.raises(BrokenModel, match=f"step 7: {said}.*; the last good checkpoint is '.*checkpoint-4'"):
         loop.train(start(recipe, 0), recipe, blocks_for(recipe), tmp_path)
     assert Path(loop.last_checkpoint(tmp_path)).name == "checkpoint-4"
-
-
-def test_the_context_of_the_corpus_is_that_of_the_models():
-    assert start(Recipe(**TINY), 0).config.n_positions == CONTEXT

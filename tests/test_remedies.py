@@ -15,7 +15,6 @@ from outlier_kernels.reference import Quantized as Codes
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-import outliers
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.metrics.perplexity.view import perplexity_table
@@ -31,7 +30,6 @@ from outliers.quantization.remedies.rotation import HADAMARD, drawn, rotate
 from outliers.quantization.remedies.smoothing import factors
 from outliers.quantization.schemes import (
     SCHEMES,
-    TABLE1,
     Scheme,
     by_weights,
     get_scheme,
@@ -53,14 +51,7 @@ from tests.test_commands import call
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"models": [MODEL], "block": 32, "blocks": 2}
-EVERY = [
-    "smoothing",
-    "smoothing=0.8",
-    "hadamard",
-    "reorder",
-    "smoothing+hadamard",
-    "reorder+smoothing@ffn_out+hadamard",
-]
+EVERY = ["smoothing=0.8", "hadamard", "reorder", "smoothing+hadamard", "reorder+smoothing@ffn_out+hadamard"]
 
 
 @pytest.fixture
@@ -201,15 +192,6 @@ def test_a_transform_keeps_the_function(as_they_are, transform, kind, shape):
             assert not torch.equal(layer(x), kind(projection, as_they_are)(x)), "and it is applied"
 
 
-@pytest.mark.parametrize("transform", EVERY)
-def test_a_transform_keeps_the_perplexity_of_a_model(as_they_are, transform):
-    model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
-    blocks = load_text("sample", tokenizer, 64, 4)
-    under = quantize(model, f"same+{transform}", calibration=calibrate(model, blocks[2:]))
-    exact = perplexity(model, blocks[:2])
-    assert abs(perplexity(under, blocks[:2]) / exact - 1) < 1e-6
-
-
 def test_what_is_nan_stays_seen():
     """A row with NaN is NaN in every output, whatever the remedy, and no other row is."""
     torch.manual_seed(0)
@@ -231,13 +213,12 @@ def test_tokens_with_large_values_are_exact(scheme):
     torch.manual_seed(0)
     x = torch.randn(2, 6, 24)
     x[0, 2, 5], x[1, 3, 0], x[1, 4, 7] = 40.0, -30.0, 20.0
+    base, *others = scheme.split("+")
+    under, large = "+".join([base, "tokens={}", *others]), [2, 9, 10]
+    others = [number for number in range(12) if number not in large]
     for projection in (nn.Linear(24, 8), Conv1D(8, 24)):
         nn.init.normal_(projection.bias)
-        base, *others = scheme.split("+")
-        under = "+".join([base, "tokens={}", *others])
         out = QuantizedLinear(projection, get_scheme(under.format(20)))(x).reshape(-1, 8)
-        large = torch.tensor([2, 9, 10])
-        others = torch.tensor([number for number in range(12) if number not in large])
         plain = QuantizedLinear(projection, get_scheme(scheme))
         assert torch.equal(out[large], projection(x.reshape(-1, 24)[large]))
         assert torch.equal(out[others], plain(x.reshape(-1, 24)[others])), "their scales are without the large ones"
@@ -296,32 +277,21 @@ def test_what_is_rotated_is_clipped_and_decomposed(kind):
 @pytest.mark.parametrize(
     ("name", "label", "fields"),
     [
-        ("absmax+smoothing", "Int8 absmax, smoothed", {"transform": "smoothing"}),
-        ("absmax+smoothing=0.75", "Int8 absmax, smoothed 0.75", {"transform": "smoothing=0.75"}),
-        (
-            "absmax+hadamard@ffn_out/ffn_in",
-            "Int8 absmax, rotated in ffn_in, ffn_out",
-            {"transform": "hadamard@ffn_in/ffn_out"},
-        ),
+        ("absmax+smoothing", ", smoothed", {"transform": "smoothing"}),
+        ("absmax+smoothing=0.75", ", smoothed 0.75", {"transform": "smoothing=0.75"}),
+        ("absmax+hadamard@ffn_out/ffn_in", ", rotated in ffn_in, ffn_out", {"transform": "hadamard@ffn_in/ffn_out"}),
         (
             "absmax+tokens=50+hadamard",
-            "Int8 absmax, tokens from 50 on exact, rotated",
+            ", tokens from 50 on exact, rotated",
             {"transform": "hadamard", "token_threshold": 50.0},
         ),
-        (
-            "absmax-vector+clip=0.999@attn_in",
-            "Int8 absmax vector-wise, clipped at 0.999 in attn_in",
-            {"clip": 0.999, "clip_roles": ("attn_in",)},
-        ),
-        (
-            "llm.int8+reorder+hadamard=3",
-            "Absmax LLM.int8() (vector-wise + decomp), reordered, rotated 3",
-            {"transform": "reorder+hadamard=3"},
-        ),
+        ("absmax+clip=0.999@attn_in", ", clipped at 0.999 in attn_in", {"clip": 0.999, "clip_roles": ("attn_in",)}),
+        ("llm.int8+reorder+hadamard=3", ", reordered, rotated 3", {"transform": "reorder+hadamard=3"}),
     ],
 )
 def test_a_name_says_its_remedies(name, label, fields):
     scheme, base = get_scheme(name), SCHEMES[name.partition("+")[0]]
+    label = base.label + label
     assert scheme == replace(base, name=name, label=label, **fields)
     assert label_of(name) == label
     assert read_scheme(write_scheme(scheme)) == scheme
@@ -360,9 +330,7 @@ def test_remedies_at_some_roles():
     everywhere = get_scheme("absmax+tokens=20+hadamard")
     assert everywhere.at("ffn_in") is everywhere
     model = quantize(make_model("llama"), "absmax+hadamard@ffn_out")
-    turned = {
-        projection.path.rpartition(".")[2] for projection in projections(model) if projection.module.operand.fitted
-    }
+    turned = {one.path.rpartition(".")[2] for one in projections(model) if one.module.operand.fitted}
     assert turned == {"down_proj"}
 
 
@@ -387,11 +355,7 @@ def test_remedies_at_some_roles():
         ("absmax+tokens=1+tokens=2", "has 'tokens' twice; expected it once"),
         ("absmax+hadamard+hadamard=1@ffn_in", "'hadamard' is twice"),
         ("absmax+hadamard+smoothing", "'smoothing' comes after 'hadamard', whose outputs no calibration has seen"),
-        (
-            "absmax+clip=0.99+hadamard@ffn_out",
-            "'clip=0.99.hadamard@ffn_out'; expected the order in which remedies act, tokens, transforms, clip: write "
-            "'hadamard@ffn_out.clip=0.99'",
-        ),
+        ("absmax+clip=0.99+hadamard@ffn_out", "'clip=0.99.hadamard@ffn_out'; .* write 'hadamard@ffn_out.clip=0.99'"),
         ("absmax+hadamard+tokens=20", "write 'tokens=20.hadamard'"),
         ("absmax+clip=0.9+attention+tokens=20", "write 'tokens=20.clip=0.9'"),
         ("fp32+hadamard", "transform of scheme 'fp32.hadamard' is 'hadamard' where no operand is quantized"),
@@ -412,8 +376,7 @@ def test_a_mistake_is_one_line(monkeypatch, capsys, tmp_path, name, message):
     ("parts", "message"),
     [
         ({"transform": "xyz"}, "unknown transform 'xyz'; known: smoothing, hadamard, reorder"),
-        ({"transform": "hadmard"}, "unknown transform 'hadmard'; did you mean hadamard"),
-        ({"transform": 5}, "a transform is 5; expected a name"),
+        ({"transform": 5}, "transform of scheme 'mine' is 5; expected a name"),
         ({"transform": ""}, "unknown transform ''"),
         ({"token_threshold": True}, "token_threshold of scheme 'mine' is True; expected a positive number"),
         ({"clip": "0.5"}, "clip of scheme 'mine' is '0.5'; expected a quantile"),
@@ -453,23 +416,20 @@ def test_a_calibration_has_the_largest_inputs(blocks):
 
 def test_a_calibration_that_cannot_be(blocks):
     model = make_model("gpt2")
-    with pytest.raises(UserError, match="no blocks to calibrate on"):
-        calibrate(model, blocks[:0])
-    with pytest.raises(UserError, match="blocks of several lengths to calibrate on"):
-        calibrate(model, [blocks[0], blocks[1][:5]])
-    with pytest.raises(UserError, match="only int8 codes are left of this model's weights; calibrate"):
-        calibrate(quantize(model, "absmax", keep="int8"), blocks)
-    found = calibrate(model, blocks)
-    with pytest.raises(UserError, match="cannot merge calibrations of different models"):
-        found.merge(calibrate(make_model("llama"), blocks))
-    with pytest.raises(UserError, match="cannot merge calibrations of blocks of 24 and 5 tokens"):
-        found.merge(calibrate(model, blocks[:, :5]))
-    with pytest.raises(
-        UserError, match=r"scheme 'absmax.smoothing' has to know how large the inputs are; expected a cali"
-    ):
-        quantize(model, "absmax+smoothing")
-    with pytest.raises(UserError, match=r"the calibration lacks 48 features of 'model.layers.0.mlp.down_proj'"):
-        quantize(make_model("llama"), "absmax+smoothing", calibration=found)
+    found, llama = calibrate(model, blocks), make_model("llama")
+    for message, attempt in {
+        "no blocks to calibrate on": lambda: calibrate(model, blocks[:0]),
+        "blocks of several lengths to calibrate on": lambda: calibrate(model, [blocks[0], blocks[1][:5]]),
+        "only int8 codes are left of .*; calibrate": lambda: calibrate(quantize(model, "absmax", "int8"), blocks),
+        "cannot merge calibrations of different models": lambda: found.merge(calibrate(llama, blocks)),
+        "of blocks of 24 and 5 tokens": lambda: found.merge(calibrate(model, blocks[:, :5])),
+        "'absmax.smoothing' has to know how large .* expected a cali": lambda: quantize(model, "absmax+smoothing"),
+        "lacks 48 features of 'model.layers.0.mlp.down_proj'": lambda: quantize(
+            llama, "absmax+smoothing", calibration=found
+        ),
+    }.items():
+        with pytest.raises(UserError, match=message):
+            attempt()
     model.transformer.h[1].ln_2.weight.data[3] = torch.nan
     with pytest.raises(BrokenModel, match="NaN or inf in the hidden states of layer 1, role ffn_in, feature 3"):
         calibrate(model, blocks)
@@ -493,6 +453,12 @@ def test_codes_are_shared_where_they_come_out_alike(blocks):
     assert partly.quantized_weight is codes, "where it is not rotated"
     schemes = [get_scheme(name) for name in ("absmax", "absmax+hadamard", "absmax+tokens=3")]
     assert [scheme.name for scheme in by_weights(schemes)] == ["absmax", "absmax+tokens=3", "absmax+hadamard"]
+    turned = quantize(model, "absmax+hadamard")
+    turned(blocks)
+    with torch.no_grad():
+        for projection in projections(turned):
+            projection.module.projection.weight.mul_(0.37)
+    assert torch.equal(turned(blocks).logits, quantize(model, "absmax+hadamard")(blocks).logits), "it is fitted anew"
 
 
 def test_a_streamed_model_is_as_a_resident_one(tmp_path, blocks):
@@ -524,9 +490,7 @@ def test_remedies_are_kept_with_an_int8_model(tmp_path, blocks):
     with pytest.raises(UserError, match=r"scheme 'absmax.smoothing' has to know how large the inputs are"):
         load_int8(str(tmp_path / "exact"), "absmax+smoothing")
     for make in (lambda scheme: quantize(model, scheme, keep="int8"), lambda scheme: load_int8(MODEL, scheme)):
-        with pytest.raises(
-            UserError, match=r"'absmax.tokens=3' multiplies some tokens with exact weights; use keep='ex"
-        ):
+        with pytest.raises(UserError, match=r"'absmax.tokens=3' multiplies some tokens with exact weights"):
             make("absmax+tokens=3")
 
 
@@ -567,13 +531,8 @@ def test_rows_say_of_what_text_they_are_calibrated(tmp_path, monkeypatch):
     assert [row["value"] for row in rows if row["scheme"] == "absmax+smoothing"] == [perplexity(smoothed, text[:2])]
     assert sweep(Experiment(**fields), tmp_path) == rows, "found again"
     others = [
-        sweep(Experiment(**fields, **changes), tmp_path)
-        for changes in (
-            {"calibration": text[4:]},
-            {"calibration_blocks": 2},
-            {"calibration": ["Some other text. " * 99]},
-        )
-        for changes in [changes | ({"calibration_blocks": 2} if "calibration" in changes else {})]
+        sweep(Experiment(**fields, calibration_blocks=2, **of_text), tmp_path)
+        for of_text in ({"calibration": text[4:]}, {}, {"calibration": ["Some other text. " * 99]})
     ]
     for other in others:
         assert [row in rows for row in other] == [row["scheme"] != "absmax+smoothing" for row in rows]
@@ -585,10 +544,7 @@ def test_rows_say_of_what_text_they_are_calibrated(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"calibration": "sample"},
-            "block 1 to calibrate on is block 1 of what is measured, .* another text with --cali",
-        ),
+        ({"calibration": "sample"}, "block 1 to calibrate on is block 1 of what is measured, .* with --cali"),
         ({"calibration_blocks": 10**5}, "no 100000 blocks to calibrate on: text 'sample' is too short"),
         ({"calibration": "nowhere.txt"}, "no 4 blocks to calibrate on: text file 'nowhere.txt' does not exist"),
     ],
@@ -613,21 +569,10 @@ def test_where_nothing_is_calibrated(spec, tmp_path):
         run(spec, tmp_path / "out")
 
 
-def test_a_streamed_sweep_is_calibrated_too(tmp_path):
-    fields = {**SMALL, "schemes": ["absmax+smoothing", "absmax+tokens=3", "fp32"]}
-    here, streamed = (sweep(Experiment(**fields, stream=stream), tmp_path / str(stream)) for stream in (False, True))
-    for one, other in zip(here, streamed, strict=True):
-        assert other["value"] == pytest.approx(one["value"], rel=1e-6)
-        assert one.get("calibration_hash") == other.get("calibration_hash")
-
-
 def test_a_remedy_for_all_schemes(tmp_path):
     asked = Experiment(schemes=["fp32", "absmax", "absmax+tokens=20"], transform="hadamard", **SMALL)
     assert asked.schemes == ["fp32", "absmax+hadamard", "absmax+tokens=20+hadamard"]
     assert asked.transform is None
-    assert Experiment(transform="hadamard", **SMALL).schemes == [
-        name if name == "fp32" else f"{name}+hadamard" for name in TABLE1
-    ]
     mine = Scheme("mine", ROW, COLUMN)
     (scheme,) = Experiment(schemes=[mine], transform="clip=0.9", **SMALL).schemes
     assert scheme == replace(mine, name="mine+clip=0.9", label="mine, clipped at 0.9", clip=0.9)
@@ -651,9 +596,7 @@ def test_a_remedy_in_a_command(monkeypatch, capsys, tmp_path):
     code, out, _ = call(monkeypatch, capsys, *arguments, "--transform", "tokens=9+smoothing=0.6")
     assert code == 0
     assert "absmax+tokens=9+smoothing=0.6" in out
-    rows = records_in(tmp_path)
-    assert [row["scheme"] for row in rows] == ["fp32", "absmax+tokens=9+smoothing=0.6"]
-    assert outliers.calibrate is calibrate
+    assert [row["scheme"] for row in records_in(tmp_path)] == ["fp32", "absmax+tokens=9+smoothing=0.6"]
     code, _, err = call(monkeypatch, capsys, *arguments, "--transform", "smoothing", "--calibration", "sample")
     assert code == 2
     assert err.startswith("error: block 1 to calibrate on is block 1 of what is measured")

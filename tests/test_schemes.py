@@ -1,9 +1,6 @@
 """Schemes of one's own: their parts, transforms, what they skip, what rows say of them, and plugins."""
 
-import copy
-import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,8 +9,6 @@ import torch
 from outlier_kernels import cpu, dispatch, reference
 from outlier_kernels.cpu import packed, plain
 from outlier_kernels.formats import ROWS, Quantizer
-from safetensors.torch import save_file
-from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
@@ -28,7 +23,6 @@ from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.quantization.transforms import TRANSFORMS, Transform
 from outliers.report.paper.table1 import PUBLISHED
 from outliers.runs.run import run, sweep
 from outliers.specification.files import make_experiment, read_experiment
@@ -68,82 +62,6 @@ def test_the_smallest_scheme_of_ones_own():
     assert str(scheme.activations) == "int8 row absmax"
     for part in (ROW, COLUMN, Quantizer("int8", "tensor", False), None):
         assert Quantizer.read(part and str(part)) == part
-
-
-@pytest.mark.parametrize("scheme", [MIXED, WEIGHTS_ALONE, Scheme("w8-decomp", None, COLUMN, 2.0)], ids=lambda s: s.name)
-def test_layers_whose_operands_differ(scheme):
-    """Against float64 values of the codes, with codes alone; with exact weights see test_quantization."""
-    torch.manual_seed(0)
-    x = torch.randn(7, 16)
-    x[3, 5] = 4.0
-    for projection in (nn.Linear(16, 24), Conv1D(24, 16)):
-        nn.init.normal_(projection.bias)
-        weight = projection.weight.detach().T if isinstance(projection, Conv1D) else projection.weight.detach()
-        values = reference.quantize(weight, COLUMN).dequantize().double()
-        outliers = (x.abs() >= (scheme.outlier_threshold or torch.inf)).any(0)
-        kept = reference.quantize(x[:, ~outliers], scheme.activations).dequantize().double()
-        want = kept @ values[:, ~outliers].T + x[:, outliers].double() @ values[:, outliers].T + projection.bias
-        layer = Int8Linear(projection, scheme)
-        assert torch.allclose(layer(x), want.float(), atol=1e-5)
-    with pytest.raises(UserError, match="scheme 'a8' quantizes no weights, whose codes could be kept"):
-        quantize(make_model("gpt2"), Scheme("a8", ROW, None), keep="int8")
-
-
-# Powers of two change no rounding but that of codes: a product in floats is the same to the last bit.
-POWERS_OF_TWO = Transform(
-    lambda weight: torch.exp2(torch.log2(weight.abs().amax(0).clamp(min=1e-3)).round()),
-    lambda x, factors: x * factors,
-    lambda weight, factors: weight / factors,
-)
-
-
-@pytest.fixture
-def powers_of_two(monkeypatch):
-    monkeypatch.setitem(TRANSFORMS, "powers-of-two", "tests.test_schemes:POWERS_OF_TWO")
-    return Scheme("smooth", ROW, COLUMN, transform="powers-of-two")
-
-
-@pytest.mark.parametrize("threshold", [None, 0.5])
-@pytest.mark.parametrize("kind", [QuantizedLinear, Int8Linear])
-def test_a_transform_comes_before_anything_is_quantized(powers_of_two, kind, threshold):
-    torch.manual_seed(0)
-    sizes = torch.logspace(-2, 2, 16)
-    projection, x = nn.Linear(16, 24), torch.randn(7, 16) / sizes
-    projection.weight.data *= sizes
-    scheme = Scheme("smooth", ROW, COLUMN, threshold, transform="powers-of-two")
-    factors = POWERS_OF_TWO.fit(projection.weight.detach())
-    by_hand = nn.Linear(16, 24)
-    by_hand.weight.data, by_hand.bias = projection.weight.detach() / factors, projection.bias
-    plain = Scheme("plain", ROW, COLUMN, threshold)
-    with torch.no_grad():
-        got = kind(projection, scheme)(x)
-        assert torch.equal(got, kind(by_hand, plain)(x * factors))
-        if threshold:
-            assert 0 < ((x * factors).abs() >= threshold).any(0).sum() < 16, "some features are outliers"
-        exact = projection(x)
-        if threshold is None:
-            assert (got - exact).norm() < 0.1 * (kind(projection, plain)(x) - exact).norm(), "it smooths"
-        assert kind(projection, scheme).bfloat16()(x.bfloat16()).dtype == torch.bfloat16
-
-
-def test_a_transform_is_kept_with_a_model(powers_of_two, blocks, tmp_path):
-    model = make_model("gpt2")
-    small = quantize(model, powers_of_two, keep="int8")
-    expected = small(blocks).logits
-    assert not torch.equal(expected, quantize(model, "absmax-vector", keep="int8")(blocks).logits)
-    save_quantized(small, tmp_path)
-    loaded = load_quantized(tmp_path)
-    for one in (loaded, copy.deepcopy(loaded), copy.deepcopy(small).to("cpu")):
-        assert torch.equal(one(blocks).logits, expected)
-    exact = quantize(model, powers_of_two)
-    before = exact(blocks).logits
-    plain = quantize(model, "absmax-vector")
-    plain(blocks)
-    assert torch.equal(quantize(plain, powers_of_two)(blocks).logits, before), "their codes are not shared"
-    with torch.no_grad():
-        for projection in projections(exact):
-            projection.module.projection.weight.mul_(0.37)
-    assert torch.equal(exact(blocks).logits, quantize(model, powers_of_two)(blocks).logits), "it is fitted anew"
 
 
 def test_schemes_with_the_same_weight_operand_share_codes(blocks):
@@ -209,25 +127,6 @@ def test_patterns_that_skip_nothing_or_all(skip, message):
             quantize(make_model("llama"), "absmax", keep, skip=skip)
 
 
-def test_what_a_file_says_of_skipped_layers(tmp_path):
-    small = quantize(make_model("gpt2"), "absmax", keep="int8")
-    for skip in ('"all"', "[5]", "5", "null", "[" * 100_000, '["transformer.h.7"]', "nonsense"):
-        save_quantized(small, tmp_path)
-        save_file({}, tmp_path / "int8.safetensors", {"scheme": json.dumps(PARTS, default=vars), "skip": skip})
-        with pytest.raises(UserError):
-            load_quantized(tmp_path)
-
-
-PARTS = {"name": "ours", "activations": ROW, "weights": COLUMN}
-
-
-def test_a_file_of_an_earlier_version(tmp_path):
-    earlier = {"name": "absmax", "bits": 8, "symmetric": True, "label": "Int8 absmax"}
-    save_file({}, tmp_path / "int8.safetensors", {"scheme": json.dumps(earlier)})
-    with pytest.raises(UserError, match="unknown part 'bits'; quantize the exact model again"):
-        load_quantized(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["absmax", "llm.int8", "zeropoint-vector"])
 def test_the_memory_of_an_int8_model_stays_what_it_is(name, blocks):
     """Also once its codes are in the layout that is multiplied fastest, and as the sum of its file's tensors."""
@@ -240,7 +139,7 @@ def test_the_memory_of_an_int8_model_stays_what_it_is(name, blocks):
     assert sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values()) == before
 
 
-def test_what_rows_say_of_a_scheme(powers_of_two):
+def test_what_rows_say_of_a_scheme():
     assert row_fields(get_scheme("fp32"), skip=["lm_head"]) == {}
     assert row_fields(get_scheme("absmax")) == {}
     assert row_fields(get_scheme("llm.int8", 4)) == {"alpha": 4.0, "outlier_weights": "exact"}
@@ -258,8 +157,6 @@ def test_what_rows_say_of_a_scheme(powers_of_two):
     ):
         assert "scheme_parts" in row_fields(other)
     assert row_fields(WEIGHTS_ALONE)["scheme_parts"] == "exact × int8 column absmax, exact"
-    turned = replace(SCHEMES["absmax"], transform=powers_of_two.transform)
-    assert row_fields(turned) == {"scheme_parts": f"{SCHEMES['absmax'].parts}, {powers_of_two.transform}"}
 
 
 def test_rows_say_which_kernels_multiply(on_cpu, blocks):
@@ -280,9 +177,8 @@ def test_rows_say_which_kernels_multiply(on_cpu, blocks):
         with pytest.MonkeyPatch.context() as patch:
             for name, kernels in (("packed", packed), ("plain", plain), ("reference", reference)):
                 for arithmetic, run in kernels.LINEAR.items():
-                    patch.setitem(
-                        kernels.LINEAR, arithmetic, lambda *of, name=name, run=run: ran.append(name) or run(*of)
-                    )
+                    noting = lambda *of, name=name, run=run: ran.append(name) or run(*of)  # noqa: E731
+                    patch.setitem(kernels.LINEAR, arithmetic, noting)
             quantized(blocks)
         if scheme.name == "llm.int8":
             weights = {"exact": "exact", "int8": "dequantized"}[keep]
@@ -397,7 +293,7 @@ def test_schemes_of_a_plugin(install, blocks):
         (
             "import outliers\noutliers.Scheme('x', 5, None)",
             "x = broken:X",
-            "activations of scheme 'x' is 5; expected a",
+            "activations of scheme 'x' is 5; ",
         ),
     ],
 )

@@ -30,9 +30,8 @@ def ids_of(x: torch.Tensor) -> torch.Tensor:
 
 def kept_of(x: torch.Tensor, kept: str) -> torch.Tensor | None:
     """Zeros, as a trace keeps them."""
-    return {"magnitudes": torch.zeros_like, "hits": lambda x: torch.zeros_like(x, dtype=torch.bool)}.get(
-        kept, lambda _: None
-    )(x.contiguous())
+    dtypes = {"magnitudes": x.dtype, "hits": torch.bool}
+    return torch.zeros(x.shape, dtype=dtypes[kept], device=x.device) if kept in dtypes else None
 
 
 def added(path, table: dict, sequences: list[torch.Tensor], add) -> tuple[states.Statistics, list]:

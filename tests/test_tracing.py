@@ -17,6 +17,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outliers.criterion import PAPER
 from outliers.errors import UserError
 from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, projections, readers
 from outliers.models.hooks import attention_hooks
@@ -26,7 +27,7 @@ from outliers.text.tokens import named_tokens
 from outliers.tracing import sketch
 from outliers.tracing.compare import compare
 from outliers.tracing.frame import Frame
-from outliers.tracing.result import PAPER, Trace
+from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
@@ -43,42 +44,25 @@ def hooks(model) -> int:
 
 @pytest.fixture(scope="module")
 def gpt2():
-    """A small GPT-2, six blocks, the trace of each block by itself, and of them all."""
+    """A small GPT-2, six blocks, the traces of the first two by themselves, and of them all."""
     model = make_model("gpt2")
     blocks = torch.randint(100, (6, 24), generator=torch.Generator().manual_seed(2))
-    return (
-        model,
-        blocks,
-        [trace(model, block[None], alpha=ALPHA) for block in blocks],
-        trace(model, blocks, alpha=ALPHA),
-    )
-
-
-def norms_outputs(model, blocks) -> dict:
-    """The tracked hidden states of GPT-2, from hooks on its norms: (layer, norm) to (sequences, T, h)."""
-    states, handles = {}, []
-    for layer, block in enumerate(model.transformer.h):
-        for name in ("ln_1", "ln_2"):
-            hook = lambda *args, key=(layer, name): states.__setitem__(key, args[2].detach())  # noqa: E731
-            handles.append(getattr(block, name).register_forward_hook(hook))
-    model.transformer(blocks)
-    for handle in handles:
-        handle.remove()
-    return states
+    alone = [trace(model, block[None], alpha=ALPHA) for block in blocks[:2]]
+    return model, blocks, alone, trace(model, blocks, alpha=ALPHA)
 
 
 def test_features_by_definition(gpt2):
     """The fractions, counted once more in plain loops."""
-    model, blocks, *_ = gpt2
-    states = norms_outputs(model, blocks)
-    table = trace(model, blocks, alpha=ALPHA).features().set_index("feature")
+    model, blocks, _, whole = gpt2
+    states = {place: x for place, x in recorded(model, blocks).items() if place[0] in ("attn_in", "ffn_in")}
+    table = whole.features().set_index("feature")
     for feature in (0, 7, 31):
         layers = positions = pairs = 0
         values = []
         for sequence in range(6):
             x = {k: s[sequence, :, feature].tolist() for k, s in states.items()}
             hit = {k: [abs(v) >= ALPHA for v in column] for k, column in x.items()}
-            layers += sum(any(hit[layer, "ln_1"] + hit[layer, "ln_2"]) for layer in range(2)) / 2
+            layers += sum(any(hit["attn_in", layer] + hit["ffn_in", layer]) for layer in range(2)) / 2
             positions += sum(any(h[t] for h in hit.values()) for t in range(24)) / 24
             pairs += sum(sum(h) for h in hit.values())
             values += [v for k, column in x.items() for v, h in zip(column, hit[k], strict=True) if h]
@@ -202,8 +186,15 @@ def test_every_role_of_every_architecture_against_recorded_inputs(model, blocks)
         assert torch.equal(found.statistics[f"{role}.sequences_hit"][layer], hits.any(1).sum(0))
         assert torch.allclose(found.statistics[f"{role}.squares"][layer], x.square().sum((0, 1)), rtol=1e-6)
         assert torch.allclose(found.statistics[f"{role}.squares_rest"][layer], x[:, 1:].square().sum((0, 1)), rtol=1e-6)
-        want = np.mean([scipy.stats.kurtosis(s, axis=None, fisher=False) for s in x.numpy()])
-        assert norms.loc[role, layer]["kurtosis_tensor"] == pytest.approx(want, rel=1e-5)
+        row = norms.loc[role, layer]
+        for rest, part in (("", x.numpy()), ("_rest", x[:, 1:].numpy())):
+            assert row[f"infinity_norm{rest}"] == pytest.approx(np.abs(part).max(), rel=1e-6)
+            want = np.mean([scipy.stats.kurtosis(s, axis=None, fisher=False) for s in part])
+            assert row[f"kurtosis_tensor{rest}"] == pytest.approx(want, rel=1e-5)
+            want = scipy.stats.kurtosis(part, axis=2, fisher=False).mean()
+            assert row[f"kurtosis_token{rest}"] == pytest.approx(want, rel=1e-4)
+            square = (part**2).mean((0, 1))
+            assert row[f"kurtosis_feature{rest}"] == pytest.approx((square**2).mean() / square.mean() ** 2, rel=1e-5)
     for role in found.roles:
         both = torch.stack([states[role, layer] for layer in range(2)]).abs() >= 0.5
         table = found.features(role).set_index("feature").sort_index()
@@ -217,21 +208,6 @@ def test_every_role_of_every_architecture_against_recorded_inputs(model, blocks)
     most = found.largest_values()
     assert most["role"].tolist() == list(found.roles)
     assert most["max"].tolist() == [by_layer.loc[role]["max"].max() for role in found.roles]
-
-
-def test_what_every_sign_is(gpt2):
-    """By the extremes, where all hit values are counted one by one."""
-    model, blocks, *_ = gpt2
-    found, states = trace(model, blocks, alpha=ALPHA), recorded(model, blocks)
-    kinds = set()
-    for role in ROLES:
-        table = found.features(role, by="layer").set_index(["layer", "feature"])
-        for (layer, feature), one_sided in table["one_sided"].items():
-            x = states[role, layer][..., feature]
-            of_hits = x[x.abs() >= ALPHA].sign().unique()
-            assert one_sided == (len(of_hits) == 1)
-            kinds.add(len(of_hits))
-    assert kinds == {0, 1, 2}, "no hits, of one sign, of both"
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -283,21 +259,6 @@ def test_alibi_of_falcon_counts_once(blocks):
         assert torch.allclose(probabilities.double(), expected, atol=1e-6)
 
 
-def test_massive_activations():
-    model = make_model("gpt2")
-    blocks = torch.arange(24)[None]
-    with torch.no_grad():
-        model.transformer.wte.weight[5, 3] = 4000  # token 5, at position 5, and with it the median stays small
-    found = trace(model, blocks)
-    massive = found.massive_activations()
-    assert massive["massive"].tolist() == [1, 1]
-    assert massive[["feature", "position", "token"]].to_numpy().tolist() == [[3, 5, 5]] * 2
-    assert massive["value"][0] == pytest.approx(4000, rel=0.01)
-    assert found.statistics["residual.massive_positions"].nonzero().tolist() == [[5]]
-    assert found.statistics["residual.massive_tokens"].nonzero().tolist() == [[5]]
-    assert found.statistics["residual.massive"].nonzero().tolist() == [[0, 3], [1, 3]]
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("case", ["gpt2", "llama"])
 def test_residual_stream_of_all_layers(case):
@@ -309,13 +270,11 @@ def test_residual_stream_of_all_layers(case):
     blocks = torch.randint(33, (3, 24), generator=torch.Generator().manual_seed(1)) + 33 * torch.arange(3)[:, None]
     embeddings = model.get_input_embeddings().weight
     embeddings[33:66] *= 20  # of the second block
-    for sequence, position, feature, value in (
-        (0, 6, 3, 400),
-        (0, 8, 4, 60),  # more than 1000 times the median, but not more than 100
-        (1, 7, 5, 180),  # more than 100, but not 1000 times the median
-        (2, 9, 7, -7000),
-    ):
-        embeddings[blocks[sequence, position], feature] = value
+    large = {(0, 6): (3, 400), (2, 9): (7, -7000)}
+    large[0, 8] = 4, 60  # more than 1000 times the median, but not more than 100
+    large[1, 7] = 5, 180  # more than 100, but not 1000 times the median
+    for place, (feature, value) in large.items():
+        embeddings[blocks[place], feature] = value
     late = decoder_layers(model)[2].mlp
     (late.c_proj.weight.T if case == "gpt2" else late.down_proj.weight)[11] *= 1e6  # massive in the last two layers
     last = []
@@ -347,25 +306,6 @@ def test_residual_stream_of_all_layers(case):
         assert row[2:].tolist() == [feature, position, blocks[sequence, position]]
 
 
-def test_kurtosis_and_norms_against_scipy(gpt2):
-    model, blocks, *_ = gpt2
-    states = norms_outputs(model, blocks)
-    table = trace(model, blocks).hidden_states().set_index(["role", "layer"])
-    for role, norm in (("attn_in", "ln_1"), ("ffn_in", "ln_2")):
-        for layer in range(2):
-            row = table.loc[role, layer]
-            for rest, x in (("", states[layer, norm]), ("_rest", states[layer, norm][:, 1:])):
-                x = x.double().numpy()
-                assert row[f"infinity_norm{rest}"] == pytest.approx(np.abs(x).max(), rel=1e-4)
-                want = np.mean([scipy.stats.kurtosis(s, axis=None, fisher=False) for s in x])
-                assert row[f"kurtosis_tensor{rest}"] == pytest.approx(want, rel=1e-4)
-                want = scipy.stats.kurtosis(x, axis=2, fisher=False).mean()
-                assert row[f"kurtosis_token{rest}"] == pytest.approx(want, rel=1e-4)
-                square = (x**2).mean((0, 1))
-                want = (square**2).mean() / square.mean() ** 2
-                assert row[f"kurtosis_feature{rest}"] == pytest.approx(want, rel=1e-4)
-
-
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -389,29 +329,6 @@ def test_sketch_is_within_one_per_cent(values, fraction):
     assert abs(estimate - want) <= 0.010001 * abs(want)
 
 
-@given(st.permutations(range(6)), st.sets(st.integers(1, 5)))
-def test_merge_of_parts_is_the_trace_of_the_whole(gpt2, order, cuts):
-    """Any split of the sequences into parts, joined in any order."""
-    _, _, parts, whole = gpt2
-    merged = None
-    bounds = [0, *sorted(cuts), 6]
-    for first, last in itertools.pairwise(bounds):
-        part = parts[order[first]]
-        for number in order[first + 1 : last]:
-            part = part.merge(parts[number])
-        merged = part if merged is None else merged.merge(part)
-    assert merged.sequences == whole.sequences == 6
-    assert merged.sketch == whole.sketch
-    assert merged.statistics.keys() == whole.statistics.keys()
-    for name, value in whole.statistics.items():
-        if value.dtype == torch.int64 or name.endswith(("min", "max", "largest")):
-            assert torch.equal(merged.statistics[name], value), name
-        else:
-            assert value.dtype == torch.float64
-            # features whose values cancel are compared with the size of what was added
-            assert torch.allclose(merged.statistics[name], value, rtol=1e-12, atol=1e-12 * value.abs().max()), name
-
-
 def test_size_does_not_depend_on_the_text(gpt2):
     _, _, (one, *_), six = gpt2
     assert {k: v.shape for k, v in one.statistics.items()} == {k: v.shape for k, v in six.statistics.items()}
@@ -424,11 +341,12 @@ def test_size_does_not_depend_on_the_text(gpt2):
 def test_what_does_not_belong_together_is_not_merged(gpt2):
     model, blocks, (one, *_), _ = gpt2
     other = make_model("opt")
+    other.model.decoder.layers = other.model.decoder.layers[:1]
     for different, message in [
         (trace(model, blocks, alpha=2), "alpha are 1.5 and 2"),
         (trace(model, blocks, "attn_in", alpha=ALPHA), "roles are"),
         (trace(model, blocks, alpha=ALPHA, attention=False), "heads are 4 and 0"),
-        (trace(plant_layer(other), blocks, alpha=ALPHA), "different shapes"),
+        (trace(other, blocks, alpha=ALPHA), "different shapes"),
     ]:
         with pytest.raises(UserError, match=message):
             one.merge(different)
@@ -446,12 +364,6 @@ def test_traces_of_different_things_are_not_merged(gpt2):
     for what in about:
         with pytest.raises(UserError, match=f"cannot merge traces whose {what} are '.*' and 'other'"):
             said.merge(replace(two, about=about | {what: "other"}))
-
-
-def plant_layer(model):
-    """The model with its first decoder layer alone."""
-    model.model.decoder.layers = model.model.decoder.layers[:1]
-    return model
 
 
 def test_save_and_load(gpt2, tmp_path):
@@ -475,9 +387,6 @@ def test_save_and_load(gpt2, tmp_path):
     found.merge(found).save(tmp_path / "other")
     (tmp_path / "other.parquet").rename(tmp_path / "found.parquet")
     with pytest.raises(UserError, match="of different traces"):
-        Trace.load(tmp_path / "found")
-    (tmp_path / "found.safetensors").write_bytes(b"no")
-    with pytest.raises(UserError, match="cannot read a trace"):
         Trace.load(tmp_path / "found")
     with pytest.raises(UserError, match="cannot read a trace"):
         Trace.load(tmp_path / "nothing")
@@ -536,22 +445,15 @@ def test_mistakes(gpt2):
     }.items():
         with pytest.raises(UserError, match=message):
             trace(model, **{"blocks": blocks, **arguments})
-    with pytest.raises(UserError, match="roles attn_in, attn_out together; this trace has attn_in, attn_out, ffn_in, "):
-        one.features(["attn_in", "attn_out"])
-    with pytest.raises(UserError, match="this trace has attn_out"):
-        trace(model, blocks, "attn_out").features()
-    with pytest.raises(UserError, match="roles ffn_in, ffn_out together; this trace has"):
-        one.features(["ffn_in", "ffn_out"])
-    with pytest.raises(UserError, match="by 'head'"):
-        one.features(by="head")
-    with pytest.raises(UserError, match="largest values by 'role'"):
-        one.largest_values("role")
-    with pytest.raises(UserError, match="attention=True"):
-        trace(model, blocks, attention=False).attention_sinks()
-    model = torch.nn.Linear(2, 2)
-    model.config = type("Config", (), {"model_type": "bert"})()
-    with pytest.raises(UserError, match="unknown architecture 'bert'"):
-        list(projections(model))
+    for message, ask in {
+        "roles attn_in, attn_out together; this .* attn_in, attn_out, ffn_in, ": lambda: one.features(ROLES[:2]),
+        "this trace has attn_out": lambda: trace(model, blocks, "attn_out").features(),
+        "by 'head'": lambda: one.features(by="head"),
+        "largest values by 'role'": lambda: one.largest_values("role"),
+        "attention=True": lambda: trace(model, blocks, attention=False).attention_sinks(),
+    }.items():
+        with pytest.raises(UserError, match=message):
+            ask()
 
 
 PLANTABLE = sorted(set(CONFIGS) - {"opt-350m", "olmo2"})
@@ -694,10 +596,8 @@ def test_names_types_and_contexts_of_tokens(with_tokens):
     assert contexts[1] == "é«The»ing aThe the"
     assert contexts[8] == "éTheing aThe the,\\n «(»7's theThe"
     assert contexts[16] == " (7's theThe a7, «the»"
-    table = found.massive_activations()
-    assert table["token_text"].tolist() == [names[token][0] for token in table["token"]]
-    assert "token_text" in found.largest_values("layer")
-    assert "token_text" in found.sink_tokens()
+    for table in (found.massive_activations(), found.largest_values("layer"), found.sink_tokens()):
+        assert table["token_text"].tolist() == [names[token][0] for token in table["token"]]
 
 
 @given(st.permutations(range(6)), st.sets(st.integers(1, 5)))
@@ -712,7 +612,7 @@ def test_merge_of_sequences_of_several_lengths(with_tokens, order, cuts):
     assert merged.sketch == whole.sketch
     assert merged.statistics.keys() == whole.statistics.keys()
     for name, value in whole.statistics.items():
-        if value.dtype == torch.float64:
+        if value.dtype == torch.float64 and not name.endswith("largest"):
             assert torch.allclose(merged.statistics[name], value, rtol=1e-12, atol=1e-12 * value.abs().max()), name
         else:
             assert torch.equal(merged.statistics[name], value), name
@@ -775,20 +675,18 @@ def test_save_and_load_tokens(with_tokens, tmp_path):
     token = next(iter(found.names))
     for message, fields in {
         "tokens are not in order": broken("tokens.ids", lambda ids: ids[:2].copy_(ids[:2].flip(0))),
-        "not at as many positions": broken("tokens.positions", lambda counts: counts[0].add_(1)),
-        "residual.strongest is at a place": broken("residual.strongest_at", lambda at: at[3, 0, 0].zero_()),
         "weakest_at has a position or a token": broken("residual.weakest_at", lambda at: at[3, 0, 5].fill_(10**6)),
-        "residual.weakest_at is at no token": broken("residual.weakest_at", lambda at: at[3, 0, 9].fill_(100)),
         "strongest holds NaN": broken("residual.strongest", lambda values: values[0, 0].fill_(torch.nan)),
-        "sequences are not as long": broken("text.sequences", lambda counts: counts[-1].zero_()),
-        "have no names": {"names": {token: found.names[token]}},
-        "the name of token": {"names": found.names | {token: ("\x1b[2J", "delimiter")}},
-        "the name of token .* is .*first": {"names": found.names | {token: ("'a'", "first")}},
+        "sequences are not as many": broken("text.sequences", lambda counts: counts[-1].zero_()),
+        f"names.{token}.0 .* name of a token in one line": {"names": {token: ("\x1b[2J", "delimiter")}},
+        f"names.{token}.1 Input should be 'delimiter'": {"names": {token: ("'a'", "first")}},
         "an unknown statistic": {"names": {}},
     }.items():
         replace(found, **fields).save(tmp_path / "broken")
         with pytest.raises(UserError, match=message):
             Trace.load(tmp_path / "broken")
+    replace(found, names={token: found.names[token]}).save(tmp_path / "nameless")
+    assert "#" in "".join(Trace.load(tmp_path / "nameless").largest_values("layer")["token_text"])
 
 
 def test_traces_of_before_load(gpt2, tmp_path):
@@ -883,17 +781,10 @@ def test_tables_print_all_columns(with_tokens, monkeypatch, columns):
     assert "0.123456" in one._repr_html_()
 
 
-def test_outlier_features_fit_a_terminal(monkeypatch):
-    """Those of a real model, whose values are as large, in one piece."""
-    monkeypatch.setenv("COLUMNS", "80")
-    row = {"feature": 1247, "layers": 0.4708, "positions": 0.98193, "positions_mean": 0.13379, "hits": 16438}
-    row |= {"one_sided": True, "q1": -8.09, "median": -7.17, "q3": -6.62, "max": 11.91}
-    assert len(repr(Frame([row])).splitlines()) == 2
-
-
 def test_compare(gpt2, blocks):
     """Of a model and itself with a feature planted, and under a scheme."""
-    model = make_model("gpt2")
+    model, (kind, fields) = make_model("gpt2"), CONFIGS["gpt2"]
+    wider = AutoConfig.for_model(kind, vocab_size=100, **fields | {"n_embd": 48})
     one = trace(plant(make_model("gpt2"), [5], 30), blocks)
     other = trace(plant(make_model("gpt2"), [5, 20], 60), blocks)
     both = compare(one, other)
@@ -920,15 +811,9 @@ def test_compare(gpt2, blocks):
     quantized = compare(one, trace(plant(model, [5], 30), blocks, variant=Quantized("absmax")))
     assert quantized["feature"].tolist() == [5]
     for message, different in {
-        "features are 32 and 48": trace(AutoModelForCausalLM.from_config(wider()), blocks),
+        "features are 32 and 48": trace(AutoModelForCausalLM.from_config(wider), blocks),
         "alpha are 6.0 and 3.0": trace(model, blocks, alpha=3),
         "roles are .* and ffn_in; expected the same": trace(model, blocks, "ffn_in"),
     }.items():
         with pytest.raises(UserError, match=f"cannot compare traces whose {message}"):
             compare(one, different)
-
-
-def wider():
-    """The configuration of a model with more features."""
-    kind, fields = CONFIGS["gpt2"]
-    return AutoConfig.for_model(kind, vocab_size=100, **fields | {"n_embd": 48})

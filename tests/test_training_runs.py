@@ -58,11 +58,9 @@ needs_paper = pytest.mark.skipif(not PAPER.exists(), reason="needs the paper's t
 
 def ended(costs: dict[str, Sequence[float]]) -> list[dict]:
     """Rows of Table 7 in which runs cost so many per cent, by seed."""
-    found = {
-        run: [one * (1 + cost / 100) for one, cost in zip(PLAIN, of_run, strict=False)] for run, of_run in costs.items()
-    }
-    seeds = SEEDS[: len(next(iter(costs.values())))]
-    return rows_of_runs(SPEC.model_copy(update={"seeds": seeds}), found)
+    by_seed = {run: zip(PLAIN, of_run, strict=False) for run, of_run in costs.items()}
+    found = {run: [one * (1 + cost / 100) for one, cost in pairs] for run, pairs in by_seed.items()}
+    return rows_of_runs(SPEC.model_copy(update={"seeds": SEEDS[: len(next(iter(costs.values())))]}), found)
 
 
 COSTS = {
@@ -79,19 +77,10 @@ COSTS = {
 
 def kept_runs(spec: Training, names: Iterable[str]) -> list[Row]:
     """A row of each run and seed of a specification, as nobody measured it."""
-    return [
-        Row(
-            asked=cell.asked,
-            facts={"trained_on": "0123456789ab"},
-            values=[
-                {"metric": "perplexity", "value": 20.0, "checkpoint": "step-1", "architecture": "gpt2", "parameters": 1}
-            ],
-            made={"experiment": "training"},
-        )
-        for plan in plans_of(spec)
-        for cell in next(plan.stages)
-        if cell.subject.label in names
-    ]
+    value = {"metric": "perplexity", "value": 20.0, "checkpoint": "step-1", "architecture": "gpt2", "parameters": 1}
+    told = {"facts": {"trained_on": "0123456789ab"}, "values": [value], "made": {"experiment": "training"}}
+    cells = [cell for plan in plans_of(spec) for cell in next(plan.stages)]
+    return [Row(asked=cell.asked, **told) for cell in cells if cell.subject.label in names]
 
 
 def test_rows_of_training_runs_are_those_that_are_asked_for():
@@ -147,9 +136,8 @@ def test_intervals_are_those_of_scipy(pairs):
 def test_what_one_seed_says():
     assert mean([3.0]) == (3.0, None, 1)
     found = ratio({0: 2.0, 1: 3.0}, {0: 1.0, 7: 9.0})
-    assert (found.value, found.interval, found.seeds, found.is_shown) == (2.0, None, 1, False), (
-        "of seeds that both have"
-    )
+    of_both = found.value, found.interval, found.seeds, found.is_shown
+    assert of_both == (2.0, None, 1, False), "of seeds that both have"
     assert ratio({0: 2.0}, {1: 2.0}) is None
     assert ratio({0: 0.0}, {0: 2.0}) is None
 
@@ -168,24 +156,13 @@ def test_table_7_has_the_papers_columns_and_ours():
     assert cells["yes", "yes", "yes", "2 %"][-2:] == ["+45.3", "-"]
     assert table.data.set_index("run").loc["FFN, linear", "increase"] == pytest.approx(0.005, rel=0.01)
     assert "over 3 seeds" in section.printed
-
-
-def test_a_table_says_where_a_run_has_fewer_seeds():
     rows = ended(COSTS)
-    section = table7_section([row for row in rows if (row["run"], row["seed"]) != (rows[-1]["run"], SEEDS[-1])])
-    assert section.notes[0].startswith(f"Means over up to {len(SEEDS)} seeds")
-
-
-def test_table_7_of_one_seed_has_no_intervals():
-    section = table7_section(ended({run: costs[:1] for run, costs in COSTS.items()}))
-    assert section.tables[0].cells[2][5:7] == ["100.50", "+0.5"]
-    assert "trained once" in section.printed
-
-
-def test_without_16_bits_there_is_nothing_to_compare_with():
-    section = table7_section(ended({"FFN": (0, 0, 0)}))
-    assert section.tables[0].cells[0][6] == "-"
-    assert section.findings == []
+    fewer = table7_section([row for row in rows if (row["run"], row["seed"]) != (rows[-1]["run"], SEEDS[-1])])
+    assert fewer.notes[0].startswith(f"Means over up to {len(SEEDS)} seeds")
+    of_one = table7_section(ended({run: costs[:1] for run, costs in COSTS.items()}))
+    assert of_one.tables[0].cells[2][5:7] == ["100.50", "+0.5"] and "trained once" in of_one.printed
+    alone = table7_section(ended({"FFN": (0, 0, 0)}))
+    assert (alone.tables[0].cells[0][6], alone.findings) == ("-", []), "nothing to compare with"
 
 
 def test_table_7_is_measured_by_the_keys_of_the_published():
@@ -291,14 +268,14 @@ def test_a_run_with_fewer_seeds_has_no_scatter_that_is_not_of_seeds():
 
 def test_what_differs_beyond_the_scatter_of_seeds_is_said():
     rows = rows_of_runs(CAUSES, ENDS, {"as it is": 20.0, "Muon": 5.0})
-    words = said(causes_section(rows))
+    assert "measurements of 9 training runs." in page("t", [causes_section(rows)], "c")
+    words = said(causes_section(rows)).replace("\xa0", " ")
     assert "Outlier features by the criterion grew in 'as it is', and in none of two others." in words
-    assert "Beside 'as it is' the largest |x| of the residual stream is × 0.2 [0.2, 0.2] in 'rotary'" in words.replace(
-        "\xa0", " "
-    )
-    assert "the perplexity is × 0.95 [0.947, 0.954] in 'Muon'." in words.replace("\xa0", " "), (
-        "of rotary it is not shown"
-    )
+    assert "Beside 'as it is' the largest |x| of the residual stream is × 0.2 [0.2, 0.2] in 'rotary'" in words
+    assert "the perplexity is × 0.95 [0.947, 0.954] in 'Muon'." in words, "of rotary it is not shown"
+    of_one = causes_section(rows_of_runs(CAUSES.model_copy(update={"seeds": [0]}), ENDS, {"as it is": 20.0}))
+    assert "Beside" not in said(of_one) and "trained once" in of_one.notes[0]
+    assert "ends between 40.0 in 'Muon' and 200 in 'as it is'" in said(of_one)
     same = said(causes_section(rows_of_runs(CAUSES, dict.fromkeys(ENDS, PLAIN))))
     assert "No outlier feature by the criterion grew in any of three runs." in same
     assert "That the perplexity of any run is another than that of 'as it is' could not be shown." in same
@@ -320,21 +297,11 @@ def test_the_fewer_runs_are_named(having, sentence):
     assert causes_findings(ends, "causes")[0].text == sentence
 
 
-def test_of_one_seed_nothing_is_told_apart():
-    section = causes_section(rows_of_runs(CAUSES.model_copy(update={"seeds": [0]}), ENDS, {"as it is": 20.0}))
-    assert "Beside" not in said(section)
-    assert "ends between 40.0 in 'Muon' and 200 in 'as it is'" in said(section)
-    assert "trained once" in section.notes[0]
-
-
 def test_the_figure_shows_every_seed_and_the_first_run_in_grey():
     rows = rows_of_runs(CAUSES, ENDS, {"as it is": 20.0})
     panels = causes(rows)
-    assert [axes.get_title(loc="left").split("\n") for axes in panels] == [
-        ["as it is", "perplexity 100.7"],
-        ["Muon", "perplexity 95.7"],
-        ["rotary", "perplexity 97.7"],
-    ]
+    titles = [axes.get_title(loc="left").split("\nperplexity ") for axes in panels]
+    assert titles == [["as it is", "100.7"], ["Muon", "95.7"], ["rotary", "97.7"]]
     own = [line for line in panels[1].lines if line.get_linewidth() == 1]
     assert len(own) == 2 * len(SEEDS)
     assert own[0].get_xydata().tolist()[-1] == [1000, 40]
@@ -344,11 +311,6 @@ def test_the_figure_shows_every_seed_and_the_first_run_in_grey():
     assert set(found["step"]) == {100, 400, 1000} and len(trained(rows)) == 9
     with pytest.raises(UserError, match="unknown run 'Moun'; did you mean Muon"):
         causes(rows, run="Moun")
-
-
-def test_a_page_counts_runs():
-    section = causes_section(rows_of_runs(CAUSES, ENDS))
-    assert "measurements of 9 training runs." in page("t", [section], "c")
 
 
 # The command.
@@ -387,9 +349,10 @@ def train(folder, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch, caplog):
-    steps = []
+    steps, update = [], progress.Progress.update
     monkeypatch.setattr(progress, "SECONDS", 3600)  # a slow machine says nothing either
-    monkeypatch.setattr(progress.Progress, "update", _noting(progress.Progress.update, steps))
+    noting = lambda bar, count=1: (steps.append((bar.desc, count)), update(bar, count))  # noqa: E731
+    monkeypatch.setattr(progress.Progress, "update", noting)
     code, out, err = train("tiny.yaml")
     assert (code, err) == (0, ""), "no bars of a library"
     assert "FFN, linear" in out and "trained once" not in out
@@ -397,27 +360,16 @@ def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch,
     names = ["as it is, seed 0", "FFN, linear, seed 1"]
     assert {line for line, _ in steps} >= {f"{name}, fp32, training: " for name in names}
     results = folder / "results" / "tiny"
-    assert {"rows.jsonl", "causes.md", "causes.png", "trained.csv", "report.html"} <= {
-        one.name for one in results.iterdir()
-    }
+    assert all((results / name).exists() for name in ("rows.jsonl", "causes.png", "trained.csv", "report.html"))
     kept = (results / "causes.md").read_text()
     assert train("tiny.yaml") == (0, out, ""), "nothing is trained again"
-    (folder / "tiny-redrawn.yaml").write_text(
-        json.dumps(TINY | {"shows": "causes", "seeds": [0, 1], "blocks": 1, "draws": 2, "watched": [3]})
-    )
+    again = {"shows": "causes", "seeds": [0, 1], "blocks": 1, "draws": 2, "watched": [3]}
+    (folder / "tiny-redrawn.yaml").write_text(json.dumps(TINY | again))
     report("tiny-redrawn.yaml", results, redraw=True)
     assert (results / "causes.md").read_text() == kept
     code, out, _ = train("seven.yaml", "--out", "results/tiny")
     assert code == 0 and "Table 7" in (results / "report.html").read_text()
     assert (results / "table7_published.md").exists()
-
-
-def _noting(update, steps: list):
-    def noting(bar, count: int = 1) -> None:
-        steps.append((bar.desc, count))
-        update(bar, count)
-
-    return noting
 
 
 @pytest.mark.parametrize(
@@ -426,10 +378,6 @@ def _noting(update, steps: list):
         ([], "no experiment is named; expected one, such as `python -m outliers.training training/causes`"),
         (["causes"], "unknown experiment 'causes'; did you mean training/causes"),
         (["training/causes"], "text file 'c4_en_1000.jsonl' does not exist; expected the first 1,000 rows of C4"),
-        (
-            ["training/causes", "--c4", "rows.jsonl"],
-            "text file 'wikitext2_train.txt.gz' does not exist; expected WikiText",
-        ),
         (["training/table10"], "text file 'wikitext2_train.txt.gz' does not exist; expected WikiText-2"),
         (["training/causes", "--seeds", "x"], "field 'seeds.0'"),
         (["training/causes", "--runs", "x"], "No such option: --runs"),

@@ -1,6 +1,7 @@
 """What is measured of a model in the middle of its training, and that the training does not notice."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -60,21 +61,6 @@ def test_it_is_what_a_trace_and_the_perplexity_say():
     assert all(isinstance(value, (int, float)) for value in found.values())
 
 
-def test_it_is_what_transformers_says_of_a_copy():
-    model = small()
-    found = outliers.watch(model, HELD_OUT)
-    copied = copy.deepcopy(model).eval()
-    with torch.no_grad():
-        losses = [copied(ids[None], labels=ids[None]).loss for ids in HELD_OUT]
-        states = torch.stack(copied(HELD_OUT, output_hidden_states=True).hidden_states[1:-1])
-    assert found["perplexity"] == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-5)
-    assert found["max.residual"] >= states.abs().max().item() * (1 - 1e-5)
-
-
-def test_without_attention_there_are_no_sinks():
-    assert "attention_sink" not in outliers.watch(small(), HELD_OUT, attention=False)
-
-
 def hooks_of(model: nn.Module) -> list:
     return [vars(module)[name] for module in model.modules() for name in vars(module) if "hooks" in name]
 
@@ -82,6 +68,7 @@ def hooks_of(model: nn.Module) -> list:
 def test_all_is_as_it_was():
     model = small()
     model.transformer.h[1].eval()  # as it may be where a part is frozen
+    model.transformer.wte.register_forward_hook(lambda _module, _inputs, output: output + torch.randn_like(output))
     loss = model(BLOCKS, labels=BLOCKS).loss
     loss.backward()
     gradients = [parameter.grad for parameter in model.parameters()]
@@ -96,14 +83,6 @@ def test_all_is_as_it_was():
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.is_grad_enabled()
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_what_a_model_draws_at_random_is_drawn_again():
-    model = small()
-    model.transformer.wte.register_forward_hook(lambda _module, _inputs, output: output + torch.randn_like(output))
-    random = torch.get_rng_state()
-    outliers.watch(model, HELD_OUT)
-    assert torch.equal(torch.get_rng_state(), random)
 
 
 def trained(model: PreTrainedModel, run: nn.Module, look, half: bool = False, steps: int = 3) -> list[torch.Tensor]:
@@ -128,22 +107,13 @@ def trained(model: PreTrainedModel, run: nn.Module, look, half: bool = False, st
     return [*losses, *(parameter.detach().clone() for parameter in model.parameters())]
 
 
-def as_it_is(model: PreTrainedModel) -> nn.Module:
-    return model
-
-
-def compiled(model: PreTrainedModel) -> nn.Module:
-    return torch.compile(model, backend="aot_eager")
+compiled = partial(torch.compile, backend="aot_eager")
 
 
 def compiled_by_layer(model: PreTrainedModel) -> nn.Module:
     for layer in model.transformer.h:
         layer.compile(backend="aot_eager")
     return model
-
-
-def in_int8(model: PreTrainedModel) -> nn.Module:
-    return outliers.train_int8(model, attention=True, stochastic=True)
 
 
 def checkpointed(model: PreTrainedModel) -> nn.Module:
@@ -159,8 +129,8 @@ def with_own_attention(model: PreTrainedModel) -> nn.Module:
 @pytest.mark.parametrize(
     ("wrap", "half"),
     [
-        (as_it_is, False),
-        (in_int8, True),
+        (lambda model: model, False),
+        (partial(outliers.train_int8, attention=True, stochastic=True), True),
         (checkpointed, False),
         (with_own_attention, True),
         pytest.param(compiled, False, marks=pytest.mark.slow),
@@ -205,11 +175,6 @@ def test_an_own_attention_is_measured_as_it_is(own_attention):
     assert found["perplexity"] == pytest.approx(outliers.perplexity(model, HELD_OUT), rel=1e-9)
     assert found["attention_sink"] <= usual["attention_sink"]
     assert model.config._attn_implementation == own_attention
-
-
-def test_attention_in_int8_is_measured_as_it_is():
-    model = outliers.train_int8(small(), ffn=False, linear=False, attention=True)
-    assert outliers.watch(model, HELD_OUT)["perplexity"] == outliers.perplexity(model, HELD_OUT)
 
 
 def test_an_attention_without_probabilities_is_refused(monkeypatch, own_attention):

@@ -14,13 +14,11 @@ import torch
 import yaml
 
 from outliers.errors import UserError
+from outliers.metrics.zeroshot import ZeroShot as Metric
 from outliers.metrics.zeroshot import harness as module
 from outliers.metrics.zeroshot.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
-from outliers.metrics.zeroshot.view import (
-    accuracies,
-    accuracy_table,
-    zeroshot_section,
-)
+from outliers.metrics.zeroshot.measure import _task
+from outliers.metrics.zeroshot.view import accuracies, accuracy_table, zeroshot_section
 from outliers.models.load import load_model, load_tokenizer
 from outliers.plot.zeroshot import accuracy_by_size, mean_accuracy, mean_chance
 from outliers.quantization.convert import quantize
@@ -62,11 +60,8 @@ def small():
 def data(tmp_path_factory, small) -> Path:
     """Made-up files; every other last word is the one that the model expects, so that some are right."""
     folder = tmp_path_factory.mktemp("data")
-    texts = [
-        context + (expected_word(*small, context) if number % 2 else " umbrellas")
-        for number, context in enumerate(SENTENCES)
-    ]
-    write_data(folder, texts, QUESTIONS, [0, 1, 0, 0, 1, 1])
+    words = [expected_word(*small, context) if number % 2 else " umbrellas" for number, context in enumerate(SENTENCES)]
+    write_data(folder, list(map(str.__add__, SENTENCES, words)), QUESTIONS, [0, 1, 0, 0, 1, 1])
     return folder
 
 
@@ -174,10 +169,8 @@ def test_leaves_model_and_tokenizer_as_they_are(small, data):
 def test_is_quiet_and_takes_so_many_examples(small, data, capfd):
     results = zeroshot(*small, ["piqa-local"], data, limit=4)
     assert capfd.readouterr() == ("", "")
-    assert [(result["metric"], result["examples"], result["task_version"]) for result in results] == [
-        ("acc", 4, 1.0),
-        ("acc_norm", 4, 1.0),
-    ]
+    found = [(result["metric"], result["examples"], result["task_version"]) for result in results]
+    assert found == [("acc", 4, 1.0), ("acc_norm", 4, 1.0)]
     share = results[0]["value"]
     assert results[0]["standard_error"] == pytest.approx(math.sqrt(share * (1 - share) / 3))
     assert zeroshot(*small, ["piqa-local"], data, limit=1)[0]["standard_error"] is None
@@ -211,43 +204,29 @@ def test_local_tasks_are_those_of_the_harness(ours, theirs):
     assert differ >= {"task", "custom_dataset"}
 
 
-def remove(name: str):
-    return lambda folder: (folder / name).unlink()
-
-
-def drop_label(folder: Path) -> None:
-    (folder / "piqa_valid_labels.lst").write_text("0\n1\n")
-
-
-def spoil(name: str, content: bytes):
-    return lambda folder: (folder / name).write_bytes(content)
+LAMBADA, PIQA = ("lambada-local", "lambada_test.jsonl"), ("piqa-local", "piqa_valid.jsonl")
 
 
 @needs_harness
 @pytest.mark.parametrize(
-    ("task", "damage", "message"),
+    ("task", "name", "content", "message"),
     [
-        (
-            "lambada-local",
-            remove("lambada_test.jsonl"),
-            "lambada_test.jsonl' does not exist",
-        ),
-        ("piqa-local", remove("piqa_valid.jsonl"), "piqa_valid.jsonl' does not exist"),
-        ("piqa-local", drop_label, "has to hold a line 0 or 1 for each of the 6 rows"),
-        (
-            "piqa-local",
-            spoil("piqa_valid.jsonl", b'{"goal": "x", "sol1": "y"}\n'),
-            "row 1 of .* is not a JSON object with strings goal, sol1, sol2: 'sol2' is missing",
-        ),
-        ("piqa-local", spoil("piqa_valid.jsonl", b"[" * 10**5), "row 1 of .* nested too deeply"),
-        ("piqa-local", spoil("piqa_valid_labels.lst", b"0\n\xff\n"), "line 2 of .*labels.lst' .*byte 1 is not UTF-8"),
-        ("lambada-local", spoil("lambada_test.jsonl", b'{"text": "\\ud800"}'), "row 1 of .* half a surrogate pair"),
+        (*LAMBADA, None, "lambada_test.jsonl' does not exist"),
+        (*PIQA, None, "piqa_valid.jsonl' does not exist"),
+        ("piqa-local", "piqa_valid_labels.lst", b"0\n1\n", "has to hold a line 0 or 1 for each of the 6 rows"),
+        (*PIQA, b'{"goal": "x", "sol1": "y"}\n', "row 1 of .* with strings goal, sol1, sol2: 'sol2' is missing"),
+        (*PIQA, b"[" * 10**5, "row 1 of .* nested too deeply"),
+        ("piqa-local", "piqa_valid_labels.lst", b"0\n\xff\n", "line 2 of .*labels.lst' .*byte 1 is not UTF-8"),
+        (*LAMBADA, b'{"text": "\\ud800"}', "row 1 of .* half a surrogate pair"),
     ],
 )
-def test_spoilt_data(tmp_path, task, damage, message):
+def test_spoilt_data(tmp_path, task, name, content, message):
     write_data(tmp_path, ["a b"], QUESTIONS, [0] * 6)
     load_tasks([task], tmp_path)
-    damage(tmp_path)
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
         load_tasks([task], tmp_path)
     assert "\n" not in str(caught.value)
@@ -296,15 +275,10 @@ def test_without_the_harness(monkeypatch):
 
 @needs_harness
 def test_nan_is_no_accuracy(small, data):
-    model = quantize(small[0], "absmax")
-    with torch.no_grad():
-        model.transformer.ln_f.bias[0] = torch.nan
-    try:
-        with pytest.raises(UserError, match="NaN or inf in the log-likelihoods of task 'piqa-local', example 0"):
-            zeroshot(model, small[1], ["piqa-local"], data)
-    finally:
-        with torch.no_grad():
-            model.transformer.ln_f.bias.copy_(load_model("pocket/gpt2-1.7m").transformer.ln_f.bias)
+    model = copy.deepcopy(small[0])
+    model.transformer.ln_f.bias.data[0] = torch.nan
+    with pytest.raises(UserError, match="NaN or inf in the log-likelihoods of task 'piqa-local', example 0"):
+        zeroshot(model, small[1], ["piqa-local"], data)
 
 
 @needs_harness
@@ -314,22 +288,11 @@ def test_solution_longer_than_the_context(small, tmp_path):
         zeroshot(*small, ["piqa-local"], tmp_path)
 
 
-@pytest.fixture
-def spec(data) -> ZeroShot:
-    return ZeroShot(
-        models=["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"],
-        schemes=["llm.int8", "fp32"],
-        tasks=LOCAL,
-        data=str(data),
-        limit=4,
-        alpha=4,
-        dtype="bfloat16",
-    )
-
-
 @needs_harness
-def test_experiment_goes_on_where_it_stopped(spec, data, tmp_path, monkeypatch):
-    calls = []
+def test_experiment_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
+    calls, models = [], ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"]
+    given = {"schemes": ["llm.int8", "fp32"], "tasks": LOCAL, "limit": 4, "alpha": 4, "dtype": "bfloat16"}
+    spec = ZeroShot(models=models, data=str(data), **given)
 
     def counted(model, tokenizer, tasks, limit, see):
         calls.append(tasks[0].task_name)
@@ -358,11 +321,15 @@ def test_experiment_goes_on_where_it_stopped(spec, data, tmp_path, monkeypatch):
 
 
 @needs_harness
-def test_documents_hash(data, tmp_path):
-    task = load_tasks(["lambada-local"], data)[0]
-    assert documents_hash(task) == documents_hash(task, 6) != documents_hash(task, 5)
-    write_data(tmp_path, ["other words"], QUESTIONS, [0] * 6)
-    assert documents_hash(load_tasks(["lambada-local"], tmp_path)[0]) != documents_hash(task, 1)
+def test_documents_that_changed_are_measured(tmp_path):
+    metric, hashes = Metric(task="lambada-local", data=str(tmp_path)), []
+    for words in (["some words"] * 6, ["other words"] * 6, ["some words"] * 6):
+        write_data(tmp_path, words, QUESTIONS, [0] * 6)
+        task = _task(metric)
+        assert _task(metric) is task, "it is loaded once"
+        assert documents_hash(task) == documents_hash(task, 6) != documents_hash(task, 5)
+        hashes.append(documents_hash(task))
+    assert hashes[0] == hashes[2] != hashes[1]
 
 
 @needs_harness

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
 
 from outliers.errors import UserError
@@ -70,18 +70,13 @@ def int8_attention(
     scores = product(query, key, products.scores) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if attention_mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True):
         attention_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attention_mask is not None:
-        scores = _masked(scores, attention_mask[..., : key.shape[2]])
+    if attention_mask is not None:  # of whichever implementation it was made for
+        mask = attention_mask[..., : key.shape[2]]
+        hidden = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, hidden) if mask.dtype == torch.bool else scores + mask
     probabilities = functional.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     kept = functional.dropout(probabilities, dropout, module.training)
     return product(kept, value.mT, products.values).transpose(1, 2).contiguous(), probabilities
-
-
-def _masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Scores under a mask, of whichever implementation it was made for."""
-    if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    return scores + mask
 
 
 def check_attention(model: PreTrainedModel) -> None:
@@ -113,20 +108,15 @@ def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Col
         UserError: its attention cannot be replaced, is in int8 already, or has masks that do not say all.
     """
     check_attention(model)
-    found, before = [one for one in attentions(model) if one.path not in left], model.config._attn_implementation
+    before = model.config._attn_implementation
     if is_in_int8(model):
         raise UserError("the attention of this model is in int8 already; expected one in 16 bits")
     if before not in MASKS_OF:
         raise UserError(f"attention in int8 in the place of '{before}'; expected attn_implementation='sdpa' or 'eager'")
-    for _, _, _, module in found:
+    for module in [one.module for one in attentions(model) if one.path not in left]:
         module.attention_products, module.config_before = products, module.config
-        module.config = _saying_so(module.config)
-
-
-def _saying_so(config: PretrainedConfig) -> PretrainedConfig:
-    own = copy.copy(config)
-    own._attn_implementation = INT8
-    return own
+        module.config = copy.copy(module.config)
+        module.config._attn_implementation = INT8
 
 
 def is_in_int8(model: PreTrainedModel) -> bool:
@@ -136,10 +126,9 @@ def is_in_int8(model: PreTrainedModel) -> bool:
 
 def take_attention_back(model: PreTrainedModel) -> None:
     """Let the attention of a model multiply as it did before `put_attention`."""
-    for _, _, _, module in attentions(model):
-        if "attention_products" in vars(module):
+    for *_, module in attentions(model):
+        if vars(module).pop("attention_products", None):
             module.config = vars(module).pop("config_before")
-            del module.attention_products
 
 
 AttentionInterface.register(INT8, int8_attention)

@@ -82,11 +82,39 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
         raise UserError("no blocks to calibrate on; expected at least one")
     if len({len(block) for block in blocks}) > 1:
         raise UserError("blocks of several lengths to calibrate on; expected one length")
-    observer = _Observer()
-    with under(model, Watched(AS_IT_IS, observer.hooks)) as (watched, left):
+    weights: dict[tuple[int, str], torch.Tensor] = {}
+    found: dict[tuple[int, str], Magnitudes] = {}
+
+    @contextmanager
+    def hooks(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+        read = [one for one in projections(model) if layer in (None, one.layer)]
+        for one in read:
+            place, largest = (one.layer, one.role), _largest_weights(one)
+            weights[place] = torch.maximum(weights.get(place, largest), largest)
+        with input_hooks(read, see):
+            yield
+
+    def see(layer: int, role: str, x: torch.Tensor) -> None:
+        place, largest = (layer, role), x.abs().amax(0).float().cpu()
+        if not largest.isfinite().all():
+            feature = int((~largest.isfinite()).nonzero()[0])
+            raise BrokenModel(
+                f"NaN or inf in the hidden states of layer {layer}, role {role}, feature {feature}; expected finite "
+                "numbers: try another dtype (float32, bfloat16) or check the weights"
+            )
+        seen = Magnitudes(largest, weights[place])
+        found[place] = _larger(found.get(place, seen), seen)
+
+    with under(model, Watched(AS_IT_IS, hooks)) as (watched, left):
         for _ in run_decoder(watched, blocks, variant=left):
             pass
-    return Calibration(torch.stack(blocks).cpu(), observer.found)
+    return Calibration(torch.stack(blocks).cpu(), found)
+
+
+def _largest_weights(projection: Projection) -> torch.Tensor:
+    if isinstance(projection.module, Int8Linear):
+        raise UserError("only int8 codes are left of this model's weights; calibrate the model that it was made of")
+    return stored_weight(projection.module).detach().abs().amax(0).float().cpu()
 
 
 def neutral(model: PreTrainedModel) -> Calibration:
@@ -96,43 +124,6 @@ def neutral(model: PreTrainedModel) -> Calibration:
         one = torch.ones(stored_weight(projection.module).shape[1])
         ones[projection.layer, projection.role] = Magnitudes(one, one)
     return Calibration(torch.empty(0, 0, dtype=torch.int64), ones)
-
-
-class _Observer:
-    """Keeps the magnitudes of what hooks see."""
-
-    def __init__(self):
-        self.found: dict[tuple[int, str], Magnitudes] = {}
-        self.weights: dict[tuple[int, str], torch.Tensor] = {}
-
-    @contextmanager
-    def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        """Those by which it sees the inputs of all layers of a model, or of one, whose weights are there."""
-        read = [one for one in projections(model) if layer in (None, one.layer)]
-        for one in read:
-            self._see_weight(one)
-        with input_hooks(read, self._see):
-            yield
-
-    def _see_weight(self, projection: Projection) -> None:
-        if isinstance(projection.module, Int8Linear):
-            raise UserError("only int8 codes are left of this model's weights; calibrate the model that it was made of")
-        place, weight = (projection.layer, projection.role), stored_weight(projection.module)
-        largest = weight.detach().abs().amax(0).float().cpu()
-        before = self.weights.get(place)
-        self.weights[place] = largest if before is None else torch.maximum(before, largest)
-
-    def _see(self, layer: int, role: str, x: torch.Tensor) -> None:
-        place = layer, role
-        largest = x.abs().amax(0).float().cpu()
-        if not largest.isfinite().all():
-            feature = int((~largest.isfinite()).nonzero()[0])
-            raise BrokenModel(
-                f"NaN or inf in the hidden states of layer {layer}, role {role}, feature {feature}; expected finite "
-                "numbers: try another dtype (float32, bfloat16) or check the weights"
-            )
-        seen = Magnitudes(largest, self.weights[place])
-        self.found[place] = _larger(self.found[place], seen) if place in self.found else seen
 
 
 def _larger(one: Magnitudes, other: Magnitudes) -> Magnitudes:

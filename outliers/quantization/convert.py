@@ -83,17 +83,12 @@ def quantize(
     copied = copy.deepcopy(model, memo)
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
         vars(copied).pop(name, None)
-    _attend(copied, scheme, left)
-    return copied
-
-
-def _attend(model: PreTrainedModel, scheme: Scheme, left: Collection[str]) -> None:
-    """Put the attention of a model under a scheme, in the place of the one that it may have been under."""
-    if vars(model).pop("attention_scheme", None):
-        take_attention_back(model)
+    if vars(copied).pop("attention_scheme", None):  # in the place of which it is put
+        take_attention_back(copied)
     if scheme.attention is not None:
-        put_attention(model, AttentionProducts.of(scheme), left)
-        model.attention_scheme = scheme.name
+        put_attention(copied, AttentionProducts.of(scheme), left)
+        copied.attention_scheme = scheme.name
+    return copied
 
 
 def check_kept(scheme: Scheme) -> None:
@@ -116,11 +111,9 @@ def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] =
     """Raise UserError if a scheme's groups of features do not divide those of a projection that is not left exact."""
     if scheme.group is None:
         return
-    features = {
-        projection.path: stored_weight(projection.module).shape[1]
-        for projection in projections(model)
-        if projection.path not in left and type(projection.module) in (nn.Linear, Conv1D, QuantizedLinear)
-    }
+    kinds = nn.Linear, Conv1D, QuantizedLinear
+    exact = [one for one in projections(model) if one.path not in left and type(one.module) in kinds]
+    features = {one.path: stored_weight(one.module).shape[1] for one in exact}
     common = math.gcd(*features.values())
     for path, width in features.items():
         if width % scheme.group:
@@ -180,9 +173,8 @@ def _at(place: str, parts: list[Projection], modules: list[str], option: str) ->
         first, count = int(layers["first"]), parts[-1].layer + 1
         end = int(layers["end"] or first + 1)
         if not first < end <= count:
-            raise UserError(
-                f"{option} has '{place}', of a model with {count} layers; expected some of layers.0:{count}"
-            )
+            expected = f"of a model with {count} layers; expected some of layers.0:{count}"
+            raise UserError(f"{option} has '{place}', {expected}")
         return [one for one in parts if first <= one.layer < end]
     at_role = [one for one in parts if one.role == place]
     paths = [one.path for one in parts]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.models.anatomy import projections
@@ -54,7 +53,9 @@ def bits_of(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = (), 
     Outlier features in 16 bits are not counted, nor scales that all activations of a block share.
     """
     left = skipped(model, skip, scheme, only)
-    shapes = [_shape(projection.module) for projection in projections(model) if projection.path not in left]
+    modules = [projection.module for projection in projections(model) if projection.path not in left]
+    own = Int8Linear | QuantizedLinear
+    shapes = [module.shape if isinstance(module, own) else stored_weight(module).shape for module in modules]
     values = {
         "weight_bits": [(outputs * features, features, outputs) for outputs, features in shapes],
         "activation_bits": [(features, features, math.inf) for _, features in shapes],
@@ -65,8 +66,3 @@ def bits_of(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = (), 
         for field, of_field in values.items()
         if (quantizer := quantizers[field])
     }
-
-
-def _shape(module: nn.Module) -> tuple[int, int]:
-    """Outputs and features of a projection, quantized or not."""
-    return module.shape if isinstance(module, Int8Linear | QuantizedLinear) else stored_weight(module).shape

@@ -7,7 +7,7 @@ import logging
 from torch import nn
 from transformers import PreTrainedModel
 
-from outliers.models.anatomy import Projection, check_plain, projections
+from outliers.models.anatomy import check_plain, projections
 from outliers.models.hooks import check_hooks, hand_over_hooks
 from outliers.quantization.linear import stored_weight
 
@@ -30,9 +30,8 @@ def bitsandbytes_layer(exact: nn.Module, threshold: float = 6.0) -> nn.Module:
 
     weight, bias = stored_weight(exact).detach(), exact.bias
     outputs, features = weight.shape
-    layer = bitsandbytes.nn.Linear8bitLt(
-        features, outputs, bias=bias is not None, has_fp16_weights=False, threshold=threshold
-    )
+    how = {"bias": bias is not None, "has_fp16_weights": False, "threshold": threshold}
+    layer = bitsandbytes.nn.Linear8bitLt(features, outputs, **how)
     layer.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias.detach()}))
     if bias is not None:
         layer.bias.data = layer.bias.data.to(bias.dtype)
@@ -46,13 +45,9 @@ def with_bitsandbytes(model: PreTrainedModel, threshold: float = 6.0) -> PreTrai
         UserError: a projection is more than a floating-point weight and a bias, see `outliers.quantize`.
     """
     memo = {id(parameter): parameter for parameter in model.parameters()}
-    memo |= {id(projection.module): _by_bitsandbytes(projection, threshold) for projection in projections(model)}
+    for projection in projections(model):
+        check_plain(projection)
+        check_hooks(projection.path, projection.module)
+        memo[id(projection.module)] = layer = bitsandbytes_layer(projection.module, threshold)
+        hand_over_hooks(projection.module, layer)
     return copy.deepcopy(model, memo)
-
-
-def _by_bitsandbytes(projection: Projection, threshold: float) -> nn.Module:
-    check_plain(projection)
-    check_hooks(projection.path, projection.module)
-    layer = bitsandbytes_layer(projection.module, threshold)
-    hand_over_hooks(projection.module, layer)
-    return layer

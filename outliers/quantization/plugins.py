@@ -10,11 +10,7 @@ GROUP = "outliers.schemes"
 
 
 def plugin_schemes(kind: type, taken: Container[str]) -> dict:
-    """Name to scheme. They are loaded when a name is asked for that this project does not have, and then once.
-
-    Args:
-        kind: the class of schemes.
-        taken: names that no plugin may give to another scheme.
+    """Name to scheme, of a kind, loaded when a name is first asked for that this project does not have.
 
     Raises:
         UserError: a plugin cannot be imported, holds something else, or a name that is taken.

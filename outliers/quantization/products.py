@@ -83,18 +83,13 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        (left, right), how = ctx.saved_tensors, ctx.how
-        products = EXACT_GRADIENTS if how.exact else (gradient_of_left, gradient_of_right)
-        arguments = () if how.exact else (how.written,)
-        operands = (right, left)
-        found = [
-            of_one(gradient, operand, *arguments) if needed else None
-            for of_one, operand, needed in zip(products, operands, ctx.needs_input_grad, strict=False)
-        ]
-        return *found, None
-
-
-EXACT_GRADIENTS = (lambda gradient, right: gradient @ right, lambda gradient, left: gradient.mT @ left)
+        (left, right), (exact, written) = ctx.saved_tensors, (ctx.how.exact, ctx.how.written)
+        of_left = of_right = None
+        if ctx.needs_input_grad[0]:
+            of_left = gradient @ right if exact else gradient_of_left(gradient, right, written)
+        if ctx.needs_input_grad[1]:
+            of_right = gradient.mT @ left if exact else gradient_of_right(gradient, left, written)
+        return of_left, of_right, None
 
 
 def _without_autocast(compute: Callable) -> Callable:

@@ -4,13 +4,15 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, fields, replace
-from numbers import Real
-from typing import NamedTuple
+from dataclasses import asdict, fields, replace
+from functools import partial, wraps
+from typing import Annotated, Literal, NamedTuple
 
 from outlier_kernels.formats import ARITHMETICS, BLOCK, FORMATS, GROUPS, OPERANDS, Quantizer, granularities
+from pydantic import AfterValidator, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic.dataclasses import dataclass
 
-from outliers.criterion import ALPHA, check_threshold
+from outliers.criterion import ALPHA, THRESHOLDS, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.quantization.plugins import plugin_schemes
 from outliers.quantization.transforms import (
@@ -23,11 +25,22 @@ from outliers.quantization.transforms import (
     transforms_of,
 )
 
+Text = Annotated[str, Field(description="text")]
+Operand = Annotated[InstanceOf[Quantizer] | None, Field(description="a Quantizer or None")]
+LEAST, MOST = THRESHOLDS
+Threshold = Annotated[float | None, Field(ge=LEAST, le=MOST, description=f"a positive number, such as {ALPHA}")]
+Quantile = Annotated[float | None, Field(gt=0, le=1, description="a quantile above 0, at most 1")]
+SHARE = "None, or the share of its products that stays in 16 bits, from 0 on and below 1"
+
+
+def _roles(remedy: str) -> object:
+    """The roles where a remedy applies, in the order of their table."""
+    return Annotated[tuple[str, ...], Field(strict=False), AfterValidator(partial(checked_roles, remedy=remedy))]
+
 
 class Setting(NamedTuple):
-    """What a name says of a scheme as it says a remedy, but no transform: the fields that have its number and its
-    roles, what labels say of it, a number that it may have, and the one that it has where none is said, with a label
-    of its own."""
+    """A remedy that is no transform: the fields of a scheme that have its number and its roles, what labels say of it,
+    a number that it may have, and the one that it has where none is said, with a label of its own."""
 
     field: str
     roles: str
@@ -46,7 +59,28 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
+def _in_one_line(kind: type) -> type:
+    """The same dataclass, whose fields are refused in one line."""
+    build = kind.__init__
+
+    @wraps(build)
+    def __init__(self, *given, **named):
+        try:
+            build(self, *given, **named)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = first["loc"][0]
+            field = place if isinstance(place, str) else fields(kind)[place].name
+            expected = kind.__pydantic_fields__[field].description or first["msg"].removeprefix("Input should be ")
+            name = shown(named.get("name", *given[:1]), str)
+            raise UserError(f"{field} of scheme '{name}' is {shown(first['input'])}; expected {expected}") from None
+
+    kind.__init__ = __init__
+    return kind
+
+
+@_in_one_line
+@dataclass(frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False))
 class Scheme:
     """One way to quantize the linear projections of the decoder layers, and what attention multiplies.
 
@@ -66,78 +100,41 @@ class Scheme:
         UserError: a part is unknown, or two do not go together: the number would be that of another scheme.
     """
 
-    name: str
-    activations: Quantizer | None
-    weights: Quantizer | None
-    outlier_threshold: float | None = None
-    label: str = ""
-    arithmetic: str = "exact"
-    transform: str | Transform | None = None
-    token_threshold: float | None = None
-    token_roles: tuple[str, ...] = ()
-    clip: float | None = None
-    clip_roles: tuple[str, ...] = ()
-    attention: float | None = None
-    attention_products: tuple[str, ...] = ()
+    name: Annotated[Text, Field(min_length=1)]
+    activations: Operand
+    weights: Operand
+    outlier_threshold: Threshold = None
+    label: Text = ""
+    arithmetic: Literal[*ARITHMETICS] = "exact"
+    transform: Annotated[str | InstanceOf[Transform] | None, Field(description="a name or a Transform")] = None
+    token_threshold: Threshold = None
+    token_roles: _roles("tokens") = ()
+    clip: Quantile = None
+    clip_roles: _roles("clip") = ()
+    attention: Annotated[float | None, Field(ge=0, lt=1, description=SHARE)] = None
+    attention_products: _roles("attention") = ()
 
     def __post_init__(self):
-        if self.label == "":
-            object.__setattr__(self, "label", self.name)
-        for field in ("name", "label"):
-            if not isinstance(getattr(self, field), str) or not getattr(self, field):
-                raise UserError(f"a scheme's {field} is {shown(getattr(self, field))}; expected text")
-        for operand in OPERANDS:
-            self._check_operand(operand, getattr(self, operand))
-        self._check("arithmetic", self.arithmetic, ARITHMETICS)
-        for field in ("outlier_threshold", "token_threshold"):
-            if getattr(self, field) is not None:
-                threshold = check_threshold(f"{field} of scheme '{self.name}'", getattr(self, field))
-                object.__setattr__(self, field, threshold)
-        for name, setting in SETTINGS.items():
-            object.__setattr__(self, setting.roles, checked_roles(getattr(self, setting.roles), name))
-        self._check_clip()
-        self._check_attention()
+        object.__setattr__(self, "label", self.label or self.name)
         transforms_of(self.transform)
         for operand in OPERANDS:
-            if expected := getattr(ARITHMETICS[self.arithmetic], operand):
-                where = f" with arithmetic '{self.arithmetic}'"
-                self._check(operand, str(getattr(self, operand)), [expected], where)
+            self._check_operand(operand, getattr(self, operand))
         if not self.quantizes_projections:
             for part in ("outlier_threshold", "transform", "token_threshold"):
                 self._check(part, getattr(self, part), [None], " where no operand is quantized")
+        if self.activations is None:
+            self._check("clip", self.clip, [None], " where no input is quantized")
 
     def _check_operand(self, operand: str, quantizer: Quantizer | None) -> None:
-        if quantizer is None:
-            return
-        if not isinstance(quantizer, Quantizer):
-            raise UserError(f"{operand} of scheme '{self.name}' is {shown(quantizer)}; expected a Quantizer or None")
-        self._check(f"format of the {operand}", quantizer.format, FORMATS)
-        having = granularities(quantizer.format, operand)
-        if quantizer.group and GROUPS in having:  # of as many features as one likes
-            having.append(quantizer.granularity)
-        self._check(f"granularity of the {operand}", quantizer.granularity, having)
-        self._check(f"symmetric of the {operand}", quantizer.symmetric, FORMATS[quantizer.format].symmetric)
-
-    def _check_clip(self) -> None:
-        clip = self.clip
-        if clip is None:
-            return
-        if isinstance(clip, bool) or not isinstance(clip, Real) or not 0 < clip <= 1:
-            raise UserError(f"clip of scheme '{self.name}' is {shown(clip)}; expected a quantile above 0, at most 1")
-        if self.activations is None:
-            raise UserError(f"clip of scheme '{self.name}' is {clip:g} where no input is quantized; expected None")
-        object.__setattr__(self, "clip", float(clip))
-
-    def _check_attention(self) -> None:
-        share = self.attention
-        if share is None:
-            return
-        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share < 1:
-            raise UserError(
-                f"attention of scheme '{self.name}' is {shown(share)}; expected None, or the share of its products "
-                "that stays in 16 bits, from 0 on and below 1"
-            )
-        object.__setattr__(self, "attention", float(share))
+        if quantizer is not None:
+            self._check(f"format of the {operand}", quantizer.format, FORMATS)
+            having = granularities(quantizer.format, operand)
+            if quantizer.group and GROUPS in having:  # of as many features as one likes
+                having.append(quantizer.granularity)
+            self._check(f"granularity of the {operand}", quantizer.granularity, having)
+            self._check(f"symmetric of the {operand}", quantizer.symmetric, FORMATS[quantizer.format].symmetric)
+        if expected := getattr(ARITHMETICS[self.arithmetic], operand):
+            self._check(operand, str(quantizer), [expected], f" with arithmetic '{self.arithmetic}'")
 
     def _check(self, part: str, value: object, expected: Iterable, where: str = "") -> None:
         if not any(type(value) is type(one) and value == one for one in expected):
@@ -201,18 +198,16 @@ class Scheme:
     @property
     def kernel_arguments(self) -> dict:
         """What `outlier_kernels.dispatch.linear` has to know of the scheme."""
-        return {
-            "activations": self.activations,
-            "threshold": self.outlier_threshold,
-            "arithmetic": self.arithmetic,
-        }
+        return {"activations": self.activations, "threshold": self.outlier_threshold, "arithmetic": self.arithmetic}
 
     @property
     def parts(self) -> str:
         """All but its names and its threshold, in one line."""
         operands = f"{self.activations or 'exact'} × {self.weights or 'exact'}"
-        of_tables = [str(Remedy(one.name, one.number, one.roles)) for one in self.transforms]
-        return ", ".join([operands, self.arithmetic, *of_tables, *map(str, self._settings())])
+        remedies = [Remedy(one.name, one.number, one.roles) for one in self.transforms]
+        settings = [(name, getattr(self, one.field), getattr(self, one.roles)) for name, one in SETTINGS.items()]
+        remedies += [Remedy(*setting) for setting in settings if setting[1] is not None]
+        return ", ".join([operands, self.arithmetic, *map(str, remedies)])
 
     @property
     def as_fields(self) -> dict:
@@ -220,45 +215,29 @@ class Scheme:
         own = isinstance(self.transform, Transform)
         return asdict(self) | {"transform": self.transform.name if own else self.transform}
 
-    def _settings(self) -> list[Remedy]:
-        """Its remedies that are no transforms."""
-        found = [(name, getattr(self, one.field), getattr(self, one.roles)) for name, one in SETTINGS.items()]
-        return [Remedy(*remedy) for remedy in found if remedy[1] is not None]
 
-
-def _int8(granularity: str) -> tuple[Quantizer, Quantizer]:
-    """Absmax and zeropoint with the same granularity."""
-    return Quantizer("int8", granularity, True), Quantizer("int8", granularity, False)
-
-
-_TENSOR, _ZEROPOINT_TENSOR = _int8("tensor")
-_ROW, _ZEROPOINT_ROW = _int8("row")
-_COLUMN, _ZEROPOINT_COLUMN = _int8("column")
+_TENSOR, _ROW, _COLUMN = (Quantizer("int8", granularity) for granularity in ("tensor", "row", "column"))
+_ZEROPOINT = Quantizer("int8", "tensor", False)
+_ZEROPOINT_VECTOR = Quantizer("int8", "row", False), Quantizer("int8", "column", False)
 
 _OWN = [
     Scheme("fp32", None, None, None, "32-bit Float"),
     Scheme("absmax", _TENSOR, _TENSOR, None, "Int8 absmax"),
-    Scheme("zeropoint", _ZEROPOINT_TENSOR, _ZEROPOINT_TENSOR, None, "Int8 zeropoint"),
+    Scheme("zeropoint", _ZEROPOINT, _ZEROPOINT, None, "Int8 zeropoint"),
     Scheme("absmax-row", _ROW, _TENSOR, None, "Int8 absmax row-wise"),
     Scheme("absmax-vector", _ROW, _COLUMN, None, "Int8 absmax vector-wise"),
-    Scheme("zeropoint-vector", _ZEROPOINT_ROW, _ZEROPOINT_COLUMN, None, "Int8 zeropoint vector-wise"),
+    Scheme("zeropoint-vector", *_ZEROPOINT_VECTOR, None, "Int8 zeropoint vector-wise"),
     Scheme("absmax-row-decomp", _ROW, _TENSOR, ALPHA, "Int8 absmax row-wise + decomposition"),
     Scheme("llm.int8", _ROW, _COLUMN, ALPHA, "Absmax LLM.int8() (vector-wise + decomp)"),
-    Scheme(
-        "llm.int8-zeropoint",
-        _ZEROPOINT_ROW,
-        _ZEROPOINT_COLUMN,
-        ALPHA,
-        "Zeropoint LLM.int8() (vector-wise + decomp)",
-    ),
+    Scheme("llm.int8-zeropoint", *_ZEROPOINT_VECTOR, ALPHA, "Zeropoint LLM.int8() (vector-wise + decomp)"),
     Scheme("llm.int8-bnb", _ROW, _COLUMN, ALPHA, "LLM.int8() as in bitsandbytes", "bitsandbytes"),
 ]
 
 
-def _alike(format: str, granularity: str, label: str) -> Scheme:
-    """Both operands in one format, of whose name it is, with one granularity."""
-    both = Quantizer(format, granularity)
-    return Scheme(format, both, both, None, label)
+def _alike(granularity: str, *formats: str) -> list[Scheme]:
+    """Both operands in one format, of whose name the scheme is."""
+    both = {name: Quantizer(name, granularity) for name in formats}
+    return [Scheme(name, one, one, None, name.upper().replace("-", " ")) for name, one in both.items()]
 
 
 def _by_row(name: str, activations: str | None, weights: str, label: str) -> Scheme:
@@ -274,34 +253,18 @@ _OF_FORMATS = [
     _by_row("w8", None, "int8", "W8, weights alone"),
     _by_row("w6", None, "int6", "W6, weights alone"),
     _by_row("w4", None, "int4", "W4, weights alone"),
-    _alike("fp8-e4m3", "tensor", "FP8 E4M3"),
-    _alike("fp8-e5m2", "tensor", "FP8 E5M2"),
+    *_alike("tensor", "fp8-e4m3", "fp8-e5m2"),
     _by_row("fp8-e4m3-row", "fp8-e4m3", "fp8-e4m3", "FP8 E4M3 vector-wise"),
     _by_row("fp8-e5m2-row", "fp8-e5m2", "fp8-e5m2", "FP8 E5M2 vector-wise"),
-    _alike("mxfp8-e4m3", BLOCK, "MXFP8 E4M3"),
-    _alike("mxfp8-e5m2", BLOCK, "MXFP8 E5M2"),
-    _alike("mxfp6-e2m3", BLOCK, "MXFP6 E2M3"),
-    _alike("mxfp6-e3m2", BLOCK, "MXFP6 E3M2"),
-    _alike("mxfp4", BLOCK, "MXFP4"),
-    _alike("mxint8", BLOCK, "MXINT8"),
-    _alike("nvfp4", BLOCK, "NVFP4"),
-    _alike("bfp8", "group-32", "BFP8"),
-    _alike("bfp6", "group-32", "BFP6"),
-    _alike("bfp4", "group-32", "BFP4"),
+    *_alike(BLOCK, "mxfp8-e4m3", "mxfp8-e5m2", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp4", "mxint8", "nvfp4"),
+    *_alike("group-32", "bfp8", "bfp6", "bfp4"),
 ]
 #: Every scheme by its name; a user may add to it.
 SCHEMES = {scheme.name: scheme for scheme in _OWN + _OF_FORMATS}
 BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
 TABLE1 = [  # the paper's rows
-    "fp32",
-    "absmax",
-    "zeropoint",
-    "absmax-row",
-    "absmax-vector",
-    "zeropoint-vector",
-    "absmax-row-decomp",
-    "llm.int8",
-    "llm.int8-zeropoint",
+    *("fp32", "absmax", "zeropoint", "absmax-row", "absmax-vector", "zeropoint-vector", "absmax-row-decomp"),
+    *("llm.int8", "llm.int8-zeropoint"),
 ]
 
 
@@ -327,12 +290,13 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
 
 
 def _named(name: str) -> Scheme:
-    if isinstance(name, str) and (found := SCHEMES.get(name) or in_groups(name)):
+    written = str(name)
+    if found := SCHEMES.get(written) or in_groups(written):
         return found
     known = SCHEMES | plugin_schemes(Scheme, SCHEMES)
-    if not isinstance(name, str) or name not in known:
-        raise unknown_name("scheme", str(name), known)
-    return known[name]
+    if written not in known:
+        raise unknown_name("scheme", written, known)
+    return known[written]
 
 
 def in_groups(name: str) -> Scheme | None:
@@ -385,11 +349,8 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
 
 
 def _check_order(name: str) -> None:
-    """Raise UserError unless the remedies in a scheme's name stand in the order in which they act.
-
-    Tokens are chosen by the input of a projection as it is, then come the transforms, and clipped is what they give.
-    Attention has no such input and may stand anywhere.
-    """
+    """Raise UserError unless the remedies in a scheme's name stand in the order in which they act: on the input as it
+    is, as a transform of it, on what transforms give; attention has no such input and may stand anywhere."""
     stages = {"tokens": 0, **dict.fromkeys(TRANSFORMS, 1), "clip": 2}
     written = {part: stages[found] for part in name.split("+")[1:] if (found := re.split("[=@]", part)[0]) in stages}
     acting = sorted(written, key=written.get)

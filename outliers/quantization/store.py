@@ -82,18 +82,17 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         tensors = load_file(path)  # each is read where it is brought to its device
     except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise UserError(f"cannot read an int8 model from '{folder}' ({reason_of(error, 200)})") from None
-    config = config_of(source, str(folder))
-    check_weights(config.to_dict(), str(folder), [path])
-    with refusals(str(folder)):
+    config, name = config_of(source, str(folder)), str(folder)
+    check_weights(config.to_dict(), name, [path])
+    with refusals(name):
         exact = skeleton(config, config.dtype, buffers=True)
         anything = neutral(exact)  # for what it leads to is replaced by what was saved
         model = quantize(exact, scheme, keep="int8", skip=skip, calibration=anything)
-        _check(tensors, model, str(folder))
-        places = _places(model, str(folder), device)
-        absent = set(model.state_dict()) - set(tensors)
+        _check(tensors, model, name)
+        places, absent = _places(model, name, device), set(model.state_dict()) - set(tensors)
         tensors = {key: tensor.to(_place(key, places)) for key, tensor in tensors.items()}
         model.load_state_dict(tensors, strict=False, assign=True)
-        return _finished(model, absent, str(folder), places)
+        return _finished(model, absent, name, places)
 
 
 def _check(tensors: dict[str, torch.Tensor], model: PreTrainedModel, name: str) -> None:

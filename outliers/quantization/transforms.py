@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from outlier_kernels.formats import find
 
+from outliers.criterion import ROLES
 from outliers.errors import UserError, shown, unknown_name
 
 if TYPE_CHECKING:
@@ -128,14 +129,10 @@ class Applied(NamedTuple):
 
 def checked_roles(roles: list[str] | tuple[str, ...], remedy: str) -> tuple[str, ...]:
     """The roles where a remedy applies in the order of their table; raise UserError if one is unknown."""
-    if not roles:
-        return ()
-    from outliers.models.anatomy import ROLES  # late, for it brings torch
-
     known = PLACES.get(remedy, ROLES)
     for role in roles:
         if role not in known:
-            raise unknown_name("role", str(role), known)
+            raise unknown_name("role", role, known)
     return tuple(role for role in known if role in roles)
 
 
@@ -165,8 +162,6 @@ def transforms_of(written: str | Transform | None) -> tuple[Applied, ...]:
         if not isinstance(written.name, str) or not written.name:
             raise UserError("a transform of one's own has no name; expected Transform(…, name='mine'), which rows say")
         return (Applied(written.name, written, written.number and written.number.default, ()),)
-    if not isinstance(written, str):
-        raise UserError(f"a transform is {shown(written)}; expected a name, as in 'hadamard', or a Transform")
     found = tuple(_applied(Remedy.read(part)) for part in written.split("+"))
     if len(found) > MOST:
         raise UserError(f"{len(found)} transforms in '{written}'; expected at most {MOST}")

@@ -9,7 +9,6 @@ from outliers.tracing.frame import Frame
 from outliers.tracing.result import Trace
 
 FRACTIONS = ("layers", "positions")
-COMPARED = (*FRACTIONS, "max")
 
 
 def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: float = POSITIONS) -> Frame:
@@ -32,18 +31,18 @@ def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: f
     Raises:
         UserError: the traces have different numbers of features, alphas or roles.
     """
-    both = {"a": trace_a, "b": trace_b}
+    both = trace_a, trace_b
     for what, (a, b) in {
-        "features": [trace.statistics["residual.massive"].shape[1] for trace in both.values()],
-        "alpha": [trace.alpha for trace in both.values()],
-        "roles": [", ".join(trace.roles) for trace in both.values()],
+        "features": [trace.statistics["residual.massive"].shape[1] for trace in both],
+        "alpha": [trace.alpha for trace in both],
+        "roles": [", ".join(trace.roles) for trace in both],
     }.items():
         if a != b:
             raise UserError(f"cannot compare traces whose {what} are {a} and {b}; expected the same of both")
-    a, b = (trace.features().set_index("feature").sort_index() for trace in both.values())
+    a, b = (trace.features().set_index("feature").sort_index() for trace in both)
     outlier_a, outlier_b = ((of["layers"] >= layers) & (of["positions"] >= positions) for of in (a, b))
     columns = {"outlier_a": outlier_a, "outlier_b": outlier_b}
-    columns |= {f"{name}_{which}": of[name] for name in COMPARED for which, of in (("a", a), ("b", b))}
+    columns |= {f"{name}_{which}": of[name] for name in (*FRACTIONS, "max") for which, of in (("a", a), ("b", b))}
     columns |= {f"{name}_change": b[name] - a[name] for name in FRACTIONS}
     found = pd.DataFrame(columns | {"max_ratio": b["max"] / a["max"]})[outlier_a | outlier_b].reset_index()
     change = found[[f"{name}_change" for name in FRACTIONS]].abs().max(axis=1)

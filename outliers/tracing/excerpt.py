@@ -59,19 +59,14 @@ class Excerpt:
                 about = json.loads((file.metadata() or {})["about"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
             roles = [name.removesuffix(".features") for name in tensors if name.endswith(".features")]
-            parts = ({role: tensors[f"{role}.{part}"] for role in roles} for part in ("features", "values"))
-            found = cls(tensors["tokens"], *parts, about)
-            found.check()
+            parts = [{role: tensors[f"{role}.{part}"] for role in roles} for part in ("features", "values")]
+            for features, values in zip(*map(dict.values, parts), strict=True):
+                tokens, count = len(tensors["tokens"]), len(features)
+                if features.dtype != torch.int64 or values.shape[1:] != (tokens, count):
+                    raise ValueError(f"its values are {tuple(values.shape)} for {tokens} tokens and {count} features")
+            return cls(tensors["tokens"], *parts, about)
         except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
             raise UserError(f"cannot read an excerpt from '{path}': {reason_of(error, 200)}; trace again") from None
-        return found
-
-    def check(self) -> None:
-        """Raise ValueError if its parts do not fit together."""
-        for role, features in self.features.items():
-            shape = tuple(self.values[role].shape[1:])
-            if features.dtype != torch.int64 or shape != (len(self.tokens), len(features)):
-                raise ValueError(f"its {role} is {shape} for {len(self.tokens)} tokens and {len(features)} features")
 
 
 def telling_features(trace: Trace) -> dict[str, list[int]]:
@@ -109,8 +104,7 @@ def excerpt(model: PreTrainedModel, block: torch.Tensor, features: Mapping[str, 
     def keep(layer: int, role: str, x: torch.Tensor) -> None:
         layers[role][layer] = x[:, features[role]].to("cpu", torch.bfloat16)
 
-    tracked = [one for one in readers(model) if one.role in features]
-    with input_hooks(tracked, keep):
+    with input_hooks([one for one in readers(model) if one.role in features], keep):
         for _ in run_decoder(model, [ids]):
             pass
     kept = {role: torch.stack([of_role[layer] for layer in sorted(of_role)]) for role, of_role in layers.items()}

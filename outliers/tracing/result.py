@@ -1,6 +1,5 @@
 """What a trace holds: statistics of bounded size that add up, and the tables made of them."""
 
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -9,68 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow
 import torch
-from pyarrow import ArrowException, parquet
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
-from outliers.criterion import LAYERS, PAPER, POSITIONS
-from outliers.errors import UserError, reason_of, shown
-from outliers.files import check_file, write_whole
-from outliers.models.anatomy import ROLES
-from outliers.tracing import tokens
-from outliers.tracing.check import FIELDS, check_header, check_sketch, check_statistics
+from outliers.criterion import LAYERS, POSITIONS, ROLES
+from outliers.errors import UserError, shown
+from outliers.tracing import store, tokens
 from outliers.tracing.frame import Frame
-from outliers.tracing.sketch import BUCKETS, quantiles
+from outliers.tracing.sketch import quantiles, unpack_keys
+from outliers.tracing.statistics import BY_POSITION, STREAM, combine, states_of_tokens, views
 
-STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
-SKETCHED = PAPER  # roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long
 PLACE = ["feature", "position", "token"]
-SKETCH = ("layer", "role", "feature", "bucket", "count")  # its columns in a file
 NAMED = 8  # outlier features, in the printed form of a trace
 QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
-# Statistics that have a place for each position up to the longest sequence's last: the dimension in which they do.
-BY_POSITION = {"magnitude": 0, "massive_positions": 0, "sequences": 0, "sinks": 1}
-
-
-def views(roles: Iterable[str]) -> list[tuple[str, ...]]:
-    """The sets of roles over which hits are united: each role, and those that share the residual stream's features."""
-    together = tuple(role for role in STREAM if role in roles)
-    return [(role,) for role in roles] + ([together] if len(together) > 1 else [])
-
-
-def states_of_tokens(roles: Iterable[str]) -> list[str]:
-    """The states whose tokens a trace may keep: the roles of the residual stream united, and the stream itself."""
-    return [state for state in ("+".join(role for role in STREAM if role in roles), "residual") if state]
-
-
-def _larger_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Row by row the larger one, compared from the first column on, so that the order of merging does not matter."""
-    return torch.tensor(
-        [max(pair) for pair in zip(a.tolist(), b.tolist(), strict=True)], dtype=a.dtype, device=a.device
-    )
-
-
-COMBINE = {"min": torch.minimum, "max": torch.maximum, "largest": _larger_rows}  # all others add up
-
-
-def combine(name: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """A statistic of two texts, each with a row a layer, from those of each."""
-    kind = name.rpartition(".")[2]
-    if kind in BY_POSITION:
-        return add_from_start(one.clone(), other, BY_POSITION[kind])
-    return COMBINE.get(kind, torch.add)(one, other)
-
-
-def add_from_start(total: torch.Tensor, value: torch.Tensor, dim: int) -> torch.Tensor:
-    """Add what is of the first positions, in place; or to a longer total if the value goes on after its last one."""
-    shape = list(total.shape)
-    shape[dim] = value.shape[dim] - shape[dim]
-    if shape[dim] > 0:
-        total = torch.cat([total, total.new_zeros(shape)], dim)
-    total.narrow(dim, 0, value.shape[dim]).add_(value)
-    return total
 
 
 @dataclass
@@ -202,49 +151,27 @@ class Trace:
         Raises:
             UserError: they cannot be written.
         """
-        stem, header, buffer = Path(stem), {"trace": json.dumps(self._header())}, io.BytesIO()
-        counts = pyarrow.Table.from_pandas(self._hit_values(), preserve_index=False)
-        parquet.write_table(counts.replace_schema_metadata(header), buffer)
-        write_whole(stem.with_name(f"{stem.name}.parquet"), buffer.getvalue())
-        write_whole(stem.with_name(f"{stem.name}.safetensors"), save(self.statistics, header))
+        store.write(Path(stem), json.dumps(self._header()), self.statistics, self._hit_values())
 
     def _header(self) -> dict:
-        return {name: getattr(self, name) for name in FIELDS}
+        return {name: getattr(self, name) for name in store.Header.model_fields}
 
     @classmethod
     def load(cls, stem: str | Path) -> "Trace":
         """Read what `save` wrote.
 
         Raises:
-            UserError: the pair is missing, damaged, of a version that kept less, or of different traces; or something
-                in it cannot be.
+            UserError: the pair is missing, damaged, of a version that kept less, or of different traces.
         """
-        stem = str(stem)
-        try:
-            header, statistics = _read_statistics(Path(f"{stem}.safetensors"))
-            text, table = _read_sketch(Path(f"{stem}.parquet"), statistics)
-            if text != header:
-                raise UserError(f"'{stem}.safetensors' and '{stem}.parquet' are of different traces; trace again")
-            fields = _parse_header(header)
-            roles = fields["roles"]
-            if "text.sequences" not in statistics:  # of an earlier version, whose sequences were of one length
-                every = statistics["residual.massive_positions"]
-                statistics["text.sequences"] = torch.full_like(every, fields["sequences"])
-            check_statistics(fields, statistics, views(roles), STREAM, states_of_tokens(roles))
-            check_sketch(table, [role for role in roles if role in SKETCHED], statistics)
-        except (OSError, KeyError, TypeError, ValueError, RecursionError, ArrowException, SafetensorError) as error:
-            raise UserError(
-                f"cannot read a trace from '{stem}.safetensors' and .parquet: {reason_of(error, 200)}; trace again"
-            ) from None
-        columns = (torch.from_numpy(table[name].to_numpy().copy()) for name in SKETCH[:-1])
-        sketch = Counter(dict(zip(pack_keys(*columns).tolist(), table["count"].tolist(), strict=True)))
-        return cls(**fields | {"roles": tuple(roles)}, statistics=statistics, sketch=sketch)
+        header, statistics, sketch = store.read(str(stem))
+        return cls(**dict(header), statistics=statistics, sketch=sketch)
 
     def _hit_values(self) -> pd.DataFrame:
         """The sketch as a table: layer, role (its place in `ROLES`), feature, bucket, count."""
         keys = np.fromiter(self.sketch.keys(), np.int64, len(self.sketch))
         counts = np.fromiter(self.sketch.values(), np.int64, len(self.sketch))
-        return pd.DataFrame({**_unpack_keys(keys), "count": counts}).sort_values(list(SKETCH[:-1]), ignore_index=True)
+        table = pd.DataFrame({**unpack_keys(keys), "count": counts})
+        return table.sort_values(list(store.SKETCH[:-1]), ignore_index=True)
 
     def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> Frame:
         """What was found of every feature, the most affected first (docs/definitions.md#outlier-features).
@@ -356,9 +283,8 @@ class Trace:
         """One row a layer and role: infinity norm and the three kurtoses; `_rest`: without position 0."""
         rows, length = [], self.positions / self.sequences  # on average
         for role in self.roles:
-            norms = {"": self.largest(role).amax(1), "_rest": self.statistics[f"{role}.rest.max"]}
-            table = {"layer": range(self.layers), "role": role}
-            table |= {f"infinity_norm{rest}": norm.numpy() for rest, norm in norms.items()}
+            table = {"layer": range(self.layers), "role": role, "infinity_norm": self.largest(role).amax(1).numpy()}
+            table["infinity_norm_rest"] = self.statistics[f"{role}.rest.max"].numpy()
             for kind, count in (("tensor", (1, 1)), ("token", (length, length - 1))):
                 means = self.statistics[f"{role}.kurtosis_{kind}"] / self.sequences
                 for column, rest in enumerate(("", "_rest")):
@@ -404,12 +330,9 @@ class Trace:
             median |x| of a sequence, averaged over sequences; the largest `value` of all, with its `feature`,
             `position` and `token` id, with its `token_text` if the trace knows tokens.
         """
-        means = {
-            "massive": self.statistics["residual.massive"].sum(1),
-            "max": self.statistics["residual.sum_of_max"],
-            "ratio": self.statistics["residual.sum_of_ratios"],
-        }
-        means = {name: (value.double() / self.sequences).numpy() for name, value in means.items()}
+        massive, *sums = (self.statistics[f"residual.{name}"] for name in ("massive", "sum_of_max", "sum_of_ratios"))
+        means = zip(("massive", "max", "ratio"), (massive.sum(1), *sums), strict=True)
+        means = {name: (value.double() / self.sequences).numpy() for name, value in means}
         largest = self._largest_entries("residual")[["value", *PLACE]]
         return self._named(pd.DataFrame({"layer": range(self.layers), **means}).join(largest))
 
@@ -433,7 +356,7 @@ class Trace:
     def _named(self, table: pd.DataFrame) -> Frame:
         """A table with the names of its tokens beside them, as far as the trace knows them."""
         if self.names:
-            texts = [self.names[token][0] for token in table["token"]]
+            texts = [tokens.name_of(token, self.names) for token in table["token"]]
             table.insert(table.columns.get_loc("token") + 1, "token_text", texts)
         return Frame(table)
 
@@ -465,48 +388,3 @@ class Trace:
         if not self.heads:
             raise UserError("attention sinks were not looked for; trace with attention=True")
         return self.statistics[f"attention.{name}"]
-
-
-def _read_statistics(path: Path) -> tuple[str, dict[str, torch.Tensor]]:
-    """The header of a trace, which is JSON, and its statistics."""
-    check_file(path)
-    with safe_open(path, "pt") as file:
-        header = (file.metadata() or {})["trace"]
-        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
-
-
-def _read_sketch(path: Path, statistics: dict[str, torch.Tensor]) -> tuple[str, pd.DataFrame]:
-    """The header beside a sketch, and the sketch; a file that claims more rows than there are hits is not read."""
-    check_file(path)
-    with parquet.ParquetFile(path) as file:
-        header = (file.schema_arrow.metadata or {})[b"trace"].decode()
-        kinds = {field.name: str(field.type) for field in file.schema_arrow}
-        if kinds != dict.fromkeys(SKETCH, "int64"):
-            raise ValueError(f"its sketch has the columns {str(kinds)[:120]}")
-        hits = sum(int(value.sum()) for name, value in statistics.items() if name.endswith(".hits"))
-        if file.metadata.num_rows > hits:
-            raise ValueError(f"its sketch has {file.metadata.num_rows:,} rows for {hits:,} hits")
-        table = file.read()
-        if any(column.null_count for column in table.columns):
-            raise ValueError("its sketch has empty places")
-        return header, table.to_pandas(ignore_metadata=True)
-
-
-def _parse_header(text: str) -> dict:
-    header = json.loads(text)
-    if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
-    header = {"names": {}} | header  # which those of earlier versions have not
-    check_header(header)
-    return header | {"names": {int(token): tuple(said) for token, said in header["names"].items()}}
-
-
-def pack_keys(layer, role, feature: torch.Tensor, bucket: torch.Tensor) -> torch.Tensor:
-    """One int64 of the layer, the place of the role in `ROLES`, the feature and the bucket of each hit."""
-    return ((layer * len(ROLES) + role << 24) + feature) * (2 * BUCKETS) + bucket + BUCKETS
-
-
-def _unpack_keys(keys: np.ndarray) -> dict[str, np.ndarray]:
-    place, bucket = np.divmod(keys, 2 * BUCKETS)
-    layer, role = np.divmod(place >> 24, len(ROLES))
-    return {"layer": layer, "role": role, "feature": place & (1 << 24) - 1, "bucket": bucket - BUCKETS}

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from outliers.criterion import ROLES
+
 RELATIVE_ERROR = 0.01
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _OFFSET = 6000  # the smallest number that float32 has is in bucket 6000 - 5166
@@ -47,3 +49,15 @@ def quantiles(counts: pd.DataFrame, by: list[str], fractions: dict[str, float]) 
         rank = np.floor(fraction * (totals - 1))
         columns[name] = sums[ranks > rank].groupby(by)["bucket"].first()
     return pd.DataFrame({name: estimates(column) for name, column in columns.items()})
+
+
+def pack_keys(layer, role, feature: torch.Tensor, bucket: torch.Tensor) -> torch.Tensor:
+    """One int64 of the layer, the place of the role in `ROLES`, the feature and the bucket of each hit."""
+    return ((layer * len(ROLES) + role << 24) + feature) * (2 * BUCKETS) + bucket + BUCKETS
+
+
+def unpack_keys(keys: np.ndarray) -> dict[str, np.ndarray]:
+    """What `pack_keys` packed."""
+    place, bucket = np.divmod(keys, 2 * BUCKETS)
+    layer, role = np.divmod(place >> 24, len(ROLES))
+    return {"layer": layer, "role": role, "feature": place & (1 << 24) - 1, "bucket": bucket - BUCKETS}

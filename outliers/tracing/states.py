@@ -49,15 +49,9 @@ def hidden_states(
         raise UserError(f"layer {layer} of a model with {count}; expected 0 to {count - 1}")
     with hooks(model, lambda *_state: None, [role], [layer]):
         pass  # a role that is not there shows now, and not when the first state is asked for
-    return _asked_for(model, sequences(blocks, attention_mask), layer, role, variant)
-
-
-def _asked_for(
-    model: PreTrainedModel, blocks: Iterable[torch.Tensor], layer: int, role: str, variant: Variant
-) -> Iterator[torch.Tensor]:
+    blocks = sequences(blocks, attention_mask)
     together = [list(blocks)] if is_streamed(model) else ([block] for block in blocks)
-    for some in together:
-        yield from _run_as_far_as(model, some, layer, role, variant)
+    return (state for some in together for state in _run_as_far_as(model, some, layer, role, variant))
 
 
 class _Reached(Exception):

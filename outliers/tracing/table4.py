@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from outliers.criterion import LAYERS, POSITIONS
-from outliers.tracing.result import PAPER, Trace
-
-QUARTILES = ("q1", "median", "q3")
+from outliers.criterion import LAYERS, PAPER, POSITIONS
+from outliers.tracing.result import QUARTILES, Trace
 
 
 def table4_row(

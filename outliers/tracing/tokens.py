@@ -78,13 +78,10 @@ class TokenSums:
 
     def _room(self, name: str, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A statistic by row, with room for all rows: twice as much as before where it is too small."""
-        room = self.by_row.get(name)
-        if room is None or len(room) < self.count:
-            larger = torch.zeros(max(self.count, 2 * len(room) if room is not None else 0), *shape, dtype=dtype)
-            larger = larger.to(device)
-            if room is not None:
-                larger[: len(room)] = room
-            self.by_row[name] = larger
+        room = self.by_row.get(name, torch.zeros(0, *shape, dtype=dtype, device=device))
+        if len(room) < self.count:
+            more = max(self.count, 2 * len(room)) - len(room)
+            self.by_row[name] = torch.cat([room, room.new_zeros(more, *shape)])
         return self.by_row[name]
 
     def _add_places(self, name: str, magnitude: torch.Tensor, windows: torch.Tensor) -> None:
@@ -155,6 +152,11 @@ def merged(one: Statistics, other: Statistics) -> Statistics:
     return found
 
 
+def name_of(token: int, names: Names) -> str:
+    """What a token is called, and its number where nothing says it."""
+    return names[token][0] if token in names else f"#{token}"
+
+
 def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
     """One row a token, the strongest first; position 0 is a row of its own, whatever tokens are there."""
     ids, positions = statistics["tokens.ids"].numpy(), statistics["tokens.positions"].numpy()
@@ -186,14 +188,11 @@ def by_position(statistics: Statistics, state: str, feature: int, names: Names) 
     """One row for each of the strongest and weakest positions, the strongest first, with what is around it."""
     rows = []
     for extreme in EXTREMES:
-        magnitudes = statistics[f"{state}.{extreme}"][feature].tolist()
-        for magnitude, (position, *window) in zip(
-            magnitudes, statistics[f"{state}.{extreme}_at"][feature].tolist(), strict=True
-        ):
+        places = (statistics[f"{state}.{extreme}{at}"][feature].tolist() for at in ("", "_at"))
+        for magnitude, (position, *window) in zip(*places, strict=True):
             if magnitude >= 0:
                 token = window[BEFORE]
-                row = {"extreme": extreme, "magnitude": magnitude, "position": position, "token": token}
-                rows.append(row | {"token_text": names[token][0], "context": _context(window, names)})
+                rows.append((extreme, magnitude, position, token, name_of(token, names), _context(window, names)))
     return pd.DataFrame(rows, columns=["extreme", "magnitude", "position", "token", "token_text", "context"])
 
 

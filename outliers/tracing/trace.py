@@ -21,17 +21,10 @@ from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.text.blocks import sequences
 from outliers.text.tokens import named_tokens
-from outliers.tracing.result import (
-    BY_POSITION,
-    SKETCHED,
-    STREAM,
-    Trace,
-    add_from_start,
-    pack_keys,
-    states_of_tokens,
-    views,
-)
-from outliers.tracing.sketch import buckets
+from outliers.tracing.result import Trace
+from outliers.tracing.sketch import buckets, pack_keys
+from outliers.tracing.statistics import BY_POSITION, STREAM, add_from_start, states_of_tokens, views
+from outliers.tracing.store import SKETCHED
 from outliers.tracing.tokens import TokenSums
 
 See = Callable[[torch.Tensor, torch.Tensor], None]
@@ -81,11 +74,8 @@ def trace(
             less than two tokens, is longer than the model's context or holds ids outside the vocabulary; the attention
             mask is none of these blocks; a hidden state holds NaN or inf; there is no model, or one is given twice.
     """
-    roles = _check_roles(roles)
-    alpha = check_threshold("alpha", alpha)
-    how = {"roles": roles, "alpha": alpha, "attention": attention, "variant": variant, "tokens": tokens}
-    how |= {"see_last": see_last}
-    found = _of_parts(model, sequences(blocks, attention_mask), partial(_trace, **how))
+    how = _check_roles(roles), check_threshold("alpha", alpha), attention, variant, tokens, see_last
+    found = _of_parts(model, sequences(blocks, attention_mask), lambda *of_part: _trace(*of_part, *how))
     if found is None:
         raise UserError("no blocks to trace; expected at least one")
     return found
@@ -125,14 +115,14 @@ def _trace(
     see_last: See,
 ) -> Trace | None:
     roles = _in_every_layer(model, roles)
-    at_once, longest, room, device = 1, 0, torch.zeros, model.device
+    at_once, room, device = (1, 0), torch.zeros, model.device
     if is_streamed(model):
         blocks = list(blocks)
-        at_once, longest = len(blocks), max(map(len, blocks), default=0)
+        at_once = len(blocks), max(map(len, blocks), default=0)
         room, device = model.stream.storage, model.stream.device
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
-    observer = _Observer(roles, alpha, counts, (at_once, longest), room, tokens)
+    observer = _Observer(roles, alpha, counts, at_once, room, tokens)
     watched = Watched(variant, partial(_hooks, observer, attention))
     with eager(model, summed=True) if attention else nullcontext(), under(model, watched) as (changed, left):
         for number, ids, last in run_decoder(changed, blocks, observer.begin, left):
@@ -166,10 +156,9 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
 
 def _in_every_layer(model: PreTrainedModel, roles: tuple[str, ...]) -> tuple[str, ...]:
     """Of the roles those that every layer has."""
-    layers: dict[str, set[int]] = defaultdict(set)
-    for reader in readers(model):
-        layers[reader.role].add(reader.layer)
-    found = tuple(role for role in roles if len(layers[role]) == len(decoder_layers(model)))
+    places = {(reader.role, reader.layer) for reader in readers(model)}
+    layers = range(len(decoder_layers(model)))
+    found = tuple(role for role in roles if places.issuperset((role, layer) for layer in layers))
     if not found:
         raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")
     return found
@@ -269,10 +258,9 @@ class _Observer:
                 hit[role] = reduce(torch.logical_or, of_layers)
             else:
                 magnitudes[role] = reduce(torch.maximum, of_layers).float()
-        for role in STREAM:
-            if role in magnitudes:
-                hit[role] = magnitudes[role] >= self.alpha
-                self._add(f"{role}.magnitude", magnitudes[role].double())
+        for role in [role for role in STREAM if role in magnitudes]:
+            hit[role] = magnitudes[role] >= self.alpha
+            self._add(f"{role}.magnitude", magnitudes[role].double())
         for view in views(self.roles):
             self._add(f"{'+'.join(view)}.positions_hit", reduce(torch.logical_or, map(hit.get, view)).sum(0))
         if self.tokens:

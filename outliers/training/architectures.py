@@ -43,11 +43,7 @@ def clipped_softmax(scores: torch.Tensor) -> torch.Tensor:
     return ((1 - below) * softmax(scores) + below).clamp(0, 1)
 
 
-NORMALIZED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "softmax": softmax,
-    "softmax-plus-one": softmax_plus_one,
-    "clipped-softmax": clipped_softmax,
-}
+NORMALIZED = {"softmax": softmax, "softmax-plus-one": softmax_plus_one, "clipped-softmax": clipped_softmax}
 
 
 def rotated(states: torch.Tensor) -> torch.Tensor:
@@ -100,15 +96,16 @@ def change(model: PreTrainedModel, attention: str, gated: bool, positions: str, 
         return model
     if not isinstance(model, GPT2LMHeadModel):
         raise UserError(f"{' and '.join(map(str, asked))} with '{model.config.model_type}'; expected a gpt2")
+    decoder, rotary = model.transformer, positions == "rotary"
     if asked[:3] != AS_IT_IS[:3]:
-        for block in model.transformer.h:
-            _change_attention(block.attn, NORMALIZED[attention], gated, positions == "rotary")
-    if positions == "rotary":
-        model.transformer.wpe.weight.requires_grad_(False).zero_()
+        for block in decoder.h:
+            _change_attention(block.attn, NORMALIZED[attention], gated, rotary)
+    if rotary:
+        decoder.wpe.weight.requires_grad_(False).zero_()
     if norm == "rmsnorm":
-        for block in model.transformer.h:
-            block.ln_1, block.ln_2 = _norm(block.ln_1), _norm(block.ln_2)
-        model.transformer.ln_f = _norm(model.transformer.ln_f)
+        for module, name in [*((block, name) for block in decoder.h for name in ("ln_1", "ln_2")), (decoder, "ln_f")]:
+            before = getattr(module, name)
+            setattr(module, name, nn.RMSNorm(before.normalized_shape, before.eps, elementwise_affine=False))
     return model
 
 
@@ -118,7 +115,3 @@ def _change_attention(module: GPT2Attention, normalize: Callable, gated: bool, r
         module.gate = nn.Linear(module.embed_dim, module.num_heads)
         nn.init.zeros_(module.gate.weight)
         nn.init.constant_(module.gate.bias, GATE_BIAS)
-
-
-def _norm(before: nn.LayerNorm) -> nn.RMSNorm:
-    return nn.RMSNorm(before.normalized_shape, before.eps, elementwise_affine=False)

@@ -77,14 +77,10 @@ def train_int8(
         check_plain(projection)
     for projection in found:
         if projection.role in roles:
-            _put_under(projection.module, products)
+            projection.module.__class__, projection.module.products = KINDS[type(projection.module)], products
     if attention:
         put_attention(model, AttentionProducts(products, products))
     return model
-
-
-def _put_under(module: nn.Module, products: Products) -> None:
-    module.__class__, module.products = KINDS[type(module)], products
 
 
 def _take_back(model: PreTrainedModel) -> None:

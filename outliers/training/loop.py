@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -78,7 +77,7 @@ def train(
         dataloader_pin_memory=False,
         disable_tqdm=True,
     )
-    trainer = _Trainer(model, arguments, train_dataset=_Blocks(blocks), optimizers=(optimizer, schedule))
+    trainer = _Trainer(model, arguments, train_dataset=blocks, data_collator=_batch, optimizers=(optimizer, schedule))
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Looking(trainer.log, seen, at, moved))
     found = last_checkpoint(folder)
@@ -90,6 +89,11 @@ def train(
         said = f"the last good checkpoint is '{kept}'" if kept else "no checkpoint was written yet"
         raise BrokenModel(f"{error}; {said}") from None
     return trainer.state.log_history
+
+
+def _batch(blocks: list[np.ndarray]) -> dict:
+    """Blocks (T,) as the model takes them."""
+    return {"input_ids": torch.from_numpy(np.stack(blocks).astype(np.int64))}
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -110,19 +114,6 @@ def log_beside(log: Callable[[dict], None], control: TrainerControl, values: dic
     asked = control.should_log
     log(values)
     control.should_log = asked
-
-
-class _Blocks(Dataset):
-    """Blocks (n, T) as the Trainer takes them."""
-
-    def __init__(self, blocks: np.ndarray):
-        self.blocks = blocks
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, number: int) -> dict:
-        return {"input_ids": torch.from_numpy(self.blocks[number].astype(np.int64))}
 
 
 class _Trainer(Trainer):

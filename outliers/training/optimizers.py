@@ -1,6 +1,7 @@
 """What updates the weights, by the name that a recipe has for it."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -40,29 +41,20 @@ class Together(Optimizer):
         self._share_groups()
 
 
-def _adamw(groups: Groups, learning_rate: float) -> Optimizer:
-    return AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+_adamw = partial(AdamW, betas=(0.9, 0.95), fused=True)
 
 
-def _sgd(groups: Groups, learning_rate: float) -> Optimizer:
-    return SGD(groups, lr=learning_rate, momentum=0.9)
-
-
-def _adafactor(groups: Groups, learning_rate: float) -> Optimizer:
-    return Adafactor(groups, lr=learning_rate)
-
-
-def _muon(groups: Groups, learning_rate: float) -> Optimizer:
+def _muon(groups: Groups, lr: float) -> Optimizer:
     """For the matrices of layers, scaled so that AdamW's learning rate fits ("match_rms_adamw"); AdamW for others."""
     matrices, others = ([group for group in groups if group["matrices"] is inside] for inside in (True, False))
-    return Together(Muon(matrices, lr=learning_rate, adjust_lr_fn="match_rms_adamw"), _adamw(others, learning_rate))
+    return Together(Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw"), _adamw(others, lr=lr))
 
 
-OPTIMIZERS: dict[str, Callable[[Groups, float], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adamw": _adamw,
     "muon": _muon,
-    "sgd": _sgd,
-    "adafactor": _adafactor,
+    "sgd": partial(SGD, momentum=0.9),
+    "adafactor": Adafactor,
 }
 
 
@@ -78,4 +70,4 @@ def optimizer_of(name: str, model: nn.Module, learning_rate: float, weight_decay
         {"params": embeddings, "weight_decay": weight_decay, "matrices": False},
         {"params": vectors, "weight_decay": 0.0, "matrices": False},
     ]
-    return OPTIMIZERS[name]([group for group in groups if group["params"]], learning_rate)
+    return OPTIMIZERS[name]([group for group in groups if group["params"]], lr=learning_rate)

@@ -16,16 +16,9 @@ def build_config(rung: Rung) -> PretrainedConfig:
     ends = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": True, "vocab_size": VOCABULARY}
     if architecture == "opt":
         dropouts = {"dropout": 0.0, "attention_dropout": 0.0, "layerdrop": 0.0, "pad_token_id": None}
-        return OPTConfig(
-            hidden_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            ffn_dim=4 * width,
-            word_embed_proj_dim=width,
-            max_position_embeddings=CONTEXT,
-            **dropouts,
-            **ends,
-        )
+        shape = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+        widths = {"ffn_dim": 4 * width, "word_embed_proj_dim": width, "max_position_embeddings": CONTEXT}
+        return OPTConfig(**shape, **widths, **dropouts, **ends)
     shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": CONTEXT}
     dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     if architecture == "gptj":

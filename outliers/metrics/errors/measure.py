@@ -81,40 +81,56 @@ def block_errors(
     Raises:
         UserError: a block does not fit the model; as `outliers.quantize`.
     """
-    observer = _Observer()
-    watched = Watched(without, partial(_hooks, observer, variants))
-    with under(model, watched) as (changed, left):
+    observer = _Observer(variants)
+    with under(model, Watched(without, observer.hooks)) as (changed, left):
         for _ in run_decoder(changed, blocks, observer.begin, left):
             pass
     return list(observer.found.values())
 
 
 class _Observer:
-    """Takes down what hooks see of blocks, whose turns may come layer by layer."""
+    """Takes down what hooks see of blocks under schemes, whose turns may come layer by layer."""
 
-    def __init__(self):
+    def __init__(self, variants: Sequence[Quantized]):
+        self.variants = variants
         self.found: dict[int, BlockErrors] = {}
 
     def begin(self, number: int, ids: torch.Tensor) -> None:
         """What the hooks see next is of this block, ids (T,)."""
         self.ids, self.block = ids, self.found.setdefault(number, BlockErrors({}, {}))
 
-    def see_input(self, layer: int, role: str, x: torch.Tensor) -> None:
-        """Of a hidden state (T, features)."""
+    @contextmanager
+    def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+        """Those by which it sees the projections of all layers of a model, or of one."""
+        with ExitStack() as stack:
+            changed = [stack.enter_context(variant.on(model, layer)) for variant in self.variants]  # before the hooks
+            under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
+            layers = {of_one[0].path: [one.module for one in of_one] for of_one in under_schemes}
+            seen = [one for one in projections(model) if layer in (None, one.layer)]
+            stack.enter_context(input_hooks(seen, self._see_input))
+            for projection in seen:
+                modules = enumerate(layers.get(projection.path, ()))
+                quantized = {number: one for number, one in modules if isinstance(one, QuantizedLinear)}
+                if quantized:  # and not skipped
+                    see = partial(self._see_output, projection.path, quantized)
+                    stack.callback(projection.module.register_forward_hook(see).remove)
+            yield
+
+    def _see_input(self, layer: int, role: str, x: torch.Tensor) -> None:
         of_tokens = x.abs().amax(1)
         position = of_tokens.argmax().item()
         place = x[position].abs().argmax().item(), position, self.ids[position].item()
         self.block.largest[layer, role] = Largest(of_tokens[position].item(), *place)
 
-    def see_output(
-        self, path: str, layers: Mapping[int, QuantizedLinear], x: torch.Tensor, output: torch.Tensor
+    def _see_output(
+        self, path: str, layers: Mapping[int, QuantizedLinear], _module, inputs: tuple, output: torch.Tensor
     ) -> None:
-        """Of a projection with its input x (..., features) and output (..., outputs), and what it is under schemes."""
+        """Of a projection with its input (..., features) and output (..., outputs), and what it is under schemes."""
         exact, errors, before = _by_token(output), {}, None
         energies = _energies(exact)
         for number, layer in layers.items():
             layer.share_codes(before or layer)
-            errors[number] = _error(_energies(_by_token(layer(x)) - exact), energies)
+            errors[number] = _error(_energies(_by_token(layer(inputs[0])) - exact), energies)
             before = layer
         self.block.errors[path] = errors
 
@@ -133,29 +149,6 @@ def _error(squares: torch.Tensor, energies: torch.Tensor) -> Error:
     there = energies > 0
     ratios = (squares[there] / energies[there]).sum()
     return Error(squares.sum().item(), energies.sum().item(), ratios.item(), int(there.sum()))
-
-
-@contextmanager
-def _hooks(
-    observer: _Observer, variants: Sequence[Quantized], model: PreTrainedModel, layer: int | None
-) -> Iterator[None]:
-    """Those by which an observer sees the projections of all layers of a model, or of one."""
-    with ExitStack() as stack:
-        changed = [stack.enter_context(variant.on(model, layer)) for variant in variants]  # before there are hooks
-        under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
-        seen = [one for one in projections(model) if layer in (None, one.layer)]
-        layers = {of_one[0].path: [one.module for one in of_one] for of_one in under_schemes}
-        stack.enter_context(input_hooks(seen, observer.see_input))
-        for projection in seen:
-            modules = enumerate(layers.get(projection.path, ()))
-            quantized = {number: one for number, one in modules if isinstance(one, QuantizedLinear)}
-            if quantized:  # and not skipped
-                stack.callback(projection.module.register_forward_hook(_hook(observer, projection, quantized)).remove)
-        yield
-
-
-def _hook(observer: _Observer, projection: Projection, layers: Mapping[int, QuantizedLinear]):
-    return lambda _module, inputs, output: observer.see_output(projection.path, layers, inputs[0], output)
 
 
 class OfProjections(Measurement):
@@ -212,14 +205,8 @@ def _of_cell(blocks: list[BlockErrors], places: list[Projection], number: int | 
     if number is None:
         states = dict.fromkeys((one.layer, one.role) for one in places)
         return [{state: block.largest[state] for state in states} for block in blocks]
-    return [
-        {
-            (one.layer, one.role, one.path): block.errors[one.path][number]
-            for one in places
-            if number in block.errors.get(one.path, ())
-        }
-        for block in blocks
-    ]
+    quantized = [one for one in places if number in blocks[0].errors.get(one.path, ())]
+    return [{one[:3]: block.errors[one.path][number] for one in quantized} for block in blocks]
 
 
 def _largest(blocks: list[dict[tuple[int, str], Largest]]) -> list[dict]:
@@ -244,10 +231,8 @@ def _errors(blocks: list[dict[Place, Error]]) -> list[dict]:
             )
         place = {"layer": layer, "role": role, "projection": path, "unit": "1"}
         over_all, by_token = square / energy if energy else 0.0, ratios / tokens if tokens else 0.0
-        values += [
-            {"metric": "damage.error", "value": over_all, **place},
-            {"metric": "damage.error_by_token", "value": by_token, **place},
-        ]
+        found = {"damage.error": over_all, "damage.error_by_token": by_token}
+        values += [{"metric": metric, "value": value, **place} for metric, value in found.items()]
     return values
 
 

@@ -1,7 +1,6 @@
 """How a training run is measured; one that was stopped goes on from its last checkpoint."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -55,9 +54,9 @@ class OfRuns(Measurement):
         run, metric = cells[0].subject, cells[0].metric
         model = start(run.recipe, run.seed, find_device(run.settings.device))
         facts = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
-        seen = partial(_seen, blocks=run.blocks, alpha=metric.alpha)
         with named(run.name):
             at = {*metric.watched, run.recipe.steps}
+            seen = lambda model, _step: watch(model, run.blocks, metric.alpha)  # noqa: E731
             logged = train(model, run.recipe, run.training_blocks(), run.folder, seen, at, bench.bar.update)
             return [Answer(facts, logged, _under_schemes(model, run.blocks, metric))]
 
@@ -92,10 +91,6 @@ def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: Trainin
                 draws.append(perplexity(changed, blocks))
         perplexities[scheme.name] = scattered(draws)
     return perplexities
-
-
-def _seen(model: PreTrainedModel, _step: int, blocks: torch.Tensor, alpha: float) -> dict[str, float]:
-    return watch(model, blocks, alpha)
 
 
 TRAINING = OfRuns()

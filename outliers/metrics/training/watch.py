@@ -55,11 +55,8 @@ def watch(
 @inference
 def _watch(model: PreTrainedModel, blocks: Iterable[torch.Tensor], alpha: float, attention: bool) -> dict[str, float]:
     losses: list[Loss] = []
-
-    def see_last(ids: torch.Tensor, states: torch.Tensor) -> None:
-        losses.append(finite_loss(model, ids, states))
-
-    found = trace(model, blocks, alpha=alpha, attention=attention, see_last=see_last)
+    see = lambda ids, states: losses.append(finite_loss(model, ids, states))  # noqa: E731
+    found = trace(model, blocks, alpha=alpha, attention=attention, see_last=see)
     return table4_row(found, perplexity_of(losses)) | _largest(found)
 
 
@@ -76,9 +73,8 @@ def _largest(found: Trace) -> dict[str, float]:
 def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
     """Keep what a training would notice beside the model itself: random generators, autocast, what is compiled."""
     kind = model.device.type
-    devices = [model.device] if kind == "cuda" else []
     with (
-        torch.random.fork_rng(devices),
+        torch.random.fork_rng([model.device] if kind == "cuda" else []),
         torch.autocast(kind, enabled=False),
         torch.compiler.set_stance("force_eager"),  # compiled layers would be compiled again for each hook
     ):

@@ -37,7 +37,7 @@ def _error_of_perplexity(log_likelihoods: Sequence[float]) -> float:
     return math.exp(-statistics.fmean(log_likelihoods)) * _error_of_mean(log_likelihoods)
 
 
-# The metrics that are reported, each with the standard error that follows from its values of the examples.
+# Of each metric that is reported its standard error, from the values of the examples.
 STANDARD_ERRORS = {"acc": _error_of_mean, "acc_norm": _error_of_mean, "perplexity": _error_of_perplexity}
 
 
@@ -155,9 +155,8 @@ def evaluate(
 
     with _quiet():
         # A copy, because the harness gives a tokenizer without a padding token one.
-        harness_model = HFLM(
-            pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=1, softmax_dtype="float32"
-        )
+        own = copy.deepcopy(tokenizer)
+        harness_model = HFLM(pretrained=model, tokenizer=own, batch_size=1, softmax_dtype="float32")
         by_name = {task.task_name: task for task in tasks}
         try:
             with _seen(harness_model, model, see):

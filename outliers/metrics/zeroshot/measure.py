@@ -1,20 +1,22 @@
 """How a task is measured; one quantization of a model's weights serves all tasks under schemes that share it."""
 
+import functools
 import importlib.metadata
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.zeroshot import ZeroShot
 from outliers.metrics.zeroshot.harness import documents_hash, evaluate, load_tasks
+from outliers.models.weight_files import state_of
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
-_loaded: "dict[tuple[str, str | None], Task]" = {}  # of this process, by name and folder of the data
 EXAMPLE = 512  # tokens of a long example of a task
 LOGITS = 3  # of all its tokens: in the model's dtype, in float32 and normalized
 
@@ -52,10 +54,11 @@ class OfTasks(Measurement):
 
     def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, facts: dict) -> list[list[dict]]:
         """The results of the task."""
-        (cell,), subject = cells, cells[0].subject
-        subject.load(bench, facts)
+        (cell,) = cells
+        cell.subject.load(bench, facts)
+        tokenizer, tasks = bench.tokenizer(cell.subject), [_task(cell.metric)]
         with bench.under(cell.variant) as model:
-            return [evaluate(model, bench.tokenizer(subject), [_task(cell.metric)], cell.metric.limit, bench.bar.see)]
+            return [evaluate(model, tokenizer, tasks, cell.metric.limit, bench.bar.see)]
 
     def values(self, _cell: Cell, answers: list[list[dict]]) -> list[dict]:
         """A value a metric of the task."""
@@ -67,11 +70,15 @@ class OfTasks(Measurement):
 
 
 def _task(metric: ZeroShot) -> "Task":
-    """A task with its documents, which each process loads once; it can be evaluated any number of times."""
-    key = metric.task, metric.data
-    if key not in _loaded:
-        (_loaded[key],) = load_tasks([metric.task], metric.data)
-    return _loaded[key]
+    """A task with its documents, loaded once as long as its files stay what they are; it can be evaluated again."""
+    files = sorted(Path(metric.data).glob("*")) if metric.data else ()
+    return _loaded(metric.task, metric.data, tuple(map(state_of, files)))
+
+
+@functools.lru_cache(maxsize=8)
+def _loaded(name: str, data: str | None, _files: tuple) -> "Task":
+    (task,) = load_tasks([name], data)
+    return task
 
 
 ZEROSHOT = OfTasks()

@@ -1,0 +1,90 @@
+"""The statistics of a trace: dtype and shape of each, and how those of two texts are joined."""
+
+from collections.abc import Iterable
+
+import torch
+from outlier_kernels import states
+
+from outliers.tracing.tokens import EXTREMES, PLACES, WINDOW
+
+STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
+# Statistics that have a place for each position up to the longest sequence's last: the dimension in which they do.
+BY_POSITION = {"magnitude": 0, "massive_positions": 0, "sequences": 0, "sinks": 1}
+
+Table = dict[str, tuple[torch.dtype, Iterable]]
+
+
+def _of_layers(table: dict[str, tuple]) -> Table:
+    """What is kept of the states of a layer, of all layers."""
+    return {
+        name: (dtype, ("L", *("h" if size == states.FEATURES else size for size in shape)))
+        for name, (shape, dtype, _) in table.items()
+    }
+
+
+# Statistic: dtype and shape (L layers, T positions, h features of the state, V token ids, n of them that occurred).
+OF_ROLE, OF_STREAM = _of_layers(states.STATISTICS), {"magnitude": (torch.float64, "Th")}
+OF_VIEW = dict.fromkeys(("layers_hit", "positions_hit"), (torch.int64, "h"))
+OF_RESIDUAL = _of_layers(states.RESIDUAL) | {
+    "massive_positions": (torch.int64, "T"),
+    "massive_tokens": (torch.int64, "V"),
+}
+OF_ATTENTION = {"sinks": (torch.int64, "LT"), "sinks_tokens": (torch.int64, "V")}
+OF_TEXT = {"sequences": (torch.int64, "T")}
+OF_TOKENS = dict.fromkeys(("ids", "positions"), (torch.int64, "n"))
+OF_CARRIERS = {
+    "token_sum": (torch.float64, "nh"),
+    "token_max": (torch.float32, "nh"),
+    **dict.fromkeys(EXTREMES, (torch.float32, ("h", PLACES))),
+    **dict.fromkeys([f"{extreme}_at" for extreme in EXTREMES], (torch.int64, ("h", PLACES, 1 + WINDOW))),
+}
+
+
+def views(roles: Iterable[str]) -> list[tuple[str, ...]]:
+    """The sets of roles over which hits are united: each role, and those that share the residual stream's features."""
+    together = tuple(role for role in STREAM if role in roles)
+    return [(role,) for role in roles] + ([together] if len(together) > 1 else [])
+
+
+def states_of_tokens(roles: Iterable[str]) -> list[str]:
+    """The states whose tokens a trace may keep: the roles of the residual stream united, and the stream itself."""
+    return [state for state in ("+".join(role for role in STREAM if role in roles), "residual") if state]
+
+
+def tables_of(roles: Iterable[str], attention: bool, tokens: bool) -> dict[str, Table]:
+    """The statistics that a trace has of each state."""
+    tables = {role: OF_ROLE | (OF_STREAM if role in STREAM else {}) for role in roles}
+    tables |= {"residual": OF_RESIDUAL, "text": OF_TEXT} | ({"attention": OF_ATTENTION} if attention else {})
+    tables |= {"tokens": OF_TOKENS} if tokens else {}
+    more = [("+".join(view), OF_VIEW) for view in views(roles)]
+    more += [(state, OF_CARRIERS) for state in states_of_tokens(roles) if tokens]
+    for state, table in more:
+        tables[state] = tables.get(state, {}) | table
+    return tables
+
+
+def _larger_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Row by row the larger one, compared from the first column on, so that the order of merging does not matter."""
+    rows = [max(pair) for pair in zip(a.tolist(), b.tolist(), strict=True)]
+    return torch.tensor(rows, dtype=a.dtype, device=a.device)
+
+
+COMBINE = {"min": torch.minimum, "max": torch.maximum, "largest": _larger_rows}  # all others add up
+
+
+def combine(name: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A statistic of two texts, from those of each."""
+    kind = name.rpartition(".")[2]
+    if kind in BY_POSITION:
+        return add_from_start(one.clone(), other, BY_POSITION[kind])
+    return COMBINE.get(kind, torch.add)(one, other)
+
+
+def add_from_start(total: torch.Tensor, value: torch.Tensor, dim: int) -> torch.Tensor:
+    """Add what is of the first positions, in place; or to a longer total if the value goes on after its last one."""
+    shape = list(total.shape)
+    shape[dim] = value.shape[dim] - shape[dim]
+    if shape[dim] > 0:
+        total = torch.cat([total, total.new_zeros(shape)], dim)
+    total.narrow(dim, 0, value.shape[dim]).add_(value)
+    return total
