@@ -381,7 +381,7 @@ def test_what_is_downloaded(has, opt, tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
     monkeypatch.setattr(checkpoint, "auto_conversion", lambda _name: (None, "refs/pr/1", False))
-    folder = checkpoint._downloaded(Source("some/opt", None, False))
+    folder = checkpoint._downloaded(Source("some/opt", None, False), "some/opt")
     assert folder == tmp_path
     expected = {"model.safetensors": {WEIGHTS}, "an index": {INDEX, *shards}, "pickles": {WEIGHTS}}
     assert downloaded == expected[has]

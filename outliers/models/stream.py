@@ -19,22 +19,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from outliers.errors import UserError, unknown_name
+from outliers.errors import UserError
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
 from outliers.models.checkpoint import Checkpoint, dtype_of
-from outliers.models.load import (
-    DTYPES,
-    HASHING,
-    check_finite,
-    find_device,
-    hash_of,
-    line_of,
-    load_config,
-    open_checkpoint,
-    refusals,
-)
-from outliers.models.skeleton import skeleton
-from outliers.models.source import find_model
+from outliers.models.load import HASHING, check_finite, find_device, hash_of, line_of, open_model
 from outliers.terminal.progress import over
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -152,13 +140,9 @@ def stream_model(
     Raises:
         UserError: as `load_model`.
     """
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
     check_one_device(device)
-    device, config = find_device(device), load_config(name, revision)
-    with refusals(name):
-        model = skeleton(config, DTYPES[dtype], buffers=True)
-    checkpoint = open_checkpoint(find_model(name, revision), name, revision, model)
+    device = find_device(device)
+    model, checkpoint = open_model(name, dtype, revision, buffers=True)
     model.ignored_tensors = checkpoint.ignored
     model.stream = Stream(name, model, checkpoint, device, memory)
     model.stream.load_what_is_not_in_layers(model)
