@@ -60,12 +60,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def read_whole(path: Path, most: int) -> bytes:
-    """The content of a file of at most so many bytes, to which a link may lead; never of a pipe, which may not end.
-
-    Raises:
-        OSError: it cannot be read.
-        UserError: it is no file, or larger.
-    """
+    """The content of a file of at most so many bytes, to which a link may lead; never of a pipe, which may not end."""
     check_file(path)
     if (size := path.stat().st_size) > most:
         raise UserError(f"'{path}' has {size:,} bytes; expected at most {most:,}: move it away")
@@ -76,9 +71,6 @@ def start_of(path: Path, most: int) -> bytes | None:
     """The first bytes of a file, to which a link may lead; None where no file is.
 
     Opening a pipe would wait for its other end, and a device may have no end.
-
-    Raises:
-        OSError: it cannot be read.
     """
     if not path.is_file():
         return None
@@ -87,11 +79,7 @@ def start_of(path: Path, most: int) -> bytes | None:
 
 
 def check_file(path: Path) -> None:
-    """Raise UserError if something else than a file, to which a link may lead, stands where one is to be read.
-
-    Raises:
-        OSError: nothing stands there.
-    """
+    """Raise UserError if something else than a file, to which a link may lead, stands where one is to be read."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         raise _in_the_way(path, mode)

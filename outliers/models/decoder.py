@@ -129,9 +129,6 @@ def run_exchanged(
     Yields:
         The number of the layer, the ids (T,) on the model's device, and the last hidden states (T, features), after the
         final norm.
-
-    Raises:
-        UserError: as `run_decoder`.
     """
     _check_ids(model, block)
     ids = block.to(model.device)

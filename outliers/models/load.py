@@ -58,20 +58,12 @@ def quantized_from(name: str, revision: str | None = None) -> str | None:
 
 
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's configuration alone, of any architecture; of one that takes pictures too, its text part's.
-
-    Raises:
-        UserError: the model is unknown or unreachable.
-    """
+    """Load a model's configuration alone, of any architecture; of one that takes pictures too, its text part's."""
     return config_of(find_model(name, revision), name)
 
 
 def config_of(source: Source, name: str) -> PretrainedConfig:
-    """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes.
-
-    Raises:
-        UserError: it asks for what no model can be, or for code.
-    """
+    """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes."""
     if source.gguf_file:
         from outliers.models.gguf.reader import read_gguf
 
@@ -182,9 +174,6 @@ def open_checkpoint(source: Source, name: str, revision: str | None, model: PreT
     """Find the tensors of a model in its files and compare them with the model; see `read_checkpoint`.
 
     What the model has no place for is logged as a warning, for the model may be another one than was trained.
-
-    Raises:
-        UserError: as `read_checkpoint`.
     """
     explicit = getattr(model.config, "transformers_weights", None)
     if explicit is not None:
@@ -241,9 +230,6 @@ def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
 
     Returns:
         Path of a module, "" for the whole model, to the number of a GPU or, where there is none, "cpu".
-
-    Raises:
-        UserError: the GPUs, or the CPU where there is none, have too little free memory.
     """
     torch.cuda.empty_cache()  # what torch keeps of a model that is gone counts as taken
     free = get_max_memory()
@@ -280,11 +266,7 @@ def _leave_the_file(model: PreTrainedModel) -> None:
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """The torch device of that name; for "auto" the one that token ids go to, the first GPU or else the CPU.
-
-    Raises:
-        UserError: torch knows no such device, or this machine has none.
-    """
+    """The torch device of that name; for "auto" the one that token ids go to, the first GPU or else the CPU."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

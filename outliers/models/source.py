@@ -40,11 +40,7 @@ class Source(NamedTuple):
 
     @property
     def files(self) -> list[Path]:
-        """The files of its weights on this machine, outside the hub's cache.
-
-        Raises:
-            UserError: as `weight_files`.
-        """
+        """The files of its weights on this machine, outside the hub's cache."""
         if self.gguf_file:
             return [Path(self.path) / self.gguf_file]
         return weight_files(Path(self.path)) if Path(self.path).is_dir() else []
@@ -53,9 +49,6 @@ class Source(NamedTuple):
 def local_place(name: str) -> Path | None:
     """Where a model is on this machine: the folder of a pocket model, the file of a packaged one, or an existing folder
     or GGUF file of this name; None if `name` is of the hub.
-
-    Raises:
-        UserError: it is a packaged model that is not here, or a pocket model or GGUF file that does not exist.
     """
     if name.startswith("pocket/"):
         if name not in pocket_models():
@@ -211,11 +204,7 @@ def _downloaded_config(source: Source) -> Path | None:
 
 
 def local_files(name: str, revision: str | None = None) -> list[Path]:
-    """The files of a model's weights on this machine; none of a model of the hub.
-
-    Raises:
-        UserError: as `find_model` and `weight_files`.
-    """
+    """The files of a model's weights on this machine; none of a model of the hub."""
     return find_model(name, revision).files if local_place(name) else []
 
 

@@ -295,9 +295,6 @@ class Stream:
         """Zeros, for hidden states and what else is kept of all blocks while they pass: on the GPU, which computes
         with them, if they leave enough of it, else in the host's memory within the limit, else in a file that is gone
         when nobody uses it.
-
-        Raises:
-            UserError: the file does not fit on its disk.
         """
         count = torch.Size(shape).numel()
         size = count * dtype.itemsize

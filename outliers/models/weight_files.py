@@ -28,11 +28,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def listed_shards(folder: Path) -> list[str]:
-    """The names of the files that the index in a folder lists; they need not be there yet.
-
-    Raises:
-        UserError: as `weight_files`.
-    """
+    """The names of the files that the index in a folder lists; they need not be there yet."""
     index = folder / INDEX
     if not is_there(index):
         raise _none_in(folder)
@@ -104,11 +100,7 @@ def watch(name: str, revision: str | None, files: Iterable[Path]) -> None:
 
 
 def check_unchanged(name: str, revision: str | None) -> None:
-    """See that a model's files are those that were read last under its name.
-
-    Raises:
-        UserError: one was truncated, written, replaced or deleted.
-    """
+    """See that a model's files are those that were read last under its name."""
     for file, state in _read.get((name, revision), {}).items():
         if state_of(file) != state:
             raise UserError(

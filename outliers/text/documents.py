@@ -31,11 +31,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_file(path: str | Path) -> list[str]:
-    """Read all documents of a local file, as `open_documents` gives them.
-
-    Raises:
-        UserError: as for `open_documents` and `read_lines`.
-    """
+    """Read all documents of a local file, as `open_documents` gives them."""
     return ["".join(parts) for parts in open_documents(path)]
 
 
@@ -44,9 +40,6 @@ def open_documents(path: str | Path) -> Iterator[Iterable[str]]:
 
     A plain text file (`.txt`, `.txt.gz`) is one document, a line a part; a `.jsonl` (or `.jsonl.gz`) file is one
     document a row, in its field `text`.
-
-    Raises:
-        UserError: the file has another ending, or as for `read_lines` and `read_rows`.
     """
     path = Path(path)
     endings = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
@@ -63,9 +56,6 @@ def read_rows(path: Path, expected: str, fields: tuple[str, ...]) -> Iterator[li
     """The values of these fields, all strings, of a file that has one JSON object a line, as they are asked for.
 
     Blank lines may stand at the end of the file. Of a field that a row has twice, the last counts.
-
-    Raises:
-        UserError: a row is something else than `expected`; or as for `read_lines`.
     """
     blank = 0
     for number, line in enumerate(read_lines(path), 1):
@@ -186,11 +176,7 @@ def _is_cached(repository: str) -> bool:
 
 
 def check_hub(name: object) -> None:
-    """See that a text of the hub is there, before anything is imported that reads it; all else passes.
-
-    Raises:
-        UserError: it cannot be reached.
-    """
+    """See that a text of the hub is there, before anything is imported that reads it; all else passes."""
     if isinstance(name, str) and name in HUB:
         check_cache()
         try:

@@ -64,9 +64,6 @@ def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str
 
     Yields:
         The next token ids of the document, as many as are known.
-
-    Raises:
-        UserError: pieces of a document of more than `WHOLE` characters do not agree, or the tokenizer is damaged.
     """
     pieces = _pieces(parts)
     start = list(itertools.islice(pieces, WHOLE // PIECE + 1))

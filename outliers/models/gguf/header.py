@@ -169,11 +169,7 @@ def _check_sizes(header: Header, file: Path) -> None:
 
 
 def read_tensor(file: Path, tensor: Tensor) -> np.ndarray:
-    """The numbers of a tensor, float32; read, not mapped, for who shortens a mapped file kills its readers.
-
-    Raises:
-        UserError: the file was cut short after its header was read.
-    """
+    """The numbers of a tensor, float32; read, not mapped, for who shortens a mapped file kills its readers."""
     size = tensor.end - tensor.start
     codes = np.fromfile(file, np.uint8, size, offset=tensor.start)
     if len(codes) < size:

@@ -89,10 +89,6 @@ def read_gguf(file: Path) -> Content:
     """What a file holds; its weights are read when they are wanted.
 
     Of an architecture that is in no row of the anatomy table, there are no tensors.
-
-    Raises:
-        UserError: as `read_header`; transformers does not know the architecture; the tensors are not those of the
-            configuration, or of a type that cannot be dequantized.
     """
     with refusals(file):
         content = _read(file, state_of(file))
@@ -221,11 +217,7 @@ def _tensor(values: np.ndarray) -> torch.Tensor:
 
 
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a file, as transformers makes it.
-
-    Raises:
-        UserError: as `read_header`; there is none, or one that transformers does not know.
-    """
+    """The tokenizer in a file, as transformers makes it."""
     with refusals(file):
         from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
