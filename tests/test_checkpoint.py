@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from outliers.metrics.perplexity.measure import perplexity
@@ -14,13 +14,7 @@ from outliers.models.stream import stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.store import load_int8
 from tests.conftest import CONFIGS, GEMMA, WINDOWS, make_model
-
-
-def change(folder, alter) -> None:
-    """Write the tensors of a checkpoint anew, as `alter` leaves them."""
-    tensors = load_file(folder / "model.safetensors")
-    alter(tensors)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+from tests.test_weight_files import change
 
 
 def check_all_ways(folder, blocks, expected) -> None:

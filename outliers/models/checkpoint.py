@@ -142,10 +142,7 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Find the tensors of a model in its files, of which nothing but the headers is read; a hub id is downloaded.
 
-    Args:
-        name: what the user calls the model.
-        model: of its configuration, without values; on the meta device is enough.
-        stored_as: how to bring back weights that are stored in a format of few bits.
+    model: of its configuration, without values. stored_as: how to bring back weights that are stored in few bits.
 
     Raises:
         UserError: nothing says which files are the model (see `weight_files`), or one is damaged; a tensor is there

@@ -224,19 +224,17 @@ def _layers(fields: dict) -> Iterator[tuple[str, str]]:
         yield "attention_types", f"[[kinds], times] for {layers} layers"
 
 
-def _is_list_of(entries, kind: type | tuple[type, ...], count: int | None = None) -> bool:
-    if not isinstance(entries, (list, tuple)) or len(entries) != (count or len(entries)):
-        return False
-    return all(isinstance(entry, kind) for entry in entries)
+def _is_list_of(entries, kind: type, count: int | None = None) -> bool:
+    right = isinstance(entries, (list, tuple)) and len(entries) == (count or len(entries))
+    return right and all(isinstance(entry, kind) for entry in entries)
 
 
 def _repeated(kinds) -> int | None:
-    """How many layers `attention_types` makes; None if that cannot be said."""
-    if not _is_list_of(kinds, (list, tuple)) or not all(len(kind) == 2 for kind in kinds):
+    """How many layers `attention_types` makes; None if that cannot be said. No names are repeated too."""
+    try:
+        return sum(max(1, len(names)) * times for names, times in kinds)
+    except (TypeError, ValueError):
         return None
-    if not all(_is_list_of(names, str) and _is_count(times, 1, MOST_LAYERS) for names, times in kinds):
-        return None
-    return sum(len(names) * times for names, times in kinds)
 
 
 RELATIONS = (_heads, _positions, _padding, _experts, _layers)

@@ -223,14 +223,8 @@ def _from_pretrained(
 
 
 def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
-    """Where each part of model `name` goes on device "auto": accelerate spreads whole layers evenly over the GPUs.
-
-    Args:
-        skeleton: the model without its weights, on the meta device in their dtypes.
-
-    Returns:
-        Path of a module, "" for the whole model, to the number of a GPU or, where there is none, "cpu".
-    """
+    """Path of a module, "" for the whole model, to the number of its GPU, or to "cpu" where there is none: accelerate
+    spreads the layers of a model without weights evenly over the GPUs, each as a whole."""
     torch.cuda.empty_cache()  # what torch keeps of a model that is gone counts as taken
     free = get_max_memory()
     gpus = [place for place in free if isinstance(place, int)]

@@ -1,7 +1,6 @@
 """Models larger than memory: a decoder layer is read when its turn comes, applied to all blocks, and dropped."""
 
 import ctypes
-import errno
 import itertools
 import math
 import mmap
@@ -25,7 +24,7 @@ from outliers.models.checkpoint import Checkpoint, dtype_of
 from outliers.models.load import HASHING, check_finite, find_device, hash_of, line_of, open_model
 from outliers.terminal.progress import over
 
-_C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
 
 
@@ -253,13 +252,10 @@ class Stream:
         variants: Sequence[Variant],
         begin: Callable[[int, int, torch.Tensor], None],
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Pass blocks through the decoder under some variants, each with hidden states of its own.
+        """Pass blocks through the decoder under some variants: the number of each variant, token ids (T,) and last
+        hidden states (T, features), variant by variant and block by block, when all layers are done.
 
         begin: called with the numbers of variant and block, and its ids, before a layer is applied to it.
-
-        Yields:
-            The number of the variant, token ids (T,) and last hidden states (T, features); variant by variant, block by
-            block, when all layers are done.
         """
         ids = [block.to(self.device) for block in blocks]
         if not ids:
@@ -292,10 +288,8 @@ class Stream:
             yield of_variant, ids[of_block], out_of_layers(model, ids[of_block], state, isinstance(output, tuple))
 
     def storage(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Zeros, for hidden states and what else is kept of all blocks while they pass: on the GPU, which computes
-        with them, if they leave enough of it, else in the host's memory within the limit, else in a file that is gone
-        when nobody uses it.
-        """
+        """Zeros, for what is kept of all blocks while they pass: on the GPU, which computes with them, if they leave
+        enough of it, else in the host's memory within the limit, else in a file that is gone when nobody uses it."""
         count = torch.Size(shape).numel()
         size = count * dtype.itemsize
         limits = {torch.device("cpu"): math.inf if self.memory is None else self.memory}
@@ -349,18 +343,12 @@ def _mapped_file(size: int) -> mmap.mmap:
 
 def _reserve(descriptor: int, size: int) -> None:
     """Give an empty file so many bytes, and all the blocks on its disk that they need; OSError if there are too few."""
-    if hasattr(os, "posix_fallocate"):  # not on macOS
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-    zeros = bytes(1 << 20)  # where the system cannot reserve, what is written is there
-    for start in range(0, size, len(zeros)):
-        part = memoryview(zeros)[: size - start]
-        while part:
-            part = part[os.write(descriptor, part) :]
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    zeros = bytes(1 << 20)  # on macOS, which cannot reserve, what is written is there
+    while size > 0:
+        size -= os.write(descriptor, zeros[:size])
 
 
 def give_memory_back() -> None:
@@ -369,8 +357,8 @@ def give_memory_back() -> None:
     What hooks keep of a layer is small, but lies between tensors that are not, and glibc gives back only the end of its
     heap by itself: 65 MB more stayed with each layer and block of an OPT-6.7B.
     """
-    if sys.platform == "linux" and hasattr(_C_LIBRARY, "malloc_trim"):
-        _C_LIBRARY.malloc_trim(0)
+    if _TRIM:
+        _TRIM(0)
 
 
 class _Gate(nn.Module):

@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from outliers.errors import UserError
+from outliers.files import check_file
 from outliers.models import source
 from outliers.models.source import SECONDS_FOR_THE_HUB, check_cache
 
@@ -111,11 +112,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a regular file: others, such as a pipe that nobody writes to, can keep a reader waiting for ever."""
-    if not os.path.exists(path):
-        raise UserError(f"text file '{path}' does not exist")
-    if not os.path.isfile(path):
-        raise UserError(f"text file '{path}' is a folder, a pipe or a device; expected a regular file")
+    check_file(path)
     if not path.stat().st_size:  # also the files of /proc, some of which have no end
         return io.BytesIO()
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")

@@ -68,7 +68,10 @@ class Made:
                 made = self.processor(
                     read_tensor(self.file, part), part.name, tensor_key_mapping=mapping, parsed_parameters=parsed
                 )
-            tensor = parsed["tensors"][self.own] if made.name is None else _tensor(made.weights)
+            if made.name is None:
+                tensor = parsed["tensors"][self.own]
+            else:
+                tensor = torch.from_numpy(np.require(made.weights, requirements=["C", "W"]))
             if tensor.shape != self.shape:
                 raise ValueError(f"'{self.own}' has the shape {tuple(tensor.shape)}, expected {tuple(self.shape)}")
             return tensor
@@ -210,10 +213,6 @@ class _Names(NamedTuple):
 def _names(tensor: Tensor) -> tuple[str, str]:
     """The names by which a tensor may be known; those that become one parameter of all experts have no ".weight"."""
     return tensor.name, tensor.name.removesuffix(".weight")
-
-
-def _tensor(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
 
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
