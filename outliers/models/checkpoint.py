@@ -143,11 +143,6 @@ def read_checkpoint(
     """Find the tensors of a model in its files, of which nothing but the headers is read; a hub id is downloaded.
 
     model: of its configuration, without values. stored_as: how to bring back weights that are stored in few bits.
-
-    Raises:
-        UserError: nothing says which files are the model (see `weight_files`), or one is damaged; a tensor is there
-            twice, missing, of another shape than the model's, or of a type that is no floating-point number of 16 bits
-            or more.
     """
     if source.gguf_file:
         from outliers.models.gguf.reader import read_gguf

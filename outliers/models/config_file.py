@@ -245,11 +245,7 @@ def _name(fields: dict, names: Iterable[str]) -> str:
 
 
 def read_config_file(file: Path) -> dict:
-    """The fields of a `config.json`.
-
-    Raises:
-        UserError: it is missing, no JSON object, or asks for what no model can be.
-    """
+    """The fields of a `config.json`."""
     try:
         content = start_of(file, LARGEST_FILE + 1)
     except OSError as error:

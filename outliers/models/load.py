@@ -81,12 +81,7 @@ def config_of(source: Source, name: str) -> PretrainedConfig:
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's configuration alone.
-
-    Raises:
-        UserError: the model is unknown or unreachable, its architecture is in no row of the anatomy table, or its
-            weights are stored in a format that is not undone, or are fewer than its configuration asks for.
-    """
+    """Load a model's configuration alone."""
     source = find_model(name, revision)
     config = config_of(source, name)
     anatomy_of(config)

@@ -18,9 +18,6 @@ def weight_files(folder: Path) -> list[Path]:
 
     Other files are not the model, whatever they are called: shards that an earlier download left, the state of an
     optimizer, averaged weights, adapters, pickles.
-
-    Raises:
-        UserError: there are none; the index is damaged, or lists something else than safetensors files of this folder.
     """
     if is_there(folder / WEIGHTS):
         return [regular_file(folder / WEIGHTS)]
@@ -54,11 +51,7 @@ def listed_shards(folder: Path) -> list[str]:
 
 
 def regular_file(path: Path) -> Path:
-    """A file of a folder that lies in it; a link may lead to another file in it, or as those of the hub's cache do.
-
-    Raises:
-        UserError: it does not exist, is a folder, a pipe or a device, or a link that leads out of its folder.
-    """
+    """A file of a folder that lies in it; a link may lead to another file in it, or as those of the hub's cache do."""
     if not is_there(path):
         raise UserError(f"'{path.parent}' lacks '{path.name}', a part of its weights; download or copy it again")
     folder, target = path.parent.resolve(), Path(os.path.realpath(path))

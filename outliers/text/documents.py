@@ -94,12 +94,7 @@ def _values(line: str, fields: tuple[str, ...]) -> list[str]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    r"""The lines of a text file, whose ends are read as \n, as they are asked for; compressed if it ends in `.gz`.
-
-    Raises:
-        UserError: the file is missing, is no regular file or unreadable; a line is not UTF-8 or longer than
-            `LONGEST_LINE`; or the file begins with a byte order mark.
-    """
+    r"""The lines of a text file, whose ends are read as \n, as they are asked for; compressed if it ends in `.gz`."""
     number = 0
     try:
         with _open(path) as file:

@@ -66,11 +66,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: Path) -> Header:
-    """Look at a file without reading its weights.
-
-    Raises:
-        UserError: it is no GGUF file of a language model, or one part of several; it is damaged, or cut short.
-    """
+    """Look at a file without reading its weights."""
     with refusals(file):
         return _read_header(file, state_of(file))
 
