@@ -109,6 +109,8 @@ def test_what_published_models_have_passes(fields):
         ("mpt", {"n_heads": "4"}, "n_heads"),
         ("mpt", {"expansion_ratio": 10**6}, "expansion_ratio"),
         ("mpt", {"attn_config": []}, "attn_config"),
+        ("mpt", {"d_model": 32, "n_heads": 3}, "n_heads"),
+        ("mpt", {"d_model": 32, "n_heads": 3, "head_dim": 16}, "head_dim"),
         ("bloom", {"n_head": 0}, "n_head"),
         ("opt", {"ffn_dim": 0}, "ffn_dim"),
         ("opt", {"word_embed_proj_dim": 2.0}, "word_embed_proj_dim"),

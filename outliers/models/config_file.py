@@ -182,8 +182,10 @@ def _heads(fields: dict) -> Iterator[tuple[str, str]]:
     of_head = _first(fields, HEAD_WIDTH)
     if width and heads and of_head is None and width % heads:
         yield _name(fields, HEADS), f"a number that divides the {width} features"
+    if width and heads and fields.get("head_dim") and not fields.get("hidden_size") and of_head * heads != width:
+        yield "head_dim", f"none, for who says '{_name(fields, WIDTH)}' has heads of all {width} features"
     rotary = fields.get("rotary_dim")
-    if rotary and (rotary % 2 or rotary > (of_head or width // heads if width and heads else math.inf)):
+    if rotary and (rotary % 2 or rotary > (of_head or (width // heads if width and heads else math.inf))):
         yield "rotary_dim", "an even number, at most the features of a head"
 
 
