@@ -30,7 +30,7 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # a part of a writer that found the usual name taken
+LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # what a writer calls a part
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -60,32 +60,17 @@ def check_replaceable(path: Path) -> None:
 
 
 def read_whole(path: Path, most: int) -> bytes:
-    """The content of a file of at most so many bytes, to which a link may lead; never of a pipe, which may not end.
-
-    Raises:
-        OSError: it cannot be read.
-        UserError: it is no file, or larger.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise _in_the_way(path, found.st_mode)
-        if found.st_size > most:
-            raise UserError(f"'{path}' has {found.st_size:,} bytes; expected at most {most:,}: move it away")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(descriptor)
+    """The content of a file of at most so many bytes, to which a link may lead; never of a pipe, which may not end."""
+    check_file(path)
+    if (size := path.stat().st_size) > most:
+        raise UserError(f"'{path}' has {size:,} bytes; expected at most {most:,}: move it away")
+    return path.read_bytes()
 
 
 def start_of(path: Path, most: int) -> bytes | None:
     """The first bytes of a file, to which a link may lead; None where no file is.
 
     Opening a pipe would wait for its other end, and a device may have no end.
-
-    Raises:
-        OSError: it cannot be read.
     """
     if not path.is_file():
         return None
@@ -94,11 +79,7 @@ def start_of(path: Path, most: int) -> bytes | None:
 
 
 def check_file(path: Path) -> None:
-    """Raise UserError if something else than a file, to which a link may lead, stands where one is to be read.
-
-    Raises:
-        OSError: nothing stands there.
-    """
+    """Raise UserError if something else than a file, to which a link may lead, stands where one is to be read."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         raise _in_the_way(path, mode)
@@ -109,17 +90,13 @@ def _in_the_way(path: Path, mode: int) -> UserError:
     return UserError(f"'{path}' is {kind}; expected a file: move it away or choose another folder with --out")
 
 
-def part_of(path: Path) -> Path:
-    """Where the new content of a file usually is until it is whole."""
-    return path.with_name(f".{path.name}.part")
-
-
 @contextlib.contextmanager
 def new_part(path: Path) -> Iterator[Path]:
     """A new empty file beside another, for its new content, of this writer alone; what fails is removed.
 
     It is locked while its writer lives, so that the next one can tell and remove what a killed one left.
     """
+    remove_left(path.parent)
     part, descriptor = _new_part(path)
     try:
         yield part
@@ -132,14 +109,9 @@ def new_part(path: Path) -> Iterator[Path]:
 
 def _new_part(path: Path) -> tuple[Path, int]:
     """A part that is locked, with its descriptor."""
-    part = part_of(path)
     while True:
-        try:
-            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # follows no link
-        except FileExistsError:
-            if not remove_left(part):
-                part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-            continue
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # follows no link
         with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if _is_at(descriptor, part):
@@ -147,34 +119,17 @@ def _new_part(path: Path) -> tuple[Path, int]:
         os.close(descriptor)  # another one took it for what a killed one left, before it was locked
 
 
-def remove_left(part: Path) -> bool:
-    """Remove a part that a killed writer left; return whether it is gone.
-
-    It stays where its writer lives, or may live, and where it is no file, which no writer makes.
-    """
-    try:
-        descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(descriptor, part):
-            part.unlink()
-        return True
-    except OSError:  # it is locked, or cannot be
-        return False
-    finally:
-        os.close(descriptor)
-
-
-def remove_all_left(folder: Path) -> None:
-    """Remove the parts in a folder that killed writers left beside those of others."""
-    for name in filter(LEFT.fullmatch, os.listdir(folder)):
-        remove_left(folder / name)
+def remove_left(folder: Path) -> None:
+    """Remove the parts that killed writers left in a folder, but none whose writer lives, or may live."""
+    for part in (folder / name for name in os.listdir(folder) if LEFT.fullmatch(name)):
+        with contextlib.suppress(OSError):  # it is gone, a link, locked, or cannot be
+            descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if stat.S_ISREG(os.fstat(descriptor).st_mode) and _is_at(descriptor, part):
+                    part.unlink()
+            finally:
+                os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -105,17 +105,21 @@ def vocabulary(size: int = VOCABULARY) -> dict:
     }
 
 
-def write_gguf(
-    path: Path,
-    architecture: str,
-    fields: dict,
-    tensors: dict[str, np.ndarray],
-    kind: str = "F32",
-) -> Path:
+def write_gguf(path: Path, architecture: str, fields: dict, tensors: dict[str, np.ndarray], kind: str = "F32") -> Path:
     """Write a file of these fields and tensors; None is no field.
 
     kind: type of the matrices that consist of whole blocks of it; as with llama.cpp the others are F32.
     """
+    kind, stored = gguf.GGMLQuantizationType[kind], {}
+    for name, tensor in tensors.items():
+        whole_blocks = tensor.ndim > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+        own = kind if whole_blocks else gguf.GGMLQuantizationType.F32
+        stored[name] = gguf.quantize(tensor, own), own
+    return write_stored(path, architecture, fields, stored)
+
+
+def write_stored(path: Path, architecture: str, fields: dict, tensors: dict) -> Path:
+    """Write a file of these fields, and of tensors as they are stored: codes and their type."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, architecture)
     for name, value in fields.items():
@@ -124,11 +128,8 @@ def write_gguf(
             writer.add_array(whole, value)
         elif value is not None:
             writer.add_key_value(whole, value, gguf.GGUFValueType.get_type(value))
-    kind = gguf.GGMLQuantizationType[kind]
-    for name, tensor in tensors.items():
-        whole_blocks = tensor.ndim > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
-        own = kind if whole_blocks else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, gguf.quantize(tensor, own), raw_dtype=own)
+    for name, (codes, kind) in tensors.items():
+        writer.add_tensor(name, codes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -9,15 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from outliers.errors import UserError
 from outliers.metrics.memory import measure
-from outliers.metrics.memory.footprint import (
-    GIB,
-    Footprint,
-    Storages,
-    fits,
-    measure_footprint,
-    measure_pass,
-    prompt,
-)
+from outliers.metrics.memory.footprint import GIB, Footprint, Storages, fits, measure_footprint, measure_pass, prompt
 from outliers.metrics.memory.view import footprints, largest, memory_section
 from outliers.models.configs import find_config, known_configs
 from outliers.models.load import load_config
@@ -212,16 +204,9 @@ def test_what_is_no_language_model():
 def of_gib(embeddings, layers, rest, cache=0, decoder_layers=None, activations=0) -> Footprint:
     """A footprint from GiB."""
     sizes = [int(size * GIB) for size in layers]
-    return Footprint(
-        1,
-        int(embeddings * GIB),
-        {16: sizes, 8: [size // 2 for size in sizes]},
-        int(rest * GIB),
-        int(cache * GIB),
-        decoder_layers or len(layers),
-        int(activations * GIB),
-        16,
-    )
+    of_layers = {16: sizes, 8: [size // 2 for size in sizes]}
+    embeddings, rest, cache, activations = (int(size * GIB) for size in (embeddings, rest, cache, activations))
+    return Footprint(1, embeddings, of_layers, rest, cache, decoder_layers or len(layers), activations, 16)
 
 
 @pytest.mark.parametrize(
@@ -304,15 +289,8 @@ def test_experiment_of_all_known_models():
 def test_finished_rows_are_used_again(tmp_path, monkeypatch):
     spec = Memory(models=["pocket/gpt2-0.1m"], hardware=[{"hardware": "one", "gigabytes": 1}], context=64)
     rows = run(spec, tmp_path)
-    assert [row["metric"] for row in rows] == [
-        "parameters",
-        "weights",
-        "weights",
-        "cache",
-        "activations",
-        "fits",
-        "fits",
-    ]
+    expected = ["parameters", "weights", "weights", "cache", "activations", "fits", "fits"]
+    assert [row["metric"] for row in rows] == expected
     monkeypatch.setattr(measure, "measure_footprint", None)
     assert run(spec, tmp_path) == rows
     more = spec.model_copy(update={"context": 65})

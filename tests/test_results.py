@@ -19,7 +19,7 @@ from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
-from outliers.files import LOCK, part_of, write_whole
+from outliers.files import LOCK, write_whole
 from outliers.models.names import POCKET
 from outliers.report.report import drawn_again
 from outliers.runs.frame import records_in as read_rows
@@ -150,7 +150,7 @@ def test_nothing_is_written_through_what_stands_where_a_part_would(tmp_path, mak
     outside, path = tmp_path / "outside", tmp_path / "out" / "rows.jsonl"
     outside.write_text("of another")
     path.parent.mkdir()
-    make(part_of(path))
+    make(path.with_name(".rows.jsonl.0123abcd.part"))
     rows = sweep(SWEPT, path.parent)
     assert read_rows(path.parent) == rows
     assert outside.read_text() == "of another"

@@ -23,6 +23,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import PICTURES, TEXT_KEYS
+from outliers.models.skeleton import refusals
 from outliers.models.source import Source
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
 
@@ -141,29 +142,22 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Find the tensors of a model in its files, of which nothing but the headers is read; a hub id is downloaded.
 
-    Args:
-        name: what the user calls the model.
-        model: of its configuration, without values; on the meta device is enough.
-        stored_as: how to bring back weights that are stored in a format of few bits.
-
-    Raises:
-        UserError: nothing says which files are the model (see `weight_files`), or one is damaged; a tensor is there
-            twice, missing, of another shape than the model's, or of a type that is no floating-point number of 16 bits
-            or more.
+    model: of its configuration, without values. stored_as: how to bring back weights that are stored in few bits.
     """
     if source.gguf_file:
         from outliers.models.gguf.reader import read_gguf
 
         return Checkpoint(source.files, read_gguf(*source.files).tensors, [])
-    files = source.files or weight_files(_downloaded(source))
+    files = source.files or weight_files(_downloaded(source, name))
     stored = _by_key(name, (stored for file in files for stored in _in_file(name, file)))
-    quantizer = stored_as and AutoHfQuantizer.from_config(stored_as, pre_quantized=True)
+    with refusals(name):
+        quantizer = stored_as and AutoHfQuantizer.from_config(stored_as, pre_quantized=True)
     found, ignored = _by_own_names(stored, name, model, quantizer)
     _check(found, name, model)
     return Checkpoint(files, found, _without_harmless(ignored, model))
 
 
-def _downloaded(source: Source) -> Path:
+def _downloaded(source: Source, name: str) -> Path:
     """The folder of the hub's cache in which a model's weights are: what `weight_files` chooses, and no other files.
 
     As transformers does it, for pickled weights the hub is asked for its own conversion of them.
@@ -172,7 +166,8 @@ def _downloaded(source: Source) -> Path:
     def snapshot(*names: str) -> Path:
         wanted = [glob.escape(name) for name in names]
         keywords = {"allow_patterns": wanted, "local_files_only": source.local_files_only}
-        return Path(snapshot_download(source.path, revision=revision, **keywords))
+        with refusals(name, source):
+            return Path(snapshot_download(source.path, revision=revision, **keywords))
 
     def has(name: str) -> bool:
         return is_there(folder / name)
@@ -183,7 +178,8 @@ def _downloaded(source: Source) -> Path:
         folder = snapshot(INDEX)
     convertible = revision in (None, "main") and not source.local_files_only
     if not (has(WEIGHTS) or has(INDEX)) and convertible and not is_env_variable_true("DISABLE_SAFETENSORS_CONVERSION"):
-        _, revision, _ = auto_conversion(source.path)
+        with refusals(name, source):
+            _, revision, _ = auto_conversion(source.path)
         folder = snapshot(WEIGHTS, INDEX)
     return folder if has(WEIGHTS) or not has(INDEX) else snapshot(*listed_shards(folder))
 

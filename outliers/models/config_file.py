@@ -29,7 +29,6 @@ HEAD_WIDTH = ("head_dim", "d_kv")
 INNER = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "moe_intermediate_size")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "original_max_position_embeddings")
 EXPERTS = ("num_local_experts", "num_experts")
-TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 NORM_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 DROPOUTS = (
     *("attn_pdrop", "activation_dropout", "dropout", "dropout_rate", "emb_pdrop", "embd_pdrop", "embed_dropout"),
@@ -52,13 +51,6 @@ EXPERT_PRODUCTS = {"eager", "batched_mm", "grouped_mm"}
 ROTARY_KINDS = {"default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "proportional", "mrope"}
 # Kinds that make or hold something for each position; the others compute it of the position.
 MOST_POSITIONS = {"gpt_neo": 1 << 13, "gptj": 1 << 15, "xglm": 1 << 15, "gpt2": 1 << 16, "opt": 1 << 16, "mpt": 1 << 16}
-IN_FILES = {"gpt2", "gpt_neo", "opt"}  # of these kinds, those whose files hold it
-# Kinds whose first feed-forward projection is four times as wide as the model where the configuration does not say.
-FOUR_TIMES = {"bloom", "falcon", "gpt2", "gpt_neo", "gptj", "mpt"}
-# Kinds whose heads have the width that divides that of the model, and those that have one of their own also where the
-# configuration is silent.
-NO_HEAD_WIDTH = {"bloom", "falcon", "gpt2", "gpt_neo", "gpt_neox", "gptj", "mpt", "opt", "stablelm", "xglm"}
-OWN_HEAD_WIDTH = {"gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "qwen3", "t5"}
 
 
 class Rule(NamedTuple):
@@ -187,14 +179,13 @@ def _heads(fields: dict) -> Iterator[tuple[str, str]]:
     width, heads, of_keys = (_first(fields, names) for names in (WIDTH, HEADS, KEY_HEADS))
     if heads and of_keys and heads % of_keys:
         yield _name(fields, KEY_HEADS), f"a number that divides the {heads} heads"
-    kind, said = fields.get("model_type"), _first(fields, HEAD_WIDTH)
-    shared = width // heads if width and heads else None
-    if shared is not None and said is None and kind not in OWN_HEAD_WIDTH and width % heads:
+    of_head = _first(fields, HEAD_WIDTH)
+    if width and heads and of_head is None and width % heads:
         yield _name(fields, HEADS), f"a number that divides the {width} features"
-    if shared is not None and said not in (None, shared) and kind in NO_HEAD_WIDTH:
-        yield _name(fields, HEAD_WIDTH), f"{shared}, which {width} features are for each of {heads} heads"
-    rotary, most = fields.get("rotary_dim"), said or shared or math.inf
-    if rotary and (rotary % 2 or rotary > most):
+    if width and heads and fields.get("head_dim") and not fields.get("hidden_size") and of_head * heads != width:
+        yield "head_dim", f"none, for who says '{_name(fields, WIDTH)}' has heads of all {width} features"
+    rotary = fields.get("rotary_dim")
+    if rotary and (rotary % 2 or rotary > (of_head or (width // heads if width and heads else math.inf))):
         yield "rotary_dim", "an even number, at most the features of a head"
 
 
@@ -235,19 +226,17 @@ def _layers(fields: dict) -> Iterator[tuple[str, str]]:
         yield "attention_types", f"[[kinds], times] for {layers} layers"
 
 
-def _is_list_of(entries, kind: type | tuple[type, ...], count: int | None = None) -> bool:
-    if not isinstance(entries, (list, tuple)) or len(entries) != (count or len(entries)):
-        return False
-    return all(isinstance(entry, kind) for entry in entries)
+def _is_list_of(entries, kind: type, count: int | None = None) -> bool:
+    right = isinstance(entries, (list, tuple)) and len(entries) == (count or len(entries))
+    return right and all(isinstance(entry, kind) for entry in entries)
 
 
 def _repeated(kinds) -> int | None:
-    """How many layers `attention_types` makes; None if that cannot be said."""
-    if not _is_list_of(kinds, (list, tuple)) or not all(len(kind) == 2 for kind in kinds):
+    """How many layers `attention_types` makes; None if that cannot be said. No names are repeated too."""
+    try:
+        return sum(max(1, len(names)) * times for names, times in kinds)
+    except (TypeError, ValueError):
         return None
-    if not all(_is_list_of(names, str) and _is_count(times, 1, MOST_LAYERS) for names, times in kinds):
-        return None
-    return sum(len(names) * times for names, times in kinds)
 
 
 RELATIONS = (_heads, _positions, _padding, _experts, _layers)
@@ -258,11 +247,7 @@ def _name(fields: dict, names: Iterable[str]) -> str:
 
 
 def read_config_file(file: Path) -> dict:
-    """The fields of a `config.json`.
-
-    Raises:
-        UserError: it is missing, no JSON object, or asks for what no model can be.
-    """
+    """The fields of a `config.json`."""
     try:
         content = start_of(file, LARGEST_FILE + 1)
     except OSError as error:
@@ -295,11 +280,7 @@ def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict:
 
 
 def check_fields(fields: dict, where: str | Path) -> None:
-    """Refuse what no model can be, in a configuration and in those inside of it.
-
-    Raises:
-        UserError: it names the field, and what was expected of it.
-    """
+    """Refuse what no model can be, in a configuration and in those inside of it."""
     for find in (lambda all_fields: _broken(all_fields, RULES), *RELATIONS):
         for field, expected in find(fields):
             raise UserError(f"'{where}' asks for {field} {shown(fields[field], json.dumps)}; expected {expected}")
@@ -311,16 +292,16 @@ def check_fields(fields: dict, where: str | Path) -> None:
 def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
     """Refuse a configuration whose weights are stored in a format that is not undone, or do not fit into their files.
 
-    Args:
-        fields: as `check_fields` has passed them.
-        name: of the model.
-        files: that hold its weights; none where they are not on this machine yet.
-
-    Raises:
-        UserError: it says what the weights are stored as, or how large they are.
+    fields: as `check_fields` has passed them. files: of the weights; none where they are not on this machine yet.
     """
-    for part in (fields, *(part for part in (fields.get("text_config"),) if isinstance(part, dict))):
-        check_format(part.get("quantization_config"), name)
+    for part in (fields, fields.get("text_config") or {}):
+        stored = part.get("quantization_config")
+        method = stored.get("quant_method") if isinstance(stored, dict) else None
+        if stored is not None and method not in DEQUANTIZED:
+            raise UserError(
+                f"the weights of '{name}' are stored quantized by '{method}'; expected 16 or 32 bits or "
+                f"{', '.join(DEQUANTIZED)}: use the model that they were made of"
+            )
     size = sum(file.stat().st_size for file in files)
     needed = LEAST_BYTES * least_weights(fields)
     if size and needed > max(size, LIGHT):
@@ -330,23 +311,6 @@ def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
         )
 
 
-def check_format(stored, name: str) -> str | None:
-    """The format of few bits of a configuration's `quantization_config`, None where there is none.
-
-    Raises:
-        UserError: weights in this format are not brought back as they were.
-    """
-    if stored is None:
-        return None
-    method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", None)
-    if not isinstance(method, str) or method not in DEQUANTIZED:
-        raise UserError(
-            f"the weights of '{name}' are stored quantized by '{method}'; expected 16 or 32 bits or "
-            f"{', '.join(DEQUANTIZED)}: use the model that they were made of"
-        )
-    return method
-
-
 def least_weights(fields: dict) -> int:
     """How many weights a model has at the very least: embeddings, two products of attention and two of the rest.
 
@@ -354,15 +318,13 @@ def least_weights(fields: dict) -> int:
     """
     width, heads, layers = (_first(fields, names, 0) for names in (WIDTH, HEADS, LAYERS))
     of_head = _first(fields, HEAD_WIDTH) or (width // heads if heads else 0)
-    kind, experts = fields.get("model_type"), _first(fields, EXPERTS, 0)
+    experts = _first(fields, EXPERTS, 0)
     if experts:
         inner = _first(fields, ("moe_intermediate_size", "intermediate_size"), 0)
         sparse = layers // (fields.get("decoder_sparse_step") or 1) - len(fields.get("mlp_only_layers") or ())
         of_rest = 3 * max(0, sparse) * experts * width * inner
     else:
-        inner = _first(fields, INNER) or (fields.get("expansion_ratio") or 4) * width * (kind in FOUR_TIMES)
+        inner = _first(fields, INNER) or (fields.get("expansion_ratio") or 4) * width
         of_rest = 2 * layers * width * inner
     embeddings = fields.get("vocab_size", 0) * (fields.get("word_embed_proj_dim") or width)
-    if kind in IN_FILES:
-        embeddings += _first(fields, POSITIONS, 0) * width
     return embeddings + 2 * layers * width * heads * of_head + of_rest

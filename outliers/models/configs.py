@@ -22,9 +22,6 @@ def find_config(name: str) -> "PretrainedConfig":
     """The configuration of a known model, without network; else that of a hub id, a local folder or a pocket model.
 
     Of any architecture, also one that is in no row of the anatomy table.
-
-    Raises:
-        UserError: the model is unknown or unreachable.
     """
     from transformers import AutoConfig  # late, for the names alone serve tables
 

@@ -124,12 +124,9 @@ def run_from(
 
 def _check_ids(model: PreTrainedModel, block: torch.Tensor) -> None:
     if not isinstance(block, torch.Tensor) or block.ndim != 1 or block.is_floating_point() or not len(block):
-        tensor = isinstance(block, torch.Tensor)
-        found = (
-            f"{str(block.dtype).removeprefix('torch.')} of shape {tuple(block.shape)}"
-            if tensor
-            else f"of type {type(block).__name__}"
-        )
+        found = f"of type {type(block).__name__}"
+        if isinstance(block, torch.Tensor):
+            found = f"{str(block.dtype).removeprefix('torch.')} of shape {tuple(block.shape)}"
         raise UserError(
             f"a block is {found}; expected int64 token ids (T,): give blocks (blocks, T), or a list of sequences as "
             "outliers.load_text(…, block=None) makes it, of lists of ids too"
@@ -143,20 +140,8 @@ def run_exchanged(
     """Pass a block through a resident model in which one decoder layer at a time is that of another model.
 
     What goes into that layer is what the layers before it make of the block, which is computed once for all; so half of
-    the layers are computed on average.
-
-    Args:
-        model: a causal language model.
-        other: one of the same shape, such as the same one under a scheme.
-        block: token ids, int64 (T,).
-        layers: the numbers of those that are exchanged.
-
-    Yields:
-        The number of the layer, the ids (T,) on the model's device, and the last hidden states (T, features), after the
-        final norm.
-
-    Raises:
-        UserError: as `run_decoder`.
+    the layers are computed on average. Yields the number of each exchanged layer, and as `run_decoder` the block's ids
+    (T,) and its last hidden states (T, features).
     """
     _check_ids(model, block)
     ids = block.to(model.device)

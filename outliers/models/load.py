@@ -4,13 +4,12 @@ import hashlib
 import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
 from accelerate import infer_auto_device_map
 from accelerate.utils import get_balanced_memory, get_max_memory
-from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -20,14 +19,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from outliers.errors import UserError, reason_of, unknown_name
+from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import TEXT_KEYS, anatomy_of, text_config
-from outliers.models.checkpoint import Checkpoint, check_complete, read_checkpoint, said
-from outliers.models.config_file import FILE, check_fields, check_format, check_weights, read_config_file
-from outliers.models.skeleton import quiet, skeleton
-from outliers.models.source import Source, config_path, find_model, local_place, out_of_reach
+from outliers.models.checkpoint import Checkpoint, check_complete, opened, read_checkpoint, said
+from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
+from outliers.models.skeleton import refusals, skeleton
+from outliers.models.source import Source, config_path, find_model, local_place
 from outliers.models.weight_files import watch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -46,28 +44,6 @@ OURS = {
 logger = logging.getLogger(__name__)
 
 
-@contextmanager
-def refusals(name: str, source: Source | None = None, part: str = ""):
-    """Turn what the libraries raise for an unusable model, or a part of it, into one line.
-
-    source: where it is, if that is asked too. part: such as "the tokenizer of ".
-    """
-    try:
-        with quiet():
-            yield
-    except SafetensorError as error:
-        raise UserError(f"the weights of '{name}' are corrupt ({error}); download or copy them again") from None
-    except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # of any kind for a file that nobody checked; a library in Rust has one of its own
-        if source and source.local_files_only and not Path(source.path).is_dir():
-            raise out_of_reach(name) from None
-        reason = reason_of(error, 300)
-        if "safetensors" in reason:
-            reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
-        raise UserError(f"cannot load {part}'{name}': {reason}") from None
-
-
 def quantized_from(name: str, revision: str | None = None) -> str | None:
     """What a model's weights were quantized to before they were dequantized, such as "Q4_1"; None where they were not.
 
@@ -82,43 +58,30 @@ def quantized_from(name: str, revision: str | None = None) -> str | None:
 
 
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's configuration alone, of any architecture; of one that takes pictures too, its text part's.
-
-    Raises:
-        UserError: the model is unknown or unreachable.
-    """
+    """Load a model's configuration alone, of any architecture; of one that takes pictures too, its text part's."""
     return config_of(find_model(name, revision), name)
 
 
 def config_of(source: Source, name: str) -> PretrainedConfig:
-    """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes.
+    """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes."""
+    if source.gguf_file:
+        from outliers.models.gguf.reader import read_gguf
 
-    Raises:
-        UserError: it asks for what no model can be, or for code.
-    """
-    with refusals(name, source):
-        if source.gguf_file:
-            from outliers.models.gguf.reader import read_gguf
-
-            config = read_gguf(*source.files).config
-        else:
-            if file := config_path(source):
-                read_config_file(file)
+        config = read_gguf(*source.files).config
+    else:
+        if file := config_path(source):
+            read_config_file(file)
+        with refusals(name, source):
             config = text_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
-        check_fields(config.to_dict(), source.files[0] if source.gguf_file else Path(source.path) / FILE)
-        for field, value in OURS.items():
-            setattr(config, field, value)
-        vars(config).pop("auto_map", None)  # of a kind that transformers has: no code beside it is asked for
-        return config
+    check_fields(config.to_dict(), source.files[0] if source.gguf_file else Path(source.path) / FILE)
+    for field, value in OURS.items():
+        setattr(config, field, value)
+    vars(config).pop("auto_map", None)  # of a kind that transformers has: no code beside it is asked for
+    return config
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's configuration alone.
-
-    Raises:
-        UserError: the model is unknown or unreachable, its architecture is in no row of the anatomy table, or its
-            weights are stored in a format that is not undone, or are fewer than its configuration asks for.
-    """
+    """Load a model's configuration alone."""
     source = find_model(name, revision)
     config = config_of(source, name)
     anatomy_of(config)
@@ -129,18 +92,7 @@ def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
 
 def stored_as(config: PretrainedConfig) -> str | None:
     """The format of few bits in which a folder or repository holds a model's weights; None where it does not."""
-    stored = getattr(config, "quantization_config", None)
-    return stored["quant_method"] if isinstance(stored, dict) else getattr(stored, "quant_method", None)
-
-
-def dequantized(config: PretrainedConfig, name: str) -> QuantizationConfigMixin | None:
-    """How transformers brings back the weights of model `name`, if they are stored in a format of few bits.
-
-    Raises:
-        UserError: it is not one that is undone exactly.
-    """
-    method = check_format(getattr(config, "quantization_config", None), name)
-    return DEQUANTIZED[method] if method else None
+    return (config.to_dict().get("quantization_config") or {}).get("quant_method")
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -187,24 +139,10 @@ def load_model(
         UserError: the model is unknown, unreachable, of an unknown architecture or incomplete; its weights are
             corrupt or hold NaN or inf; the dtype or the device does not exist; "auto" finds too little memory.
     """
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
-    home = find_device(device)
-    source, config = find_model(name, revision), load_config(name, revision)
-    with refusals(name, source):
-        without_values = skeleton(config, DTYPES[dtype])
-    checkpoint = open_checkpoint(source, name, revision, without_values)
-    with refusals(name, source):
-        model, report = _from_pretrained(
-            source,
-            checkpoint,
-            type(without_values),
-            config=config,
-            quantization_config=dequantized(config, name),
-            dtype=DTYPES[dtype],
-            device_map=device_map(without_values, name) if device == "auto" else None,
-            output_loading_info=True,
-        )
+    home, source = find_device(device), find_model(name, revision)
+    without_values, checkpoint = open_model(name, dtype, revision)
+    places = device_map(without_values, name) if device == "auto" else None
+    model, report = _from_pretrained(source, checkpoint, without_values, name, places)
     model._weight_conversions = None  # save_pretrained would undo those by which it was read
     check_complete(sorted(report["missing_keys"]), name)
     if Path(source.path).is_dir() and not source.gguf_file and home.type == "cpu":
@@ -215,13 +153,22 @@ def load_model(
     return model.eval() if device == "auto" else model.to(home).eval()
 
 
+def open_model(
+    name: str, dtype: str, revision: str | None, buffers: bool = False
+) -> tuple[PreTrainedModel, Checkpoint]:
+    """A model without values, see `skeleton`, and what its files hold; errors as those of `load_model`."""
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    source, config = find_model(name, revision), load_config(name, revision)
+    with refusals(name, source):
+        model = skeleton(config, DTYPES[dtype], buffers)
+    return model, open_checkpoint(source, name, revision, model)
+
+
 def open_checkpoint(source: Source, name: str, revision: str | None, model: PreTrainedModel) -> Checkpoint:
     """Find the tensors of a model in its files and compare them with the model; see `read_checkpoint`.
 
     What the model has no place for is logged as a warning, for the model may be another one than was trained.
-
-    Raises:
-        UserError: as `read_checkpoint`.
     """
     explicit = getattr(model.config, "transformers_weights", None)
     if explicit is not None:
@@ -229,8 +176,7 @@ def open_checkpoint(source: Source, name: str, revision: str | None, model: PreT
             f"the configuration of '{name}' names {str(explicit)[:100]!a} as its weights; expected none but "
             "model.safetensors or what its index lists"
         )
-    with refusals(name, source):
-        checkpoint = read_checkpoint(source, name, model, dequantized(model.config, name))
+    checkpoint = read_checkpoint(source, name, model, DEQUANTIZED.get(stored_as(model.config)))
     watch(name, revision, checkpoint.files)
     if checkpoint.ignored:
         count = len(checkpoint.ignored)
@@ -248,7 +194,7 @@ def some_of(names: list[str]) -> list[str]:
 
 
 def _from_pretrained(
-    source: Source, checkpoint: Checkpoint, kind: type[PreTrainedModel], **options
+    source: Source, checkpoint: Checkpoint, skeleton: PreTrainedModel, name: str, places: dict | None
 ) -> tuple[PreTrainedModel, dict]:
     """The model as transformers makes it of the tensors of its files, with its report of what was missing.
 
@@ -256,29 +202,24 @@ def _from_pretrained(
     file are handed over as they are to be: by itself transformers would make the same ones in four times the time, or
     keep them in blocks and ask for kernels to multiply those.
     """
-    if source.gguf_file:
-        return kind.from_pretrained(None, state_dict=checkpoint.tensors, **options)
+    config = skeleton.config
+    options = {"config": config, "dtype": skeleton.dtype, "device_map": places, "output_loading_info": True}
     with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(file, "pt")) for file in checkpoint.files]
+        stack.enter_context(refusals(name, source))
+        if source.gguf_file:
+            return type(skeleton).from_pretrained(None, state_dict=checkpoint.tensors, **options)
+        options |= {"key_mapping": TEXT_KEYS, "quantization_config": DEQUANTIZED.get(stored_as(config))}
+        files = [stack.enter_context(opened(file, name)) for file in checkpoint.files]
         tensors = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118, no mapping
-        model, report = kind.from_pretrained(None, state_dict=tensors, key_mapping=TEXT_KEYS, **options)
+        model, report = type(skeleton).from_pretrained(None, state_dict=tensors, **options)
     with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it
         model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
     return model, report
 
 
 def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
-    """Where each part of model `name` goes on device "auto": accelerate spreads whole layers evenly over the GPUs.
-
-    Args:
-        skeleton: the model without its weights, on the meta device in their dtypes.
-
-    Returns:
-        Path of a module, "" for the whole model, to the number of a GPU or, where there is none, "cpu".
-
-    Raises:
-        UserError: the GPUs, or the CPU where there is none, have too little free memory.
-    """
+    """Path of a module, "" for the whole model, to the number of its GPU, or to "cpu" where there is none: accelerate
+    spreads the layers of a model without weights evenly over the GPUs, each as a whole."""
     torch.cuda.empty_cache()  # what torch keeps of a model that is gone counts as taken
     free = get_max_memory()
     gpus = [place for place in free if isinstance(place, int)]
@@ -314,11 +255,7 @@ def _leave_the_file(model: PreTrainedModel) -> None:
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """The torch device of that name; for "auto" the one that token ids go to, the first GPU or else the CPU.
-
-    Raises:
-        UserError: torch knows no such device, or this machine has none.
-    """
+    """The torch device of that name; for "auto" the one that token ids go to, the first GPU or else the CPU."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

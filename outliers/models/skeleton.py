@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
+
+from outliers.errors import UserError, reason_of
+from outliers.models.source import Source, out_of_reach
 
 
 def skeleton(
@@ -23,6 +27,26 @@ def skeleton(
     kind = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
     with quiet(), _parameters_on_meta() if buffers else torch.device("meta"):
         return kind.from_config(config, dtype=dtype).eval()
+
+
+@contextmanager
+def refusals(name: str, source: Source | None = None, part: str = "") -> Iterator[None]:
+    """Turn what the libraries raise for an unusable model, or a part of it, into one line; around them, not our code.
+
+    source: where it is, if that is asked too. part: such as "the tokenizer of ".
+    """
+    try:
+        with quiet():
+            yield
+    except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # of any kind for a file that nobody checked; a library in Rust has one of its own
+        if source and source.local_files_only and not Path(source.path).is_dir():
+            raise out_of_reach(name) from None
+        reason = reason_of(error, 300)
+        if "safetensors" in reason:
+            reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
+        raise UserError(f"cannot load {part}'{name}': {reason}") from None
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -40,11 +41,7 @@ class Source(NamedTuple):
 
     @property
     def files(self) -> list[Path]:
-        """The files of its weights on this machine, outside the hub's cache.
-
-        Raises:
-            UserError: as `weight_files`.
-        """
+        """The files of its weights on this machine, outside the hub's cache."""
         if self.gguf_file:
             return [Path(self.path) / self.gguf_file]
         return weight_files(Path(self.path)) if Path(self.path).is_dir() else []
@@ -53,9 +50,6 @@ class Source(NamedTuple):
 def local_place(name: str) -> Path | None:
     """Where a model is on this machine: the folder of a pocket model, the file of a packaged one, or an existing folder
     or GGUF file of this name; None if `name` is of the hub.
-
-    Raises:
-        UserError: it is a packaged model that is not here, or a pocket model or GGUF file that does not exist.
     """
     if name.startswith("pocket/"):
         if name not in pocket_models():
@@ -92,8 +86,8 @@ def find_model(name: str, revision: str | None = None) -> Source:
             nothing of that name, or cannot be entered.
     """
     if place := local_place(name):
-        if revision is not None and not (place / revision / "config.json").is_file():
-            checkpoints = sorted(file.parent.name for file in place.glob("*/config.json"))
+        if revision is not None and not (place / revision / FILE).is_file():
+            checkpoints = sorted(file.parent.name for file in place.glob(f"*/{FILE}"))
             if not checkpoints:
                 raise UserError(f"'{name}' is a local model and has no revision '{revision}'; leave the revision out")
             raise unknown_name(f"revision (a folder in '{name}')", revision, checkpoints)
@@ -143,24 +137,19 @@ def ask_hub(question: Callable[[HfApi], Answer]) -> Answer:
     global _silent_since
     if time.monotonic() - _silent_since < SECONDS_OF_SILENCE:
         raise TimeoutError("the hub did not answer")
-    found = []
+    answer: Future[Answer] = Future()
 
     def ask() -> None:
         try:
-            found.append((question(HfApi()), None))
+            answer.set_result(question(HfApi()))
         except Exception as error:
-            found.append((None, error))
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(SECONDS_FOR_THE_HUB)
-    if not found:
+    threading.Thread(target=ask, daemon=True).start()
+    if wait([answer], SECONDS_FOR_THE_HUB).not_done:
         _silent_since = time.monotonic()
         raise TimeoutError("the hub did not answer")
-    answer, error = found[0]
-    if error:
-        raise error
-    return answer
+    return answer.result()
 
 
 def check_cache() -> None:
@@ -211,11 +200,7 @@ def _downloaded_config(source: Source) -> Path | None:
 
 
 def local_files(name: str, revision: str | None = None) -> list[Path]:
-    """The files of a model's weights on this machine; none of a model of the hub.
-
-    Raises:
-        UserError: as `find_model` and `weight_files`.
-    """
+    """The files of a model's weights on this machine; none of a model of the hub."""
     return find_model(name, revision).files if local_place(name) else []
 
 
@@ -255,9 +240,8 @@ def missing_download(model: str, revision: str | None) -> int | None:
 
 def _cached(model: str, revision: str | None) -> set[str]:
     """The names of the files of a model's weights that are in the hub's cache."""
-    config = try_to_load_from_cache(model, "config.json", revision=revision)
-    folder = Path(config).parent if isinstance(config, str) else None
-    if folder is None or not (is_there(folder / WEIGHTS) or is_there(folder / INDEX)):
+    config = _cached_config(model, revision)
+    if config is None or not (is_there(config.with_name(WEIGHTS)) or is_there(config.with_name(INDEX))):
         return set()
-    names = [WEIGHTS] if is_there(folder / WEIGHTS) else listed_shards(folder)
-    return {name for name in names if (folder / name).is_file()}
+    names = [WEIGHTS] if is_there(config.with_name(WEIGHTS)) else listed_shards(config.parent)
+    return {name for name in names if config.with_name(name).is_file()}

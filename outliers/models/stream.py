@@ -1,7 +1,6 @@
 """Models larger than memory: a decoder layer is read when its turn comes, applied to all blocks, and dropped."""
 
 import ctypes
-import errno
 import itertools
 import math
 import mmap
@@ -19,25 +18,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from outliers.errors import UserError, unknown_name
+from outliers.errors import UserError
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
 from outliers.models.checkpoint import Checkpoint, dtype_of
-from outliers.models.load import (
-    DTYPES,
-    HASHING,
-    check_finite,
-    find_device,
-    hash_of,
-    line_of,
-    load_config,
-    open_checkpoint,
-    refusals,
-)
-from outliers.models.skeleton import skeleton
-from outliers.models.source import find_model
+from outliers.models.load import HASHING, check_finite, find_device, hash_of, line_of, open_model
 from outliers.terminal.progress import over
 
-_C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
 
 
@@ -152,13 +139,9 @@ def stream_model(
     Raises:
         UserError: as `load_model`.
     """
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
     check_one_device(device)
-    device, config = find_device(device), load_config(name, revision)
-    with refusals(name):
-        model = skeleton(config, DTYPES[dtype], buffers=True)
-    checkpoint = open_checkpoint(find_model(name, revision), name, revision, model)
+    device = find_device(device)
+    model, checkpoint = open_model(name, dtype, revision, buffers=True)
     model.ignored_tensors = checkpoint.ignored
     model.stream = Stream(name, model, checkpoint, device, memory)
     model.stream.load_what_is_not_in_layers(model)
@@ -269,13 +252,10 @@ class Stream:
         variants: Sequence[Variant],
         begin: Callable[[int, int, torch.Tensor], None],
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Pass blocks through the decoder under some variants, each with hidden states of its own.
+        """Pass blocks through the decoder under some variants: the number of each variant, token ids (T,) and last
+        hidden states (T, features), variant by variant and block by block, when all layers are done.
 
         begin: called with the numbers of variant and block, and its ids, before a layer is applied to it.
-
-        Yields:
-            The number of the variant, token ids (T,) and last hidden states (T, features); variant by variant, block by
-            block, when all layers are done.
         """
         ids = [block.to(self.device) for block in blocks]
         if not ids:
@@ -308,13 +288,8 @@ class Stream:
             yield of_variant, ids[of_block], out_of_layers(model, ids[of_block], state, isinstance(output, tuple))
 
     def storage(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Zeros, for hidden states and what else is kept of all blocks while they pass: on the GPU, which computes
-        with them, if they leave enough of it, else in the host's memory within the limit, else in a file that is gone
-        when nobody uses it.
-
-        Raises:
-            UserError: the file does not fit on its disk.
-        """
+        """Zeros, for what is kept of all blocks while they pass: on the GPU, which computes with them, if they leave
+        enough of it, else in the host's memory within the limit, else in a file that is gone when nobody uses it."""
         count = torch.Size(shape).numel()
         size = count * dtype.itemsize
         limits = {torch.device("cpu"): math.inf if self.memory is None else self.memory}
@@ -368,18 +343,12 @@ def _mapped_file(size: int) -> mmap.mmap:
 
 def _reserve(descriptor: int, size: int) -> None:
     """Give an empty file so many bytes, and all the blocks on its disk that they need; OSError if there are too few."""
-    if hasattr(os, "posix_fallocate"):  # not on macOS
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-    zeros = bytes(1 << 20)  # where the system cannot reserve, what is written is there
-    for start in range(0, size, len(zeros)):
-        part = memoryview(zeros)[: size - start]
-        while part:
-            part = part[os.write(descriptor, part) :]
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    zeros = bytes(1 << 20)  # on macOS, which cannot reserve, what is written is there
+    while size > 0:
+        size -= os.write(descriptor, zeros[:size])
 
 
 def give_memory_back() -> None:
@@ -388,8 +357,8 @@ def give_memory_back() -> None:
     What hooks keep of a layer is small, but lies between tensors that are not, and glibc gives back only the end of its
     heap by itself: 65 MB more stayed with each layer and block of an OPT-6.7B.
     """
-    if sys.platform == "linux" and hasattr(_C_LIBRARY, "malloc_trim"):
-        _C_LIBRARY.malloc_trim(0)
+    if _TRIM:
+        _TRIM(0)
 
 
 class _Gate(nn.Module):

@@ -18,9 +18,6 @@ def weight_files(folder: Path) -> list[Path]:
 
     Other files are not the model, whatever they are called: shards that an earlier download left, the state of an
     optimizer, averaged weights, adapters, pickles.
-
-    Raises:
-        UserError: there are none; the index is damaged, or lists something else than safetensors files of this folder.
     """
     if is_there(folder / WEIGHTS):
         return [regular_file(folder / WEIGHTS)]
@@ -28,11 +25,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def listed_shards(folder: Path) -> list[str]:
-    """The names of the files that the index in a folder lists; they need not be there yet.
-
-    Raises:
-        UserError: as `weight_files`.
-    """
+    """The names of the files that the index in a folder lists; they need not be there yet."""
     index = folder / INDEX
     if not is_there(index):
         raise _none_in(folder)
@@ -58,11 +51,7 @@ def listed_shards(folder: Path) -> list[str]:
 
 
 def regular_file(path: Path) -> Path:
-    """A file of a folder that lies in it; a link may lead to another file in it, or as those of the hub's cache do.
-
-    Raises:
-        UserError: it does not exist, is a folder, a pipe or a device, or a link that leads out of its folder.
-    """
+    """A file of a folder that lies in it; a link may lead to another file in it, or as those of the hub's cache do."""
     if not is_there(path):
         raise UserError(f"'{path.parent}' lacks '{path.name}', a part of its weights; download or copy it again")
     folder, target = path.parent.resolve(), Path(os.path.realpath(path))
@@ -104,11 +93,7 @@ def watch(name: str, revision: str | None, files: Iterable[Path]) -> None:
 
 
 def check_unchanged(name: str, revision: str | None) -> None:
-    """See that a model's files are those that were read last under its name.
-
-    Raises:
-        UserError: one was truncated, written, replaced or deleted.
-    """
+    """See that a model's files are those that were read last under its name."""
     for file, state in _read.get((name, revision), {}).items():
         if state_of(file) != state:
             raise UserError(

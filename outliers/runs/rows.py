@@ -18,9 +18,7 @@ from outliers.errors import UserError, shown
 from outliers.files import (
     check_replaceable,
     locked,
-    part_of,
     read_whole,
-    remove_all_left,
     remove_left,
     write_whole,
     writing,
@@ -165,8 +163,7 @@ class Rows:
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self.folder))
             check_replaceable(self.path)
-            remove_left(part_of(self.path))  # of a run that was killed while it wrote
-            remove_all_left(self.folder)
+            remove_left(self.folder)
             content, torn = _read(self.path)
             self._keep(_canonical(self.path, content))
             if torn:

@@ -43,11 +43,7 @@ TEXTS = {
 
 
 def find_text(text: Text, column: str = COLUMN) -> NamedText:
-    """Where the documents of a text come from, and how they are cut; text and column as in `load_text`.
-
-    Raises:
-        UserError: there is no text of that name, or it is something else than a text.
-    """
+    """Where the documents of a text come from, and how they are cut; text and column as in `load_text`."""
     if isinstance(text, (str, os.PathLike)):
         return _find_named(os.fspath(text))
     if isinstance(text, torch.Tensor):

@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from outliers.errors import UserError
+from outliers.files import check_file
 from outliers.models import source
 from outliers.models.source import SECONDS_FOR_THE_HUB, check_cache
 
@@ -31,11 +32,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_file(path: str | Path) -> list[str]:
-    """Read all documents of a local file, as `open_documents` gives them.
-
-    Raises:
-        UserError: as for `open_documents` and `read_lines`.
-    """
+    """Read all documents of a local file, as `open_documents` gives them."""
     return ["".join(parts) for parts in open_documents(path)]
 
 
@@ -44,9 +41,6 @@ def open_documents(path: str | Path) -> Iterator[Iterable[str]]:
 
     A plain text file (`.txt`, `.txt.gz`) is one document, a line a part; a `.jsonl` (or `.jsonl.gz`) file is one
     document a row, in its field `text`.
-
-    Raises:
-        UserError: the file has another ending, or as for `read_lines` and `read_rows`.
     """
     path = Path(path)
     endings = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
@@ -63,9 +57,6 @@ def read_rows(path: Path, expected: str, fields: tuple[str, ...]) -> Iterator[li
     """The values of these fields, all strings, of a file that has one JSON object a line, as they are asked for.
 
     Blank lines may stand at the end of the file. Of a field that a row has twice, the last counts.
-
-    Raises:
-        UserError: a row is something else than `expected`; or as for `read_lines`.
     """
     blank = 0
     for number, line in enumerate(read_lines(path), 1):
@@ -103,12 +94,7 @@ def _values(line: str, fields: tuple[str, ...]) -> list[str]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    r"""The lines of a text file, whose ends are read as \n, as they are asked for; compressed if it ends in `.gz`.
-
-    Raises:
-        UserError: the file is missing, is no regular file or unreadable; a line is not UTF-8 or longer than
-            `LONGEST_LINE`; or the file begins with a byte order mark.
-    """
+    r"""The lines of a text file, whose ends are read as \n, as they are asked for; compressed if it ends in `.gz`."""
     number = 0
     try:
         with _open(path) as file:
@@ -121,11 +107,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a regular file: others, such as a pipe that nobody writes to, can keep a reader waiting for ever."""
-    if not os.path.exists(path):
-        raise UserError(f"text file '{path}' does not exist")
-    if not os.path.isfile(path):
-        raise UserError(f"text file '{path}' is a folder, a pipe or a device; expected a regular file")
+    check_file(path)
     if not path.stat().st_size:  # also the files of /proc, some of which have no end
         return io.BytesIO()
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
@@ -186,11 +168,7 @@ def _is_cached(repository: str) -> bool:
 
 
 def check_hub(name: object) -> None:
-    """See that a text of the hub is there, before anything is imported that reads it; all else passes.
-
-    Raises:
-        UserError: it cannot be reached.
-    """
+    """See that a text of the hub is there, before anything is imported that reads it; all else passes."""
     if isinstance(name, str) and name in HUB:
         check_cache()
         try:

@@ -43,11 +43,7 @@ def _is_data_set(text: Text) -> bool:
 
 
 def given_documents(text: Iterable, column: str) -> Iterator[str | torch.Tensor | Conversation]:
-    """The documents of a data set's column, or of an iterable of them, each checked; token ids as int64 (tokens,).
-
-    Raises:
-        UserError: there is no such column, no document, or one is something else than a document.
-    """
+    """The documents of a data set's column, or of an iterable of them, each checked; token ids as int64 (tokens,)."""
     name, number = text_name(text), 0
     if _is_data_set(text) and text.column_names and column not in text.column_names:
         columns = ", ".join(text.column_names)
@@ -76,11 +72,7 @@ def _document(value: object, which: str) -> str | torch.Tensor | Conversation:
 
 
 def checked_ids(ids: torch.Tensor, which: str) -> torch.Tensor:
-    """Token ids of one or two dimensions as they are, but in host memory.
-
-    Raises:
-        UserError: they are no int64, or one is negative; `which` ids they are begins the message.
-    """
+    """Token ids of one or two dimensions as they are, but in host memory."""
     if ids.dtype != torch.int64 or ids.ndim not in (1, 2):
         found = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
         raise UserError(f"{which} are {found}; expected int64 (blocks, T), or (tokens,), which are cut into blocks")
@@ -101,9 +93,6 @@ def conversation_text(conversation: Conversation, tokenizer: PreTrainedTokenizer
     """A conversation as the model's chat template writes it, whole and without a prompt for a further answer.
 
     Templates are programs of Jinja, which transformers runs in its sandbox.
-
-    Raises:
-        UserError: the tokenizer has no template, or it refuses the conversation.
     """
     if tokenizer.chat_template is None:
         raise UserError(

@@ -38,9 +38,7 @@ WHOLE = 4 * PIECE  # a document that is not longer is tokenized at once
 LONGEST = 16 * PIECE  # of two pieces; a million characters take about 150 MB while they are tokenized
 OVERLAPS = 8  # in a piece
 AGREE = 1000  # tokens, at least
-BLANKS = (
-    16  # a part of these: fewer blanks at an end of an overlap make too few tokens to reach where pieces are joined
-)
+BLANKS = 16  # a part of these: fewer blanks at an end of an overlap are too few tokens to reach where pieces are joined
 
 
 class Tokens(NamedTuple):
@@ -55,18 +53,9 @@ class Tokens(NamedTuple):
 
 
 def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[list[int]]:
-    """Tokenize one document without special tokens.
+    """The token ids of one document without special tokens, as many at a time as are known.
 
-    Args:
-        parts: of the document, of any length; no more of them are read than the tokens that are asked for need.
-        tokenizer: any, fast or not.
-        name: of the text, for errors.
-
-    Yields:
-        The next token ids of the document, as many as are known.
-
-    Raises:
-        UserError: pieces of a document of more than `WHOLE` characters do not agree, or the tokenizer is damaged.
+    parts: of the document; no more are read than the tokens that are asked for need. name: of the text, for errors.
     """
     pieces = _pieces(parts)
     start = list(itertools.islice(pieces, WHOLE // PIECE + 1))

@@ -16,11 +16,7 @@ FIGURE1_TASKS = {  # of the harness, and their data sets on the hub
 
 
 def check_task(name: str) -> None:
-    """See that the data of a task of Figure 1 are there, before anything is imported that reads them; others pass.
-
-    Raises:
-        UserError: they cannot be reached.
-    """
+    """See that the data of a task of Figure 1 are there, before anything is imported that reads them; others pass."""
     if name in FIGURE1_TASKS:
         try:
             ask_hub(FIGURE1_TASKS[name])

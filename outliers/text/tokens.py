@@ -1,6 +1,6 @@
 """Tokens as people read them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,8 +17,7 @@ def visible_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     Without quotes, a piece of a character as the vocabulary writes it, such as <0xE6>; or the number of a token that
     the vocabulary lacks.
     """
-    piece = tokenizer.convert_ids_to_tokens(token)
-    return f"#{token}" if piece is None else _visible(piece, _text_of(tokenizer, token))
+    return _named(tokenizer, token, ())[0]
 
 
 def named_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int]) -> dict[int, tuple[str, str]]:
@@ -28,18 +27,19 @@ def named_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int]) -> d
     others are inside a word, also a word's first token where no blank belongs to it, as after a line break or a
     bracket, and pieces of a character.
     """
-    special, found = set(tokenizer.all_special_ids), {}
-    for token in tokens:
-        piece = tokenizer.convert_ids_to_tokens(token)
-        text = "" if piece is None else _text_of(tokenizer, token)
-        kind = DELIMITER if token in special else _kind_of(text)
-        found[token] = f"#{token}" if piece is None else _visible(piece, text), kind
-    return found
+    special = set(tokenizer.all_special_ids)
+    return {token: _named(tokenizer, token, special) for token in tokens}
+
+
+def _named(tokenizer: PreTrainedTokenizerBase, token: int, special: Collection[int]) -> tuple[str, str]:
+    piece = tokenizer.convert_ids_to_tokens(token)
+    text = "" if piece is None else _text_of(tokenizer, token)
+    return f"#{token}" if piece is None else _visible(piece, text), DELIMITER if token in special else _kind_of(text)
 
 
 def _text_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     """The text of a token; empty where it has none of its own, such as a piece of a character."""
-    once, twice = (_decoded(tokenizer, [token] * count) for count in (1, 2))
+    once, twice = (tokenizer.decode([token] * count, clean_up_tokenization_spaces=False) for count in (1, 2))
     text = twice[len(once) :]  # some tokenizers leave out the space before the first token of a text
     return "" if "\N{REPLACEMENT CHARACTER}" in text else text
 
@@ -56,7 +56,3 @@ def _kind_of(text: str) -> str:
     if text and not any(map(str.isalnum, text)):
         return DELIMITER
     return WORD_START if text[:1].isspace() else INSIDE_WORD
-
-
-def _decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)

@@ -66,11 +66,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: Path) -> Header:
-    """Look at a file without reading its weights.
-
-    Raises:
-        UserError: it is no GGUF file of a language model, or one part of several; it is damaged, or cut short.
-    """
+    """Look at a file without reading its weights."""
     with refusals(file):
         return _read_header(file, state_of(file))
 
@@ -169,11 +165,7 @@ def _check_sizes(header: Header, file: Path) -> None:
 
 
 def read_tensor(file: Path, tensor: Tensor) -> np.ndarray:
-    """The numbers of a tensor, float32; read, not mapped, for who shortens a mapped file kills its readers.
-
-    Raises:
-        UserError: the file was cut short after its header was read.
-    """
+    """The numbers of a tensor, float32; read, not mapped, for who shortens a mapped file kills its readers."""
     size = tensor.end - tensor.start
     codes = np.fromfile(file, np.uint8, size, offset=tensor.start)
     if len(codes) < size:

@@ -68,7 +68,10 @@ class Made:
                 made = self.processor(
                     read_tensor(self.file, part), part.name, tensor_key_mapping=mapping, parsed_parameters=parsed
                 )
-            tensor = parsed["tensors"][self.own] if made.name is None else _tensor(made.weights)
+            if made.name is None:
+                tensor = parsed["tensors"][self.own]
+            else:
+                tensor = torch.from_numpy(np.require(made.weights, requirements=["C", "W"]))
             if tensor.shape != self.shape:
                 raise ValueError(f"'{self.own}' has the shape {tuple(tensor.shape)}, expected {tuple(self.shape)}")
             return tensor
@@ -89,10 +92,6 @@ def read_gguf(file: Path) -> Content:
     """What a file holds; its weights are read when they are wanted.
 
     Of an architecture that is in no row of the anatomy table, there are no tensors.
-
-    Raises:
-        UserError: as `read_header`; transformers does not know the architecture; the tensors are not those of the
-            configuration, or of a type that cannot be dequantized.
     """
     with refusals(file):
         content = _read(file, state_of(file))
@@ -216,16 +215,8 @@ def _names(tensor: Tensor) -> tuple[str, str]:
     return tensor.name, tensor.name.removesuffix(".weight")
 
 
-def _tensor(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.require(values, requirements=["C", "W"]))
-
-
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a file, as transformers makes it.
-
-    Raises:
-        UserError: as `read_header`; there is none, or one that transformers does not know.
-    """
+    """The tokenizer in a file, as transformers makes it."""
     with refusals(file):
         from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 

@@ -21,11 +21,7 @@ FREQUENCIES = "rope_freqs.weight"
 
 
 def say_rotary_parameters(config: PretrainedConfig, header: Header, file: Path) -> None:
-    """Give a configuration the rotary parameters that a file has: base, how many dimensions turn, and scaling.
-
-    Raises:
-        UserError: the architecture does not compute such ones.
-    """
+    """Give a configuration the rotary parameters that a file has: base, how many dimensions turn, and scaling."""
     if not getattr(config, "rope_parameters", None):
         return
     parameters = config.rope_parameters.get("full_attention", config.rope_parameters)  # some have two kinds of layers

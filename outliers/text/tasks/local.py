@@ -16,20 +16,12 @@ PIQA_FIELDS = ("goal", "sol1", "sol2")
 
 
 def lambada(data: str | None = None, **_metadata) -> dict[str, Dataset]:
-    """Rows {"text"} of `lambada_test.jsonl`.
-
-    Raises:
-        UserError: the file is missing or holds something else.
-    """
+    """Rows {"text"} of `lambada_test.jsonl`."""
     return {"test": Dataset.from_dict({"text": read_file(_file(data, "lambada_test.jsonl"))})}
 
 
 def piqa(data: str | None = None, **_metadata) -> dict[str, Dataset]:
-    """Rows {"goal", "sol1", "sol2"} of `piqa_valid.jsonl` with the labels, 0 or 1, of `piqa_valid_labels.lst`.
-
-    Raises:
-        UserError: a file is missing or holds something else.
-    """
+    """Rows {"goal", "sol1", "sol2"} of `piqa_valid.jsonl` with the labels, 0 or 1, of `piqa_valid_labels.lst`."""
     questions, answers = _file(data, "piqa_valid.jsonl"), _file(data, "piqa_valid_labels.lst")
     expected = f"strings {', '.join(PIQA_FIELDS)}"
     rows = [dict(zip(PIQA_FIELDS, row, strict=True)) for row in read_rows(questions, expected, PIQA_FIELDS)]
