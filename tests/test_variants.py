@@ -272,7 +272,7 @@ def test_what_does_nothing_is_not_written():
         "zero(3": "is malformed",
         "zero(x)": "is malformed",
         "zro(3)": "unknown variant 'zro'; did you mean zero",
-        "zero(3@ffn_out)": "unknown place 'ffn_out'; did you mean ffn_in",
+        "zero(3@ffn_out)": "unknown place 'ffn_out'; did you mean ffn_norm or ffn_in",
         "zero(3,sed=1)": "unknown option of 'zero' 'sed'; did you mean seed",
         "zero(3,seed=-1)": "has the seed -1; expected a whole number",
         "shuffle(3,seed=0.5)": "has the seed 0.5; expected a whole number",

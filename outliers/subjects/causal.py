@@ -8,8 +8,10 @@ from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import Calibrated, Settings, Spread, said_of_text
 from outliers.subjects.cell import Cell
+from outliers.variants.ablated import Ablated
 from outliers.variants.peer import Peer
 from outliers.variants.together import parts_of, schemes_of
+from outliers.variants.weights import Scaled
 
 if TYPE_CHECKING:
     import torch
@@ -69,9 +71,12 @@ class Pretrained:
         Raises:
             UserError: one does not.
         """
-        from outliers.subjects.bench import check_schemes, say_what_is_left
+        from outliers.subjects.bench import check_parts, check_schemes, say_what_is_left
         from outliers.variants.draw import check_draws
 
+        cells = list(cells)
+        parts = {part.name: part for cell in cells for part in parts_of(cell.variant)}.values()
+        check_parts(self.config, [part for part in parts if isinstance(part, Ablated | Scaled)])
         quantized: dict[tuple, Scheme | None] = {}  # each once, though many metrics are asked of it
         for cell in cells:
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
