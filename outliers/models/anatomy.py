@@ -53,7 +53,7 @@ class Anatomy:
     projection, gate included. ffn_out: the second feed-forward projection.
 
     by_head: whether a fused q/k/v projection has the outputs of each head of keys together, and not all queries first.
-    ffn_parts: what the outputs of the first feed-forward projection are, one after the other where it is fused.
+    fused_gate: whether the first feed-forward projection is the gate too, whose outputs come first.
 
     other_norms: those of layers that lack one of `norms`, where an architecture has several kinds of layers; a layer is
     of the first kind of which it has all. mixture: what layers have that lack ffn_in and ffn_out. norm_offset: what
@@ -69,7 +69,7 @@ class Anatomy:
     ffn_in: tuple[str, ...] = ()
     ffn_out: tuple[str, ...] = ()
     by_head: bool = False
-    ffn_parts: tuple[str, ...] = ("up",)
+    fused_gate: bool = False
     other_norms: tuple[Norms, ...] = ()
     mixture: Mixture | None = None
     norm_offset: float = 0.0
@@ -103,7 +103,6 @@ _LLAMA = Anatomy(
     attn_out=("self_attn.o_proj",),
     ffn_in=("mlp.gate_proj", "mlp.up_proj"),
     ffn_out=("mlp.down_proj",),
-    ffn_parts=("gate", "up"),
 )
 _GEMMA = replace(  # its norms after the sub-layers feed no projection
     _LLAMA,
@@ -173,9 +172,9 @@ ANATOMIES = {
     "smollm3": _LLAMA,
     "granite": replace(_LLAMA, logits=_divided),
     "olmo2": replace(_LLAMA, norms={}),  # all after the sub-layers
-    "phi3": replace(_LLAMA, attn_in=("self_attn.qkv_proj",), ffn_in=("mlp.gate_up_proj",)),
+    "phi3": replace(_LLAMA, attn_in=("self_attn.qkv_proj",), ffn_in=("mlp.gate_up_proj",), fused_gate=True),
     "stablelm": replace(_LLAMA, other_norms=(_one_norm("input_layernorm"),)),
-    "starcoder2": replace(_LLAMA, ffn_in=("mlp.c_fc",), ffn_out=("mlp.c_proj",), ffn_parts=("up",)),
+    "starcoder2": replace(_LLAMA, ffn_in=("mlp.c_fc",), ffn_out=("mlp.c_proj",)),
     "gemma": replace(_LLAMA, norm_offset=1.0),
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
@@ -384,6 +383,7 @@ def norms_are_in_the_residual_stream(config: PretrainedConfig) -> bool:
 # Parts of what reads the residual stream
 
 QKV = ("q", "k", "v")
+GATE_UP = ("gate", "up")
 NORMS = {"attn_in": "attn_norm", "ffn_in": "ffn_norm"}  # in front of the projections of a role
 
 
@@ -419,8 +419,9 @@ def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
         yield Part("experts", reader("ffn_in", anatomy.mixture.experts))
     else:
         ffn_in = [reader("ffn_in", name) for name in anatomy.ffn_in]
-        for number, outputs in enumerate(_units(ffn_in, len(anatomy.ffn_parts))):
-            yield Part(anatomy.ffn_parts[number], ffn_in[number % len(ffn_in)], outputs)
+        units = [one[None] for reader in ffn_in for one in _numbers(reader).chunk(1 + anatomy.fused_gate)]
+        for number, outputs in enumerate(units):
+            yield Part(GATE_UP[number - len(units)], ffn_in[number % len(ffn_in)], outputs)
     if not norms_are_in_the_residual_stream(config):
         for name, roles in norms_of(anatomy, block).items():
             yield from (Part(NORMS[role], reader(NORMS[role], name)) for role in roles)
@@ -437,11 +438,6 @@ def _by_heads(attn_in: list[Projection], by_head: bool, config: PretrainedConfig
     groups = of_keys if by_head else 1
     of_group = [heads // groups, of_keys // groups, of_keys // groups]
     return [one.flatten(0, 1) for one in numbers[0].view(groups, -1, size).split(of_group, 1)]
-
-
-def _units(ffn_in: list[Projection], count: int) -> list[torch.Tensor]:
-    """The outputs of each part of the first feed-forward projection, each (1, units)."""
-    return [one[None] for reader in ffn_in for one in _numbers(reader).chunk(count // len(ffn_in))]
 
 
 def _numbers(projection: Projection) -> torch.Tensor:
