@@ -27,11 +27,14 @@ from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.edges import PLACES
 from outliers.variants.peer import Peer
 from outliers.variants.plant import plant
 from outliers.variants.planted import Planted
 from outliers.variants.quantized import Quantized
+from outliers.variants.term import Weight
 from outliers.variants.together import Together
+from outliers.variants.weights import Scaled
 
 MODEL = "pocket/gpt2-0.1m"
 SCHEME = get_scheme("llm.int8", 2.0)
@@ -182,30 +185,47 @@ def test_numbers_are_those_of_a_model_in_which_something_is_skipped(stream, mode
 
 # Writing
 
-PLACES = st.lists(st.sampled_from([*ROLES, "attention", "layers.3", "layers.9:12", "*.down_proj"]), max_size=3).map(
-    tuple
-)
+PLACES_OF_SCHEMES = st.lists(
+    st.sampled_from([*ROLES, "attention", "layers.3", "layers.9:12", "*.down_proj"]), max_size=3
+).map(tuple)
+NUMBER = st.integers(0, 99_999)
 FEATURES = st.lists(st.integers(0, 99_999), min_size=1, max_size=4).map(tuple)
 NUMBERS = st.floats(1e-30, 1e30)
+LAYERS = st.builds(lambda first, count: f"layers.{first}" + (f":{first + count}" if count else ""), NUMBER, NUMBER)
+READERS = st.sampled_from([one for one in PLACES if "norm" not in one])
+EDGES = (
+    READERS
+    | st.builds("{}.{}".format, LAYERS, READERS)
+    | st.builds("{}.heads.{}".format, LAYERS, NUMBER)
+    | st.builds("heads.{}.{}".format, NUMBER, st.sampled_from(["q", "k", "v"]))
+)
 ABLATIONS = st.builds(
     Ablated,
     st.builds(Intervention, FEATURES, st.sampled_from(["zero", "mean", "shuffle"]), st.integers(0, 2**63 - 1)),
-    st.sampled_from([("attn_in",), ("ffn_in",), ("attn_in", "ffn_in")]),
+    st.lists(EDGES, min_size=1, max_size=3).map(tuple),
+)
+WEIGHTS = st.builds(
+    Scaled,
+    st.builds(Weight, st.sampled_from(["lm_head", "model.layers.11.mlp.down_proj"]), st.none() | NUMBER, NUMBER),
+    st.floats(allow_nan=False, allow_infinity=False),
 )
 PLANTS = st.builds(Planted, FEATURES, NUMBERS)
 REMEDIES = ["", "+hadamard", "+tokens=20@ffn_out+smoothing=0.75", "+clip=0.99"]
 NAMES = [f"{name}{remedy}" for name in (*SCHEMES, "w4a8-g64") for remedy in REMEDIES if name != "fp32"]
 NAMES = [name for name in NAMES if "clip" not in name or get_scheme(name.partition("+")[0]).activations]
 QUANTIZED = st.builds(
-    Quantized, st.builds(get_scheme, st.sampled_from(NAMES), st.none() | NUMBERS), skip=PLACES, only=PLACES
+    Quantized,
+    st.builds(get_scheme, st.sampled_from(NAMES), st.none() | NUMBERS),
+    skip=PLACES_OF_SCHEMES,
+    only=PLACES_OF_SCHEMES,
 )
 PEERS = st.builds(Peer, NUMBERS)
-OTHERS = st.lists(ABLATIONS | PLANTS, min_size=1, max_size=3)
+OTHERS = st.lists(ABLATIONS | PLANTS | WEIGHTS, min_size=1, max_size=3)
 SEVERAL = st.builds(lambda before, one, after: Together((*before, one, *after)), OTHERS, QUANTIZED, OTHERS)
 
 
 @settings(max_examples=200)
-@given(st.just(AS_IT_IS) | ABLATIONS | PLANTS | QUANTIZED | PEERS | SEVERAL)
+@given(st.just(AS_IT_IS) | ABLATIONS | PLANTS | WEIGHTS | QUANTIZED | PEERS | SEVERAL)
 def test_a_writing_is_read_as_what_was_written(variant):
     again = outliers.variant(variant.name)
     assert again == variant
@@ -222,6 +242,14 @@ def test_a_writing_is_read_as_what_was_written(variant):
         "mean(3,17)": Ablated(Intervention((3, 17), "mean")),
         "zero(3,17@attn_in/ffn_in)": Ablated(Intervention((3, 17)), ("attn_in", "ffn_in")),
         "shuffle(3@ffn_in,seed=1)": Ablated(Intervention((3,), "shuffle", 1), ("ffn_in",)),
+        "zero(247@q)": Ablated(Intervention((247,)), ("q",)),
+        "zero(3@layers.9:12.k/layers.9.heads.3/norm)": Ablated(
+            Intervention((3,)), ("layers.9:12.k", "layers.9.heads.3", "norm")
+        ),
+        "zero(model.layers.11.mlp.down_proj[507,1229])": Scaled(Weight("model.layers.11.mlp.down_proj", 507, 1229)),
+        "scale(lm_head[:,3],factor=0.5)+zero(lm_head[7,:])+absmax": Together(
+            (Scaled(Weight("lm_head", None, 3), 0.5), Scaled(Weight("lm_head", 7, None)), Quantized(SCHEMES["absmax"]))
+        ),
         "plant(247,factor=20)": Planted((247,), 20.0),
         "absmax+hadamard": Quantized(get_scheme("absmax+hadamard")),
         "llm.int8+alpha=4": Quantized(get_scheme("llm.int8", 4)),
@@ -246,6 +274,9 @@ def test_writings(written, variant):
     ("written", "canonical"),
     {
         "zero(3, 17)": "zero(3,17)",
+        "zero(247@k,v)": "zero(247@k/v)",
+        "shuffle(3@k,layers.9.q,seed=1)": "shuffle(3@k/layers.9.q,seed=1)",
+        "zero(lm_head.weight[1, :])": "zero(lm_head[1,:])",
         "plant(3,factor=1e+20)": "plant(3,factor=1e20)",
         "shuffle(3@attn_in,seed=0)": "shuffle(3)",
         "llm.int8+alpha=6": "llm.int8",
@@ -272,7 +303,7 @@ def test_what_does_nothing_is_not_written():
         "zero(3": "is malformed",
         "zero(x)": "is malformed",
         "zro(3)": "unknown variant 'zro'; did you mean zero",
-        "zero(3@ffn_out)": "unknown place 'ffn_out'; did you mean ffn_in",
+        "zero(3@ffn_out)": "unknown place 'ffn_out'; did you mean ffn_norm or ffn_in",
         "zero(3,sed=1)": "unknown option of 'zero' 'sed'; did you mean seed",
         "zero(3,seed=-1)": "has the seed -1; expected a whole number",
         "shuffle(3,seed=0.5)": "has the seed 0.5; expected a whole number",

@@ -52,6 +52,9 @@ class Anatomy:
     the q/k/v projection, fused or not. attn_out: the attention output projection. ffn_in: the first feed-forward
     projection, gate included. ffn_out: the second feed-forward projection.
 
+    by_head: whether a fused q/k/v projection has the outputs of each head of keys together, and not all queries first.
+    fused_gate: whether the first feed-forward projection is the gate too, whose outputs come first.
+
     other_norms: those of layers that lack one of `norms`, where an architecture has several kinds of layers; a layer is
     of the first kind of which it has all. mixture: what layers have that lack ffn_in and ffn_out. norm_offset: what
     norms add to their weight before they multiply with it. alibi: the argument of the attention in which its position
@@ -65,6 +68,8 @@ class Anatomy:
     attn_out: tuple[str, ...]
     ffn_in: tuple[str, ...] = ()
     ffn_out: tuple[str, ...] = ()
+    by_head: bool = False
+    fused_gate: bool = False
     other_norms: tuple[Norms, ...] = ()
     mixture: Mixture | None = None
     norm_offset: float = 0.0
@@ -119,6 +124,7 @@ _BLOOM = Anatomy(
     attn_out=("self_attention.dense",),
     ffn_in=("mlp.dense_h_to_4h",),
     ffn_out=("mlp.dense_4h_to_h",),
+    by_head=True,
 )
 
 ANATOMIES = {
@@ -166,7 +172,7 @@ ANATOMIES = {
     "smollm3": _LLAMA,
     "granite": replace(_LLAMA, logits=_divided),
     "olmo2": replace(_LLAMA, norms={}),  # all after the sub-layers
-    "phi3": replace(_LLAMA, attn_in=("self_attn.qkv_proj",), ffn_in=("mlp.gate_up_proj",)),
+    "phi3": replace(_LLAMA, attn_in=("self_attn.qkv_proj",), ffn_in=("mlp.gate_up_proj",), fused_gate=True),
     "stablelm": replace(_LLAMA, other_norms=(_one_norm("input_layernorm"),)),
     "starcoder2": replace(_LLAMA, ffn_in=("mlp.c_fc",), ffn_out=("mlp.c_proj",)),
     "gemma": replace(_LLAMA, norm_offset=1.0),
@@ -372,3 +378,69 @@ def norms_are_in_the_residual_stream(config: PretrainedConfig) -> bool:
     return not getattr(config, "do_layer_norm_before", True) or getattr(
         config, "apply_residual_connection_post_layernorm", False
     )
+
+
+# Parts of what reads the residual stream
+
+QKV = ("q", "k", "v")
+GATE_UP = ("gate", "up")
+NORMS = {"attn_in": "attn_norm", "ffn_in": "ffn_norm"}  # in front of the projections of a role
+
+
+class Part(NamedTuple):
+    """What reads the residual stream for one purpose: outputs of a projection, a norm, the router or the experts.
+
+    outputs: those of its purpose, int64 (heads, head size), of a feed-forward projection (1, units); None for what is a
+    module of its own. Where queries have more heads than keys and values, some in a row share one of these.
+    """
+
+    name: str
+    reader: Projection
+    outputs: torch.Tensor | None = None
+
+
+def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
+    """The parts of a decoder layer: q, k, v, gate and up; router and experts; attn_norm and ffn_norm.
+
+    A norm is there if it comes before projections and its output is not itself the residual stream.
+    """
+    config, block = model.config, decoder_layers(model)[layer]
+    anatomy = anatomy_of(config)
+
+    def reader(role: str, name: str) -> Projection:
+        return Projection(layer, role, f"{anatomy.layers}.{layer}.{name}", block.get_submodule(name))
+
+    attn_in = [reader("attn_in", name) for name in anatomy.attn_in]
+    for number, outputs in enumerate(_by_heads(attn_in, anatomy.by_head, config)):
+        yield Part(QKV[number], attn_in[number % len(attn_in)], outputs)
+    if has_experts(anatomy, block):
+        router = next(iter(anatomy.mixture.reads)).removesuffix(".weight")
+        yield Part("router", reader("ffn_in", router))
+        yield Part("experts", reader("ffn_in", anatomy.mixture.experts))
+    else:
+        ffn_in = [reader("ffn_in", name) for name in anatomy.ffn_in]
+        units = [one[None] for reader in ffn_in for one in _numbers(reader).chunk(1 + anatomy.fused_gate)]
+        for number, outputs in enumerate(units):
+            yield Part(GATE_UP[number - len(units)], ffn_in[number % len(ffn_in)], outputs)
+    if not norms_are_in_the_residual_stream(config):
+        for name, roles in norms_of(anatomy, block).items():
+            yield from (Part(NORMS[role], reader(NORMS[role], name)) for role in roles)
+
+
+def _by_heads(attn_in: list[Projection], by_head: bool, config: PretrainedConfig) -> list[torch.Tensor]:
+    """The outputs that are queries, keys and values, each (heads, head size)."""
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    numbers = [_numbers(one).view(-1, size) for one in attn_in]
+    if len(numbers) > 1:
+        return numbers
+    of_keys = (len(numbers[0]) - heads) // 2
+    groups = of_keys if by_head else 1
+    of_group = [heads // groups, of_keys // groups, of_keys // groups]
+    return [one.flatten(0, 1) for one in numbers[0].view(groups, -1, size).split(of_group, 1)]
+
+
+def _numbers(projection: Projection) -> torch.Tensor:
+    """Those of all outputs, of a projection under a scheme too."""
+    module = projection.module  # Linear, Conv1D, or a layer of codes
+    return torch.arange(getattr(module, "out_features", None) or getattr(module, "nf", None) or module.shape[0])

@@ -112,6 +112,65 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[Non
 
 
 @contextmanager
+def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visit) -> Iterator[None]:
+    """Make some outputs of projections of what `visit(layer, role, x)` returns for their input x (tokens, features).
+
+    A projection multiplies twice, and each output is of one of both products: what its input is to others, hooks on
+    it among them, stays x. Projections that read one hidden state share a call, as those of `input_hooks`. Several
+    changes of one output act one after the other.
+
+    Args:
+        readers: projections, each with its outputs that are changed, bool (outputs,).
+    """
+    last: tuple = (None, None, None)
+
+    def change_of(projection: Projection):
+        def change(x: torch.Tensor) -> torch.Tensor:
+            nonlocal last
+            place = projection.layer, projection.role
+            if last[0] is not x or last[1] != place:
+                last = x, place, visit(*place, x.flatten(0, -2)).view(x.shape)
+            return last[2]
+
+        return change
+
+    with ExitStack() as stack:
+        for projection, outputs in readers:
+            stack.enter_context(_of_two_inputs(projection.module, outputs, change_of(projection)))
+        yield
+
+
+class _Outputs:
+    """A hook that makes each output of a projection of its own input: what is changed for some is x for the others."""
+
+    def __init__(self):
+        self.changes: list[tuple[torch.Tensor, Callable]] = []
+
+    def __call__(self, module: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+        kinds = sum(outputs.long() << number for number, (outputs, _) in enumerate(self.changes))
+        for kind in kinds.unique().tolist():
+            x = inputs[0]
+            for number, (_, change) in enumerate(self.changes):
+                x = change(x) if kind >> number & 1 else x
+            if x is not inputs[0]:
+                # not through __call__, so that this hook is not called for it
+                output = torch.where((kinds == kind).to(output.device), module.forward(x), output)
+        return output
+
+
+@contextmanager
+def _of_two_inputs(module: nn.Module, outputs: torch.Tensor, change: Callable) -> Iterator[None]:
+    hook = next((one for one in module._forward_hooks.values() if isinstance(one, _Outputs)), None)
+    with ExitStack() as stack:
+        if hook is None:
+            hook = _Outputs()
+            stack.callback(module.register_forward_hook(hook).remove)
+        hook.changes.append((outputs, change))
+        stack.callback(hook.changes.pop)
+        yield
+
+
+@contextmanager
 def residual_hooks(
     model: PreTrainedModel, visit: Callable[[int, torch.Tensor], None], only: int | None = None
 ) -> Iterator[None]:

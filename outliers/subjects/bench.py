@@ -32,8 +32,10 @@ from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, tokens_hash
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import trace
+from outliers.variants.ablated import Ablated
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of
+from outliers.variants.weights import Scaled
 
 logger = logging.getLogger(__name__)
 
@@ -110,11 +112,12 @@ class Bench:
 
     @contextmanager
     def under(self, variant: Variant) -> Iterator[PreTrainedModel]:
-        """The last model, which is resident, under a variant; a scheme shares codes with the one before."""
+        """The last model, which is resident, under a variant; a scheme shares codes with the one before, unless other
+        weights than the model's are quantized."""
         parts = parts_of(variant)
-        quantizes = any(isinstance(part, Quantized) for part in parts)
+        first = next((part for part in parts if not isinstance(part, Ablated)), None)
         with ExitStack() as stack:
-            model = self._form if quantizes else self._loaded[0]
+            model = self._form if isinstance(first, Quantized) else self._loaded[0]
             for number, part in enumerate(parts):
                 model = stack.enter_context(part.on(model))
                 if number == 0 and isinstance(part, Quantized):
@@ -196,6 +199,13 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
     """The share of a model's parameters that no scheme quantizes because experts hold it, as a field of 8-bit rows."""
     experts = weights_of_experts(model)
     return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
+
+
+def check_parts(config: PretrainedConfig, variants: Collection[Ablated | Scaled]) -> None:
+    """Raise UserError if a variant names something that a model has not."""
+    model = skeleton(config, torch.bfloat16) if variants else None
+    for variant in variants:
+        variant.check(model)
 
 
 def check_scheme(config: PretrainedConfig, scheme: Scheme, skip: Collection[str], only: Collection[str] = ()) -> None:

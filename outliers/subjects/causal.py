@@ -8,9 +8,11 @@ from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import Settings, Spread, said_of_text
 from outliers.subjects.cell import Cell, Subject, unusual
+from outliers.variants.ablated import Ablated
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of, schemes_of
+from outliers.variants.weights import Scaled
 
 if TYPE_CHECKING:
     import torch
@@ -69,13 +71,14 @@ class Pretrained(Subject):
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise UserError where a variant or a metric does not fit the model."""
-        from outliers.subjects.bench import check_scheme, say_what_is_left
+        from outliers.subjects.bench import check_parts, check_scheme, say_what_is_left
         from outliers.variants.draw import check_draws
 
         cells = list(cells)
         for cell in cells:
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
         parts = [part for cell in cells for part in parts_of(cell.variant)]
+        check_parts(self.config, {part.name: part for part in parts if isinstance(part, Ablated | Scaled)}.values())
         if peers := any(isinstance(part, Peer) for part in parts):
             self.check_peer()
         # Each once, though many metrics are asked of it.

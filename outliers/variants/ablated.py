@@ -1,12 +1,13 @@
 """Features whose values are replaced in the inputs of projections."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from outliers.errors import UserError, shown, unknown_name
+from outliers.errors import UserError, shown
 from outliers.quantization.schemes import BASELINE
+from outliers.variants.edges import NORMS, ROLES, Place, edges
 from outliers.variants.term import Term
 
 if TYPE_CHECKING:  # to read a variant takes no torch, so that a mistake is refused at once
@@ -55,11 +56,16 @@ class Intervention:
     means: Means = field(default_factory=dict, repr=False, compare=False)
 
     @contextmanager
-    def on(self, projections: "list[Projection]") -> Iterator[None]:
-        """Replace the features in the inputs of these projections; what is shuffled is a function of the seed."""
+    def on(
+        self, projections: "list[Projection]", outputs: "Collection[tuple[Projection, torch.Tensor]]" = ()
+    ) -> Iterator[None]:
+        """Replace the features in the inputs of these projections; what is shuffled is a function of the seed.
+
+        outputs: projections of which only some outputs read the change, bool (outputs,).
+        """
         import torch
 
-        from outliers.models.hooks import input_hooks
+        from outliers.models.hooks import input_hooks, output_hooks
 
         if not self.features:
             yield
@@ -73,7 +79,7 @@ class Intervention:
             changed[:, columns] = METHODS[self.method](x[:, columns], mean, generator)
             return changed
 
-        with input_hooks(projections, replaced):
+        with input_hooks(projections, replaced), output_hooks(outputs, replaced):
             yield
 
 
@@ -81,30 +87,36 @@ class Intervention:
 class Ablated:
     """An intervention in all layers at once, so that altered states propagate.
 
-    where: roles of the inputs, of "attn_in" (the paper's) and "ffn_in".
+    where: places in which the features are replaced: roles of inputs, "attn_in" (the paper's) and "ffn_in", or what of
+    their readers `Place` takes.
+
+    Raises:
+        UserError: there is no such place; or it is of a norm, and the values are means, which no trace has of these.
     """
 
     intervention: Intervention
     where: tuple[str, ...] = WHERE
     needs_calibration = False
 
+    def __post_init__(self):
+        for place in map(Place.read, self.where):
+            if self.intervention.method == "mean" and set(place.parts) & set(NORMS):
+                raise UserError(
+                    f"the mean of what a norm reads, as '{place.written}' asks for it, is not known; expected zero or "
+                    "shuffle, or a projection such as q"
+                )
+
     @classmethod
     def read(cls, term: Term) -> "Ablated":
-        """`METHOD(FEATURE,FEATURE@ROLE/ROLE,seed=SEED)`.
+        """`METHOD(FEATURE,FEATURE@PLACE/PLACE,seed=SEED)`.
 
         Raises:
-            UserError: a role or an option is unknown, or the seed is none.
+            UserError: a place or an option is unknown, or the seed is none.
         """
         term.check_options(["seed"])
         seed = term.options.get("seed", 0)
         if not isinstance(seed, int) or seed not in SEEDS:
             raise UserError(f"'{term}' has the seed {shown(seed)}; expected a whole number from 0 to 2**63 - 1")
-        if term.places:
-            from outliers.tracing.result import STREAM  # late, for it brings torch
-
-            for role in term.places:
-                if role not in STREAM:
-                    raise unknown_name("place", role, STREAM)
         return cls(Intervention(term.features, term.name, seed), term.places or WHERE)
 
     @property
@@ -129,21 +141,35 @@ class Ablated:
         """The same with the means over the text that a trace has seen, which the method "mean" needs."""
         return replace(self, intervention=replace(self.intervention, means=feature_means(trace)))
 
+    @property
+    def in_attention(self) -> bool:
+        """Whether nothing but queries, keys and values read the change."""
+        return all(set(place.parts) <= set(ROLES["attn_in"]) for place in map(Place.read, self.where))
+
     def first_layer(self, model: "PreTrainedModel") -> int:
-        """From which decoder layer on it changes anything: the first, if there are features."""
-        return 0 if self.intervention.features else model.config.num_hidden_layers
+        """From which decoder layer on it changes anything, if there are features."""
+        if not self.intervention.features:
+            return model.config.num_hidden_layers
+        return min(place.layers[0] if place.layers else 0 for place in map(Place.read, self.where))
+
+    def check(self, model: "PreTrainedModel") -> None:
+        """Raise UserError if a model, which may be on the meta device, lacks a feature or a place."""
+        self._check_features(model)
+        edges(model, self.where)
+
+    def _check_features(self, model: "PreTrainedModel") -> None:
+        from outliers.models.anatomy import check_features
+
+        if self.intervention.features:
+            check_features(self.intervention.features, model.config.hidden_size)
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """The model itself, with hooks."""
-        from outliers.models.anatomy import check_features, readers
-
         if self.needs_trace:
             raise UserError("an ablation by the mean needs what the text is like; give it a trace: knowing(trace)")
-        if self.intervention.features:
-            check_features(self.intervention.features, model.config.hidden_size)
-        inputs = [one for one in readers(model) if one.role in self.where and layer in (None, one.layer)]
-        with self.intervention.on(inputs):
+        self._check_features(model)
+        with self.intervention.on(*edges(model, self.where, layer)):
             yield model
 
 

@@ -1,4 +1,4 @@
-"""One term of a variant's writing with features: `shuffle(3,17@attn_in/ffn_in,seed=1)`."""
+"""One term of a variant's writing with features or a weight: `shuffle(3,17@attn_in/ffn_in,seed=1)`."""
 
 import re
 from collections.abc import Collection
@@ -7,19 +7,34 @@ from typing import NamedTuple
 
 from outliers.errors import UserError, unknown_name
 
-EXAMPLES = "zero(247), shuffle(3,17@ffn_in,seed=1) or plant(3,factor=8)"
+EXAMPLES = "zero(247), shuffle(3,17@ffn_in,seed=1), zero(model.layers.11.mlp.down_proj[507,1229]) or plant(3,factor=8)"
+_PLACE = r"[\w.:]+"
 _WRITTEN = re.compile(
-    r"(?P<name>[\w.-]+)\((?P<features>[0-9]{1,9}(,[0-9]{1,9})*)(@(?P<places>\w+(/\w+)*))?(?P<options>(,\w+=[^,=]+)*)\)"
+    rf"(?P<name>[\w.-]+)\(((?P<features>[0-9]{{1,9}}(,[0-9]{{1,9}})*)(@(?P<places>{_PLACE}([/,]{_PLACE})*))?"
+    r"|(?P<weight>[\w.]+)\[(?P<output>[0-9]{1,9}|:),(?P<input>[0-9]{1,9}|:)\])(?P<options>(,\w+=[^,=]+)*)\)"
 )
 
 
+class Weight(NamedTuple):
+    """An entry of a weight, or of all outputs or inputs where one is None; path: of the weight in the model."""
+
+    path: str
+    output: int | None
+    input: int | None
+
+    def __str__(self) -> str:
+        output, input = (":" if one is None else one for one in self[1:])
+        return f"{self.path}[{output},{input}]"
+
+
 class Term(NamedTuple):
-    """What is done to which features; places: roles of inputs."""
+    """What is done to which features, or to which weight; places: where features are read."""
 
     name: str
     features: tuple[int, ...]
     places: tuple[str, ...]
     options: dict[str, int | float]
+    weight: Weight | None = None
 
     @classmethod
     def read(cls, written: str) -> "Term":
@@ -35,7 +50,10 @@ class Term(NamedTuple):
         options = {option: read_number(value, written) for option, value in pairs}
         if len(options) < len(pairs):
             raise UserError(f"'{written}' has an option twice; expected it once")
-        places = found["places"].split("/") if found["places"] else ()
+        if found["weight"]:
+            place = (None if found[part] == ":" else int(found[part]) for part in ("output", "input"))
+            return cls(found["name"], (), (), options, Weight(found["weight"].removesuffix(".weight"), *place))
+        places = found["places"].replace(",", "/").split("/") if found["places"] else ()
         return cls(found["name"], tuple(map(int, found["features"].split(","))), tuple(places), options)
 
     def check_options(self, known: Collection[str]) -> None:
@@ -47,7 +65,7 @@ class Term(NamedTuple):
     def __str__(self) -> str:
         places = f"@{'/'.join(self.places)}" if self.places else ""
         options = "".join(f",{option}={write_number(value)}" for option, value in self.options.items())
-        return f"{self.name}({','.join(map(str, self.features))}{places}{options})"
+        return f"{self.name}({self.weight or ','.join(map(str, self.features))}{places}{options})"
 
 
 def read_number(value: str, written: str) -> int | float:

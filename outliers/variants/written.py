@@ -12,11 +12,14 @@ from outliers.variants.planted import Planted
 from outliers.variants.quantized import Quantized
 from outliers.variants.term import EXAMPLES, Term
 from outliers.variants.together import Together
+from outliers.variants.weights import METHODS as OF_WEIGHTS
+from outliers.variants.weights import Scaled
 
 if TYPE_CHECKING:
     from outliers.models.stream import Variant
 
 KINDS = {**dict.fromkeys(METHODS, Ablated), "plant": Planted}  # by the names of terms with features
+WEIGHTS = dict.fromkeys(OF_WEIGHTS, Scaled)  # by those of terms with a weight
 _PLUS = re.compile(r"\+(?![^()]*\))")  # one that joins terms: in parentheses it is of a number
 
 
@@ -24,9 +27,12 @@ def variant(written: str) -> "Variant":
     """What is done to a model, by its writing: the `name` of a variant, which this turns back into it.
 
     Terms are joined by + in the order in which they act. `zero(3,17)`, `mean(3)` and `shuffle(3@attn_in/ffn_in,seed=1)`
-    replace features in inputs of projections, of attn_in where none is named; `plant(3,factor=8)` plants outliers. A
-    scheme stands with its remedies, as `absmax+hadamard`, and with options: `alpha=4` is its threshold of outliers,
-    `only=ffn_out` quantizes nothing but a place, and `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`.
+    replace features in inputs of projections, of attn_in where none is named, or where only some read them, as
+    `zero(3@q)` and `zero(3@layers.9:12.k/layers.9.heads.3)`, see `Place`; `plant(3,factor=8)` plants outliers.
+    `zero(model.layers.11.mlp.down_proj[507,1229])` sets a weight to zero, `[:,1229]` and `[507,:]` a whole column or
+    row, and `scale(…,factor=0.5)` multiplies it. A scheme stands with its remedies, as `absmax+hadamard`, and with
+    options: `alpha=4` is its threshold of outliers, `only=ffn_out` quantizes nothing but a place, and
+    `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`.
     `bitsandbytes` stands for the layers of that library, and `fp32` does nothing.
 
     Raises:
@@ -53,12 +59,13 @@ def _scheme(terms: list[str]) -> Quantized | Peer:
 
 
 def _has_features(term: str) -> bool:
-    """Whether it is a term with features, or meant as one; others are of schemes."""
-    return term in KINDS or not {"(", ")"}.isdisjoint(term)
+    """Whether it is a term with features or a weight, or meant as one; others are of schemes."""
+    return term in KINDS | WEIGHTS or not {"(", ")"}.isdisjoint(term)
 
 
-def _read(written: str) -> Ablated | Planted:
+def _read(written: str) -> Ablated | Planted | Scaled:
     term = Term.read(written)
-    if term.name not in KINDS:
-        raise unknown_name("variant", term.name, KINDS)
-    return KINDS[term.name].read(term)
+    kinds = WEIGHTS if term.weight else KINDS
+    if term.name not in kinds:
+        raise unknown_name("variant of a weight" if term.weight else "variant", term.name, kinds)
+    return kinds[term.name].read(term)

@@ -1,6 +1,5 @@
 """How sure attention is of its first choice, with and without features."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -9,7 +8,6 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Keeps, Measurement
-from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
@@ -17,6 +15,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.edges import ROLES
 from outliers.variants.together import Together, parts_of
 
 PROBABILITIES = 4  # (heads, T, T) of a layer at once: scores, what is made of them, and of those under an intervention
@@ -26,15 +25,16 @@ PROBABILITIES = 4  # (heads, T, T) of a layer at once: scores, what is made of t
 def top1_softmax(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
-    interventions: Iterable[Intervention] = (Intervention(()),),
+    interventions: Iterable[Intervention | Ablated] = (Intervention(()),),
     variant: Variant = AS_IT_IS,
 ) -> list[float]:
     """Mean top-1 softmax probability of the attention (LLM.int8(), section 4.2).
 
     The mean over layers, heads, query positions and sequences of the largest probability that a query gives to a key;
     each query counts alike, however long its sequence.
-    An intervention changes the input of the q/k/v projection in one layer at a time; what goes on through the model is
-    the layer's unchanged output. Probabilities of one layer at a time are held.
+    An intervention changes the input of the q/k/v projection in one layer at a time, an ablation what reads at its
+    places; what goes on through the model is the layer's unchanged output. Probabilities of one layer at a time are
+    held.
 
     Args:
         model: a causal language model, quantized or not, resident or streamed.
@@ -48,13 +48,14 @@ def top1_softmax(
     Returns:
         The probability under each intervention.
     """
-    interventions, found, queries = list(interventions), [], []
+    ablations = [one if isinstance(one, Ablated) else Ablated(one) for one in interventions]
+    found, queries = [], []
 
-    def visit(attn_in: list[Projection], probabilities: torch.Tensor, recompute: Callable) -> None:
+    def visit(model: PreTrainedModel, layer: int, probabilities: torch.Tensor, recompute: Callable) -> None:
         of_layer = []
-        for intervention in interventions:
-            with intervention.on(attn_in):
-                changed = recompute() if intervention.features else probabilities
+        for ablated in ablations:
+            with ablated.on(model, layer):
+                changed = recompute() if ablated.intervention.features else probabilities
             of_layer.append(changed.amax(-1).double().mean())
         found.append(torch.stack(of_layer))
         queries.append(probabilities.shape[-2])
@@ -69,12 +70,8 @@ def top1_softmax(
 
 @contextmanager
 def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-    """Let `visit` see the projections and the attention of all layers, or of one."""
-    attn_in = defaultdict(list)
-    for projection in projections(model):
-        if projection.role == "attn_in":
-            attn_in[projection.layer].append(projection)
-    with attention_hooks(model, lambda number, *seen: visit(attn_in[number], *seen), layer):
+    """Let `visit` see the attention of all layers, or of one."""
+    with attention_hooks(model, partial(visit, model), layer):
         yield
 
 
@@ -109,13 +106,17 @@ class OfAttention(Measurement):
         return [{"metric": "top1_softmax", "value": value, "unit": "1"}]
 
 
-def _parted(variant: Variant) -> tuple[Variant, Intervention]:
-    """What a model is under, and the intervention of its last ablation, which changes a layer at a time."""
-    parts = parts_of(variant)
-    if not isinstance(parts[-1], Ablated):
-        return variant, Intervention(())
-    *others, ablated = parts
-    return Together(tuple(others)) if others else AS_IT_IS, ablated.intervention
+def _parted(variant: Variant) -> tuple[Variant, Ablated]:
+    """What a model is under, and its last ablation, which changes the attention of a layer at a time.
+
+    One of whole roles changes the input of the q/k/v projection; one of edges that others read too acts everywhere.
+    """
+    *others, last = parts_of(variant)
+    if isinstance(last, Ablated) and set(last.where) <= ROLES.keys():
+        last = Ablated(last.intervention)
+    elif not isinstance(last, Ablated) or not last.in_attention:
+        return variant, Ablated(Intervention(()))
+    return Together(tuple(others)) if others else AS_IT_IS, last
 
 
 TOP1 = OfAttention()

@@ -1,0 +1,128 @@
+"""Single weights multiplied by a factor, or set to zero; whole rows and columns of a weight too."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outliers.errors import UserError, unknown_name
+from outliers.variants.term import Term, Weight
+
+if TYPE_CHECKING:  # to read a variant takes no torch
+    import torch
+    from transformers import PreTrainedModel
+
+METHODS = ("zero", "scale")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Entries of a weight multiplied by a factor; 0 sets them to zero.
+
+    weight: its path is that of a module, or of a parameter of two dimensions. Its indices are (output, input) however
+    it is stored; of embeddings they are (token, feature). What is tied to it changes with it.
+    """
+
+    weight: Weight
+    factor: float = 0.0
+    needs_trace = needs_calibration = False
+
+    @classmethod
+    def read(cls, term: Term) -> "Scaled":
+        """`zero(PATH[OUTPUT,INPUT])` or `scale(PATH[OUTPUT,INPUT],factor=FACTOR)`; `:` for all outputs or inputs.
+
+        Raises:
+            UserError: an option is not its own, or the factor is missing or no finite number.
+        """
+        options = ("factor",) if term.name == "scale" else ()
+        term.check_options(options)
+        if len(term.options) < len(options):
+            raise UserError(f"'{term}' says no factor; expected one: {str(term)[:-1]},factor=0.5)")
+        factor = float(term.options.get("factor", 0))
+        if not abs(factor) < float("inf"):
+            raise UserError(f"'{term}' has the factor {factor}; expected a finite number")
+        return cls(term.weight, factor)
+
+    @property
+    def name(self) -> str:
+        """What is done to which entries, as `read` takes it."""
+        name, options = ("scale", {"factor": self.factor}) if self.factor else ("zero", {})
+        return str(Term(name, (), (), options, self.weight))
+
+    def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
+        """Which entries, and the factor."""
+        return {"weight": str(self.weight), "weight_factor": self.factor}
+
+    def first_layer(self, model: "PreTrainedModel") -> int:
+        """The decoder layer of the weight; 0 of one outside of them."""
+        return self._layer(model) or 0
+
+    def _layer(self, model: "PreTrainedModel") -> int | None:
+        """The number of its decoder layer."""
+        from outliers.models.anatomy import anatomy_of
+
+        layers, _, inside = self.weight.path.partition(f"{anatomy_of(model.config).layers}.")
+        number = inside.partition(".")[0]
+        return int(number) if not layers and number.isdecimal() else None
+
+    def check(self, model: "PreTrainedModel") -> "torch.nn.Parameter":
+        """The weight in a model, which may be on the meta device.
+
+        Raises:
+            UserError: it is not in the model, is not of two dimensions, or has codes in the place of its entries; or an
+                index is out of range.
+        """
+        path = self.weight.path
+        found = {own.removesuffix(".weight"): one for own, one in model.named_parameters(remove_duplicate=False)}
+        if path not in found:
+            if hasattr(dict(model.named_modules()).get(path), "scheme"):
+                raise UserError(f"'{path}' is quantized already; expected the weight before the scheme: {self.name}+…")
+            raise unknown_name("weight", path, found)
+        if found[path].ndim != 2 or not found[path].is_floating_point():
+            kind = f"{str(found[path].dtype).removeprefix('torch.')} of shape {tuple(found[path].shape)}"
+            raise UserError(f"'{path}' is {kind}; expected floating-point numbers in two dimensions")
+        shape = _by_outputs(model, path, found[path]).shape
+        for kind, index, count in zip(("output", "input"), self.weight[1:], shape, strict=True):
+            if index is not None and index >= count:
+                raise UserError(f"'{self.weight}' has the {kind} {index}; expected one of 0 to {count - 1}")
+        return found[path]
+
+    @contextmanager
+    def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
+        """A model that shares all but this weight; a streamed one has it when its layer's turn comes."""
+        from outliers.models.stream import is_streamed
+
+        own = self._layer(model)
+        if layer not in (None, own) and own is not None:
+            yield model
+            return
+        if own is None and is_streamed(model):
+            raise UserError(
+                f"'{self.weight.path}' is outside of the decoder layers, which alone change in a streamed model; leave "
+                "--stream out"
+            )
+        path, *place = self.weight
+        weight = self.check(model)
+        scaled = weight.detach().clone()
+        index = tuple(slice(None) if one is None else one for one in place)
+        _by_outputs(model, path, scaled)[index] *= self.factor
+        yield _with_weight(model, weight, scaled)
+
+
+def _by_outputs(model: "PreTrainedModel", path: str, weight: "torch.Tensor") -> "torch.Tensor":
+    """A weight that stands at a path as (outputs, inputs), sharing memory."""
+    from transformers.pytorch_utils import Conv1D
+
+    return weight.T if isinstance(dict(model.named_modules()).get(path), Conv1D) else weight
+
+
+def _with_weight(model: "PreTrainedModel", weight: "torch.nn.Parameter", other: "torch.Tensor") -> "PreTrainedModel":
+    """A model that shares all parameters and buffers of another one but a weight, wherever this stands."""
+    from torch import nn
+
+    memo = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    copied = copy.deepcopy(model, memo | {id(weight): nn.Parameter(other, weight.requires_grad)})
+    for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
+        vars(copied).pop(name, None)
+    return copied

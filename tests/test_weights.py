@@ -1,0 +1,253 @@
+"""Single weights multiplied by a factor, in every kind of storage, and what they leave as it was."""
+
+import pickle
+import re
+
+import pytest
+import torch
+
+import outliers
+from outliers.errors import UserError
+from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.models.load import load_model
+from outliers.models.stream import AS_IT_IS, stream_model
+from outliers.quantization.convert import quantize
+from outliers.variants.term import Weight
+from outliers.variants.weights import Scaled
+from outliers.variants.written import variant
+from tests.conftest import C4, make_model, needs_shared, needs_smollm2
+from tests.gguf_files import save_gguf
+from tests.test_commands import refused
+
+MODEL = "pocket/gpt2-0.1m"
+# Of each kind of storage a weight, and where it stands: Conv1D, Linear, FalconLinear, fused, a router, tied and not.
+STORED = {
+    "gpt2": ("transformer.h.1.mlp.c_proj[2,60]", lambda model: model.transformer.h[1].mlp.c_proj.weight[60, 2]),
+    "llama": ("model.layers.1.mlp.down_proj[2,40]", lambda model: model.model.layers[1].mlp.down_proj.weight[2, 40]),
+    "falcon": (
+        "transformer.h.0.self_attention.query_key_value[45,3]",
+        lambda model: model.transformer.h[0].self_attention.query_key_value.weight[45, 3],
+    ),
+    "phi3": (
+        "model.layers.0.mlp.gate_up_proj[:,3]",
+        lambda model: model.model.layers[0].mlp.gate_up_proj.weight[:, 3],
+    ),
+    "mixtral": ("model.layers.1.mlp.gate[1,:]", lambda model: model.model.layers[1].mlp.gate.weight[1]),
+    "gpt2 embeddings": ("transformer.wte[7,:]", lambda model: model.transformer.wte.weight[7]),
+    "gpt2 positions": ("transformer.wpe[0,3]", lambda model: model.transformer.wpe.weight[0, 3]),
+    "opt head": ("lm_head[7,3]", lambda model: model.model.decoder.embed_tokens.weight[7, 3]),
+    "llama head": ("lm_head[7,:]", lambda model: model.lm_head.weight[7]),
+}
+
+
+@pytest.fixture
+def blocks() -> torch.Tensor:
+    return torch.randint(100, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def state(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("factor", [0, 1.5])
+@pytest.mark.parametrize("case", STORED)
+def test_every_kind_of_storage(case, factor, blocks):
+    """Against the weight edited where it is stored; what it is tied to changes with it."""
+    written, place = STORED[case]
+    written = f"scale({written},factor={factor})" if factor else f"zero({written})"
+    one, model, edited = variant(written), make_model(case.split()[0]), make_model(case.split()[0])
+    assert one.name == written
+    with torch.no_grad():
+        place(edited).mul_(factor)
+    before = state(model)
+    with one.on(model) as changed:
+        assert same(state(changed), state(edited))
+        assert perplexity(changed, blocks) == perplexity(edited, blocks)
+        assert same(state(model), before)
+    assert perplexities(model, blocks, [pickle.loads(pickle.dumps(one)), AS_IT_IS]) == [
+        perplexity(edited, blocks),
+        perplexity(make_model(case.split()[0]), blocks),
+    ]
+    assert perplexity(edited, blocks) != perplexity(model, blocks)
+
+
+def test_tied_weights_stay_one(blocks):
+    """Of a head that is tied to the embeddings both change, and remain the same tensor."""
+    model = make_model("gpt2")
+    assert model.lm_head.weight is model.transformer.wte.weight
+    for name in ("lm_head", "transformer.wte"):
+        with variant(f"zero({name}[7,:])").on(model) as changed:
+            assert changed.lm_head.weight is changed.transformer.wte.weight
+            assert not changed.lm_head.weight[7].any()
+    assert model.lm_head.weight[7].any()
+
+
+def test_an_error_leaves_the_model_as_it_was():
+    model = make_model("llama")
+    before = state(model)
+    with pytest.raises(ZeroDivisionError), variant("zero(lm_head[3,:])+zero(model.embed_tokens[3,:])").on(model):
+        raise ZeroDivisionError
+    assert same(state(model), before)
+
+
+NAMES = ["transformer.h.1.mlp.c_proj[2,60]", "transformer.h.0.attn.c_attn[:,3]", "transformer.h.1.mlp.c_fc[5,:]"]
+
+
+@pytest.mark.parametrize("after", ["", "+absmax", "+zero(3@q)+llm.int8+alpha=1", "+plant(3,factor=8)"])
+def test_resident_and_streamed(after):
+    """Under all that may follow; the hash of what was read is that of the model's weights."""
+    resident, streamed = load_model(MODEL), stream_model(MODEL)
+    blocks = torch.randint(resident.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
+    variants = [variant(f"zero({name}){after}") for name in NAMES]
+    variants.append(variant("+".join(f"scale({name},factor=-2)" for name in NAMES) + after))
+    one, other = (perplexities(model, blocks, variants) for model in (resident, streamed))
+    assert one == other
+    assert len({*one}) == len(one)
+    untouched = stream_model(MODEL)
+    assert streamed.stream.weights_hash() == untouched.stream.weights_hash()
+
+
+def test_a_weight_is_quantized_without_what_was_taken_out(blocks):
+    written, place = STORED["gpt2"]
+    model, edited = make_model("gpt2"), make_model("gpt2")
+    with torch.no_grad():
+        place(edited).zero_()
+    want = perplexity(quantize(edited, "absmax"), blocks)
+    assert perplexities(model, blocks, [variant(f"zero({written})+absmax")]) == [want]
+
+
+def test_codes_of_other_weights_are_not_shared(tmp_path):
+    """A scheme takes codes of the one before only where it quantizes the same weights."""
+    names = ["absmax", f"zero({NAMES[0]})+absmax", "plant(3,factor=8)+absmax", "zero(3)+absmax"]
+
+    def values(some):
+        spec = outliers.Cells(models=[MODEL], variants=some, block=32, blocks=1)
+        return [row["value"] for row in outliers.run(spec, tmp_path / str(len(some)) / some[0])]
+
+    assert values(names) == [value for name in names for value in values([name])]
+
+
+def test_gguf(tmp_path, blocks):
+    """Of a file of four-bit weights: the dequantized one, by outputs and inputs, resident and streamed."""
+    file = str(save_gguf(make_model("llama", 4096), tmp_path / "tiny.gguf", "F16"))
+    one = variant("zero(model.layers.1.mlp.down_proj[2,40])")
+    edited = load_model(file)
+    edited.model.layers[1].mlp.down_proj.weight.data[2, 40] = 0
+    want = perplexity(edited, blocks)
+    assert [perplexities(model, blocks, [one]) for model in (load_model(file), stream_model(file))] == [[want], [want]]
+    assert want != perplexity(load_model(file), blocks)
+
+
+def test_the_first_layer():
+    model = make_model("llama")
+    layers = {"model.layers.1.mlp.up_proj[0,0]": 1, "model.embed_tokens[0,0]": 0, "lm_head[0,0]": 0}
+    assert {one: variant(f"zero({one})").first_layer(model) for one in layers} == layers
+    together = variant("zero(model.layers.1.mlp.up_proj[0,0])+absmax+only=layers.1")
+    assert together.first_layer(model) == 1
+
+
+def test_fields():
+    one = Scaled(Weight("model.layers.1.mlp.up_proj", None, 3), 0.5)
+    assert one.fields() == {"weight": "model.layers.1.mlp.up_proj[:,3]", "weight_factor": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("case", "written", "message"),
+    [
+        (
+            "llama",
+            "zero(model.layers.1.mlp.don_proj[0,0])",
+            "unknown weight 'model.layers.1.mlp.don_proj'; did you mean",
+        ),
+        ("llama", "zero(model.layers.2.mlp.up_proj[0,0])", "unknown weight 'model.layers.2.mlp.up_proj'; did you mean"),
+        (
+            "llama",
+            "zero(model.norm[0,0])",
+            "'model.norm' is float32 of shape (32,); expected floating-point numbers in",
+        ),
+        ("mixtral", "zero(model.layers.0.mlp.experts.down_proj[0,0])", "is float32 of shape (4, 32, 48); expected"),
+        ("llama", "zero(model.layers.1.mlp.down_proj[32,0])", "has the output 32; expected one of 0 to 31"),
+        ("llama", "zero(model.layers.1.mlp.down_proj[0,48])", "has the input 48; expected one of 0 to 47"),
+        ("gpt2", "zero(transformer.h.0.attn.c_attn[96,:])", "has the output 96; expected one of 0 to 95"),
+        ("llama", "absmax+zero(model.layers.1.mlp.down_proj[0,0])", "is quantized already; expected the weight before"),
+    ],
+)
+def test_what_a_model_has_not(case, written, message, blocks):
+    with pytest.raises(UserError, match=re.escape(message)):
+        perplexities(make_model(case), blocks, [variant(written)])
+
+
+def test_int8_weights_are_refused():
+    model = quantize(make_model("llama"), "absmax", keep="int8")
+    with pytest.raises(UserError, match="is quantized already"), variant(f"zero({STORED['llama'][0]})").on(model):
+        pass
+
+
+def test_embeddings_of_a_streamed_model_are_refused():
+    streamed = stream_model(MODEL)
+    blocks = torch.zeros(1, 8, dtype=torch.int64)
+    with pytest.raises(UserError, match=r"'transformer.wte' is outside of the decoder layers.*leave --stream out"):
+        perplexities(streamed, blocks, [variant("zero(transformer.wte[1,:])")])
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    {
+        "zero(model.x[1])": "is malformed",
+        "zero(model.x[1,-2])": "is malformed",
+        "zero(model.x[1,2]@q)": "is malformed",
+        "mean(model.x[1,2])": "unknown variant of a weight 'mean'; known: zero, scale",
+        "scale(3,factor=2)": "unknown variant 'scale'",
+        "scale": "'scale' is malformed; expected",
+        "scale(model.x[1,2])": "says no factor; expected one: scale(model.x[1,2],factor=0.5)",
+        "scale(model.x[1,2],factor=inf)": "has the factor inf; expected a finite number",
+        "zero(model.x[1,2],factor=2)": "unknown option of 'zero' 'factor'",
+    }.items(),
+)
+def test_what_is_no_term(written, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        variant(written)
+
+
+def test_other_writings_of_the_same():
+    assert variant("scale(model.x[1, :],factor=0)").name == "zero(model.x[1,:])"
+    assert variant("zero(model.x.weight[1,2])") == variant("zero(model.x[1,2])")
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("zero(transformer.h.9.mlp.c_fc[0,0])", "unknown weight 'transformer.h.9.mlp.c_fc'; did you mean"),
+        ("absmax+zero(transformer.h.0.mlp.c_fc[999,0])", "has the output 999; expected one of 0 to"),
+        ("zero(3@layers.0.gate)", "place 'layers.0.gate': layer 0 has no such reader of the residual stream"),
+    ],
+)
+def test_a_command_refuses_before_weights_are_read(written, message, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("outliers.subjects.bench.load_model", None)
+    options = ("--variant", written, "--block", 32, "--blocks", 1, "--out", tmp_path)
+    assert message in refused(monkeypatch, capsys, MODEL, *options, command="measure")
+
+
+@needs_shared
+@needs_smollm2
+def test_the_weight_that_makes_the_outlier_of_smollm2(tmp_path):
+    """One weight of 134.5 million, its neuron, and others; and readers of feature 247."""
+    layers = "model.layers"
+    weights = {
+        "fp32": 41.2353,
+        f"zero({layers}.11.mlp.down_proj[507,1229])": 268.965,
+        f"zero({layers}.11.mlp.down_proj[:,1229])": 42.3079,
+        f"zero({layers}.11.mlp.down_proj[507,1487])": 44.9065,
+        f"zero({layers}.28.mlp.down_proj[507,678])": 41.5162,
+        f"zero({layers}.2.mlp.down_proj[507,90])": 54.1987,
+    }
+    readers = {"fp32": 51.8865, "zero(247@q)": 129.142, "zero(247@k)": 145.343, "zero(247@q/k/v)": 405.843}
+    readers |= {"zero(247@up)": 136.526}
+    for blocks, want in ((4, weights), (2, readers)):
+        fields = {"text": str(C4), "block": 512, "blocks": blocks, "variants": [*want]}
+        rows = outliers.run(outliers.Cells(models=["smollm2-135m"], **fields), tmp_path / str(blocks))
+        assert [row["value"] for row in rows] == pytest.approx([*want.values()], rel=1e-5)
