@@ -39,8 +39,7 @@ from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.published import TABLE7
-from outliers.plot.training import checkpoints, trained
-from outliers.plot.watched import watched
+from outliers.plot.training import checkpoints, trained, watched
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.report.analysis import CONFIDENCE, Value, costs, of_runs, ratio
 from outliers.report.paper.table4 import table4_section

@@ -21,7 +21,7 @@ from outliers.metrics.damages import damages_of
 from outliers.models.anatomy import ROLES
 from outliers.plot import style
 from outliers.plot.legends import SCATTER
-from outliers.plot.watched import PANELS
+from outliers.plot.training import PANELS
 from outliers.report.section import Drawing, drawn
 from outliers.report.views.ablation import ablation_summary
 from outliers.runs.frame import records_in

@@ -140,13 +140,6 @@ def figure3(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
         rows: of an emergence, as of Table 4.
         panel: the one to draw, "a" or "b"; by default both.
         paper: whether the models of the paper (Table 4) stand beside, in grey.
-        ax: where to draw that panel, in the caller's style; by default a new figure.
-
-    Returns:
-        The axes, or an array of the two; `.figure` of one is their figure.
-
-    Raises:
-        UserError: there is no such panel, or none was chosen for `ax`.
     """
     return _drawn({"a": _affected_by_size, "b": _affected_by_perplexity}, rows, panel, paper, ax)
 
@@ -157,7 +150,8 @@ def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
 
     In (a), hollow marks are of models in which no feature is an outlier by the criterion, but some value is.
 
-    Args, Returns, Raises: as `figure3`.
+    Args:
+        rows, panel, paper: as for `figure3`.
     """
     return _drawn({"a": _magnitude, "b": _number}, rows, panel, paper, ax)
 
@@ -305,9 +299,6 @@ def along_training(
         checkpoints: a row a checkpoint: `model`, `step`, `perplexity` and `max`.
         panel: the one to draw, "step" or "perplexity"; by default both.
         alpha: where a line says from which magnitude on a value is an outlier.
-        ax: where to draw that panel, in the caller's style; by default a new figure.
-
-    Returns, Raises: as `figure3`.
     """
     shown = chosen("panel", panel, TRAINING, ax)
     panels = panels_of(ax, 1, len(shown), (1.8 + 2.9 * len(shown), 3.3), sharey=True)[0]
