@@ -3,16 +3,13 @@
 from outliers.metrics.perplexity import Perplexity
 from outliers.specification.kinds import Experiment, schemes_of
 from outliers.subjects.causal import Causal
-from outliers.subjects.cell import Cell, Plan, Stages
+from outliers.subjects.cell import Cell, Plan
 from outliers.variants.quantized import Quantized
 
 
 def sweep_plans(spec: Experiment) -> list[Plan]:
     """Of each model its perplexity under each scheme; those that share weight codes are side by side."""
     subjects = [Causal(name, spec.revision, spec) for name in spec.models]
-    return [Plan(subject, _stages(subject, spec)) for subject in subjects]
-
-
-def _stages(subject: Causal, spec: Experiment) -> Stages:
     metric = Perplexity(draws=spec.draws)
-    yield [Cell(subject, Quantized(scheme, tuple(spec.skip)), metric) for scheme in schemes_of(spec)]
+    variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
+    return [Plan.of(subject, [Cell(subject, variant, metric) for variant in variants]) for subject in subjects]

@@ -83,6 +83,11 @@ class Plan(NamedTuple):
     stages: Stages
     package: str | None = None
 
+    @classmethod
+    def of(cls, subject: Subject, cells: Iterable[Cell], package: str | None = None) -> "Plan":
+        """All cells in one stage."""
+        return cls(subject, (stage for stage in [list(cells)]), package)
+
 
 def following(stages: Stages, rows: list[Row]) -> list[Cell]:
     """The cells that follow some rows; none at the end."""
