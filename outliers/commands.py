@@ -51,14 +51,10 @@ def measuring(
 ) -> Callable:
     """A command that measures a kind of specification, as a function from whose parameters Typer makes its options.
 
-    Args:
-        name: of the command.
-        kind: whose fields are its options. One with `models` takes several, and an experiment before them.
-        doc: of the command's file, whose further paragraphs are its help.
-        default: the experiment that is measured where neither one nor models are given.
-        instead: what fields of that experiment are instead, by those that are given.
-        shown: what its section is made of.
-        redraws: whether it can draw the rows of a folder that something else wrote.
+    kind: whose fields are its options; one with `models` takes several, and an experiment before them. doc: of the
+    command's file, whose further paragraphs are its help. default: the experiment that is measured where neither one
+    nor models are given. instead: what fields of that experiment are instead, by those that are given. shown: what its
+    section is made of. redraws: whether it can draw the rows of a folder that something else wrote.
     """
 
     def command(
@@ -98,10 +94,7 @@ def measuring(
 def of_experiments(name: str, kind: type[Named], doc: str, without: Iterable[str], example: str) -> Callable:
     """A command that runs experiments of a kind that names no models, by the names that they have or by their files.
 
-    Args:
-        name, kind, doc: as `measuring`.
-        without: fields that only a file can say.
-        example: an experiment that comes along.
+    without: fields that only a file can say. example: an experiment that comes along.
     """
 
     def command(experiment: str | None, out: Path | None, force: bool, **given) -> None:
@@ -148,9 +141,6 @@ def _named(
     """The experiment that is named, if one is, and the fields of the models that are.
 
     behind: models behind their option, beside which what is in the first place is an experiment.
-
-    Raises:
-        UserError: there is no model, or more than the command takes; or no experiment has this name.
     """
     experiment = None
     if places and not _of_one(kind) and (behind or is_meant_as_experiment(places[0])):
@@ -200,11 +190,7 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Calla
 
 
 def _redraw(name: str, folder: Path, out: Path | None, others: list) -> None:
-    """Print and write what the finished rows in a folder show, into the same folder by default.
-
-    Raises:
-        UserError: there are none of this command; or something else was typed, which decides what is measured.
-    """
+    """Print and write what the finished rows in a folder show, into the same folder by default."""
     from outliers.report.write import write
     from outliers.runs.rows import read
     from outliers.runs.run import records

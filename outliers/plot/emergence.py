@@ -36,10 +36,9 @@ NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 
 def by_model(rows: Rows) -> pd.DataFrame:
-    """The metrics of `table4_row` as columns, one row a model and checkpoint in the order of the rows.
+    """The metrics of `table4_row` and the fields `ABOUT` as columns, one row a model and checkpoint in their order.
 
-    The index is the model's short name, or its whole one where two models share that; `parameters`, `architecture`,
-    `checkpoint` and `alpha` stand beside the metrics.
+    The index is the model's short name, or its whole one where two models share that.
     """
     rows = records(rows)
     wide: dict[tuple, dict] = {}
@@ -90,11 +89,8 @@ class Fit(NamedTuple):
 def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> Fit | None:
     """Fit how a fraction of layers or positions affected grows with falling perplexity (LLM.int8(), section 4.2).
 
-    Models of which either is not known are left out.
-
-    Returns:
-        None where there is nothing to fit: fewer than three points, fewer than two of them above 0, a fraction that
-        does not grow, or an interval without end.
+    None where there is nothing to fit: fewer than three points of which both are known, fewer than two of them above 0,
+    a fraction that does not grow, or an interval without end.
     """
     x, y = np.asarray(list(perplexity), float), np.asarray(list(fraction), float)
     known = np.isfinite(x) & np.isfinite(y)

@@ -35,10 +35,6 @@ def _cells(subject: Subject, variants: Sequence[Quantized], by: Iterable[str], d
 
     Roles and layers bring what is over the model: it is what they are compared with. Projections alone have errors, so
     a scheme that quantizes none of them has none.
-
-    Raises:
-        UserError: a part of the damage is unknown, or none is asked for, or a scheme quantizes nothing, or nothing of
-            which an error is asked for.
     """
     by = {by} if isinstance(by, str) else set(by)
     _check(by, [variant.scheme for variant in variants])
