@@ -74,21 +74,10 @@ def measuring(
             chosen = instead(fields)
         _measure(name, specify(experiment, chosen | fields, default, kind), out, force, shown)
 
-    command.__name__, command.__doc__ = name, doc.partition("\n\n")[2]
     metavar, said = ("MODEL", MODEL) if _of_one(kind) else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
     places = Annotated[list[str] | None, Argument(metavar=metavar, help=said, show_default=False)]
-    option = Parameter.KEYWORD_ONLY
-    return signed(
-        command,
-        [
-            Parameter("positional", option, default=None, annotation=places),
-            Parameter("models", option, default=None, annotation=Models),
-            *options(kind, without=[*Named.model_fields, "model", "models"]),
-            Parameter("out", option, default=None, annotation=Out),
-            Parameter("force", option, default=False, annotation=Force),
-            *([Parameter("redraw", option, default=None, annotation=Redraw)] if redraws else []),
-        ],
-    )
+    before = {"positional": places, "models": Models}
+    return _finished(command, name, doc, kind, before, ["model", "models"], {"redraw": Redraw} if redraws else {})
 
 
 def of_experiments(name: str, kind: type[Named], doc: str, without: Iterable[str], example: str) -> Callable:
@@ -107,19 +96,23 @@ def of_experiments(name: str, kind: type[Named], doc: str, without: Iterable[str
         check_shown(spec)
         _measure(name, spec, out, force, lambda *kept: kept)
 
-    command.__name__, command.__doc__ = name, doc.partition("\n\n")[2]
     said = f"The name of one that comes along, such as {example}, or a file."
     place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=said, show_default=False)]
-    option = Parameter.KEYWORD_ONLY
-    return signed(
-        command,
-        [
-            Parameter("experiment", option, default=None, annotation=place),
-            *options(kind, without=[*Named.model_fields, *without]),
-            Parameter("out", option, default=None, annotation=Out),
-            Parameter("force", option, default=False, annotation=Force),
-        ],
-    )
+    return _finished(command, name, doc, kind, {"experiment": place}, without, {})
+
+
+def _finished(
+    command: Callable, name: str, doc: str, kind: type[Named], before: dict, without: Iterable[str], after: dict
+) -> Callable:
+    """A command with its name, its help and its parameters: some, the fields of a kind, where results go, some more."""
+    command.__name__, command.__doc__ = name, doc.partition("\n\n")[2]
+
+    def given(parameters: dict) -> list[Parameter]:
+        return [Parameter(one, Parameter.KEYWORD_ONLY, default=None, annotation=of) for one, of in parameters.items()]
+
+    force = Parameter("force", Parameter.KEYWORD_ONLY, default=False, annotation=Force)
+    fields = options(kind, without=[*Named.model_fields, *without])
+    return signed(command, [*given(before), *fields, *given({"out": Out}), force, *given(after)])
 
 
 def _fields(given: dict) -> dict:
