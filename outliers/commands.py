@@ -51,14 +51,10 @@ def measuring(
 ) -> Callable:
     """A command that measures a kind of specification, as a function from whose parameters Typer makes its options.
 
-    Args:
-        name: of the command.
-        kind: whose fields are its options. One with `models` takes several, and an experiment before them.
-        doc: of the command's file, whose further paragraphs are its help.
-        default: the experiment that is measured where neither one nor models are given.
-        instead: what fields of that experiment are instead, by those that are given.
-        shown: what its section is made of.
-        redraws: whether it can draw the rows of a folder that something else wrote.
+    kind: whose fields are its options; one with `models` takes several, and an experiment before them. doc: of the
+    command's file, whose further paragraphs are its help. default: the experiment that is measured where neither one
+    nor models are given. instead: what fields of that experiment are instead, by those that are given. shown: what its
+    section is made of. redraws: whether it can draw the rows of a folder that something else wrote.
     """
 
     def command(
@@ -78,30 +74,16 @@ def measuring(
             chosen = instead(fields)
         _measure(name, specify(experiment, chosen | fields, default, kind), out, force, shown)
 
-    command.__name__, command.__doc__ = name, doc.partition("\n\n")[2]
     metavar, said = ("MODEL", MODEL) if _of_one(kind) else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
     places = Annotated[list[str] | None, Argument(metavar=metavar, help=said, show_default=False)]
-    option = Parameter.KEYWORD_ONLY
-    return signed(
-        command,
-        [
-            Parameter("positional", option, default=None, annotation=places),
-            Parameter("models", option, default=None, annotation=Models),
-            *options(kind, without=[*Named.model_fields, "model", "models"]),
-            Parameter("out", option, default=None, annotation=Out),
-            Parameter("force", option, default=False, annotation=Force),
-            *([Parameter("redraw", option, default=None, annotation=Redraw)] if redraws else []),
-        ],
-    )
+    before = {"positional": places, "models": Models}
+    return _finished(command, name, doc, kind, before, ["model", "models"], {"redraw": Redraw} if redraws else {})
 
 
 def of_experiments(name: str, kind: type[Named], doc: str, without: Iterable[str], example: str) -> Callable:
     """A command that runs experiments of a kind that names no models, by the names that they have or by their files.
 
-    Args:
-        name, kind, doc: as `measuring`.
-        without: fields that only a file can say.
-        example: an experiment that comes along.
+    without: fields that only a file can say. example: an experiment that comes along.
     """
 
     def command(experiment: str | None, out: Path | None, force: bool, **given) -> None:
@@ -114,19 +96,23 @@ def of_experiments(name: str, kind: type[Named], doc: str, without: Iterable[str
         check_shown(spec)
         _measure(name, spec, out, force, lambda *kept: kept)
 
-    command.__name__, command.__doc__ = name, doc.partition("\n\n")[2]
     said = f"The name of one that comes along, such as {example}, or a file."
     place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=said, show_default=False)]
-    option = Parameter.KEYWORD_ONLY
-    return signed(
-        command,
-        [
-            Parameter("experiment", option, default=None, annotation=place),
-            *options(kind, without=[*Named.model_fields, *without]),
-            Parameter("out", option, default=None, annotation=Out),
-            Parameter("force", option, default=False, annotation=Force),
-        ],
-    )
+    return _finished(command, name, doc, kind, {"experiment": place}, without, {})
+
+
+def _finished(
+    command: Callable, name: str, doc: str, kind: type[Named], before: dict, without: Iterable[str], after: dict
+) -> Callable:
+    """A command with its name, its help and its parameters: some, the fields of a kind, where results go, some more."""
+    command.__name__, command.__doc__ = name, doc.partition("\n\n")[2]
+
+    def given(parameters: dict) -> list[Parameter]:
+        return [Parameter(one, Parameter.KEYWORD_ONLY, default=None, annotation=of) for one, of in parameters.items()]
+
+    force = Parameter("force", Parameter.KEYWORD_ONLY, default=False, annotation=Force)
+    fields = options(kind, without=[*Named.model_fields, *without])
+    return signed(command, [*given(before), *fields, *given({"out": Out}), force, *given(after)])
 
 
 def _fields(given: dict) -> dict:
@@ -148,9 +134,6 @@ def _named(
     """The experiment that is named, if one is, and the fields of the models that are.
 
     behind: models behind their option, beside which what is in the first place is an experiment.
-
-    Raises:
-        UserError: there is no model, or more than the command takes; or no experiment has this name.
     """
     experiment = None
     if places and not _of_one(kind) and (behind or is_meant_as_experiment(places[0])):
@@ -200,11 +183,7 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Calla
 
 
 def _redraw(name: str, folder: Path, out: Path | None, others: list) -> None:
-    """Print and write what the finished rows in a folder show, into the same folder by default.
-
-    Raises:
-        UserError: there are none of this command; or something else was typed, which decides what is measured.
-    """
+    """Print and write what the finished rows in a folder show, into the same folder by default."""
     from outliers.report.write import write
     from outliers.runs.rows import read
     from outliers.runs.run import records

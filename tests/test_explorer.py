@@ -26,6 +26,7 @@ from outliers.specification.kinds import Damage, OneModel
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace
 from outliers.tracing.trace import trace
+from tests import test_page
 from tests.conftest import make_model, needs_chromium
 
 MODEL = "pocket/gpt2-0.5m"
@@ -44,8 +45,7 @@ def traced(tmp_path_factory) -> tuple[OneModel, Path, list[dict]]:
 
 
 def test_the_excerpt_holds_what_the_layers_read(traced):
-    _, folder, _ = traced
-    found = Excerpt.load(folder / EXCERPT)
+    found = Excerpt.load(traced[1] / EXCERPT)
     model = load_model(MODEL)
     states = model.transformer(found.tokens[None], output_hidden_states=True).hidden_states
     for layer, block in enumerate(model.transformer.h):
@@ -54,8 +54,7 @@ def test_the_excerpt_holds_what_the_layers_read(traced):
 
 
 def test_it_is_of_the_telling_features(traced):
-    _, folder, _ = traced
-    found, of = Excerpt.load(folder / EXCERPT), Trace.load(folder / "trace")
+    found, of = Excerpt.load(traced[1] / EXCERPT), Trace.load(traced[1] / "trace")
     assert found.about == of.about
     assert {role: some.tolist() for role, some in found.features.items()} == telling_features(of)
     assert found.features["attn_in"].tolist() == found.features["ffn_in"].tolist()
@@ -72,8 +71,7 @@ def test_outlier_features_come_first():
 
 
 def test_its_size_is_bounded(traced):
-    _, folder, _ = traced
-    of = Trace.load(folder / "trace")
+    of = Trace.load(traced[1] / "trace")
     deep = replace(of, block=2048, statistics=of.statistics | {"residual.largest": torch.zeros(80, 5)})
     assert {len(some) for some in telling_features(deep).values()} == {VALUES // (4 * 80 * 256)}
     assert {len(some) for some in telling_features(of).values()} == {FEATURES}
@@ -180,18 +178,10 @@ def path(traced, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def opened(browser, path):
-    """The page in a window, drawn; it says nothing on the console and asks for nothing."""
-    window = browser.new_page(viewport={"width": 1000, "height": 900})
-    said, asked = [], []
-    window.on("console", lambda message: said.append(message.text))
-    window.on("pageerror", lambda error: said.append(str(error)))
-    window.on("request", lambda request: asked.append(request.url))
-    window.goto(path.as_uri())
-    window.wait_for_function(DRAWN)
-    yield window
-    assert said == []
-    assert [url for url in asked if not url.startswith(("data:", "blob:", path.as_uri()))] == []
-    window.close()
+    """The page in a window, drawn."""
+    with test_page.opened(browser, path) as window:
+        window.wait_for_function(DRAWN)
+        yield window
 
 
 def output(window, number: int = 1) -> str:
@@ -207,8 +197,7 @@ def enter(section, name: str, number: int) -> None:
 
 @needs_chromium
 def test_hovering_shows_the_value(opened, traced):
-    _, folder, _ = traced
-    values = Trace.load(folder / "trace").largest("attn_in")
+    values = Trace.load(traced[1] / "trace").largest("attn_in")
     box = opened.locator("#explorer-1 .map .nsewdrag").bounding_box()
     layer, feature = 1, values.shape[1] // 2
     x = box["x"] + box["width"] * (feature + 0.5) / values.shape[1]
@@ -222,8 +211,7 @@ def test_hovering_shows_the_value(opened, traced):
 
 @needs_chromium
 def test_what_is_chosen_is_shown(opened, traced):
-    _, folder, _ = traced
-    of = Trace.load(folder / "trace")
+    of = Trace.load(traced[1] / "trace")
     section = opened.locator("#explorer-1")
     section.locator("[name=map]").select_option(label="ffn_out: into the feed-forward output")
     enter(section, "row", 2)
@@ -313,8 +301,7 @@ def test_zooming(opened):
 
 @needs_chromium
 def test_the_text_by_a_feature(opened, traced):
-    _, folder, _ = traced
-    found = Excerpt.load(folder / EXCERPT)
+    found = Excerpt.load(traced[1] / EXCERPT)
     feature = found.features["attn_in"][1].item()
     opened.locator("#explorer-1 .marked").get_by_role("button", name=str(feature), exact=True).click()
     assert f"feature {feature} of attn_in" in output(opened)
@@ -341,24 +328,19 @@ def test_clicking_a_cell_chooses_it(opened):
 @needs_chromium
 @pytest.mark.parametrize("width", [400, 800, 1400])
 def test_nothing_overflows(browser, path, width):
-    window = browser.new_page(viewport={"width": width, "height": 900})
-    window.goto(path.as_uri())
-    window.wait_for_function(DRAWN)
-    assert window.evaluate("document.documentElement.scrollWidth") == width
-    beyond = """() => [...document.querySelectorAll('.explorer *')].filter(
-        node => !node.closest('svg') && node.getBoundingClientRect().right > innerWidth + 0.5).length"""
-    assert window.evaluate(beyond) == 0
-    window.close()
+    with test_page.opened(browser, path, width) as window:
+        window.wait_for_function(DRAWN)
+        seen = window.evaluate(test_page.LOOK)
+    assert (seen["width"], seen["beyond"]) == (width, 0)
 
 
 @needs_chromium
 def test_without_scripts_the_figure_is_there(browser, path):
-    context = browser.new_context(java_script_enabled=False)
-    window = context.new_page()
-    window.goto(path.as_uri())
-    assert window.locator("#section-1-figure-heat_map img").is_visible()
-    assert not window.locator("#explorer-1").is_visible()
-    context.close()
+    with browser.new_context(java_script_enabled=False) as context:
+        window = context.new_page()
+        window.goto(path.as_uri())
+        assert window.locator("#section-1-figure-heat_map img").is_visible()
+        assert not window.locator("#explorer-1").is_visible()
 
 
 @needs_chromium

@@ -1,7 +1,6 @@
 """Sentences about what was measured: true of the rows, and not there where the rows do not support them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -9,51 +8,23 @@ import torch
 
 from outliers.metrics.damages import damages_of
 from outliers.metrics.latency.view import latency_section
-from outliers.metrics.linear_layer.view import speed_findings, speed_section
-from outliers.metrics.memory.view import memory_findings, memory_section
-from outliers.metrics.perplexity.view import sweep_findings, sweep_section
+from outliers.metrics.linear_layer.view import speed_findings
+from outliers.metrics.memory.view import memory_findings
+from outliers.metrics.perplexity.view import sweep_findings
 from outliers.metrics.trace.view import trace_findings, trace_section
-from outliers.metrics.zeroshot.view import zeroshot_findings, zeroshot_section
+from outliers.metrics.zeroshot.view import zeroshot_findings
 from outliers.plot.emergence import Fit
 from outliers.plot.remedies import Point
 from outliers.report.analysis import Value
-from outliers.report.paper.table4 import emergence_findings, panel_section, table4_section
-from outliers.report.paper.table7 import table7_section, table10_section
+from outliers.report.paper.table4 import emergence_findings, panel_section
 from outliers.report.section import Finding, Section
-from outliers.report.views.ablation import ablation_findings, ablation_section
-from outliers.report.views.attention import attention_section
-from outliers.report.views.causes import causes_section
-from outliers.report.views.damage import damage_findings, damage_section
-from outliers.report.views.remedies import NONE, remedies_findings, remedies_section
+from outliers.report.views.ablation import ablation_findings
+from outliers.report.views.damage import damage_findings
+from outliers.report.views.remedies import NONE, remedies_findings
 from outliers.report.words import count, features, listed, percent, ranges
-from outliers.runs.frame import records_in
 from outliers.specification.kinds import OneModel
 from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model
-
-KEPT = Path(__file__).parent.parent / "results" / "kept"
-SECTIONS = {
-    "pocket/table1": sweep_section,
-    "smollm2-135m/sweep": sweep_section,
-    "smollm2-135m/ablation": ablation_section,
-    "ablation/opt-1.7m": ablation_section,
-    "damage/smollm2-135m": lambda rows: damage_section(rows, "token {}".format),
-    "pocket/table3": memory_section,
-    "pocket/table4": table4_section,
-    "training": table4_section,
-    "pocket/table5": speed_section,
-    "pocket/table6": latency_section,
-    "pocket/figure1": zeroshot_section,
-    "remedies": remedies_section,
-    "attention/smollm2-135m": attention_section,
-    "training-runs/table7": table7_section,
-    "training-runs/table10": table10_section,
-    "training-runs/causes": causes_section,
-}
-
-
-def kept(run: str) -> list[dict]:
-    """The rows of a run that is kept."""
-    return records_in(KEPT / run)
+from tests.kept import DAMAGED, SECTIONS, kept
 
 
 def said(findings: list[Finding]) -> str:
@@ -89,16 +60,17 @@ def test_each_sentence_is_of_a_table_or_figure(run):
 
 
 def test_findings_of_kept_runs():
-    assert said(SECTIONS["smollm2-135m/ablation"](kept("smollm2-135m/ablation")).findings).startswith(
+    ablation, sweep, damage = (
+        said(SECTIONS[run](kept(run)).findings) for run in ("smollm2-135m/ablation", "smollm2-135m/sweep", DAMAGED)
+    )
+    assert ablation.startswith(
         "Setting feature 247 to zero multiplies the perplexity by 9.9, another feature, drawn at random, by 1.006 "
     )
-    sweep = said(sweep_section(kept("smollm2-135m/sweep")).findings)
     assert "absmax costs smollm2-135m +110.6 % ± 1.4 of its perplexity." in sweep
     assert "llm.int8-zeropoint costs smollm2-135m least: +0.6 % ± 0.1." in sweep
-    damage = said(SECTIONS["damage/smollm2-135m"](kept("damage/smollm2-135m")).findings)
     assert damage.startswith(
         "Most of what absmax costs is in ffn_out (+76.3 % ± 2.2 alone, 79 % of the rise of log-perplexity), where "
-        "values go up to 2,960 (layer 11, feature 1229, position 0, token token "
+        "values go up to 2,960 (layer 11, feature 1229, position 0, token "
     )
     assert (
         "Most of what llm.int8 costs is in attn_in (+1.3 % ± 0.1 alone, 83 % of the rise of log-perplexity)" in damage

@@ -1,6 +1,8 @@
 """The page of a run, in a real browser."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,17 +13,16 @@ from outliers.report.page import about, models, page, provenance
 from outliers.report.paper.published import comparison
 from outliers.report.paper.table1 import PUBLISHED
 from outliers.report.section import Finding
-from outliers.runs.frame import records_in
 from tests.conftest import needs_chromium
+from tests.kept import KEPT, kept
 
-KEPT = Path(__file__).parent.parent / "results" / "kept"
 PAGES = sorted(KEPT.rglob("report.html"))
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
     """The kept sweep of the pocket models."""
-    return records_in(KEPT / "pocket" / "table1")
+    return kept("pocket/table1")
 
 
 @pytest.fixture(scope="module")
@@ -91,29 +92,32 @@ def test_the_same_rows_make_the_same_page(rows):
     assert len({page("A sweep", [sweep_section(rows)], "") for _ in range(2)}) == 1
 
 
-def looked_at(browser, path: Path, width: int) -> dict:
-    """What a browser window of some width sees of a page."""
-    opened = browser.new_page(viewport={"width": width, "height": 900})
+@contextmanager
+def opened(browser, path: Path, width: int = 1000) -> Iterator:
+    """A window of some width with a page, which says nothing on the console and asks for nothing."""
+    window = browser.new_page(viewport={"width": width, "height": 900})
     said, asked = [], []
-    opened.on("console", lambda message: said.append(message.text))
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.goto(path.as_uri())
-    seen = opened.evaluate(
-        """() => {
-            const inside = node => node.closest('.scroll') !== null;
-            const beyond = node => node.getBoundingClientRect().right > innerWidth + 0.5;
-            return {
-                images: [...document.images].map(image => image.complete && image.naturalWidth > 0),
-                width: document.documentElement.scrollWidth,
-                beyond: [...document.querySelectorAll('body *')].filter(n => beyond(n) && !inside(n)).length,
-                heading: document.querySelector('h1').innerText,
-                tables: document.querySelectorAll('table').length,
-            };
-        }"""
-    )
-    opened.close()
-    return seen | {"said": said, "asked": [url for url in asked if not url.startswith(("data:", path.as_uri()))]}
+    window.on("console", lambda message: said.append(message.text))
+    window.on("pageerror", lambda error: said.append(str(error)))
+    window.on("request", lambda request: asked.append(request.url))
+    window.goto(path.as_uri())
+    yield window
+    window.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith(("data:", "blob:", path.as_uri()))] == []
+
+
+LOOK = """() => {
+    const inside = node => node.closest('.scroll, svg') !== null;
+    const beyond = node => node.getBoundingClientRect().right > innerWidth + 0.5;
+    return {
+        images: [...document.images].map(image => image.complete && image.naturalWidth > 0),
+        width: document.documentElement.scrollWidth,
+        beyond: [...document.querySelectorAll('body *')].filter(n => beyond(n) && !inside(n)).length,
+        heading: document.querySelector('h1').innerText,
+        tables: document.querySelectorAll('table').length,
+    };
+}"""
 
 
 @needs_chromium
@@ -121,21 +125,17 @@ def looked_at(browser, path: Path, width: int) -> dict:
 def test_in_a_browser(browser, section, tmp_path, width):
     path = tmp_path / "report.html"
     path.write_text(page("A sweep", [section, section], "python -m outliers.sweep " + "x" * 300))
-    seen = looked_at(browser, path, width)
-    assert seen["heading"] == "A sweep"
-    assert seen["said"] == []
-    assert seen["asked"] == []
-    assert seen["images"] == [True, True]
-    assert seen["tables"] == 8
-    assert (seen["width"], seen["beyond"]) == (width, 0)
+    with opened(browser, path, width) as window:
+        seen = window.evaluate(LOOK)
+    assert seen == {"heading": "A sweep", "images": [True, True], "tables": 8, "width": width, "beyond": 0}
 
 
 @needs_chromium
 @pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.parent.relative_to(KEPT)))
 def test_kept_pages_in_a_browser(browser, path, width):
-    seen = looked_at(browser, path, width)
-    assert (seen["said"], seen["asked"]) == ([], [])
+    with opened(browser, path, width) as window:
+        seen = window.evaluate(LOOK)
     assert all(seen["images"])
     assert (seen["width"], seen["beyond"]) == (width, 0)
 
@@ -144,11 +144,8 @@ def test_kept_pages_in_a_browser(browser, path, width):
 def test_printed(browser, section, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(page("A sweep", [section], "python -m outliers.sweep"))
-    opened = browser.new_page()
-    opened.goto(path.as_uri())
-    opened.emulate_media(media="print")
-    folded = opened.locator("details table").first
-    assert folded.is_visible(), "what is folded on a screen is printed"
-    assert opened.locator("details summary").first.is_visible(), "with its caption"
-    assert opened.pdf().startswith(b"%PDF")
-    opened.close()
+    with opened(browser, path) as window:
+        window.emulate_media(media="print")
+        assert window.locator("details table").first.is_visible(), "what is folded on a screen is printed"
+        assert window.locator("details summary").first.is_visible(), "with its caption"
+        assert window.pdf().startswith(b"%PDF")

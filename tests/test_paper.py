@@ -11,6 +11,7 @@ import pytest
 
 from outliers.errors import UserError
 from outliers.plot.published import published_models
+from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report import paper
 from outliers.report import report as module
 from outliers.report.paper import beyond
@@ -35,27 +36,47 @@ def read(name: str) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-@needs_paper
-def test_table1_is_as_published():
-    from outliers.quantization.schemes import SCHEMES
-
-    names = {scheme.label: name for name, scheme in SCHEMES.items()}
-    published = {
-        (f"fairseq-dense-{size.lower()}", names[row["method"]]): float(row[size])
-        for row in read("table1_perplexity.csv")
-        for size in ("125M", "1.3B", "2.7B", "6.7B", "13B")
-    }
-    assert ARTEFACTS["table1"].published.values == published
+def of_table1() -> dict:
+    rows, names = read("table1_perplexity.csv"), {scheme.label: name for name, scheme in SCHEMES.items()}
+    assert [names[row["method"]] for row in rows] == TABLE1
+    sizes = ("125M", "1.3B", "2.7B", "6.7B", "13B")
+    return {(f"fairseq-dense-{n.lower()}", names[row["method"]]): float(row[n]) for row in rows for n in sizes}
 
 
-@needs_paper
-def test_table3_is_as_published():
-    published = {
+def of_table3() -> dict:
+    return {
         (f"{row['hardware']} {row['gpu_memory_gb']} GB", bits): row[f"largest_{bits}bit"]
         for row in read("table3_largest_model.csv")
         for bits in ("8", "16")
     }
-    assert ARTEFACTS["table3"].published.values == published
+
+
+def of_table5() -> dict:
+    columns = {
+        "int8 alone": "int8_without_overhead",
+        "absmax, plain torch": "absmax_pytorch_nvidia",
+        "vector-wise, plain torch": "vectorwise_pytorch_nvidia",
+        "vector-wise": "vectorwise",
+        "LLM.int8()": "llm_int8",
+    }
+    rows = read("table5_matmul_speed.csv")
+    return {(way, row["model_dim"]): float(row[name]) for way, name in columns.items() for row in rows}
+
+
+def of_figure1() -> dict:
+    models, published = {"OPT-175B": "opt-175b", "BLOOM-176B": "bloom"}, {}
+    for row in read("blog_zeroshot.csv"):
+        task = {"lambada": "lambada_openai"}.get(row["task"], row["task"])
+        metric = {"ppl": "perplexity"}.get(row["metric"], row["metric"])
+        for scheme, column in (("llm.int8", "int8"), ("fp32", "native")):
+            published[models[row["model"]], task, metric, scheme] = float(row[column])
+    return published
+
+
+@needs_paper
+@pytest.mark.parametrize("values", [of_table1, of_table3, of_table5, of_figure1])
+def test_numbers_are_as_published(values):
+    assert ARTEFACTS[values.__name__.removeprefix("of_")].published.values == values()
 
 
 @needs_paper
@@ -69,30 +90,12 @@ def test_table4_is_as_published():
         ours = found.loc[model]
         assert model.startswith({"GPT2": "gpt2", "FSEQ": "fairseq", "GPT-J": "gpt-j"}[row["model"]])
         assert ours["parameters"] == pytest.approx(float(row["params"][:-1]) * units[row["params"][-1]])
-        for name, column in (("layers", "layers_pct"), ("positions", "sdims_pct")):
-            assert 100 * ours[name] == pytest.approx(float(row[column]))
         for name in ("one_sided", "q1", "median", "q3"):
             assert ours[name] == float(row[name])
-        for name, column in (
-            ("top1_softmax", "top1_with_outlier_pct"),
-            ("top1_softmax_without", "top1_no_outlier_pct"),
-        ):
+        shares = {"layers": "layers_pct", "positions": "sdims_pct", "top1_softmax": "top1_with_outlier_pct"}
+        for name, column in (shares | {"top1_softmax_without": "top1_no_outlier_pct"}).items():
             assert 100 * ours[name] == pytest.approx(float(row[column]))
     assert len(found) == 10
-
-
-@needs_paper
-def test_table5_is_as_published():
-    columns = {
-        "int8 alone": "int8_without_overhead",
-        "absmax, plain torch": "absmax_pytorch_nvidia",
-        "vector-wise, plain torch": "vectorwise_pytorch_nvidia",
-        "vector-wise": "vectorwise",
-        "LLM.int8()": "llm_int8",
-    }
-    rows = read("table5_matmul_speed.csv")
-    published = {(way, row["model_dim"]): float(row[name]) for way, name in columns.items() for row in rows}
-    assert ARTEFACTS["table5"].published.values == published
 
 
 @needs_paper
@@ -114,18 +117,6 @@ def test_table6_is_as_published():
 
 
 @needs_paper
-def test_zero_shot_accuracies_are_as_published():
-    models = {"OPT-175B": "opt-175b", "BLOOM-176B": "bloom"}
-    published = {}
-    for row in read("blog_zeroshot.csv"):
-        task = {"lambada": "lambada_openai"}.get(row["task"], row["task"])
-        metric = {"ppl": "perplexity"}.get(row["metric"], row["metric"])
-        for scheme, column in (("llm.int8", "int8"), ("fp32", "native")):
-            published[models[row["model"]], task, metric, scheme] = float(row[column])
-    assert ARTEFACTS["figure1"].published.values == published
-
-
-@needs_paper
 def test_values_published_elsewhere_are_in_the_collection():
     text = (PAPER / "known_values.md").read_text().replace(" ", "")
     for value in ELSEWHERE:
@@ -134,26 +125,22 @@ def test_values_published_elsewhere_are_in_the_collection():
 
 
 def test_measured_beside_published():
-    table = comparison(
-        "table1", ARTEFACTS["table1"].published, {("fairseq-dense-125m", "fp32"): 25.75, ("gpt2-1m", "fp32"): 163.6}
-    )
+    def beside(name: str, measured: dict):
+        return comparison(name, ARTEFACTS[name].published, measured)
+
+    table = beside("table1", {("fairseq-dense-125m", "fp32"): 25.75, ("gpt2-1m", "fp32"): 163.6})
     assert table.headers == ["model", "scheme", "measured", "published", "difference"]
     assert table.cells[0] == ["fairseq-dense-125m", "fp32", "25.75", "25.65", "+0.10"]
     assert table.cells[1] == ["fairseq-dense-125m", "absmax", "not run", "87.76", "-"]
     assert len(table.cells) == 45, "another model has nothing to stand beside"
     assert not table.folded
     assert table.data["measured"].notna().sum() == 1
-    assert comparison("table1", ARTEFACTS["table1"].published, {}).folded
-    texts = comparison(
-        "table3",
-        ARTEFACTS["table3"].published,
-        {("8x A100 80 GB", "8"): "OPT-175B / BLOOM", ("8x A100 80 GB", "16"): "OPT-66B"},
-    )
+    assert beside("table1", {}).folded
+    texts = beside("table3", {("8x A100 80 GB", "8"): "OPT-175B / BLOOM", ("8x A100 80 GB", "16"): "OPT-66B"})
     assert [row[-1] for row in texts.cells[:2]] == ["same", "other"]
-    own = comparison("table5", ARTEFACTS["table5"].published, {("LLM.int8()", "512"): 0.5})
+    own = beside("table5", {("LLM.int8()", "512"): 0.5})
     assert own.cells[-1] == ["LLM.int8()", "512", "0.50", "-", "-"]
-    out_of_memory = comparison("table6", ARTEFACTS["table6"].published, {}).cells
-    assert "out of memory" in {row[-2] for row in out_of_memory}
+    assert "out of memory" in {row[-2] for row in beside("table6", {}).cells}
 
 
 def test_published_elsewhere():

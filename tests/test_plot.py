@@ -21,23 +21,17 @@ from outliers.metrics.damages import damages_of
 from outliers.models.anatomy import ROLES
 from outliers.plot import style
 from outliers.plot.legends import SCATTER
-from outliers.plot.watched import PANELS
+from outliers.plot.training import PANELS
 from outliers.report.section import Drawing, drawn
 from outliers.report.views.ablation import ablation_summary
-from outliers.runs.frame import records_in
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.recipe import Training
 from tests.conftest import STORIES, needs_shared, needs_smollm2
+from tests.kept import KEPT, kept
 from tests.training_rows import rows_of_runs
 
-KEPT = Path(__file__).parent.parent / "results" / "kept"
 POCKET = pd.read_csv(Path(outliers.__file__).parent / "models" / "pocket" / "emergence.csv")
 LONG = "a-folder/of-somebody/a-model-of-a-very-long-name-indeed-{}-instruct"
-
-
-def kept(run: str) -> list[dict]:
-    """The rows of a kept run."""
-    return records_in(KEPT / run)
 
 
 def ticks_of(axis) -> list[Text]:

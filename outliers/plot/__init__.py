@@ -17,7 +17,7 @@ _HOME = {
     "figure4": "emergence",
     "along_training": "emergence",
     "causes": "training",
-    "growth": "watched",
+    "growth": "training",
     "your_style": "style",
     "LOOK": "style",
 }

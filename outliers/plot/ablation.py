@@ -28,13 +28,6 @@ def ablation_bars(
     Args:
         measurements: as `outliers.ablate` returns them, or their `summary`, which has the intervals already.
         metric: the one panel to draw, "top1_softmax" or "damage"; by default both.
-        ax: where to draw that panel, in the caller's style; by default a new figure.
-
-    Returns:
-        The axes, or an array of the two; `.figure` of one is their figure.
-
-    Raises:
-        UserError: there is no such metric, or none was chosen for `ax`.
     """
     metrics = chosen("metric", metric, METRICS, ax)
     summary = _summed_up(measurements)

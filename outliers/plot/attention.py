@@ -74,13 +74,6 @@ def attention_costs(
         rows: of a sweep of schemes with attention in 16 bits and in int8.
         model: the one to draw, by its short name; by default all, and the paper's.
         paper: whether the published values stand beside.
-        ax: where to draw that model, in the caller's style; by default a new figure.
-
-    Returns:
-        The axes, or an array of them; `.figure` of one is their figure.
-
-    Raises:
-        UserError: no such model was measured, or there are several panels for `ax`.
     """
     measured = points(records(rows))
     models = list(dict.fromkeys(point.model for point in measured))

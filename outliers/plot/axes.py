@@ -1,10 +1,10 @@
 """Axes: their scales and ticks, names along x, lines at a height, and what costs are drawn on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, NullFormatter, NullLocator
 
 from outliers.plot.style import brief
 from outliers.report.analysis import Value
@@ -39,29 +39,27 @@ def parameters_axis(axes: Axes) -> None:
     axes.set(xscale="log", xlabel="parameters")
     low, high = axes.get_xlim()
     subs = (1,) if high > 3000 * low else (1, 3) if high > 10 * low else (1, 2, 5)
-    _ticks(axes, subs, FuncFormatter(count_label))
+    _ticks(axes.xaxis, subs, FuncFormatter(count_label))
 
 
 def perplexity_axis(axes: Axes) -> None:
     """Perplexity along x, better models to the right."""
     axes.set(xscale="log", xlabel="perplexity")
     low, high = axes.get_xlim()
-    _ticks(axes, (1, 2, 5) if high > 4 * low else (1, 1.5, 2, 3, 5, 7), "{x:g}")
+    _ticks(axes.xaxis, (1, 2, 5) if high > 4 * low else (1, 1.5, 2, 3, 5, 7))
     axes.invert_xaxis()
-
-
-def _ticks(axes: Axes, subs: tuple[int, ...], label) -> None:
-    # Fixed, for LogLocator falls back to crowded linear ticks where it finds less than two.
-    axes.xaxis.set_major_locator(FixedLocator([sub * 10**power for power in range(16) for sub in subs]))
-    axes.xaxis.set_major_formatter(label)
-    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def log_axis(axis: Axis, low: float, high: float) -> None:
     """Label a logarithmic axis that shows values between two with as many numbers as have room."""
     subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5) if high > 5 * low else range(1, 10)
-    axis.set_major_locator(FixedLocator([sub * 10.0**power for power in range(-9, 10) for sub in subs]))
-    axis.set_major_formatter("{x:g}")
+    _ticks(axis, subs)
+
+
+def _ticks(axis: Axis, subs: Iterable[float], label: str | Formatter = "{x:g}") -> None:
+    # Fixed, for LogLocator falls back to crowded linear ticks where it finds less than two.
+    axis.set_major_locator(FixedLocator([sub * 10.0**power for power in range(-9, 16) for sub in subs]))
+    axis.set_major_formatter(label)
     axis.set_minor_formatter(NullFormatter())
 
 

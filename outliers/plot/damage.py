@@ -46,13 +46,6 @@ def damage_map(
         scheme: the one to draw; by default all that quantize projections, for nothing else has errors.
         error: the panels to draw, "db" (over all tokens) or "by_token_db" (mean over tokens, which one of massive
             values does not hide); by default both. Of one scheme and error there is one panel.
-        ax: where to draw that panel, in the caller's style; by default a new figure.
-
-    Returns:
-        The axes, or an array (schemes, errors) of them; `.figure` of one is their figure.
-
-    Raises:
-        UserError: there is no such scheme or error, or there are several panels for `ax`.
     """
     damages = {scheme: one for scheme, one in _by_scheme(damages).items() if len(one.errors)}
     schemes, errors = chosen("scheme", scheme, damages, ax), chosen("error", error, ACROSS, ax)
@@ -117,13 +110,6 @@ def damage_bars(
         damages: as `outliers.damage` returns it, or several by their scheme.
         scheme: the one to draw; by default all.
         place: the panels to draw, "role" or "layer"; by default those that were measured. Of one scheme there is one.
-        ax: where to draw that panel, in the caller's style; by default a new figure.
-
-    Returns:
-        The axes, or an array (schemes, places) of them; `.figure` of one is their figure.
-
-    Raises:
-        UserError: there is no such scheme, the place was not measured, or there are several panels for `ax`.
     """
     damages = _by_scheme(damages)
     measured = [place for place in PLACES if any(len(getattr(one, f"{place}s")) for one in damages.values())]

@@ -36,10 +36,9 @@ NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 
 def by_model(rows: Rows) -> pd.DataFrame:
-    """The metrics of `table4_row` as columns, one row a model and checkpoint in the order of the rows.
+    """The metrics of `table4_row` and the fields `ABOUT` as columns, one row a model and checkpoint in their order.
 
-    The index is the model's short name, or its whole one where two models share that; `parameters`, `architecture`,
-    `checkpoint` and `alpha` stand beside the metrics.
+    The index is the model's short name, or its whole one where two models share that.
     """
     rows = records(rows)
     wide: dict[tuple, dict] = {}
@@ -90,11 +89,8 @@ class Fit(NamedTuple):
 def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> Fit | None:
     """Fit how a fraction of layers or positions affected grows with falling perplexity (LLM.int8(), section 4.2).
 
-    Models of which either is not known are left out.
-
-    Returns:
-        None where there is nothing to fit: fewer than three points, fewer than two of them above 0, a fraction that
-        does not grow, or an interval without end.
+    None where there is nothing to fit: fewer than three points of which both are known, fewer than two of them above 0,
+    a fraction that does not grow, or an interval without end.
     """
     x, y = np.asarray(list(perplexity), float), np.asarray(list(fraction), float)
     known = np.isfinite(x) & np.isfinite(y)
@@ -140,13 +136,6 @@ def figure3(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
         rows: of an emergence, as of Table 4.
         panel: the one to draw, "a" or "b"; by default both.
         paper: whether the models of the paper (Table 4) stand beside, in grey.
-        ax: where to draw that panel, in the caller's style; by default a new figure.
-
-    Returns:
-        The axes, or an array of the two; `.figure` of one is their figure.
-
-    Raises:
-        UserError: there is no such panel, or none was chosen for `ax`.
     """
     return _drawn({"a": _affected_by_size, "b": _affected_by_perplexity}, rows, panel, paper, ax)
 
@@ -157,7 +146,8 @@ def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
 
     In (a), hollow marks are of models in which no feature is an outlier by the criterion, but some value is.
 
-    Args, Returns, Raises: as `figure3`.
+    Args:
+        rows, panel, paper: as for `figure3`.
     """
     return _drawn({"a": _magnitude, "b": _number}, rows, panel, paper, ax)
 
@@ -305,9 +295,6 @@ def along_training(
         checkpoints: a row a checkpoint: `model`, `step`, `perplexity` and `max`.
         panel: the one to draw, "step" or "perplexity"; by default both.
         alpha: where a line says from which magnitude on a value is an outlier.
-        ax: where to draw that panel, in the caller's style; by default a new figure.
-
-    Returns, Raises: as `figure3`.
     """
     shown = chosen("panel", panel, TRAINING, ax)
     panels = panels_of(ax, 1, len(shown), (1.8 + 2.9 * len(shown), 3.3), sharey=True)[0]

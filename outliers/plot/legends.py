@@ -13,29 +13,25 @@ from outliers.quantization.schemes import SCHEMES
 SCATTER = "± 1 standard deviation"
 HOLLOW = "hollow: outlier features\n(α = {}) in 16 bits"
 MOST_ENTRIES, EXPLAINED = 18, 3  # of a column of a legend; in it, entries beside the schemes
-BESIDE = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of axes, their legend, which hides no data there
-PLACES = {"right upper": BESIDE, "upper center": {}}  # of a legend: where that is on the caller's axes
+# Of a legend: where that is on the caller's axes; beside them it hides no data.
+PLACES = {"right upper": {"loc": "upper left", "bbox_to_anchor": (1, 1)}, "upper center": {"ncols": 1}}
 
 
-def legend(ax: Axes | None, axes: Axes, handles: Sequence[Artist], place: str, columns: int = 1) -> None:
+def legend(ax: Axes | None, axes: Axes, handles: Sequence[Artist], place: str, columns: int = 1, **style) -> None:
     """A legend outside the axes; on the caller's, whose surroundings are not known, beside or inside them."""
     if ax is None:
-        axes.figure.legend(handles=handles, ncols=columns, loc=f"outside {place}")
+        axes.figure.legend(handles=handles, ncols=columns, loc=f"outside {place}", **style)
     else:
-        axes.legend(handles=handles, **PLACES[place])
+        axes.legend(handles=handles, **{"ncols": columns} | PLACES[place], **style)
 
 
 def scheme_legend(
     ax: Axes | None, axes: Axes, entries: Mapping[str, Artist], explanations: Sequence[Artist] = ()
 ) -> None:
     """A legend of schemes, by label what was drawn; below them what `explained` says."""
-    handles = [*entries.values(), *explanations]
     labels = [*brief(entries), *(one.get_label() for one in explanations)]
-    style = {"handles": handles, "labels": labels, "ncols": legend_columns(entries)}
-    if ax is None:
-        axes.figure.legend(loc="outside right upper", **style)
-    else:
-        axes.legend(**BESIDE, **style)
+    handles = [*entries.values(), *explanations]
+    legend(ax, axes, handles, "right upper", legend_columns(entries), labels=labels)
 
 
 def legend_columns(schemes: Collection[str]) -> int:

@@ -85,16 +85,9 @@ def remedy_costs(
 
     Args:
         rows: of a sweep of schemes with remedies.
-        model: the one to draw, by its short name; where the rows are of one, that.
+        model: the one to draw, by its short name, which has to be chosen where there are several.
         panel: the one to draw, "tensor", "column", "block" or "published"; by default all that have a point.
         paper: whether the published values stand beside.
-        ax: where to draw that panel, in the caller's style; by default a new figure.
-
-    Returns:
-        The axes, or an array of them; `.figure` of one is their figure.
-
-    Raises:
-        UserError: no such model or panel was measured, or there are several for `ax`; several models and none chosen.
     """
     measured = points(records(rows))
     model = model or _only([point.model for point in measured])

@@ -68,11 +68,23 @@ def look() -> Iterator[None]:
         yield
 
 
+# The docstrings of all figure functions end so, in their list of arguments.
+ENDING = """    ax: where to draw the one panel, in the caller's style; by default a new figure.
+
+    Returns:
+        The axes, or an array of them where there are several panels; `.figure` of one is their figure.
+
+    Raises:
+        UserError: no such panel was measured, or there are several for `ax`.
+    """
+
+
 def figure_function(draw: Callable) -> Callable:
     """A function that draws in `LOOK`; on axes of the caller's (`ax=`) and in `your_style` in the caller's rcParams.
 
-    What it returns are axes alone where a figure has one panel.
+    What it returns are axes alone where a figure has one panel. Its docstring gets the `ENDING`.
     """
+    draw.__doc__ = f"{draw.__doc__}{ENDING}"
 
     @functools.wraps(draw)
     def drawing(*data, ax: Axes | None = None, **options):

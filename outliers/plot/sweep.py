@@ -33,7 +33,6 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
     Args:
         rows: of a sweep.
         paper: whether the models of the paper stand beside, in grey.
-        ax: where to draw, in the caller's style; by default a new figure.
     """
     rows = records(rows)
     measured = costs_of_schemes(rows)

@@ -61,13 +61,6 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
         trace: as `outliers.trace` returns it.
         role: the one panel to draw, "attn_in", "attn_out", "ffn_in" or "ffn_out"; by default one for each that was
             traced.
-        ax: where to draw that panel, in the caller's style; by default a new figure.
-
-    Returns:
-        The axes, or an array of them for several roles; `.figure` of one is their figure.
-
-    Raises:
-        UserError: the role was not traced, or there are several for `ax`.
     """
     roles = chosen("role", role, trace.roles, ax)
     panels = panels_of(ax, len(roles), 1, (7.2, max(2, 0.6 + (1.15 + 0.01 * trace.layers) * len(roles))))
@@ -163,7 +156,6 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
 
     Args:
         trace: as `outliers.trace` returns it, with roles of the residual stream.
-        ax: where to draw, in the caller's style; by default a new figure.
     """
     means = magnitudes(trace)
     features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
@@ -184,7 +176,8 @@ def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None =
 
     The axes are logarithmic; the hundredth part of the values that is smallest lies below them.
 
-    Args, Returns, Raises: as `heat_map`.
+    Args:
+        trace, role: as for `heat_map`.
     """
     roles = chosen("role", role, trace.roles, ax)
     largest = {role: trace.largest(role).sort(1, descending=True).values.numpy() for role in roles}

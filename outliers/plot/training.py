@@ -1,14 +1,31 @@
-"""Training runs that differ in one thing each: what grows in them."""
+"""Along training: what grows in runs that differ in one thing each, and in one model that was watched."""
 
 import textwrap
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from outliers.plot.axes import count_label, log_axis
+from outliers.errors import UserError
+from outliers.plot.axes import count_label, log_axis, threshold
+from outliers.plot.emergence import AFFECTED
 from outliers.plot.legends import entry, legend
-from outliers.plot.style import BLUE, GREY, VERMILION, brief, chosen, color_of, figure_function, panels_of
+from outliers.plot.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    VERMILION,
+    brief,
+    chosen,
+    color_of,
+    figure_function,
+    panels_of,
+)
 from outliers.report.analysis import Rows, records
 
 ABOUT = ("run", "seed", "steps", "model", "parameters", "int8", "decomposition")  # fields of rows
@@ -19,19 +36,29 @@ LINES = {
     "residual stream": (("max.residual",), BLUE, "-"),
     "inputs of projections": (("max.attn_in", "max.attn_out", "max.ffn_in", "max.ffn_out"), VERMILION, "--"),
 }
+# Where values are: what a line is called, its colour and mark.
+STATES = {
+    "residual": ("residual stream", BLACK, "o"),
+    "attn_in": ("attn_in", BLUE, "s"),
+    "attn_out": ("attn_out", GREEN, "^"),
+    "ffn_in": ("ffn_in", VERMILION, "v"),
+    "ffn_out": ("ffn_out", ORANGE, "D"),
+}
+MARKED = 20  # points of a line that have a mark, about
 
 
-def checkpoints(rows: Rows) -> pd.DataFrame:
+def checkpoints(rows: Rows, about: Iterable[str] = ABOUT) -> pd.DataFrame:
     """One row a run, seed and step at which it was looked at, in the order of the rows.
 
-    Columns: `ABOUT`, `step`, every metric, and `METRIC_deviation` of those that were measured several times.
+    Columns: fields of rows, `about`; `step`, every metric, and `METRIC_deviation` of those that were measured several
+    times.
     """
     wide: dict[tuple, dict] = {}
     for row in records(rows):
         step = int(row["checkpoint"].rpartition("-")[2])
-        about = {name: row.get(name) for name in ABOUT} | {"step": step}
-        checkpoint = wide.setdefault((row["run"], row["seed"], step), about)
-        checkpoint[row["metric"]] = row["value"]
+        key = row.get("run"), row.get("seed"), step
+        checkpoint = wide.setdefault(key, {**dict.fromkeys(about), "step": step})
+        checkpoint |= {name: row[name] for name in about if name in row} | {row["metric"]: row["value"]}
         if "standard_deviation" in row:
             checkpoint[f"{row['metric']}_deviation"] = row["standard_deviation"]
     return pd.DataFrame(wide.values())
@@ -40,6 +67,15 @@ def checkpoints(rows: Rows) -> pd.DataFrame:
 def trained(rows: Rows) -> pd.DataFrame:
     """Of `checkpoints` those of models that are trained: one row a run and seed."""
     return checkpoints(rows).query("step == steps").reset_index(drop=True)
+
+
+def watched(rows: Rows) -> dict[str, pd.DataFrame]:
+    """Of each model that was watched while it trained, a row a step: `step`, `alpha`, the metrics of `outliers.watch`.
+    """
+    rows = records(rows)
+    models = dict.fromkeys(row["model"] for row in rows if row["metric"] == "max.residual")
+    tables = {model: checkpoints([row for row in rows if row["model"] == model], ["alpha"]) for model in models}
+    return {model: table.sort_values("step", ignore_index=True) for model, table in tables.items()}
 
 
 @figure_function
@@ -51,13 +87,6 @@ def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Axe
     Args:
         rows: of training runs.
         run: the one to draw, by its name; by default all.
-        ax: where to draw it, in the caller's style; by default a new figure.
-
-    Returns:
-        The axes, or an array of them; `.figure` of one is their figure.
-
-    Raises:
-        UserError: there is no such run, or there are several for `ax`.
     """
     points = checkpoints(rows)
     names = list(dict.fromkeys(points["run"]))
@@ -99,9 +128,8 @@ def _plot_lines(axes: Axes, of_run: pd.DataFrame, style: dict) -> None:
         metrics = of_run.columns.intersection(metrics)
         for _, of_seed in of_run.groupby("seed", sort=False):
             ordered = of_seed.sort_values("step")
-            axes.plot(
-                ordered["step"], ordered[metrics].max(axis=1), **{"color": color_of(color), "linestyle": line} | style
-            )
+            look = {"color": color_of(color), "linestyle": line} | style
+            axes.plot(ordered["step"], ordered[metrics].max(axis=1), **look)
 
 
 def _title(name: str, of_run: pd.DataFrame) -> str:
@@ -121,3 +149,80 @@ def _scale(panels: np.ndarray, points: pd.DataFrame) -> None:
         log_axis(axes.yaxis, low, high)
     for axes in panels[-COLUMNS:]:
         axes.xaxis.set_tick_params(labelbottom=True)
+
+
+@figure_function
+def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+    """How outlier features grow in a model while it trains, by step.
+
+    Largest values of each hidden state; number of outlier features; layers and positions that the most common one
+    affects, or without one the feature that comes nearest; perplexity.
+
+    Args:
+        rows: of one model, as `outliers.OutlierCallback` writes them; those of several are refused.
+        panel: the one to draw, "values", "count", "affected" or "perplexity"; by default all.
+    """
+    tables = watched(rows)
+    if len(tables) != 1:
+        names = ", ".join(tables) or "none"
+        raise UserError(f"rows of {len(tables)} models that were watched ({names}); expected those of one")
+    (steps,), shown = tables.values(), chosen("panel", panel, PANELS, ax)
+    shape, size = ((1, 1), (5.6, 2.9)) if len(shown) == 1 else ((2, 2), (8.4, 5.0))
+    panels = panels_of(ax, *shape, size, sharex=True)
+    handles = [one for axes, name in zip(panels.flat, shown, strict=True) for one in PANELS[name](axes, steps)]
+    for axes in panels[-1]:
+        axes.set_xlabel(ALONG)
+    if handles:
+        legend(ax, axes, handles, "right upper")
+    return panels
+
+
+def _plot(axes: Axes, steps: pd.DataFrame, column: str, unit: float = 1, **style) -> list[Line2D]:
+    every = max(1, round(len(steps) / MARKED))
+    return axes.plot(steps["step"], unit * steps[column], markevery=every, **{"markersize": 4, "marker": "o", **style})
+
+
+def _values(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
+    shown = [state for state in STATES if f"max.{state}" in steps]
+    handles = []
+    for state in shown:
+        label, color, marker = STATES[state]
+        style = {"label": f"largest |x|, {label}", "color": color_of(color), "marker": marker}
+        handles += _plot(axes, steps, f"max.{state}", **style)
+    for alpha in steps["alpha"].unique():
+        threshold(axes, alpha)
+    axes.set(ylabel=LARGEST, yscale="log")
+    values = steps[[f"max.{state}" for state in shown]].to_numpy()
+    log_axis(axes.yaxis, values.min(), values.max())
+    return handles
+
+
+def _count(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
+    _plot(axes, steps, "count", color=color_of(BLUE))
+    axes.set(ylabel="outlier features", ylim=(-0.2, max(1.2, 1.1 * steps["count"].max())))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return []
+
+
+def _affected(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
+    handles = []
+    for name, (label, color, line, fill) in AFFECTED.items():
+        style = {"color": color_of(color), "linestyle": line, "fillstyle": fill}
+        handles += _plot(axes, steps, name, 100, label=f"affected {label}", **style)
+    axes.set(ylim=(-3, 103), ylabel="affected (%)")
+    return handles
+
+
+def _perplexity(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
+    _plot(axes, steps, "perplexity", color=color_of(BLUE))
+    axes.set(ylabel="perplexity", yscale="log")
+    log_axis(axes.yaxis, steps["perplexity"].min(), steps["perplexity"].max())
+    return []
+
+
+PANELS: dict[str, Callable[[Axes, pd.DataFrame], list[Line2D]]] = {
+    "values": _values,
+    "count": _count,
+    "affected": _affected,
+    "perplexity": _perplexity,
+}

@@ -76,7 +76,6 @@ def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
 
     Args:
         rows: of zero-shot tasks.
-        ax: where to draw, in the caller's style; by default a new figure.
     """
     rows = records(rows)
     means = mean_accuracy(rows)

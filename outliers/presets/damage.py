@@ -13,7 +13,7 @@ from outliers.metrics.places import Places
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage, schemes_of
 from outliers.subjects.causal import Causal
-from outliers.subjects.cell import Cell, Plan, Subject, at_once
+from outliers.subjects.cell import Cell, Plan, Subject
 from outliers.variants.quantized import EXACT, Quantized
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def damage_plans(spec: Damage) -> list[Plan]:
     """Of the model what each scheme damages; schemes that share weight codes are side by side."""
     subject = Causal(spec.model, spec.revision, spec)
     variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
-    return [Plan(subject, at_once(_cells(subject, variants, spec.by, spec.draws)))]
+    return [Plan.of(subject, _cells(subject, variants, spec.by, spec.draws))]
 
 
 def _cells(subject: Subject, variants: Sequence[Quantized], by: Iterable[str], draws: int) -> list[Cell]:
@@ -35,10 +35,6 @@ def _cells(subject: Subject, variants: Sequence[Quantized], by: Iterable[str], d
 
     Roles and layers bring what is over the model: it is what they are compared with. Projections alone have errors, so
     a scheme that quantizes none of them has none.
-
-    Raises:
-        UserError: a part of the damage is unknown, or none is asked for, or a scheme quantizes nothing, or nothing of
-            which an error is asked for.
     """
     by = {by} if isinstance(by, str) else set(by)
     _check(by, [variant.scheme for variant in variants])

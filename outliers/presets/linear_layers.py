@@ -2,7 +2,7 @@
 
 from outliers.metrics.linear_layer import LinearLayer
 from outliers.specification.kinds import LinearLayers
-from outliers.subjects.cell import Cell, Plan, at_once
+from outliers.subjects.cell import Cell, Plan
 from outliers.subjects.layer import Layer
 from outliers.variants.quantized import EXACT
 
@@ -11,4 +11,4 @@ def linear_layer_plans(spec: LinearLayers) -> list[Plan]:
     """A cell a dimension."""
     metric = LinearLayer(tokens=spec.tokens, seconds=spec.seconds)
     subjects = [Layer(dimension, spec) for dimension in spec.dimensions]
-    return [Plan(subject, at_once([Cell(subject, EXACT, metric)])) for subject in subjects]
+    return [Plan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from outliers.errors import UserError
 from outliers.metrics.metric import resolved
 from outliers.presets.cells import Cells
-from outliers.subjects.cell import Cell, Plan, at_once
+from outliers.subjects.cell import Cell, Plan
 
 if TYPE_CHECKING:
     from outliers.metrics.metric import Metric
@@ -27,4 +27,4 @@ def measure_plans(spec: Cells) -> list[Plan]:
         kind = resolved(metric.subject)
         groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
     subjects = [(kind(name, spec.revision, spec), asked) for name in spec.models for (kind, _), asked in groups.items()]
-    return [Plan(subject, at_once([Cell(subject, *one) for one in asked])) for subject, asked in subjects]
+    return [Plan.of(subject, [Cell(subject, *pair) for pair in asked]) for subject, asked in subjects]

@@ -3,7 +3,7 @@
 from outliers.errors import unknown_name
 from outliers.metrics.memory import Fits, Memory
 from outliers.specification import kinds
-from outliers.subjects.cell import Cell, Plan, at_once
+from outliers.subjects.cell import Cell, Plan
 from outliers.subjects.configured import Configured
 from outliers.variants.quantized import EXACT
 
@@ -20,8 +20,8 @@ def memory_plans(spec: kinds.Memory) -> list[Plan]:
     size = spec.model_dump(include={"context", "batch"})
     places = [Fits(**size, headroom=spec.headroom, **dict(hardware)) for hardware in spec.hardware]
     candidates = spec.candidates or spec.models
-    plans = []
-    for subject in map(Configured, spec.models):
-        about = {"candidate": subject.name in candidates}
-        plans.append(Plan(subject, at_once([Cell(subject, EXACT, one, about) for one in (Memory(**size), *places)])))
-    return plans
+    return [
+        Plan.of(subject, [Cell(subject, EXACT, metric, about) for metric in (Memory(**size), *places)])
+        for subject in map(Configured, spec.models)
+        for about in [{"candidate": subject.name in candidates}]
+    ]

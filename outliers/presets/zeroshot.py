@@ -6,13 +6,13 @@ from outliers.metrics.zeroshot import ZeroShot
 from outliers.specification import kinds
 from outliers.specification.kinds import schemes_of
 from outliers.subjects.causal import Pretrained
-from outliers.subjects.cell import Cell, Plan, at_once
+from outliers.subjects.cell import Cell, Plan
 from outliers.variants.quantized import Quantized
 
 
 def zeroshot_plans(spec: kinds.ZeroShot) -> list[Plan]:
     """Of each model under each scheme every task; schemes that share weight codes are side by side."""
     metrics = [ZeroShot(task=task, **spec.model_dump(include={"data", "limit"})) for task in spec.tasks]
+    variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
     subjects = [Pretrained(name, spec.revision, spec) for name in spec.models]
-    asked = list(product([Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)], metrics))
-    return [Plan(subject, at_once([Cell(subject, *one) for one in asked])) for subject in subjects]
+    return [Plan.of(subject, [Cell(subject, *pair) for pair in product(variants, metrics)]) for subject in subjects]

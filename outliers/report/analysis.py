@@ -80,26 +80,20 @@ def unrounded(point: NamedTuple) -> dict:
 
 
 class Mean(NamedTuple):
-    """Of values of several seeds; reach: from it to either end of its interval (Student's t), None of one value."""
-
-    value: float
-    reach: float | None
-    seeds: int
-
-
-class Ratio(NamedTuple):
-    """By how much one thing is multiplied beside another: the geometric mean over seeds, and its interval.
-
-    The interval is that of the mean logarithm (Student's t); None of one seed.
-    """
+    """Over seeds, with its interval (Student's t), None of one seed."""
 
     value: float
     interval: tuple[float, float] | None
     seeds: int
 
     @property
+    def reach(self) -> float | None:
+        """Half of the interval."""
+        return self.interval and (self.interval[1] - self.interval[0]) / 2
+
+    @property
     def is_shown(self) -> bool:
-        """Whether it is another one than 1 beyond the scatter of seeds."""
+        """Whether a ratio is another one than 1 beyond the scatter of seeds."""
         return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
 
 
@@ -113,22 +107,22 @@ def reach(standard_error: float | np.ndarray, freedom: int) -> float | np.ndarra
 def mean(values: Sequence[float]) -> Mean:
     """The mean of values of several seeds."""
     count = len(values)
+    value = float(np.mean(values))
     half = float(reach(np.std(values, ddof=1) / math.sqrt(count), count - 1)) if count > 1 else None
-    return Mean(float(np.mean(values)), half, count)
+    return Mean(value, None if half is None else (value - half, value + half), count)
 
 
-def ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ratio | None:
-    """How two things of runs compare, by their seeds; None where no seed has both, or one of the values is 0.
+def ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Mean | None:
+    """How two things of runs compare, by their seeds: the geometric mean, with the interval of the mean logarithm.
 
     Runs of the same seed have the same start and the same text in the same order, so that what these do to both cancels
-    out.
+    out. None where no seed has both, or one of the values is 0.
     """
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     if not pairs or min(map(min, pairs)) <= 0:
         return None
-    value, half, seeds = mean([math.log(one / other) for one, other in pairs])
-    interval = None if half is None else (math.exp(value - half), math.exp(value + half))
-    return Ratio(math.exp(value), interval, seeds)
+    value, interval, seeds = mean([math.log(one / other) for one, other in pairs])
+    return Mean(math.exp(value), interval and tuple(map(math.exp, interval)), seeds)
 
 
 def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:

@@ -82,11 +82,8 @@ def report(
     What cannot be measured, such as a model that cannot be reached, is printed as not run with the reason, and the
     rest goes on.
 
-    Args:
-        name, device, models: as `experiments`.
-        out: folder of the page, in which each measurement of a set has a folder. By default `results/<name>`.
-        force: measure again what is finished.
-        redraw: measure nothing, load no model: draw what finished rows say.
+    out: folder of the page, in which each measurement of a set has a folder; by default `results/<name>`. force:
+    measure again what is finished. redraw: measure nothing, load no model: draw what finished rows say.
 
     Raises:
         UserError: as `experiments`; or nothing at all could be measured.

@@ -1,10 +1,11 @@
 """Numbers as sentences have them."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 NAMED = 6  # more things are counted, not named
+Names = Callable[[int], str]  # what a token is called, by its id, as `outliers.text.tokens` has it
 
 
 def count(number: int) -> str:

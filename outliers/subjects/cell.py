@@ -93,10 +93,10 @@ class Plan(NamedTuple):
     stages: Stages
     package: str | None = None
 
-
-def at_once(cells: list[Cell]) -> Stages:
-    """The stages of a plan that has one."""
-    yield cells
+    @classmethod
+    def of(cls, subject: Subject, cells: Iterable[Cell], package: str | None = None) -> "Plan":
+        """All cells in one stage."""
+        return cls(subject, (stage for stage in [list(cells)]), package)
 
 
 def following(stages: Stages, rows: list[Row]) -> list[Cell]:

@@ -1,6 +1,6 @@
 """Milliseconds a generated token, with a KV cache (Table 6)."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -14,12 +14,12 @@ class Latency(Metric):
     The model is alone in memory, and timed in this process: beside others, no time is its own.
     """
 
-    name: ClassVar[str] = "latency"
-    measured_by: ClassVar[str] = "outliers.metrics.latency.measure:LATENCY"
-    view: ClassVar[str] = "outliers.metrics.latency.view:latency_section"
-    subject: ClassVar[str] = "outliers.subjects.served:Served"
-    needs: ClassVar[tuple[str, ...]] = ("q1", "q3", "batch", "prompt", "tokens", "repeats", "device_name", "threads")
-    timed: ClassVar[bool] = True
+    name = "latency"
+    measured_by = "outliers.metrics.latency.measure:LATENCY"
+    view = "outliers.metrics.latency.view:latency_section"
+    subject = "outliers.subjects.served:Served"
+    needs = ("q1", "q3", "batch", "prompt", "tokens", "repeats", "device_name", "threads")
+    timed = True
 
     batch: Batch = Field(1, description="Sequences at once.")
     prompt: Tokens = Field(128, description="Tokens a sequence has before.")

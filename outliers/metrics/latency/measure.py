@@ -128,16 +128,11 @@ def latency(
     Each pass through the model is timed on its own, with the choice of the next token; on a GPU each is waited for.
     Only the logits of the last position are made. No token ends a sequence.
 
-    Args:
-        model: a causal language model, quantized or not.
-        prompts: token ids, int64 (batch, P).
-        tokens: decode steps of a generation, which follow its first token.
-        repeats: timed generations.
-        see: called between passes with the share of them that are made.
+    prompts: token ids, int64 (batch, P). tokens: decode steps of a generation, which follow its first token. see:
+    called between passes with the share of them that are made.
 
     Raises:
-        UserError: prompt and tokens exceed the model's context, an id is outside its vocabulary, or there is nothing
-            to time.
+        UserError: prompt and tokens exceed the model's context, an id is outside its vocabulary, or nothing is timed.
     """
     check_generation(model.config, prompts.shape[1], tokens)
     check_block(model.config, prompts.shape[1], int(prompts.max()))

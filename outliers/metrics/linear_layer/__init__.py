@@ -1,6 +1,6 @@
 """One linear layer with three outlier features, multiplied in many ways (Table 5)."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -15,12 +15,12 @@ class LinearLayer(Metric):
     how long a layer is timed at least.
     """
 
-    name: ClassVar[str] = "linear_layer"
-    measured_by: ClassVar[str] = "outliers.metrics.linear_layer.measure:LINEAR_LAYER"
-    view: ClassVar[str] = "outliers.metrics.linear_layer.view:speed_section"
-    subject: ClassVar[str] = "outliers.subjects.layer:Layer"
-    needs: ClassVar[tuple[str, ...]] = ("way", "q1", "q3", "tokens", "device_name", "threads")
-    timed: ClassVar[bool] = True
+    name = "linear_layer"
+    measured_by = "outliers.metrics.linear_layer.measure:LINEAR_LAYER"
+    view = "outliers.metrics.linear_layer.view:speed_section"
+    subject = "outliers.subjects.layer:Layer"
+    needs = ("way", "q1", "q3", "tokens", "device_name", "threads")
+    timed = True
 
     tokens: Count = 512
     seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0

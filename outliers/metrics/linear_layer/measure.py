@@ -115,11 +115,7 @@ def milliseconds(
 ) -> dict[str, list[float]]:
     """Wall time of each way, round by round: in a round all are timed in turn, after one that is not timed.
 
-    Args:
-        named: what to time.
-        device: where it runs; work on a GPU is waited for.
-        seconds: until no more rounds begin; there are at least `LEAST_ROUNDS`.
-        see: called after each call with how far all are.
+    At least `LEAST_ROUNDS`, and until these seconds are over; see is called after each call with how far all are.
     """
     times = {name: [] for name in named}
     for run in named.values():
@@ -134,16 +130,10 @@ def milliseconds(
 
 
 def rows_of(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[dict]:
-    """One row a way.
+    """One row a way: shape (tokens, features, outputs) and way, with medians over rounds and their quartiles.
 
-    Args:
-        shape: tokens, features, outputs.
-        times: from `milliseconds`.
-
-    Returns:
-        shape and way with the medians over rounds of milliseconds (and their quartiles `milliseconds_q1`, `…_q3`) and
-        of `times_16_bits`, how many times faster than 16 bits a way is in the same round (and its quartiles); and, for
-        machines that others use as well, `milliseconds_smallest`, and `times_16_bits_smallest` by those.
+    Those are of `milliseconds` and of `times_16_bits`, how many times faster than 16 bits it is in the same round; for
+    machines that others use as well also `milliseconds_smallest`, and `times_16_bits_smallest` by those.
     """
     tokens, features, outputs = shape
     rows = []

@@ -1,6 +1,6 @@
 """What a model needs of GPUs at inference, and whether hardware holds it (Table 3)."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -11,11 +11,11 @@ from outliers.specification.kinds import Batch, Count, Finite, Line, Tokens
 class Memory(Metric):
     """Parameters, and bytes of weights in 16 and in 8 bits, of the cache and of activations."""
 
-    name: ClassVar[str] = "memory"
-    measured_by: ClassVar[str] = "outliers.metrics.memory.measure:MEMORY"
-    view: ClassVar[str] = "outliers.metrics.memory.view:memory_section"
-    subject: ClassVar[str] = "outliers.subjects.configured:Configured"
-    needs: ClassVar[tuple[str, ...]] = ("parameters", "context_used", "context", "batch")
+    name = "memory"
+    measured_by = "outliers.metrics.memory.measure:MEMORY"
+    view = "outliers.metrics.memory.view:memory_section"
+    subject = "outliers.subjects.configured:Configured"
+    needs = ("parameters", "context_used", "context", "batch")
 
     context: Tokens = Field(256, description="Tokens a sequence, at most the model's own.")
     batch: Batch = Field(1, description="Sequences at once.")
@@ -27,8 +27,8 @@ class Fits(Memory):
     gigabytes, headroom: GiB of a GPU, and what it keeps free of them. owner: who has such hardware.
     """
 
-    name: ClassVar[str] = "fits"
-    needs: ClassVar[tuple[str, ...]] = (*Memory.needs, "bits", "candidate", "hardware", "gpus", "gigabytes", "headroom")
+    name = "fits"
+    needs = (*Memory.needs, "bits", "candidate", "hardware", "gpus", "gigabytes", "headroom")
 
     hardware: Line
     owner: Line | None = None

@@ -58,13 +58,9 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
 
     Activations are those of the 16-bit model, with the attention function that transformers chooses for it, in the pass
     over a prompt of the whole context that ends in the logits of the last token: no later pass of a generation needs
-    more. An encoder-decoder makes the logits of its whole target.
+    more. An encoder-decoder, such as T5, makes the logits of its whole target.
 
-    Args:
-        config: of a causal language model, or of one with an encoder and a decoder, such as T5.
-        context: tokens a sequence; at most the model's own count. Where there is an encoder, half of them are the
-            source and half the target.
-        batch: sequences.
+    context: tokens a sequence; at most the model's own count. Where there is an encoder, half of them are the source.
 
     Raises:
         UserError: transformers has no such language model, or cannot run it on the meta device.
@@ -218,13 +214,8 @@ def fits(footprint: Footprint, bits: int, gpus: int, gigabytes: float, headroom:
     is room for it and its share of the cache, else onto the next. So embeddings are on the first GPU, and what follows
     the last layer is on the last.
 
-    Args:
-        footprint: of the model.
-        bits: 16 or 8.
-        gpus: how many.
-        gigabytes: memory of one of them, GiB.
-        headroom: GiB that are kept free on each, beside activations, for what is not counted: the driver's context,
-            workspaces of kernels, fragmentation.
+    gigabytes: memory of one of them, GiB. headroom: GiB that are kept free on each, beside activations, for what is not
+    counted: the driver's context, workspaces of kernels, fragmentation.
     """
     room = (gigabytes - headroom) * GIB - footprint.activations
     without_cache = len(footprint.layers[bits]) - footprint.decoder_layers

@@ -73,11 +73,7 @@ def perplexities(
 
 @inference
 def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]:
-    """The loss of each block, of which perplexity is made; those of the parts of a text can be put together.
-
-    Raises:
-        UserError: as `perplexity`.
-    """
+    """The loss of each block, of which perplexity is made; those of the parts of a text can be put together."""
     return [finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
 
 
@@ -103,8 +99,7 @@ def _losses_under(model: PreTrainedModel, blocks: Iterable[torch.Tensor], varian
 def perplexity_of(losses: list[Loss]) -> float:
     """exp of the mean over all predicted tokens.
 
-    Raises:
-        UserError: there is no block; the mean is too large or no number, as of a broken model.
+    Raises UserError where there is no block, or the mean is too large or no number, as of a broken model.
     """
     if not losses:
         raise UserError("no blocks to evaluate; expected at least one")
@@ -121,11 +116,7 @@ def perplexity_of(losses: list[Loss]) -> float:
 
 
 def finite_loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> Loss:
-    """The loss of a block, ids (T,), of which these are the last hidden states (T, features).
-
-    Raises:
-        UserError: hidden states or logits are NaN or inf.
-    """
+    """The loss of a block, ids (T,), of which these are the last hidden states (T, features); refuses NaN and inf."""
     loss = _loss(model, ids, states)
     if not torch.isfinite(loss):
         raise BrokenModel(_where_not_finite(model, ids))
@@ -133,13 +124,11 @@ def finite_loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor)
 
 
 def logits_by_parts(model: PreTrainedModel, states: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """The logits of hidden states (T, features), in float32 or better, for a part of the vocabulary at a time.
+    """Of hidden states (T, features), for a part of the vocabulary at a time: the id of its first token, and its logits
+    (T, tokens of the part), in float32 or better, which may be overwritten.
 
     All logits of a block, (T, vocabulary), are by far the largest tensor of an evaluation, and making them costs more
     than using them.
-
-    Yields:
-        The id of the first token of the part, and logits (T, tokens of the part), which may be overwritten.
     """
     head, finish = model.get_output_embeddings(), anatomy_of(model.config).logits
     for start in range(0, len(head.weight), HEAD_OUTPUTS):

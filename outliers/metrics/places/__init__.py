@@ -1,6 +1,6 @@
 """Perplexity of each role or layer alone under a scheme, and of all but it (docs/damage.md)."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -11,8 +11,8 @@ from outliers.specification.kinds import DRAWS, Repeats
 class Places(Metric):
     """Perplexity with only one role or layer under a scheme, and with all but it."""
 
-    name: ClassVar[str] = "places"
-    measured_by: ClassVar[str] = "outliers.metrics.places.measure:PLACES"
+    name = "places"
+    measured_by = "outliers.metrics.places.measure:PLACES"
 
     by: Literal["role", "layer"] = Field("role", description="Which places: roles of projections, or layers.")
     draws: Repeats = Field(1, description=DRAWS)

@@ -41,14 +41,9 @@ class Exchange(NamedTuple):
 
 
 def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Exchange]:
-    """Every role or every layer of which a variant quantizes something, alone, and then all but it.
+    """Every role or every layer (field) of which a variant quantizes something, alone, and then all but it.
 
-    Where there is one place, all but it is nothing.
-
-    Args:
-        model: of which the names of modules are looked at, and no weight.
-        variant: the scheme, and what it leaves.
-        field: "role" or "layer".
+    Where there is one place, all but it is nothing. Of the model the names of modules are looked at, and no weight.
 
     Raises:
         UserError: the variant quantizes only some places.
@@ -65,21 +60,11 @@ def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Ex
 def exchange_losses(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Quantized, asked: Sequence[Exchange]
 ) -> list[list[Loss]]:
-    """The loss of each block, for each of some exchanges of one field.
+    """The loss of each block, ids (T,), for each of some exchanges of one field.
 
-    Of a resident model, what comes before an exchanged layer is computed once for all layers; a streamed model passes
-    all of its layers for each exchange, and reads them once.
-
-    Args:
-        model: a causal language model, resident or streamed. A resident one may be under the scheme already: its codes
-            are then used.
-        blocks: token ids, int64 (blocks, T); those of a resident model are read once for each kind of exchange of
-            layers, or for each exchange of a role.
-        variant: the scheme.
-        asked: some of `exchanges`.
-
-    Raises:
-        UserError: as `outliers.perplexity`.
+    Of a resident model, what comes before an exchanged layer is computed once for all layers; it may be under the
+    scheme already: its codes are then used. A streamed model passes all of its layers for each exchange, and reads them
+    once. Blocks of a resident model are read once for each kind of exchange of layers, or for each exchange of a role.
     """
     if is_streamed(model) or asked[0].field != "layer":
         return variant_losses(model, blocks, [one.under(variant) for one in asked])

@@ -1,12 +1,10 @@
 """Top-1 softmax probability of the attention (LLM.int8(), section 4.2)."""
 
-from typing import ClassVar
-
 from outliers.metrics.metric import Metric
 
 
 class Top1(Metric):
     """Mean over layers, heads, queries and sequences of the largest attention probability."""
 
-    name: ClassVar[str] = "top1"
-    measured_by: ClassVar[str] = "outliers.metrics.top1.measure:TOP1"
+    name = "top1"
+    measured_by = "outliers.metrics.top1.measure:TOP1"

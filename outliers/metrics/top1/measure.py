@@ -28,7 +28,7 @@ def top1_softmax(
     interventions: Iterable[Intervention | Ablated] = (Intervention(()),),
     variant: Variant = AS_IT_IS,
 ) -> list[float]:
-    """Mean top-1 softmax probability of the attention (LLM.int8(), section 4.2).
+    """Mean top-1 softmax probability of the attention under each intervention (LLM.int8(), section 4.2).
 
     The mean over layers, heads, query positions and sequences of the largest probability that a query gives to a key;
     each query counts alike, however long its sequence.
@@ -36,17 +36,7 @@ def top1_softmax(
     places; what goes on through the model is the layer's unchanged output. Probabilities of one layer at a time are
     held.
 
-    Args:
-        model: a causal language model, quantized or not, resident or streamed.
-        blocks: token ids, int64 (blocks, T), or any iterable of (T,).
-        interventions: what to change; one without features stands for the model as it is.
-        variant: what all of it is under, such as a scheme.
-
-    Raises:
-        UserError: a block does not fit the model, or the model's attention gives no probabilities.
-
-    Returns:
-        The probability under each intervention.
+    blocks: token ids, int64 (blocks, T), or any iterable of (T,). variant: what all of it is under, such as a scheme.
     """
     ablations = [one if isinstance(one, Ablated) else Ablated(one) for one in interventions]
     found, queries = [], []

@@ -1,7 +1,5 @@
 """The trace of a text: where hidden states have outlier features, and how large they are."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from outliers.criterion import ALPHA, PAPER
@@ -12,8 +10,8 @@ from outliers.specification.kinds import OUTLIER, Names, Threshold
 class Trace(Metric):
     """Outlier features, and what Table 4 says of them, from statistics of hidden states."""
 
-    name: ClassVar[str] = "trace"
-    measured_by: ClassVar[str] = "outliers.metrics.trace.measure:TRACE"
+    name = "trace"
+    measured_by = "outliers.metrics.trace.measure:TRACE"
 
     roles: Names = Field(list(PAPER), description="Hidden states that are traced, by the projections they go into.")
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
@@ -24,6 +22,6 @@ class Trace(Metric):
 class KeptTrace(Trace):
     """The same with the trace itself in files beside the rows; which tokens carry the features is in these alone."""
 
-    measured_by: ClassVar[str] = "outliers.metrics.trace.measure:KEPT"
+    measured_by = "outliers.metrics.trace.measure:KEPT"
 
     tokens: bool = Field(False, exclude=True)

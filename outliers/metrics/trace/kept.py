@@ -27,9 +27,6 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     It is on disk every half minute, as the pair `trace`.safetensors and .parquet; a run goes on from what is there, if
     that is the beginning of the same one. Its `about` says which weights it is of. At its end an excerpt of the text is
     kept beside it, but of a streamed model.
-
-    Raises:
-        UserError: a hidden state holds NaN or inf; or something else than files stands where it is to be saved.
     """
     stem, metric = planner.rows.folder / STEM, cell.metric
     about = cell.subject.asked | facts | {"roles": metric.roles}
@@ -90,10 +87,7 @@ def saved_trace(stem: Path, about: dict, tokens: bool) -> Trace | None:
     """What is saved of the same trace, as far as that is known of a streamed model.
 
     None where there is nothing of it, or where a kill came between its files; or where tokens are asked for that it has
-    not.
-
-    Raises:
-        UserError: something else than files stands where it is to be saved.
+    not. Raises UserError where something else than files stands where it is to be saved.
     """
     files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("safetensors", "parquet")]
     for file in files:

@@ -1,7 +1,7 @@
 """What a trace shows."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from outliers.report.explorer.trace import trace_explorer
 from outliers.report.paper.table4 import emergence_table
 from outliers.report.section import Drawing, Finding, Section
 from outliers.report.tables import Table, wrapped
-from outliers.report.words import amount, count, part, ranges
+from outliers.report.words import Names, amount, count, part, ranges
 from outliers.specification.kinds import OneModel
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ SHOWN = 5  # rows of tables that would be long
 FEATURES_SHOWN = 20
 CARRIED, MASSIVE_CARRIED = 3, 2  # features whose tokens are shown: of outlier features, and of massive activations
 STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
-
-Names = Callable[[int], str]  # of a token, by its id
 
 
 def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:

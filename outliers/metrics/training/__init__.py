@@ -1,6 +1,6 @@
 """What grows while a model trains, and what it ends with (LLM.int8(), appendix E)."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field, PlainSerializer
 
@@ -15,10 +15,10 @@ AS_NAMES = PlainSerializer(lambda schemes: [getattr(scheme, "name", scheme) for 
 class Training(Metric):
     """All of `outliers.watch` after some steps and at the end; there also perplexity under schemes, over draws."""
 
-    name: ClassVar[str] = "training"
-    measured_by: ClassVar[str] = "outliers.metrics.training.measure:TRAINING"
-    subject: ClassVar[str] = "outliers.subjects.training_run:TrainingRun"
-    needs: ClassVar[tuple[str, ...]] = ("checkpoint", "architecture", "parameters")
+    name = "training"
+    measured_by = "outliers.metrics.training.measure:TRAINING"
+    subject = "outliers.subjects.training_run:TrainingRun"
+    needs = ("checkpoint", "architecture", "parameters")
 
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
     watched: list[Count] = Field(list(CHECKPOINTS))

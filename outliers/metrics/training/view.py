@@ -8,7 +8,7 @@ import pandas as pd
 from outliers.models.names import short_name
 from outliers.plot.training import trained
 from outliers.quantization.schemes import BASELINE
-from outliers.report.analysis import Mean, Ratio, mean, of_runs, ratio
+from outliers.report.analysis import Mean, mean, of_runs, ratio
 from outliers.report.paper.published import Key
 from outliers.report.section import Finding
 from outliers.report.tables import MISSING, Table, cell, with_interval
@@ -33,9 +33,9 @@ class Setting(NamedTuple):
     decomposition: str
     values: dict[int, float]
     perplexity: Mean
-    increase: Ratio | None
+    increase: Mean | None
     exact: Mean
-    exact_increase: Ratio | None
+    exact_increase: Mean | None
 
     @property
     def key(self) -> Key:
@@ -50,7 +50,7 @@ def settings(rows: list[dict]) -> list[Setting]:
     runs = models.drop_duplicates("run").set_index("run")
     plain = {of_run["model"]: run for run, of_run in reversed(list(runs.iterrows())) if not of_run["int8"]}
 
-    def beside(of_all: dict[str, dict], run: str) -> Ratio | None:
+    def beside(of_all: dict[str, dict], run: str) -> Mean | None:
         other = plain.get(runs.loc[run, "model"])
         return None if other in (None, run) else ratio(of_all[run], of_all[other])
 
@@ -93,7 +93,7 @@ def perplexities(one: Setting) -> list[str]:
     return [text for ppl, more in pairs for text in (cell(".2f", ppl.value, ppl.reach), _with_interval(more))]
 
 
-def _with_interval(more: Ratio | None) -> str:
+def _with_interval(more: Mean | None) -> str:
     return MISSING if more is None else with_interval(signed, more.value, *(more.interval or ()))
 
 
@@ -134,7 +134,7 @@ def int8_findings(settings: Sequence[Setting], at: str) -> list[Finding]:
     return [Finding(sentence, at) for own in compared.values() for part in parts for sentence in part(own)]
 
 
-def _percent(increase: Ratio) -> str:
+def _percent(increase: Mean) -> str:
     """By how many per cent it is more or less than 1: +0.4 % [−0.2, +1.0]."""
     ends = ", ".join(percent(end - 1).removesuffix(" %") for end in increase.interval or ())
     return percent(increase.value - 1) + (f" [{ends}]" if ends else "")
@@ -149,7 +149,7 @@ def _held(settings: dict[tuple, Setting]) -> list[str]:
     return [f"{end}: {_within(one.increase)}."]
 
 
-def _within(increase: Ratio) -> str:
+def _within(increase: Mean) -> str:
     limit = f"{100 * HELD:.0f} %"
     if increase.interval is None:
         return f"{'within' if abs(increase.value - 1) < HELD else 'beyond'} {limit}, with one seed"
@@ -205,5 +205,5 @@ def _exact(settings: dict[tuple, Setting]) -> list[str]:
     return [f"Of the {cost} of '{one.run}', {left} stay where the weights that it ends with are used in float32."]
 
 
-def _is_cost(increase: Ratio) -> bool:
+def _is_cost(increase: Mean) -> bool:
     return increase.is_shown and increase.value > 1

@@ -1,6 +1,5 @@
 """The explorer of a trace."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,12 +9,11 @@ from matplotlib.colors import to_hex
 from outliers.plot.style import HEAT
 from outliers.plot.trace import magnitudes, pooled, stream_roles
 from outliers.report.section import Explorer
+from outliers.report.words import Names
 
 if TYPE_CHECKING:
     from outliers.tracing.excerpt import Excerpt
     from outliers.tracing.result import Trace
-
-Names = Callable[[int], str]  # of a token, by its id
 
 CELLS = 150_000  # of a map at most: features of wider models share columns
 SHADES = 16

@@ -59,12 +59,10 @@ def grid(rows: dict, columns: Iterable) -> dict[Key, float | str]:
 
 
 def comparison(shown: str, published: Published, measured: dict[Key, float | str]) -> Table:
-    """Every published value with the one measured beside it, if it was run.
+    """Every published value with the one measured beside it, if it was run; the difference is measured − published.
 
     Measured values of a model (of a way to multiply, in Table 5) that is published for other settings stand at the end.
-
-    shown: the table or figure. measured: by the same keys as the published values. The difference is measured −
-    published; of texts whether they are the same.
+    shown: the table or figure. measured: by the same keys as the published values. Texts are the same or other.
     """
     subjects = {key[0] for key in published.values}
     keys = [*published.values, *(key for key in measured if key[0] in subjects and key not in published.values)]

@@ -1,7 +1,7 @@
 """What the damage of schemes shows: where in a model it is, and which values cause it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +14,8 @@ from outliers.report.analysis import exact, value_of
 from outliers.report.explorer.damage import damage_explorer
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.report.tables import Table, scatter_note, scattered
-from outliers.report.words import amount, percent
+from outliers.report.words import Names, amount, percent
 from outliers.specification.kinds import Damage
-
-Names = Callable[[int], str]  # of a token, by its id
 
 WORST = 10  # projections of a scheme that are listed
 SCHEME = ("scheme", "{scheme}")

@@ -1,0 +1,57 @@
+"""The kept results, and what shows each run of them."""
+
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from outliers.metrics.latency.view import latency_section
+from outliers.metrics.linear_layer.view import speed_section
+from outliers.metrics.memory.view import memory_section
+from outliers.metrics.perplexity.view import sweep_section
+from outliers.metrics.zeroshot.view import zeroshot_section
+from outliers.report.paper.table4 import table4_section
+from outliers.report.paper.table7 import table7_section, table10_section
+from outliers.report.section import Section
+from outliers.report.views.ablation import ablation_section
+from outliers.report.views.attention import attention_section
+from outliers.report.views.causes import causes_section
+from outliers.report.views.damage import damage_section
+from outliers.report.views.remedies import remedies_section
+from outliers.runs.frame import records_in
+
+KEPT = Path(__file__).parent.parent / "results" / "kept"
+DAMAGED = "damage/smollm2-135m"
+
+
+@cache
+def kept(run: str) -> list[dict]:
+    """The rows of a kept run."""
+    return records_in(KEPT / run)
+
+
+def _damage_section(rows: list[dict]) -> Section:
+    """With what its tokens look like."""
+    worst = pd.read_csv(KEPT / DAMAGED / "damage_worst.csv")
+    return damage_section(rows, dict(zip(worst["token"], worst["token_text"], strict=True)).get)
+
+
+SECTIONS = {
+    "pocket/table1": sweep_section,
+    "smollm2-135m/sweep": sweep_section,
+    **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
+    "smollm2-135m/ablation": ablation_section,
+    DAMAGED: _damage_section,
+    "pocket/table3": memory_section,
+    "pocket/table4": table4_section,
+    "emergence": table4_section,
+    "training": table4_section,
+    "pocket/table5": speed_section,
+    "pocket/table6": latency_section,
+    "pocket/figure1": zeroshot_section,
+    "remedies": remedies_section,
+    "attention/smollm2-135m": attention_section,
+    "training-runs/table7": table7_section,
+    "training-runs/table10": table10_section,
+    "training-runs/causes": causes_section,
+}
