@@ -2,16 +2,18 @@
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outliers.errors import UserError, unknown_name
+from outliers.errors import UserError
+from outliers.files import writing
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import check_block, projections
 from outliers.models.load import load_model, load_tokenizer, weights_hash
@@ -19,7 +21,7 @@ from outliers.models.names import packaged_models, short_name
 from outliers.models.source import is_cached
 from outliers.report.paper.facts import Fact, Published, Sink, Source, facts_of, read_sources
 from outliers.report.paper.published import key_of
-from outliers.report.section import Finding, Section
+from outliers.report.section import FINDINGS, Finding, Section
 from outliers.report.tables import Table
 from outliers.report.words import listed
 from outliers.report.write import write
@@ -33,8 +35,8 @@ TEXT, BLOCKS = "sample", 4  # that a model is traced on; of the length that a so
 AGREES, DIFFERS, NOT_RUN, NOT_MEASURED = "agrees", "differs", "not run", "not measured"
 NOT_HERE = "not on this machine; name the model to get it"
 CAPTION = (
-    "Published beside measured. Measured on {} blocks of the embedded text, as long as those of the source. Sources have "
-    "texts, tokenizers and dtypes of their own, so that places are compared exactly and sizes within a tolerance."
+    f"Published beside measured, on {BLOCKS} blocks of the embedded text that are as long as those of the source (a "
+    "perplexity on the whole text that it names). Places are compared exactly, sizes within a tolerance."
 )
 HEADERS = ["model", "published", "blocks", "measured", "agreement", "source", "note"]
 
@@ -75,7 +77,7 @@ class Verdict(NamedTuple):
     agreement: str
     measured: str = ""
     reason: str = ""
-    made: dict = {}
+    made: Mapping = MappingProxyType({})
 
 
 def look(model: PreTrainedModel, blocks: torch.Tensor, tokenizer: PreTrainedTokenizerBase, sinks: bool) -> Seen:
@@ -124,35 +126,34 @@ def verdicts(name: str, facts: Sequence[Published], device: str = "cpu") -> list
         "weights_hash": weights_hash(model),
     }
     looks = defaultdict(list)
-    for one in facts:
-        looks[one.protocol if one.fact.measured_by == "trace" else one].append(one)
-    found = {id(one): verdict for some in looks.values() for one, verdict in _of_look(model, tokenizer, some, device)}
-    return [found[id(one)]._replace(made=found[id(one)].made and about | found[id(one)].made) for one in facts]
+    for number, one in enumerate(facts):
+        looks[one.protocol if one.fact.measured_by == "trace" else number].append(one)
+    found = [verdict for some in looks.values() for verdict in _of_look(model, tokenizer, some, device)]
+    found = [one._replace(made=about | one.made) if one.made else one for one in found]
+    return sorted(found, key=lambda one: facts.index(one.published))
 
 
 def _of_look(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: list[Published], device: str
-) -> Iterator[tuple[Published, Verdict]]:
+) -> Iterator[Verdict]:
     """The verdicts on facts that share the blocks on which they are measured."""
     fact = facts[0].fact
     if fact.measured_by is None or getattr(fact, "under", ""):
-        yield from ((one, Verdict(one, NOT_MEASURED)) for one in facts)
+        yield from (Verdict(one, NOT_MEASURED) for one in facts)
         return
     try:
         with measuring(device) as spent:
             seen, read = _measure(model, tokenizer, [one.fact for one in facts])
-    except UserError as error:
-        yield from ((one, Verdict(one, NOT_RUN, reason=str(error))) for one in facts)
-        return
-    except torch.OutOfMemoryError:
-        yield from ((one, Verdict(one, NOT_RUN, reason=f"'{device}' has too little memory")) for one in facts)
+    except (UserError, torch.OutOfMemoryError) as error:
+        reason = str(error) if isinstance(error, UserError) else f"device '{device}' has too little memory"
+        yield from (Verdict(one, NOT_RUN, reason=reason) for one in facts)
         return
     for one in facts:
         try:
             words, same = one.fact.compared(seen)
-            yield one, Verdict(one, AGREES if same else DIFFERS, words, made=read | spent.fields)
+            yield Verdict(one, AGREES if same else DIFFERS, words, made=read | spent.fields)
         except UserError as error:
-            yield one, Verdict(one, NOT_RUN, reason=str(error))
+            yield Verdict(one, NOT_RUN, reason=str(error))
 
 
 def _measure(
@@ -192,6 +193,8 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
     found = [verdict for model, facts in asked.items() for verdict in _run(model, facts, device, redraw, bool(models))]
     folder = out or Path("results", PUBLISHED, *(map(short_name, models) if len(models) == 1 else ()))
     command = ["python", "-m", "outliers.report", PUBLISHED, *names]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     return write(section(found, unknown, known, sources), folder, shlex.join(command))
 
 
@@ -219,16 +222,15 @@ def section(
     for one in found:
         if one.reason:
             reasons[one.reason].append(key_of(one.published.fact.model))
-    notes = [str(_nothing_of(model, known)) for model in unknown]
+    notes = [
+        f"No fact about '{key_of(model)}' is in the files; they are about {listed(map(key_of, known))}."
+        for model in unknown
+    ]
     notes += [f"Not run: {listed(dict.fromkeys(models))}: {reason}" for reason, models in reasons.items()]
     tables = [of_facts, of_sources] if found else []
     printed = "\n\n".join([*(table.form("simple") for table in tables[:1]), *notes])
     rows = [_row(one) for one in found if one.made]
     return Section("Published facts and measured ones", rows, printed, tables, notes=notes, findings=_findings(found))
-
-
-def _nothing_of(model: str, known: Sequence[str]) -> UserError:
-    return unknown_name("model", key_of(model), list(map(key_of, known)), "(of others no facts are in the files)")
 
 
 def _table(found: Sequence[Verdict]) -> Table:
@@ -244,7 +246,7 @@ def _table(found: Sequence[Verdict]) -> Table:
         ]
         for one in found
     ]
-    return Table.of_words(PUBLISHED, CAPTION.format(BLOCKS), HEADERS, cells)
+    return Table.of_words(PUBLISHED, CAPTION, HEADERS, cells)
 
 
 def _sources(sources: Sequence[Source]) -> Table:
@@ -266,9 +268,9 @@ def _findings(found: Sequence[Verdict]) -> list[Finding]:
     measured = sorted((one for one in found if one.made), key=lambda one: one.agreement == AGREES)
     return [
         Finding(
-            f"{short_name(one.made['model'])} {one.agreement}{'' if one.agreement == AGREES else ' from what is published'}: "
-            f"{one.published.fact.said}. Measured: {one.measured}.",
+            f"{short_name(one.made['model'])} {one.agreement}: {one.published.fact.said}; measured {one.measured} "
+            f"({one.published.source.short}).",
             PUBLISHED,
         )
         for one in measured
-    ]
+    ][:FINDINGS]
