@@ -142,6 +142,15 @@ def test_planted_facts(planted, tmp_path, model, fact, agrees):
     assert found.made["weights_hash"]
 
 
+def test_what_is_largest_without_a_spike_is_no_super_weight(planted, tmp_path):
+    model, tokenizer = (load(str(planted["plain"])) for load in (outliers.load_model, outliers.load_tokenizer))
+    seen = agreement.look(model, outliers.load_text("sample", tokenizer, 32, agreement.BLOCKS), tokenizer, False)
+    weight = [1, int(seen.outputs[1].argmax()), int(seen.inputs[1].argmax())]
+    found = verdict(planted["plain"], tmp_path, **SUPER | {"weights": [weight]})
+    assert found.agreement == DIFFERS
+    assert f"output {weight[1]} " in found.measured
+
+
 def test_perplexities(planted, tmp_path):
     text = tmp_path / "text.jsonl"
     text.write_text('{"text": "One of my documents, which is not long. It is repeated."}\n' * 20)
@@ -236,8 +245,8 @@ def test_all_that_is_published_without_a_model(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(agreement, "is_cached", lambda _model: False)
     code, said, _ = call(monkeypatch, capsys)
     assert code == 0
-    assert "Not run: mistral-7b-v0.1" in said
-    assert "not on this machine" in said
+    assert "models: not on this machine" in said
+    assert "super weight 2[3968, 7003]" in said
     assert "Nothing was measured." in (tmp_path / "results" / "published" / "report.html").read_text()
 
 

@@ -22,8 +22,8 @@ from outliers.models.source import is_cached
 from outliers.report.paper.facts import Fact, Published, Sink, Source, facts_of, read_sources
 from outliers.report.paper.published import key_of
 from outliers.report.section import FINDINGS, Finding, Section
-from outliers.report.tables import Table
-from outliers.report.words import listed
+from outliers.report.tables import MISSING, Table
+from outliers.report.words import NAMED, listed
 from outliers.report.write import write
 from outliers.specification.files import ENDINGS, PUBLISHED
 from outliers.subjects.provenance import measuring
@@ -38,7 +38,7 @@ CAPTION = (
     f"Published beside measured, on {BLOCKS} blocks of the embedded text that are as long as those of the source (a "
     "perplexity on the whole text that it names). Places are compared exactly, sizes within a tolerance."
 )
-HEADERS = ["model", "published", "blocks", "measured", "agreement", "source", "note"]
+HEADERS = ["model", "agreement", "published", "measured", "blocks", "source", "note"]
 
 
 class Seen(NamedTuple):
@@ -218,15 +218,18 @@ def section(
     """The tables, notes and findings of some verdicts; unknown: models of which nothing is published, of all known."""
     of_facts = _table(found)
     of_sources = _sources([source for source in sources if any(one.published.source is source for one in found)])
-    reasons = defaultdict(list)
+    reasons = defaultdict(dict)  # why something was not run, to the models, each once
     for one in found:
         if one.reason:
-            reasons[one.reason].append(key_of(one.published.fact.model))
+            reasons[one.reason][key_of(one.published.fact.model)] = None
     notes = [
         f"No fact about '{key_of(model)}' is in the files; they are about {listed(map(key_of, known))}."
         for model in unknown
     ]
-    notes += [f"Not run: {listed(dict.fromkeys(models))}: {reason}" for reason, models in reasons.items()]
+    notes += [
+        f"Not run: {listed(models) if len(models) <= NAMED else f'{len(models)} models'}: {reason}"
+        for reason, models in reasons.items()
+    ]
     tables = [of_facts, of_sources] if found else []
     printed = "\n\n".join([*(table.form("simple") for table in tables[:1]), *notes])
     rows = [_row(one) for one in found if one.made]
@@ -234,19 +237,18 @@ def section(
 
 
 def _table(found: Sequence[Verdict]) -> Table:
+    """A fact a row, those first that were measured."""
     cells = [
-        [
-            key_of(one.published.fact.model),
-            one.published.fact.said,
-            f"{one.published.fact.block:,}{' with first token' if one.published.fact.bos else ''}",
-            one.measured,
-            one.agreement,
-            one.published.source.short,
-            one.published.fact.note,
-        ]
-        for one in found
+        [key_of(fact.model), one.agreement, fact.said, one.measured, _blocks(fact), source.short, fact.note]
+        for one in sorted(found, key=lambda one: not one.made)
+        for fact, source in [one.published]
     ]
     return Table.of_words(PUBLISHED, CAPTION, HEADERS, cells)
+
+
+def _blocks(fact: Fact) -> str:
+    first = " with first token" if fact.bos else ""
+    return f"{fact.block:,}{first}" if fact.measured_by else MISSING
 
 
 def _sources(sources: Sequence[Source]) -> Table:
