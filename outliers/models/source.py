@@ -238,6 +238,11 @@ def missing_download(model: str, revision: str | None) -> int | None:
     return None
 
 
+def is_cached(model: str) -> bool:
+    """Whether weights of a model are in the hub's cache; the hub is not asked."""
+    return bool(_cached(model, None))
+
+
 def _cached(model: str, revision: str | None) -> set[str]:
     """The names of the files of a model's weights that are in the hub's cache."""
     config = _cached_config(model, revision)

@@ -5,12 +5,13 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outliers.commands import Models, is_meant_as_experiment, models_of
+from outliers.specification.files import PUBLISHED
 from outliers.terminal.command import Force, Out, run
 
 DEFAULT = "pocket"
 EXPERIMENTS = (
     f"A set of experiments ({DEFAULT}, the default, paper, or look, of one model), one of them (paper/table4), or an "
-    "experiment file; and then models in place of theirs."
+    f"experiment file; and then models in place of theirs. Or {PUBLISHED}: facts of others beside what models show."
 )
 
 
@@ -42,10 +43,17 @@ def report(
     `python -m outliers.report pocket/table4 gpt2 gpt2-medium`
 
     `python -m outliers.report pocket --redraw`
+
+    `python -m outliers.report published smollm2-135m`
     """
     from outliers.report.report import report as make
 
     places, models = places or [], models or []
+    if places and places[0] == PUBLISHED:
+        from outliers.report.agreement import report as compare
+
+        print(compare([*places[1:], *models_of(models)], device or "cpu", out, redraw))
+        return
     name, *others = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
     print(make(name, out, force, redraw, device, models_of([*others, *models])))
 

@@ -10,7 +10,7 @@ from outliers.plot.axes import count_label
 from outliers.plot.emergence import Fit, by_model, distinct_models, figure3, figure4, fits_of
 from outliers.plot.published import TABLE4, TABLE4_COLUMNS
 from outliers.plot.training import growth, watched
-from outliers.report.paper.elsewhere import elsewhere
+from outliers.report.paper.facts import elsewhere
 from outliers.report.paper.published import Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Finding, Section
 from outliers.report.tables import Table, with_interval

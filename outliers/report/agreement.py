@@ -1,0 +1,278 @@
+"""What others published beside what a model shows: whether it agrees, fact by fact, on one page."""
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from outliers.errors import UserError
+from outliers.files import writing
+from outliers.metrics.perplexity.measure import perplexity
+from outliers.models.anatomy import check_block, projections
+from outliers.models.load import load_model, load_tokenizer, weights_hash
+from outliers.models.names import packaged_models, short_name
+from outliers.models.source import is_cached
+from outliers.report.paper.facts import Fact, Published, Sink, Source, facts_of, read_sources
+from outliers.report.paper.published import key_of
+from outliers.report.section import FINDINGS, Finding, Section
+from outliers.report.tables import MISSING, Table
+from outliers.report.words import NAMED, listed
+from outliers.report.write import write
+from outliers.specification.files import ENDINGS, PUBLISHED
+from outliers.subjects.provenance import measuring
+from outliers.text.blocks import load_text, tokens_hash
+from outliers.tracing.result import Trace
+from outliers.tracing.trace import trace
+
+TEXT, BLOCKS = "sample", 4  # that a model is traced on; of the length that a source read
+AGREES, DIFFERS, NOT_RUN, NOT_MEASURED = "agrees", "differs", "not run", "not measured"
+NOT_HERE = "not on this machine; name the model to get it"
+CAPTION = (
+    f"Published beside measured, on {BLOCKS} blocks of the embedded text that are as long as those of the source (a "
+    "perplexity on the whole text that it names). Places are compared exactly, sizes within a tolerance."
+)
+HEADERS = ["model", "agreement", "published", "measured", "blocks", "source", "note"]
+
+
+class Seen(NamedTuple):
+    """What a model shows on some blocks.
+
+    first: the largest |x| of each feature of the residual stream at position 0 (features,) float32. outputs: of each
+    layer the largest |x| of each output of its second feed-forward projection (outputs,) float32; empty where some
+    layer has none.
+    """
+
+    trace: Trace
+    first: np.ndarray
+    largest_outputs: list[np.ndarray]
+
+    @property
+    def outputs(self) -> list[np.ndarray]:
+        """As `largest_outputs`.
+
+        Raises:
+            UserError: some layer has no second feed-forward projection, such as a mixture of experts.
+        """
+        if not self.largest_outputs:
+            raise UserError("not every layer of this model has one second feed-forward projection")
+        return self.largest_outputs
+
+    @property
+    def inputs(self) -> list[np.ndarray]:
+        """Of each layer the largest |x| of each input of its second feed-forward projection (inputs,)."""
+        return list(self.trace.largest("ffn_out").numpy())
+
+
+class Verdict(NamedTuple):
+    """What became of a fact; reason: why it was not run. made: how it was measured, as fields of a row."""
+
+    published: Published
+    agreement: str
+    measured: str = ""
+    reason: str = ""
+    made: Mapping = MappingProxyType({})
+
+
+def look(model: PreTrainedModel, blocks: torch.Tensor, tokenizer: PreTrainedTokenizerBase, sinks: bool) -> Seen:
+    """What a resident model shows on token blocks, int64 (blocks, T); sinks: whether attention sinks are looked for.
+
+    Raises:
+        UserError: as `outliers.trace`.
+    """
+    with _largest_outputs(model) as outputs:
+        found = trace(model, blocks, attention=sinks, tokens=tokenizer)
+    of_first = found.statistics["tokens.ids"] == model.config.vocab_size  # position 0 is a token of its own
+    first = found.statistics["residual.token_max"][of_first][0].numpy()
+    whole = "ffn_out" in found.roles
+    return Seen(found, first, [outputs[layer].cpu().numpy() for layer in range(found.layers)] if whole else [])
+
+
+@contextmanager
+def _largest_outputs(model: PreTrainedModel) -> Iterator[dict[int, torch.Tensor]]:
+    """The largest |x| of each output of second feed-forward projections, by layer, of all that runs meanwhile."""
+    largest: dict[int, torch.Tensor] = {}
+
+    def hook_of(layer: int):
+        def hook(_module, _inputs, output):
+            found = output.flatten(0, -2).abs().amax(0).float()
+            largest[layer] = torch.maximum(largest.get(layer, found), found)
+
+        return hook
+
+    with ExitStack() as stack:
+        for projection in projections(model):
+            if projection.role == "ffn_out":
+                stack.callback(projection.module.register_forward_hook(hook_of(projection.layer)).remove)
+        yield largest
+
+
+def verdicts(name: str, facts: Sequence[Published], device: str = "cpu") -> list[Verdict]:
+    """What became of the facts of a model; where it cannot be loaded, all are not run."""
+    try:
+        model, tokenizer = load_model(name, device=device), load_tokenizer(name)
+    except UserError as error:
+        return [Verdict(one, NOT_RUN, reason=str(error)) for one in facts]
+    about = {
+        "model": name,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "parameters": model.num_parameters(),
+        "weights_hash": weights_hash(model),
+    }
+    looks = defaultdict(list)
+    for number, one in enumerate(facts):
+        looks[one.protocol if one.fact.measured_by == "trace" else number].append(one)
+    found = [verdict for some in looks.values() for verdict in _of_look(model, tokenizer, some, device)]
+    found = [one._replace(made=about | one.made) if one.made else one for one in found]
+    return sorted(found, key=lambda one: facts.index(one.published))
+
+
+def _of_look(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: list[Published], device: str
+) -> Iterator[Verdict]:
+    """The verdicts on facts that share the blocks on which they are measured."""
+    fact = facts[0].fact
+    if fact.measured_by is None or getattr(fact, "under", ""):
+        yield from (Verdict(one, NOT_MEASURED) for one in facts)
+        return
+    try:
+        with measuring(device) as spent:
+            seen, read = _measure(model, tokenizer, [one.fact for one in facts])
+    except (UserError, torch.OutOfMemoryError) as error:
+        reason = str(error) if isinstance(error, UserError) else f"device '{device}' has too little memory"
+        yield from (Verdict(one, NOT_RUN, reason=reason) for one in facts)
+        return
+    for one in facts:
+        try:
+            words, same = one.fact.compared(seen)
+            yield Verdict(one, AGREES if same else DIFFERS, words, made=read | spent.fields)
+        except UserError as error:
+            yield Verdict(one, NOT_RUN, reason=str(error))
+
+
+def _measure(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: list[Fact]
+) -> tuple[Seen | float, dict]:
+    """What facts of one protocol are compared with, and what was read for it."""
+    fact = facts[0]
+    of_text = fact.measured_by == "perplexity"
+    text, count = (fact.text, None) if of_text else (TEXT, BLOCKS)
+    check_block(model.config, fact.block)
+    blocks = load_text(text, tokenizer, fact.block, count, fact.bos)
+    read = {"text": text, "block": fact.block, "blocks": len(blocks), "tokens_hash": tokens_hash(blocks)}
+    if of_text:
+        return perplexity(model, blocks), read
+    return look(model, blocks, tokenizer, any(isinstance(one, Sink) for one in facts)), read
+
+
+def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, redraw: bool = False) -> str:
+    """Write the page of what is published of some models, or of all, and return what to print.
+
+    Args:
+        names: models, as `outliers.load_model` takes them; before them files of facts in the place of those that come
+            with the project. Without a model, those are run that are on this machine.
+        device: where they run.
+        out: folder of the page, by default `results/published`, with the model's name where one is named.
+        redraw: run none.
+
+    Raises:
+        UserError: a file of facts is damaged, or says what no fact can.
+    """
+    files = [name for name in names if name.endswith(ENDINGS)]
+    models = [name for name in names if name not in files]
+    sources = read_sources(files)
+    known = list(dict.fromkeys(one.model for source in sources for one in source.facts))
+    asked = {model: facts_of(sources, [model]) for model in models or known}
+    unknown = [model for model, facts in asked.items() if not facts]
+    found = [verdict for model, facts in asked.items() for verdict in _run(model, facts, device, redraw, bool(models))]
+    folder = out or Path("results", PUBLISHED, *(map(short_name, models) if len(models) == 1 else ()))
+    command = ["python", "-m", "outliers.report", PUBLISHED, *names]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return write(section(found, unknown, known, sources), folder, shlex.join(command))
+
+
+def _run(model: str, facts: list[Published], device: str, redraw: bool, named: bool) -> list[Verdict]:
+    here = model if named else _here(model)
+    if redraw or not here:
+        reason = "--redraw measures nothing" if redraw else NOT_HERE
+        return [Verdict(one, NOT_RUN, reason=reason) for one in facts]
+    return verdicts(here, facts, device) if facts else []
+
+
+def _here(model: str) -> str | None:
+    """By which name a published model is on this machine, if it is."""
+    key = key_of(model)
+    return key if key in packaged_models() else model if is_cached(model) else None
+
+
+def section(
+    found: Sequence[Verdict], unknown: Sequence[str], known: Sequence[str], sources: Sequence[Source]
+) -> Section:
+    """The tables, notes and findings of some verdicts; unknown: models of which nothing is published, of all known."""
+    of_facts = _table(found)
+    of_sources = _sources([source for source in sources if any(one.published.source is source for one in found)])
+    reasons = defaultdict(dict)  # why something was not run, to the models, each once
+    for one in found:
+        if one.reason:
+            reasons[one.reason][key_of(one.published.fact.model)] = None
+    notes = [
+        f"No fact about '{key_of(model)}' is in the files; they are about {listed(map(key_of, known))}."
+        for model in unknown
+    ]
+    notes += [
+        f"Not run: {listed(models) if len(models) <= NAMED else f'{len(models)} models'}: {reason}"
+        for reason, models in reasons.items()
+    ]
+    tables = [of_facts, of_sources] if found else []
+    printed = "\n\n".join([*(table.form("simple") for table in tables[:1]), *notes])
+    rows = [_row(one) for one in found if one.made]
+    return Section("Published facts and measured ones", rows, printed, tables, notes=notes, findings=_findings(found))
+
+
+def _table(found: Sequence[Verdict]) -> Table:
+    """A fact a row, those first that were measured."""
+    cells = [
+        [key_of(fact.model), one.agreement, fact.said, one.measured, _blocks(fact), source.short, fact.note]
+        for one in sorted(found, key=lambda one: not one.made)
+        for fact, source in [one.published]
+    ]
+    return Table.of_words(PUBLISHED, CAPTION, HEADERS, cells)
+
+
+def _blocks(fact: Fact) -> str:
+    first = " with first token" if fact.bos else ""
+    return f"{fact.block:,}{first}" if fact.measured_by else MISSING
+
+
+def _sources(sources: Sequence[Source]) -> Table:
+    cells = [
+        [one.source, one.where, one.licence, "yes" if one.looked_up else "as cited", one.protocol] for one in sources
+    ]
+    headers = ["source", "where", "licence", "looked up", "protocol"]
+    return Table.of_words("sources", "Sources, and how each of them measured.", headers, cells)._replace(folded=True)
+
+
+def _row(one: Verdict) -> dict:
+    fact, source = one.published
+    words = {"published": fact.said, "measured": one.measured, "agreement": one.agreement, "source": source.source}
+    return {"metric": fact.kind, **words, **one.made}
+
+
+def _findings(found: Sequence[Verdict]) -> list[Finding]:
+    """What was measured, disagreement first."""
+    measured = sorted((one for one in found if one.made), key=lambda one: one.agreement == AGREES)
+    return [
+        Finding(
+            f"{short_name(one.made['model'])} {one.agreement}: {one.published.fact.said}; measured {one.measured} "
+            f"({one.published.source.short}).",
+            PUBLISHED,
+        )
+        for one in measured
+    ][:FINDINGS]
