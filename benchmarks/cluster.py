@@ -12,7 +12,6 @@ import time
 
 import ray
 from kept import keep, parser
-from tqdm import tqdm
 
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.runs.cluster import Cluster
@@ -20,6 +19,7 @@ from outliers.specification.kinds import Settings
 from outliers.subjects.bench import Bench
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Task
+from outliers.terminal.progress import Progress
 
 MODEL = "pocket/gpt2-5.9m"
 
@@ -37,7 +37,7 @@ def seconds(workers: int, tasks: int, settings: Settings) -> tuple[float, float]
     start = time.perf_counter()
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
     try:
-        with Cluster(settings, tqdm(disable=True)) as cluster:
+        with Progress(0) as bar, Cluster(settings, bar) as cluster:
             list(cluster.run([task] * 4 * workers))
             started = time.perf_counter()
             list(cluster.run([task] * tasks))

@@ -105,7 +105,8 @@ def test_equal_weights_under_two_names_are_timed_twice(tmp_path):
 
 def test_one_model_in_memory_serves_all_texts_and_knows_each():
     texts = [Causal(MODEL, None, Settings(name="text", block=block, blocks=2)) for block in (16, 32)]
-    bench = Bench(Progress(0))
+    with Progress(0) as bar:
+        bench = Bench(bar)
     one, other = (subject.load(bench) for subject in texts)
     assert other is one
     known = [bench.knowing([outliers.variant("mean(3)")], subject)[0].intervention.means for subject in texts]

@@ -288,7 +288,7 @@ def test_a_row_is_found_by_the_facts_it_was_written_with(folder, fields):
         ("values", {"value": True}, "expected a finite number, got True"),
         ("values", {"layer": -1}, "values.0.layer: input should be greater than or equal to 0, got -1"),
         ("facts", {"new": float("nan")}, "facts: value error, expected a finite number"),
-        ("facts", {"alpha": 0}, "facts.alpha: value error, expected a positive number, got 0"),
+        ("facts", {"alpha": 0}, "facts.alpha: input should be greater than 0, got 0"),
         ("facts", {"alpha": True}, "facts.alpha: value error, expected a finite number, got True"),
         ("facts", {"parameters": "many"}, "facts.parameters: input should be a valid integer, got 'many'"),
         ("asked", {"metric": {"name": "m", "values": [1]}}, "called 'facts' or 'values'"),
