@@ -184,7 +184,7 @@ def test_what_is_no_file_is_not_replaced(monkeypatch, capsys, folder, name, make
 # Rows
 
 
-TAILS = [b"", b'{"model": "pocket', b"\0" * 4096, b'{"model": "\xff\xfe', b"\x00\n\n", b'{"value": 1.5, "metric": "perpl']
+TAILS = [b"", b'{"model": "pocket', b"\0" * 4096, b'{"model": "\xff\xfe', b"\x00\n\n", b'{"value": 1.5, "metric": "per']
 
 
 @pytest.mark.parametrize(("tail", "kept"), [(tail, 2) for tail in TAILS] + [(b"", 0)])
