@@ -47,16 +47,11 @@ def in_any_order(rows: list[dict]) -> list[str]:
     return sorted(json.dumps(row, sort_keys=True) for row in rows)
 
 
-def loaded(blocks: int) -> tuple:
-    """The model that is traced, the first blocks of its text, its tokenizer."""
-    tokenizer = load_tokenizer(TRACED["model"])
-    return load_model(TRACED["model"]), load_text("sample", tokenizer, 64, blocks), tokenizer
-
-
 def test_trace_rows_are_what_the_api_measures(tmp_path):
     found, rows = trace_model(OneModel(**TRACED), tmp_path)
     assert in_any_order(records_in(tmp_path)) == in_any_order(rows)
-    model, blocks, _ = loaded(6)
+    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
+    blocks = load_text("sample", tokenizer, 64, 6)
     want = trace(model, blocks, alpha=3)
     assert found.sketch == want.sketch
     assert Trace.load(tmp_path / "trace").outlier_features().equals(want.outlier_features())
@@ -84,8 +79,8 @@ def test_a_kept_trace_without_tokens_is_made_again_for_them(tmp_path):
     assert again == rows
     assert not plain.names
     assert all(torch.equal(value, found.statistics[name]) for name, value in plain.statistics.items())
-    model, blocks, tokenizer = loaded(6)
-    want = trace(model, blocks, alpha=3, tokens=tokenizer)
+    tokenizer = load_tokenizer(TRACED["model"])
+    want = trace(load_model(TRACED["model"]), load_text("sample", tokenizer, 64, 6), alpha=3, tokens=tokenizer)
     assert found.tokens(3).equals(want.tokens(3))
     written = (tmp_path / "trace.safetensors").stat().st_mtime_ns
     for by_token in (False, True):
@@ -178,8 +173,8 @@ def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
     asked = {"methods": ["mean", "shuffle"], "where": ["ffn_in"], "seed": 5}
     spec = Ablation(**TRACED | {"blocks": 2}, features=[3, 7], **asked)
     want = run(spec, tmp_path / "whole")
-    model, blocks, _ = loaded(2)
-    table = ablate(model, blocks, [3, 7], alpha=spec.alpha, **asked)
+    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
+    table = ablate(model, load_text("sample", tokenizer, 64, 2), [3, 7], alpha=spec.alpha, **asked)
     for metric in ("top1_softmax", "perplexity"):
         values = [row["value"] for row in treated(want) if row["metric"] == metric]
         assert values == pytest.approx(table[metric].tolist(), rel=1e-6)
@@ -208,8 +203,7 @@ def test_ablation_finds_its_features_and_is_drawn_again_without_the_model(tmp_pa
     """Of so few features some are drawn several times as controls, whose rows differ in their numbers alone."""
     spec = Ablation(**TRACED | {"blocks": 2})
     rows = run(spec, tmp_path)
-    model, blocks, _ = loaded(2)
-    found = trace(model, blocks, alpha=3)
+    found = trace(load_model(TRACED["model"]), load_text("sample", load_tokenizer(TRACED["model"]), 64, 2), alpha=3)
     outliers = next(row for row in rows if row.get("subject") == "outliers")
     assert outliers["features"] == sorted(found.outlier_features()["feature"])
     controls = [row for row in rows if row.get("subject") == "control" and row["metric"] == "perplexity"]
@@ -232,7 +226,8 @@ def test_mistakes_of_an_ablation_show_before_anything_is_measured(field, tmp_pat
 def test_a_trace_under_a_scheme(tmp_path):
     fields = {"models": [TRACED["model"]], "block": 64, "blocks": 2}
     rows = run(Cells(**fields, variants=["absmax"], metrics=["trace"], alpha=3), tmp_path)
-    model, blocks, _ = loaded(2)
+    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
+    blocks = load_text("sample", tokenizer, 64, 2)
     found = trace(model, blocks, PAPER, 3, attention=False, variant=Quantized(SCHEMES["absmax"]))
     assert metrics(rows) == trace_row(found) != trace_row(trace(model, blocks, PAPER, 3, attention=False))
     assert {(row["scheme"], row["alpha"]) for row in rows} == {("absmax", 3)}
@@ -241,16 +236,15 @@ def test_a_trace_under_a_scheme(tmp_path):
 def test_emergence_over_checkpoints_of_a_folder(tmp_path):
     """Three checkpoints, the last two with the same weights; the second run measures nothing."""
     folder = tmp_path / "run"
-    steps = ["step-1", "step-2", "step-3"]
-    for step in steps:
+    for step in ("step-1", "step-2", "step-3"):
         shutil.copytree(POCKET / "gpt2-0.1m", folder / step)
     tensors = load_file(folder / "step-1" / "model.safetensors")
     tensors["transformer.wte.weight"] *= 1.5
     save_file(tensors, folder / "step-1" / "model.safetensors", {"format": "pt"})
     fields = {"block": 64, "blocks": 2, "alpha": 3}
-    spec = Emergence(models=[str(folder)], revisions=steps, **fields)
+    spec = Emergence(models=[str(folder)], revisions=["step-1", "step-2", "step-3"], **fields)
     rows = run(spec, tmp_path / "out")
-    by_step = {step: [row for row in rows if row["checkpoint"] == step] for step in steps}
+    by_step = {step: [row for row in rows if row["checkpoint"] == step] for step in ("step-1", "step-2", "step-3")}
     values = {step: {row["metric"]: row["value"] for row in of_step} for step, of_step in by_step.items()}
     assert values["step-2"] == values["step-3"] != values["step-1"]
     assert {row.get("same_weights_as") for row in by_step["step-3"]} == {"run@step-2"}

@@ -184,14 +184,7 @@ def test_what_is_no_file_is_not_replaced(monkeypatch, capsys, folder, name, make
 # Rows
 
 
-TAILS = [
-    b"",
-    b'{"model": "pocket',
-    b"\0" * 4096,
-    b'{"model": "\xff\xfe',
-    b"\x00\n\n",
-    b'{"value": 1.5, "metric": "perpl',
-]
+TAILS = [b"", b'{"model": "pocket', b"\0" * 4096, b'{"model": "\xff\xfe', b"\x00\n\n", b'{"value": 1.5, "metric": "per']
 
 
 @pytest.mark.parametrize(("tail", "kept"), [(tail, 2) for tail in TAILS] + [(b"", 0)])
@@ -327,66 +320,54 @@ def test_a_row_of_a_trace_that_is_kept_is_made_of_it(folder, monkeypatch):
 # Traces
 
 
-def tensors(change):
+def damaging(make):
+    """What changes the files of a trace: called with how, then with where they are."""
+    return lambda *how, **fields: lambda stem: make(stem, *how, **fields)
+
+
+@damaging
+def tensors(stem: Path, change) -> None:
     """Change the statistics of a trace."""
-
-    def make(stem: Path) -> None:
-        path = stem.with_name(f"{stem.name}.safetensors")
-        header = {"trace": json.dumps(Trace.load(stem)._header())}
-        found = load_file(path)
-        change(found)
-        save_file(found, path, header)
-
-    return make
+    path = stem.with_name(f"{stem.name}.safetensors")
+    header = {"trace": json.dumps(Trace.load(stem)._header())}
+    found = load_file(path)
+    change(found)
+    save_file(found, path, header)
 
 
-def header(**fields):
+@damaging
+def header(stem: Path, **fields) -> None:
     """Change the header of both files."""
-
-    def make(stem: Path) -> None:
-        found, own = Trace.load(stem), Trace._header
-        found.__class__ = type("Changed", (Trace,), {"_header": lambda self: own(self) | fields})
-        found.save(stem)
-
-    return make
+    found, own = Trace.load(stem), Trace._header
+    found.__class__ = type("Changed", (Trace,), {"_header": lambda self: own(self) | fields})
+    found.save(stem)
 
 
-def table(change):
+@damaging
+def table(stem: Path, change) -> None:
     """Change the sketch of a trace."""
-
-    def make(stem: Path) -> None:
-        path = stem.with_name(f"{stem.name}.parquet")
-        old = parquet.read_table(path)
-        new = pyarrow.Table.from_pandas(change(old.to_pandas(ignore_metadata=True)), preserve_index=False)
-        parquet.write_table(new.replace_schema_metadata(old.schema.metadata), path)
-
-    return make
+    path = stem.with_name(f"{stem.name}.parquet")
+    old = parquet.read_table(path)
+    new = pyarrow.Table.from_pandas(change(old.to_pandas(ignore_metadata=True)), preserve_index=False)
+    parquet.write_table(new.replace_schema_metadata(old.schema.metadata), path)
 
 
-def content(ending: str, change):
+@damaging
+def content(stem: Path, ending: str, change) -> None:
     """Change the bytes of one file."""
-
-    def make(stem: Path) -> None:
-        path = stem.with_name(f"{stem.name}.{ending}")
-        path.write_bytes(change(path.read_bytes()))
-
-    return make
+    path = stem.with_name(f"{stem.name}.{ending}")
+    path.write_bytes(change(path.read_bytes()))
 
 
 def put(name: str, place: tuple, value: float):
     return tensors(lambda found: found[name].__setitem__(place, value))
 
 
-def larger(value: bytes) -> bytes:
-    """The length of a header as large as it can be said."""
-    return b"\xff" * 8 + value[8:]
-
-
 DAMAGES = {
     "cut": content("safetensors", lambda value: value[:-8]),
     "cut in the header": content("safetensors", lambda value: value[:50]),
     "empty": content("safetensors", lambda value: b""),
-    "a claimed size": content("safetensors", larger),
+    "a claimed size": content("safetensors", lambda value: b"\xff" * 8 + value[8:]),
     "zeros": content("parquet", lambda value: b"\0" * len(value)),
     "a cut sketch": content("parquet", lambda value: value[:-20]),
     "a sketch of bits turned": content("parquet", lambda value: value[:100] + bytes(b ^ 85 for b in value[100:160])),

@@ -44,9 +44,10 @@ def mean_accuracy(rows: list[dict]) -> list[dict]:
             "scheme": scheme,
             **{name: next(iter(of_tasks.values())).get(name) for name in ("parameters", "architecture", "alpha")},
             "value": sum(row["value"] for row in of_tasks.values()) / len(tasks),
-            "standard_error": _error_of_mean([row["standard_error"] for row in of_tasks.values()]),
+            "standard_error": None if None in errors else math.hypot(*errors) / len(errors),
         }
         for (model, scheme), of_tasks in accuracies.items()
+        for errors in [[row["standard_error"] for row in of_tasks.values()]]
         if set(of_tasks) == tasks
     ]
 
@@ -61,10 +62,6 @@ def mean_chance(rows: list[dict]) -> float | None:
     """Mean accuracy of guesses over the tasks of the rows; None where it is not known of one of them."""
     tasks = {row["task"] for row in rows if row["metric"] == f"{PREFIX}acc"}
     return sum(CHANCE[task] for task in tasks) / len(tasks) if tasks and tasks <= set(CHANCE) else None
-
-
-def _error_of_mean(errors: list[float | None]) -> float | None:
-    return None if None in errors else math.hypot(*errors) / len(errors)
 
 
 @figure_function

@@ -74,14 +74,10 @@ def page(title: str, sections: list[Section], command: str) -> str:
         ],
         explorers=[explorer._asdict() | {"data": packed(explorer.content)} for explorer in explorers],
         plotly=plotly() if explorers else None,
-        **{f"explorer_{kind}": Markup(_own(f"explorer/explorer.{kind}")) for kind in ("css", "js")},
+        **{f"explorer_{end}": Markup((HERE / f"explorer/explorer.{end}").read_text("utf-8")) for end in ("css", "js")},
         command=command,
         provenance=[_html(table) for table in (provenance(rows), models(rows)) if table],
     )
-
-
-def _own(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")
 
 
 def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:

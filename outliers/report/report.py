@@ -164,17 +164,16 @@ def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) ->
     if artefact.published:
         beside.append(comparison(spec.shows, artefact.published, artefact.measured(rows) if rows else {}))
     not_run = [f"Not run: {reason}" for reason in reasons]
+    title = section.title
+    if not title.startswith(artefact.label):
+        title = f"{artefact.label}: {title[0].lower()}{title[1:]}" if rows else artefact.label
     printed = [section.printed, *not_run, *(table.form("simple") for table in beside if not table.folded)]
     return section._replace(
-        title=_titled(artefact.label, section.title) if rows else artefact.label,
+        title=title,
         tables=[*section.tables, *beside],
         notes=[*section.notes, *not_run],
         printed="\n\n".join(filter(None, printed)),
     )
-
-
-def _titled(label: str, title: str) -> str:
-    return title if title.startswith(label) else f"{label}: {title[0].lower()}{title[1:]}"
 
 
 def shown_section(spec: Named, folder: Path, rows: list[dict]) -> Section:

@@ -76,9 +76,6 @@ def _cells(row: pd.Series) -> list[str]:
     ]
 
 
-# Findings
-
-
 def latency_findings(table: pd.DataFrame) -> list[Finding]:
     """What a decode step takes under each scheme, of the model that takes longest, one sequence at a time if timed.
 

@@ -140,15 +140,12 @@ def rows_of(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[
     for name, values in times.items():
         row = {"tokens": tokens, "features": features, "outputs": outputs, "way": name}
         row |= _with_quartiles("milliseconds", values)
-        row |= _with_quartiles("times_16_bits", _ratios(times[BASELINE], values))
+        ratios = [one / other for one, other in zip(times[BASELINE], values, strict=True)]
+        row |= _with_quartiles("times_16_bits", ratios)
         smallest = min(values)
         row |= {"milliseconds_smallest": smallest, "times_16_bits_smallest": min(times[BASELINE]) / smallest}
         rows.append(row)
     return rows
-
-
-def _ratios(of: list[float], own: list[float]) -> list[float]:
-    return [one / other for one, other in zip(of, own, strict=True)]
 
 
 def _with_quartiles(name: str, values: list[float]) -> dict[str, float]:

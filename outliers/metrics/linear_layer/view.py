@@ -38,9 +38,6 @@ def speed_table(rows: list[dict]) -> Table:
     return Table("table5", caption, ["way", *map(str, table.columns)], cells, table.reset_index())
 
 
-# Findings
-
-
 def speed_findings(rows: Sequence[dict]) -> list[Finding]:
     """Which way is fastest, and which ways are faster or slower than 16 bits wherever they were timed.
 

@@ -193,9 +193,7 @@ def _size(modules: Iterable[nn.Module], bits: int, counted: set[int]) -> int:
     """Bytes of what modules hold themselves and was not `counted` before."""
     size = 0
     for module in modules:
-        for name, tensor in itertools.chain(
-            module.named_parameters(recurse=False), module.named_buffers(recurse=False)
-        ):
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if id(tensor) not in counted:
                 counted.add(id(tensor))
                 in_8_bits = bits == 8 and name == "weight" and isinstance(module, (nn.Linear, Conv1D))

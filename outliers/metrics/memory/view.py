@@ -142,9 +142,6 @@ def _contexts(table: pd.DataFrame, most: int) -> str:
     return f"{most} ({', '.join(less)})" if less else str(most)
 
 
-# Findings
-
-
 def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Finding]:
     """On how much hardware 8 bits hold another model than 16, an example, and what a model's total shrinks to.
 

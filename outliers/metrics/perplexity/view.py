@@ -78,9 +78,6 @@ def _label(scheme: str, dtype: str) -> str:
     return label_of(scheme)
 
 
-# Findings
-
-
 TABLE = "table1_increase"
 # Scheme to the same with outlier features in 16 bits.
 DECOMPOSED = {

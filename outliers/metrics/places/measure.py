@@ -68,7 +68,8 @@ def exchange_losses(
     """
     if is_streamed(model) or asked[0].field != "layer":
         return variant_losses(model, blocks, [one.under(variant) for one in asked])
-    found = {kind: _by_layer(model, blocks, variant, kind, _layers(asked, kind)) for kind in (ONLY, WITHOUT)}
+    layers = {kind: [one.place for one in asked if one.kind == kind] for kind in (ONLY, WITHOUT)}
+    found = {kind: _by_layer(model, blocks, variant, kind, of_kind) for kind, of_kind in layers.items()}
     return [found[one.kind][one.place] for one in asked]
 
 
@@ -77,10 +78,6 @@ def coded(model: PreTrainedModel) -> PreTrainedModel:
     for projection in projections(model):
         getattr(projection.module, "quantized_weight", None)
     return model
-
-
-def _layers(asked: Sequence[Exchange], kind: str) -> list[int]:
-    return [one.place for one in asked if one.kind == kind]
 
 
 @inference

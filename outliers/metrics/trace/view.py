@@ -58,7 +58,9 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     rare = [_massive(further["massive_activations"]), _sinks(further["attention_sinks"], further["sink_tokens"])]
     tables = [one for one in (_features(trace), emergence_table(of_model), largest, *rare) if isinstance(one, Table)]
     tables += _tokens(trace)
-    notes = [*_not_traced(trace), *(one for one in rare if isinstance(one, str))]
+    notes = [one for one in rare if isinstance(one, str)]
+    if missing := ", ".join(role for role in READERS if role not in trace.roles):
+        notes.insert(0, f"Not traced, because some layers have no such projection: {missing}.")
     shown = [f"{wrapped(table.caption)}\n\n{table.form('simple')}" for table in tables]
     drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in CAPTIONS.items()]
     findings = trace_findings(trace, {metric_of(row): row["value"] for row in of_model}, names)
@@ -94,11 +96,6 @@ def _features(trace: "Trace") -> Table:
         )
     shown = outliers.head(FEATURES_SHOWN) if len(outliers) else features.head(3)
     return Table.of("features", f"{caption}.", FEATURES, features, shown, names=0)
-
-
-def _not_traced(trace: "Trace") -> list[str]:
-    missing = ", ".join(role for role in READERS if role not in trace.roles)
-    return [f"Not traced, because some layers have no such projection: {missing}."] if missing else []
 
 
 def _massive(every: pd.DataFrame) -> Table | str:
@@ -247,9 +244,6 @@ CAPTIONS = {
     magnitude_by_position: "Magnitude by position in the sequence, averaged over sequences.",
     sorted_profile: "Largest absolute value of each feature, sorted; one line a layer. The lowest values are cut off.",
 }
-
-# Findings
-
 
 def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -> list[Finding]:
     """Which features are outliers, where the largest inputs are, massive activations, the attention and its sink.

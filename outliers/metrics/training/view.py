@@ -116,9 +116,6 @@ def unrounded(one: Setting) -> dict:
     return row
 
 
-# Findings
-
-
 HELD = 0.02  # int8 holds what 16 bits reach where it costs less of the perplexity
 PROJECTIONS, ATTENTION = "FFN, linear", "FFN, linear, attention"
 PLAIN = "0 %"

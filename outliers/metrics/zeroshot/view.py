@@ -63,9 +63,6 @@ def _cell(metric: str, value: float) -> str:
     return cell(".4g", value) if metric == "perplexity" else cell(".1f", value, unit=100)
 
 
-# Findings
-
-
 def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Finding]:
     """Which schemes lose accuracy beyond the standard errors, and which models only guess.
 

@@ -134,9 +134,6 @@ def _fit_line(name: str, fit: Fit | None) -> str:
     return f"{name} = exp((a − perplexity) / b): a = {full}, b = {scale} (95 % intervals, {fit.points} models)"
 
 
-# Findings
-
-
 APART = 1.5  # sizes of models are told apart from this factor on
 
 
@@ -149,7 +146,12 @@ def emergence_findings(models: pd.DataFrame, fits: Mapping[str, Fit | None], at:
     sentences = [_having(len(having), len(models))]
     if not having.empty:
         sentences += [_most_common(having), *_onset(models, having)]
-    sentences += [_growth(name, fit) for name, fit in fits.items() if fit and fit.shown]
+    sentences += [
+        f"The fraction of {name} affected grows e-fold while the perplexity falls by "
+        f"{with_interval(amount, fit.scale, *fit.scale_interval)} (95 % interval, {fit.points} models)."
+        for name, fit in fits.items()
+        if fit and fit.shown
+    ]
     return [Finding(sentence, at) for sentence in sentences]
 
 
@@ -176,14 +178,6 @@ def _onset(models: pd.DataFrame, having: pd.DataFrame) -> list[str]:
         return []
     smallest, largest = having["parameters"].min(), without["parameters"].max()
     return [f"All models from {count_label(smallest)} parameters on have some, and none up to {count_label(largest)}."]
-
-
-def _growth(name: str, fit: Fit) -> str:
-    scale = with_interval(amount, fit.scale, *fit.scale_interval)
-    return (
-        f"The fraction of {name} affected grows e-fold while the perplexity falls by {scale} (95 % interval, "
-        f"{fit.points} models)."
-    )
 
 
 ARTEFACTS = {

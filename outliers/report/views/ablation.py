@@ -48,25 +48,18 @@ def ablation_table(summary: pd.DataFrame) -> Table:
     return Table.of("ablation", caption, COLUMNS, summary, names=2)
 
 
-def _removed(row: dict) -> str:
-    return REMOVED[row["subject"]].format(numbers=", ".join(map(str, row["features"])), **row)
-
-
 def _percent(row: dict, metric: str) -> str:
     ends = [row[f"{metric}_{end}"] for end in ("low", "high")] if row["subject"] == "control" else []
     return with_interval(lambda share: f"{100 * share:.2f}", row[metric], *ends)
 
 
 COLUMNS = (
-    ("without", _removed),
+    ("without", lambda row: REMOVED[row["subject"]].format(numbers=", ".join(map(str, row["features"])), **row)),
     ("method", lambda row: row["method"] or MISSING),
     ("top-1 softmax (%)", lambda row: _percent(row, "top1_softmax")),
     ("perplexity", "{perplexity:.2f}"),
     ("damage (%)", lambda row: MISSING if row["subject"] == "none" else _percent(row, "damage")),
 )
-# Findings
-
-
 TAKEN_OUT = {
     "zero": "Setting {} to zero",
     "mean": "Setting {} to the mean",

@@ -45,9 +45,6 @@ def attention_table(model: str, points: list[Point]) -> Table:
     return Table(f"attention_{model}", caption, ["scheme", *columns], lines, data)
 
 
-# Findings
-
-
 PRODUCTS = {"scores": "queries with keys", "values": "probabilities with values"}
 
 

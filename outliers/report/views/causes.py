@@ -100,9 +100,6 @@ def causes_table(models: pd.DataFrame) -> Table:
     return Table("causes", caption, ["run", *(column.header for column in columns)], cells, pd.DataFrame(data))
 
 
-# Findings
-
-
 COMPARED = {  # by the scatter of seeds, the most telling first
     "max.residual": "largest |x| of the residual stream",
     "max.inputs": "largest input of a projection",

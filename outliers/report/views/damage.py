@@ -132,8 +132,6 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
     return [Table.of("damage_worst", caption, ERRORS, worst, names=2)]
 
 
-# Findings
-
 SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damage is named, up to so many
 
 

@@ -61,9 +61,6 @@ def _cell(perplexity: Value, least: float) -> str:
     return cell(form, *perplexity) + ("*" if perplexity.mean == least else "")
 
 
-# Findings
-
-
 HELD = 0.05  # a format holds a model where it costs less of its perplexity
 
 
