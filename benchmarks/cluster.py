@@ -17,22 +17,23 @@ from tqdm import tqdm
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.runs.cluster import Cluster
 from outliers.specification.kinds import Settings
-from outliers.subjects.bench import Bench, Job
+from outliers.subjects.bench import Bench
+from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Task
 
 MODEL = "pocket/gpt2-5.9m"
 
 
-def measure(bench: Bench, job: Job, settings: Settings) -> float:
+def measure(bench: Bench, subject: Causal) -> float:
     """One task."""
-    model, _ = bench.load(job, settings)
-    return perplexity(model, job.blocks)
+    return perplexity(subject.load(bench), subject.blocks)
 
 
 def seconds(workers: int, tasks: int, settings: Settings) -> tuple[float, float]:
     """Seconds to start so many workers, and to run so many tasks on them."""
-    job = Job.of(MODEL, None, settings)
-    task = Task("task", measure, job, (settings,), 0)
+    subject = Causal(MODEL, None, settings)
+    subject.prepare()
+    task = Task("task", measure, subject, (), 0)
     start = time.perf_counter()
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
     try:

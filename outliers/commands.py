@@ -19,15 +19,15 @@ from outliers.terminal.options import options, signed
 
 # Module and function that shows the rows of a command, imported when it runs.
 SECTIONS = {
-    "trace": "outliers.report.artefacts.trace:kept_trace_section",
-    "ablate": "outliers.report.artefacts.ablation:ablation_section",
-    "damage": "outliers.report.artefacts.damage:kept_damage_section",
-    "emergence": "outliers.report.artefacts.table4:emergence_section",
+    "trace": "outliers.metrics.trace.view:kept_trace_section",
+    "ablate": "outliers.report.views.ablation:ablation_section",
+    "damage": "outliers.report.views.damage:kept_damage_section",
+    "emergence": "outliers.report.paper.table4:emergence_section",
     "measure": "outliers.report.measured:measured_section",
-    "sweep": "outliers.report.artefacts.table1:sweep_section",
-    "zeroshot": "outliers.report.artefacts.figure1:zeroshot_section",
-    "memory": "outliers.report.artefacts.table3:memory_section",
-    "latency": "outliers.report.artefacts.table6:latency_section",
+    "sweep": "outliers.metrics.perplexity.view:sweep_section",
+    "zeroshot": "outliers.metrics.zeroshot.view:zeroshot_section",
+    "memory": "outliers.metrics.memory.view:memory_section",
+    "latency": "outliers.metrics.latency.view:latency_section",
     "training": "outliers.report.report:shown_section",
 }
 OF_MODELS = ("models", "candidates")  # what an experiment has others of where models are named

@@ -22,7 +22,7 @@ from outliers.plot.emergence import fits_of
 from outliers.plot.published import published_models
 from outliers.plot.sweep import costs_of_schemes
 from outliers.quantization.schemes import BASELINE, SCHEMES
-from outliers.report.artefacts import table1
+from outliers.report.paper import table1
 from outliers.report.tables import cell
 from outliers.runs.frame import records_in as read_rows
 

@@ -15,6 +15,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a core each
 import pytest
 import tokenizers
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():  # Triton, which transformers may import, decides then whether to interpret
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -28,6 +29,10 @@ from outliers.runs.rows import Row
 from outliers.runs.run import run
 from outliers.specification.kinds import OneModel
 from outliers.tracing.result import Trace
+
+# The same examples in every run, however long one takes beside other work.
+settings.register_profile("same", derandomize=True, deadline=None, database=None)
+settings.load_profile("same")
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 STORIES = SHARED / "models" / "stories260K"
@@ -45,108 +50,54 @@ needs_int8_units = pytest.mark.skipif(
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such as Debian's package chromium")
 
-LLAMA = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
-OPT = {
-    "hidden_size": 32,
-    "ffn_dim": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "word_embed_proj_dim": 32,
-    "max_position_embeddings": 64,
-}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+LLAMA = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+OPT = {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GEMMA = {**LLAMA, "head_dim": 16, "query_pre_attn_scalar": 12}
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 FALCON_40B = {**LLAMA, "new_decoder_architecture": True, "num_kv_heads": 2}
 QWEN3_MOE = {**LLAMA, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
+NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64}
+XGLM = {"d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4, "max_position_embeddings": 64}
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.1, "logits_scaling": 2.0}
+GPT_OSS = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+GPT_OSS |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+
 # Case: model type and the fields that make it small.
 CONFIGS = {
     "gpt2": ("gpt2", GPT2),
     "gptj": ("gptj", {**GPT2, "rotary_dim": 4}),
-    "gpt_neo": (
-        "gpt_neo",
-        {
-            "hidden_size": 32,
-            "num_layers": 2,
-            "num_heads": 4,
-            "max_position_embeddings": 64,
-            "attention_types": [[["global", "local"], 1]],
-            "window_size": 8,
-        },
-    ),
-    "gpt_neox": (
-        "gpt_neox",
-        {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 64,
-        },
-    ),
+    "gpt_neo": ("gpt_neo", {**NEO, "attention_types": [[["global", "local"], 1]], "window_size": 8}),
+    "gpt_neox": ("gpt_neox", {**SIZES, "intermediate_size": 64}),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "opt": ("opt", OPT),
     "opt-350m": ("opt", {**OPT, "word_embed_proj_dim": 16, "do_layer_norm_before": False}),
-    "xglm": (
-        "xglm",
-        {"d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4, "max_position_embeddings": 64},
-    ),
+    "xglm": ("xglm", XGLM),
     "llama": ("llama", LLAMA),
     "mistral": ("mistral", {**LLAMA, "sliding_window": None}),
     "qwen2": ("qwen2", LLAMA),
     "qwen3": ("qwen3", {**LLAMA, "head_dim": 8}),
     "smollm3": ("smollm3", {**LLAMA, "no_rope_layers": [0, 1]}),
-    "granite": (
-        "granite",
-        {
-            **LLAMA,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.7,
-            "attention_multiplier": 0.1,
-            "logits_scaling": 2.0,
-        },
-    ),
+    "granite": ("granite", {**LLAMA, **GRANITE}),
     "olmo2": ("olmo2", LLAMA),
     "phi3": ("phi3", LLAMA),
     "stablelm": ("stablelm", LLAMA),
     "starcoder2": ("starcoder2", LLAMA),
     "gemma": ("gemma", {**LLAMA, "head_dim": 16}),
-    "gemma2": (
-        "gemma2",
-        {**GEMMA, **WINDOWS, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0},
-    ),
+    "gemma2": ("gemma2", {**GEMMA, **WINDOWS, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}),
     "gemma3": ("gemma3_text", {**GEMMA, **WINDOWS}),
     "falcon": ("falcon", LLAMA),
     "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}),
     "mixtral": ("mixtral", {**LLAMA, "num_local_experts": 4, "sliding_window": None}),
     "qwen3-moe": ("qwen3_moe", QWEN3_MOE),
-    "gpt-oss": (
-        "gpt_oss",
-        {
-            **LLAMA,
-            **WINDOWS,
-            "head_dim": 8,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        },
-    ),
+    "gpt-oss": ("gpt_oss", {**LLAMA, **WINDOWS, **GPT_OSS}),
 }
 
 # Kinds of an architecture above that differ from it in what its layers consist of, or in how they attend.
 VARIANTS = {
-    "falcon-rw": (
-        "falcon",
-        {**LLAMA, "alibi": True, "parallel_attn": False, "multi_query": False, "bias": True},
-    ),
+    "falcon-rw": ("falcon", {**LLAMA, "alibi": True, "parallel_attn": False, "multi_query": False, "bias": True}),
     "falcon-40b": ("falcon", FALCON_40B),
     "falcon-11b": ("falcon", {**FALCON_40B, "num_ln_in_parallel_attn": 1}),
     "stablelm-12b": ("stablelm", {**LLAMA, "use_parallel_residual": True, "qk_layernorm": True}),

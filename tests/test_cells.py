@@ -13,22 +13,28 @@ from outlier_kernels.formats import Quantizer
 import outliers
 from outliers.errors import UserError
 from outliers.metrics.measurement import Seen
+from outliers.metrics.memory import Memory as Footprint
 from outliers.metrics.metric import StatesMetric
+from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.registry import Registry
 from outliers.metrics.zeroshot.harness import zeroshot
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.presets.cells import Cells
 from outliers.quantization.schemes import Scheme
-from outliers.report.report import drawn_again, experiments
+from outliers.report.report import drawn_again
 from outliers.runs.rows import Row, Rows, line_of, read
-from outliers.runs.run import rows_of, run
-from outliers.specification.kinds import Experiment, Latency, Memory
-from outliers.subjects import provenance
+from outliers.runs.run import run
+from outliers.specification.kinds import Experiment, Latency, Memory, Settings
+from outliers.subjects.bench import Bench
+from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell
+from outliers.subjects.configured import Configured
+from outliers.terminal.progress import Progress
 from outliers.text.blocks import load_text
+from outliers.variants.quantized import EXACT
 from tests.test_commands import call
 
-KEPT = Path(__file__).parent.parent / "results" / "kept"
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"models": [MODEL], "block": 16, "blocks": 1}
 FIELDS = st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.text(max_size=3) | st.booleans(), max_size=3)
@@ -97,51 +103,20 @@ def test_equal_weights_under_two_names_are_timed_twice(tmp_path):
     assert not any("same_weights_as" in row for row in rows)
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("measured")
-    swept(folder)
-    return folder
+def test_one_model_in_memory_serves_all_texts_and_knows_each():
+    texts = [Causal(MODEL, None, Settings(name="text", block=block, blocks=2)) for block in (16, 32)]
+    bench = Bench(Progress(0))
+    one, other = (subject.load(bench) for subject in texts)
+    assert other is one
+    known = [bench.knowing([outliers.variant("mean(3)")], subject)[0].intervention.means for subject in texts]
+    assert not torch.equal(*(of_text[0, "attn_in"] for of_text in known))
+    half = Causal(MODEL, None, Settings(name="text", block=16, blocks=2, dtype="bfloat16"))
+    assert half.load(bench) is not one
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"device": "auto"},
-        {"dtype": "bfloat16"},
-        {"bos": True},
-        {"draws": 2},
-        {"block": 17},
-        {"alpha": 5},
-        {"skip": "*.c_proj"},
-    ],
-    ids=str,
-)
-def test_what_is_asked_otherwise_is_measured_again(tmp_path, measured, fields):
-    folder = shutil.copytree(measured, tmp_path / "out")
-    before = read(folder)
-    swept(folder)
-    assert read(folder) == before, "the same is not measured again"
-    rows = swept(folder, **fields)
-    assert len(read(folder)) == 2 + (1 if fields.keys() <= {"alpha"} else 2)
-    assert drawn_again(Experiment(**{"schemes": ["fp32", "llm.int8"], **SMALL} | fields), folder) == rows
-    assert read(folder)[:2] == before, "and what was measured before stays"
-
-
-@pytest.mark.parametrize("name", ["threads", "code"])
-def test_other_code_measures_again_and_another_machine_does_not(tmp_path, measured, monkeypatch, name):
-    folder = shutil.copytree(measured, tmp_path / "out")
-    before = read(folder)
-    changes = {"threads": ("torch.get_num_threads", lambda: 77), "code": ("code_hash", lambda: "0" * 12)}
-    target, value = changes[name]
-    monkeypatch.setattr(target if "." in target else f"outliers.subjects.provenance.{target}", value)
-    swept(folder)
-    assert (read(folder) == before) == (name == "threads")
-    if name == "code":
-        assert provenance.code_hash() == "0" * 12
-        assert len(read(folder)) == 4
-        spec = Experiment(**SMALL, schemes=["fp32", "llm.int8"])
-        assert [row.facts["code"] for row in rows_of(spec, read(folder))] == ["0" * 12] * 2, "the last ones are drawn"
+def test_a_cell_is_called_by_its_variant_where_one_is_meant():
+    assert Cell(Causal(MODEL, None, Settings(name="text")), EXACT, Perplexity()).name == "fp32, perplexity"
+    assert Cell(Configured(MODEL), EXACT, Footprint()).name == "memory"
 
 
 MINE = Scheme("mine", Quantizer("int8", "row"), Quantizer("int8", "column"), 3.0)
@@ -158,16 +133,6 @@ def test_schemes_of_one_name_and_other_parts_have_rows_of_their_own(tmp_path):
     found = [run(spec, tmp_path) for spec in specs]
     assert len(read(tmp_path)) == len(SCHEMES), "none is taken for another"
     assert [run(spec, tmp_path) for spec in specs] == found
-
-
-@pytest.mark.parametrize("name", ["pocket/table1", "remedies", "attention"])
-def test_an_experiment_has_all_its_kept_rows(name):
-    folder = KEPT / ("attention/smollm2-135m" if name == "attention" else name)
-    rows, (spec,) = read(folder), experiments(name)
-    others = [row for other in ("pocket/table1", "remedies") if other != name for row in read(KEPT / other)]
-    drawn = rows_of(spec, [*others, *rows])
-    assert sorted(map(str, drawn)) == sorted(map(str, [row for row in rows if row in drawn]))
-    assert len(drawn) == (len(rows) if name != "attention" else len(drawn)) > 0
 
 
 # Any metric under any variant

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,7 +21,6 @@ from outliers.runs.room import Room
 from outliers.runs.rows import Rows
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
-from outliers.subjects.bench import Job
 from outliers.subjects.cell import Task
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
@@ -126,7 +126,7 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
         Cluster(Settings(name="cells"), bar) as engine,
         pytest.raises(UserError, match=r"^2 cells failed.*run the same command again to try them once more$") as error,
     ):
-        job = Job("model", None, None, None)
+        job = SimpleNamespace(name="model")
         cells = [Task(f"cell {value}", number, job, (value,), 1) for value in range(5)]
         for _, value in engine.run([Task("dying", always_dies, job, (), 1), *cells]):
             arrived.append(value)
@@ -144,12 +144,8 @@ def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):
     assert found.names == want.names
     for name, value in want.statistics.items():
         torch.testing.assert_close(found.statistics[name], value, rtol=1e-12, atol=0)
-    for row, other in zip(rows, want_rows, strict=True):
-        assert {**row, "value": 0, **dict.fromkeys(("wall_seconds", "peak_memory_bytes"))} == {
-            **other,
-            "value": 0,
-            **dict.fromkeys(("wall_seconds", "peak_memory_bytes")),
-        }
+    for row, other in zip(lasting(rows), lasting(want_rows), strict=True):
+        assert row | {"value": 0} == other | {"value": 0}
         assert row["value"] == pytest.approx(other["value"], rel=1e-12)
     assert Trace.load(tmp_path / "there" / "trace").sequences == 6
     (tmp_path / "there" / "rows.jsonl").unlink()  # as if it was killed between the trace and its rows
@@ -174,18 +170,17 @@ def test_of_equal_weights_the_first_name_is_measured(tmp_path, monkeypatch):
     assert {row["model"] for row in rows if "same_weights_as" in row} == {fields["models"][1]}
 
 
-def test_an_ablation_has_the_same_rows(tmp_path):
-    fields = {"model": MODELS[0], "block": 64, "blocks": 2, "features": [3, 7], "methods": ["zero", "mean"]}
-    want = run(Ablation(**fields), tmp_path / "here")
-    assert lasting(run(Ablation(**fields, engine="ray"), tmp_path / "there")) == lasting(want)
-
-
-@pytest.mark.parametrize("by", [["error"], ["role", "layer"]])
-def test_damage_has_the_same_rows(tmp_path, by):
-    """Of a text that is cut, and of one that is not, for there are many cells."""
-    fields = {"model": MODELS[0], "block": 64, "blocks": 5, "schemes": ["absmax"], "by": by}
-    want = run(Damage(**fields), tmp_path / "here")
-    assert lasting(run(Damage(**fields, engine="ray"), tmp_path / "there")) == lasting(want)
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Ablation, {"blocks": 2, "features": [3, 7], "methods": ["zero", "mean"]}),
+        (Damage, {"blocks": 5, "schemes": ["absmax"], "by": ["error"]}),  # of a text that is cut
+        (Damage, {"blocks": 5, "schemes": ["absmax"], "by": ["role", "layer"]}),  # of one that is not: many cells
+    ],
+)
+def test_other_measurements_have_the_same_rows(tmp_path, kind, fields):
+    here, there = (kind(model=MODELS[0], block=64, **fields, engine=engine) for engine in ("local", "ray"))
+    assert lasting(run(there, tmp_path / "there")) == lasting(run(here, tmp_path / "here"))
 
 
 def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_path):
@@ -239,7 +234,7 @@ def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
     ):
         engine.alone = True
         engine.forecasts = {"m": Need("m", 9000 * 10**9, 0, 0, 0)}
-        list(engine.run([Task("cell", number, Job("m", None, None, None), (1,), 0)]))
+        list(engine.run([Task("cell", number, SimpleNamespace(name="m"), (1,), 0)]))
     monkeypatch.setattr("outliers.runs.cluster._room", little)
     code, _, err = call(monkeypatch, capsys, "--model", MODELS[1], "--engine", "ray", "--out", tmp_path / "out")
     assert code == 2
@@ -254,7 +249,7 @@ def little(_bench, _request) -> Room:
 
 def test_cells_ask_for_what_their_model_needs(monkeypatch):
     nodes = [{"CPU": 64, "GPU": 8, "memory": 512e9}, {"CPU": 16, "GPU": 0, "memory": 64e9}]
-    cell = Task("cell", number, Job("m", None, None, None), (1,), 0)
+    cell = Task("cell", number, SimpleNamespace(name="m"), (1,), 0)
     room = Room(80 * 10**9, 512 * 10**9, 1, 1, 8 * 80 * 10**9)
 
     def needs(device: str, memory: float, host: float = 0) -> dict:

@@ -34,7 +34,7 @@ from outliers.presets.damage import damage, damage_plans
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1
-from outliers.report.artefacts.damage import damage_section
+from outliers.report.views.damage import damage_section
 from outliers.report.write import write
 from outliers.runs.frame import records_in
 from outliers.runs.rows import FILE

@@ -27,8 +27,12 @@ from outliers import criterion
 from outliers.errors import UserError
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.damages import damages_of
+from outliers.metrics.latency.view import latency_section
+from outliers.metrics.linear_layer.view import speed_section
 from outliers.metrics.measurement import Keeps, each_alone
+from outliers.metrics.memory.view import memory_section
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
+from outliers.metrics.perplexity.view import sweep_section
 from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
@@ -39,15 +43,11 @@ from outliers.plot.training import checkpoints, trained
 from outliers.plot.watched import watched
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.report.analysis import CONFIDENCE, Value, costs, of_runs, ratio
-from outliers.report.artefacts.ablation import ablation_section
-from outliers.report.artefacts.causes import causes_section, ends
-from outliers.report.artefacts.damage import damage_section
-from outliers.report.artefacts.table1 import sweep_section
-from outliers.report.artefacts.table3 import memory_section
-from outliers.report.artefacts.table4 import table4_section
-from outliers.report.artefacts.table5 import speed_section
-from outliers.report.artefacts.table6 import latency_section
-from outliers.report.artefacts.table7 import table7_section, table9_section, table10_section
+from outliers.report.paper.table4 import table4_section
+from outliers.report.paper.table7 import table7_section, table9_section, table10_section
+from outliers.report.views.ablation import ablation_section
+from outliers.report.views.causes import causes_section, ends
+from outliers.report.views.damage import damage_section
 from outliers.runs.callback import EVERY
 from outliers.runs.forecast import Request, forecast, shape_of
 from outliers.runs.frame import records_in as read_rows

@@ -5,6 +5,7 @@ soon with exit code 2 and one line, and leave nothing behind.
 """
 
 import gzip
+import itertools
 import json
 import os
 import re
@@ -70,19 +71,6 @@ def sharded(*shards: object, index: str | bytes | None = None) -> Callable[[Path
     return make
 
 
-def weights(**changes: Callable[[dict], object]) -> Callable[[Path], None]:
-    """The small model, whose tensors were changed."""
-
-    def make(folder: Path) -> None:
-        configured()(folder)
-        tensors = load_file(folder / "m" / WEIGHTS)
-        for change in changes.values():
-            change(tensors)
-        save_file(tensors, folder / "m" / WEIGHTS, {"format": "pt"})
-
-    return make
-
-
 def instead(name: str, put: Callable[[Path], object], make: Callable[[Path], None]) -> Callable[[Path], None]:
     """What `make` makes, with something else in the place of a file of the model."""
 
@@ -110,110 +98,87 @@ def another_name(path: Path) -> None:
     shutil.copy(POCKET / "gpt2-0.1m" / WEIGHTS, path.with_name("model.fp16.safetensors"))
 
 
-LISTS = "lists .* as weights; expected names of .safetensors files in its folder"
 NO_INDEX = "is no index of weight files; expected JSON with a 'weight_map'"
 NO_FILE = "is no regular file"
 LEADS_OUT = "is a link that leads out of its folder"
-TRACE, STREAM = f"trace m {SMALL}", f"trace m {SMALL} --stream"
-SWEEP = f"sweep --model m {SMALL} --scheme absmax"
-EMERGENCE = f"emergence --model m {SMALL}"
-ABLATE = f"ablate m {SMALL} --features 1 --stream"
+# Commands that read a model, each in its own way.
+READERS = itertools.cycle(
+    f"{typed} {SMALL}"
+    for typed in ("trace m", "trace m --stream", "sweep --model m --scheme absmax", "ablate m --features 1 --stream")
+)
 LATENCY = "latency m --scheme llm.int8 --prompt 8 --tokens 2 --batch 1"
+# What no index may list as a file of weights.
+SHARDS = ("/etc/x.safetensors", "../outside.safetensors", "../../etc/passwd", "x.bin", "in/x.safetensors", 7, None)
+SHARDS += ("..\\x.safetensors", "x\0.safetensors", "x\n.safetensors", "x\ud800.safetensors", f"{'x' * 300}.safetensors")
+# What is no index.
+INDICES = ("{}", '{"weight_map": {}}', "[]", '{"weight_map": {"a', "[" * 100_000, '{"weight_map": ' + "7" * 5_000)
+INDICES += ('{"weight_map": {"more": ["a.safetensors"]}}', b'{"weight_map": {"\xff": "a.safetensors"}}')
 
-MODEL_FILES: list[Case] = [
-    Case("an index with an absolute path", sharded("/etc/x.safetensors"), TRACE, LISTS),
-    Case("an index with a path outside", sharded("../outside.safetensors"), STREAM, LISTS),
-    Case("an index with a system's file", sharded("../../etc/passwd"), SWEEP, LISTS),
-    Case("an index with a pickle", sharded("x.bin"), ABLATE, LISTS),
-    Case("an index with a folder's file", sharded("in/x.safetensors"), LATENCY, LISTS),
-    Case("an index with another system's path", sharded("..\\x.safetensors"), EMERGENCE, LISTS),
-    Case("an index with a hidden character", sharded("x\0.safetensors"), TRACE, LISTS),
-    Case("an index with a line feed", sharded("x\n.safetensors"), STREAM, LISTS),
-    Case("an index with a lone surrogate", sharded("x\ud800.safetensors"), TRACE, LISTS),
-    Case("an index with a long name", sharded("x" * 300 + ".safetensors"), STREAM, LISTS),
-    Case("an index with a number", sharded(7), TRACE, LISTS),
-    Case("an index with null", sharded(None), STREAM, LISTS),
-    Case("an index with a list", sharded(["a.safetensors"]), TRACE, NO_INDEX),
-    Case("an index with nothing", sharded(index="{}"), TRACE, NO_INDEX),
-    Case("an index with no files", sharded(index='{"weight_map": {}}'), STREAM, NO_INDEX),
-    Case("an index that is a list", sharded(index="[]"), TRACE, NO_INDEX),
-    Case("an index that is torn", sharded(index='{"weight_map": {"a'), STREAM, NO_INDEX),
-    Case("an index that is nested deeply", sharded(index="[" * 100_000), TRACE, NO_INDEX),
-    Case("an index with a long number", sharded(index='{"weight_map": ' + "7" * 5_000), STREAM, NO_INDEX),
-    Case("an index that is no UTF-8", sharded(index=b'{"weight_map": {"\xff": "a.safetensors"}}'), TRACE, NO_INDEX),
-    Case("an index that is a folder", instead(INDEX, Path.mkdir, sharded()), TRACE, NO_FILE),
-    Case("an index that is a pipe", instead(INDEX, os.mkfifo, sharded()), STREAM, NO_FILE),
-    Case("a shard that is not there", sharded("b.safetensors"), LATENCY, "'m' lacks 'b.safetensors'"),
-    Case("a shard that is a folder", instead("b.safetensors", Path.mkdir, sharded("b.safetensors")), TRACE, NO_FILE),
-    Case("a shard that is a pipe", instead("b.safetensors", os.mkfifo, sharded("b.safetensors")), STREAM, NO_FILE),
-    Case("a shard from outside", instead("b.safetensors", outside, sharded("b.safetensors")), SWEEP, LEADS_OUT),
-    Case("weights that are a folder", instead(WEIGHTS, Path.mkdir, configured()), TRACE, NO_FILE),
-    Case("weights that are a pipe", instead(WEIGHTS, os.mkfifo, configured()), LATENCY, NO_FILE),
-    Case("weights from outside", instead(WEIGHTS, outside, configured()), TRACE, LEADS_OUT),
-    Case(
-        "weights that never end",
-        instead(WEIGHTS, lambda path: path.symlink_to("/dev/zero"), configured()),
-        STREAM,
-        LEADS_OUT,
+
+def to(target: str) -> Callable[[Path], None]:
+    """A symbolic link."""
+    return lambda path: path.symlink_to(target)
+
+
+def changed(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    """The small model, whose tensors were changed."""
+
+    def make(folder: Path) -> None:
+        configured()(folder)
+        tensors = load_file(folder / "m" / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / "m" / WEIGHTS, {"format": "pt"})
+
+    return make
+
+
+def replaced(name: str, like: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    """The small model, of which a tensor is another one."""
+    return changed(lambda tensors: tensors.update({name: like(tensors[name]).clone()}))
+
+
+SHARD = "b.safetensors"
+NORM = "transformer.ln_f.weight"
+FILES = {  # of a model, and what is said of them
+    "an index that is a folder": (instead(INDEX, Path.mkdir, sharded()), NO_FILE),
+    "an index that is a pipe": (instead(INDEX, os.mkfifo, sharded()), NO_FILE),
+    "a shard that is not there": (sharded(SHARD), "'m' lacks 'b.safetensors'"),
+    "a shard that is a folder": (instead(SHARD, Path.mkdir, sharded(SHARD)), NO_FILE),
+    "a shard that is a pipe": (instead(SHARD, os.mkfifo, sharded(SHARD)), NO_FILE),
+    "a shard from outside": (instead(SHARD, outside, sharded(SHARD)), LEADS_OUT),
+    "weights that are a folder": (instead(WEIGHTS, Path.mkdir, configured()), NO_FILE),
+    "weights that are a pipe": (instead(WEIGHTS, os.mkfifo, configured()), NO_FILE),
+    "weights from outside": (instead(WEIGHTS, outside, configured()), LEADS_OUT),
+    "weights that never end": (instead(WEIGHTS, to("/dev/zero"), configured()), LEADS_OUT),
+    "weights that lead nowhere": (instead(WEIGHTS, to("nothing"), configured()), NO_FILE),
+    "weights that lead to themselves": (instead(WEIGHTS, to(WEIGHTS), configured()), NO_FILE),
+    "no weights but pickled ones": (instead(WEIGHTS, pickled, configured()), "pickled ones are not read"),
+    "no weights by a known name": (instead(WEIGHTS, another_name, configured()), "; rename that one to model.saf"),
+    "no weights at all": (instead(WEIGHTS, nothing, configured()), "has no safetensors weights"),
+    "weights that are empty": (instead(WEIGHTS, Path.touch, configured()), "'m' are corrupt .*too small"),
+    "weights outside by name": (configured(transformers_weights="../../x"), "names '../../x' as its weights"),
+    "a narrower tensor": (replaced(FC, lambda old: old[:, :64]), rf"'{FC}' .*\(24, 64\); .* asks for \(24, 96\)"),
+    "a tensor of one number": (replaced(NORM, lambda old: old[:1]), rf"'{NORM}' .*\(1,\); .* asks for \(24,\)"),
+    "a tensor of whole numbers": (replaced(FC, lambda old: old.to(torch.int8)), f"'{FC}' as I8; expected F64, F32"),
+    "a tensor of eight bits": (replaced(FC, lambda old: old.to(torch.float8_e4m3fn)), f"'{FC}' as F8_E4M3; expected"),
+    "a tensor of nan": (
+        replaced(NORM, lambda old: old * torch.nan),
+        rf"'m' hold NaN or inf in '{NORM}'",
     ),
-    Case(
-        "weights that lead nowhere",
-        instead(WEIGHTS, lambda path: path.symlink_to("nothing"), configured()),
-        TRACE,
-        NO_FILE,
-    ),
-    Case(
-        "weights that lead to themselves",
-        instead(WEIGHTS, lambda path: path.symlink_to(WEIGHTS), configured()),
-        STREAM,
-        NO_FILE,
-    ),
-    Case("no weights but pickled ones", instead(WEIGHTS, pickled, configured()), TRACE, "pickled ones are not read"),
-    Case(
-        "no weights by a known name",
-        instead(WEIGHTS, another_name, configured()),
-        STREAM,
-        r"neither model.safetensors nor .*\(model.fp16.safetensors\).*; rename that one to model.safetensors",
-    ),
-    Case("no weights at all", instead(WEIGHTS, nothing, configured()), LATENCY, "has no safetensors weights"),
-    Case("weights that are empty", instead(WEIGHTS, Path.touch, configured()), STREAM, "'m' are corrupt .*too small"),
-    Case(
-        "weights that a configuration names",
-        configured(transformers_weights="../../x.safetensors"),
-        TRACE,
-        "names '../../x.safetensors' as its weights",
-    ),
-    Case(
-        "a tensor of another shape",
-        weights(narrower=lambda of: of.update({FC: of[FC][:, :64].clone()})),
-        STREAM,
-        rf"holds '{FC}' with the shape \(24, 64\); its configuration asks for \(24, 96\)",
-    ),
-    Case(
-        "a tensor of one number",
-        weights(one=lambda of: of.update({"transformer.ln_f.weight": of["transformer.ln_f.weight"][:1].clone()})),
-        TRACE,
-        r"holds 'transformer.ln_f.weight' with the shape \(1,\); its configuration asks for \(24,\)",
-    ),
-    Case(
-        "a tensor of whole numbers",
-        weights(whole=lambda of: of.update({FC: of[FC].to(torch.int8)})),
-        SWEEP,
-        f"holds '{FC}' as I8; expected F64, F32, F16, BF16",
-    ),
-    Case(
-        "a tensor of eight bits",
-        weights(small=lambda of: of.update({FC: of[FC].to(torch.float8_e4m3fn)})),
-        LATENCY,
-        f"holds '{FC}' as F8_E4M3; expected F64",
-    ),
-    Case("a tensor that is missing", weights(gone=lambda of: of.pop(FC)), STREAM, rf"lacks 1 tensors \({FC}\)"),
-    Case(
-        "a tensor by two names",
-        weights(twice=lambda of: of.update({FC.removeprefix("transformer."): of[FC] + 1})),
-        STREAM,
+    "a tensor that is missing": (changed(lambda tensors: tensors.pop(FC)), rf"lacks 1 tensors \({FC}\)"),
+    "a tensor by two names": (
+        changed(lambda tensors: tensors.update({FC.removeprefix("transformer."): tensors[FC] + 1})),
         f"holds a tensor twice: 'h.1.mlp.c_fc.weight' in '{WEIGHTS}' and '{FC}' in",
     ),
+}
+MODEL_FILES: list[Case] = [
+    *(
+        Case(f"an index with {shard!r:.40}", sharded(shard), next(READERS), "lists .* as weights; expected names of")
+        for shard in SHARDS
+    ),
+    *(Case(f"an index of {text[:20]}", sharded(index=text), next(READERS), NO_INDEX) for text in INDICES),
+    *(Case(what, make, next(READERS), answer) for what, (make, answer) in FILES.items()),
+    *(Case(f"{what}, served", FILES[what][0], LATENCY, FILES[what][1]) for what in [*FILES][::5]),
 ]
 
 # ---- what a configuration asks for ---------------------------------------------------------------------------------
@@ -221,20 +186,7 @@ MODEL_FILES: list[Case] = [
 
 def written(content: bytes, name: str = "config.json") -> Callable[[Path], None]:
     """A small model in the folder `m`, with a file of this content."""
-
-    def make(folder: Path) -> None:
-        file = shutil.copytree(POCKET / "gpt2-0.1m", folder / "m") / name
-        file.unlink(missing_ok=True)
-        file.write_bytes(content)
-
-    return make
-
-
-def piped(folder: Path) -> None:
-    """A small model whose configuration is a pipe that nobody writes into."""
-    file = shutil.copytree(POCKET / "gpt2-0.1m", folder / "m") / "config.json"
-    file.unlink()
-    os.mkfifo(file)
+    return instead(name, lambda path: path.write_bytes(content), configured())
 
 
 def asks_for(field: str, value, answer: str = "", what: str = "trace m", **others) -> Case:
@@ -249,6 +201,7 @@ def stored_by(method) -> Case:
     return Case(f"weights of {method}", asked, f"trace m {SMALL}", f"stored quantized by '{method}'; expected 16 or 32")
 
 
+FAST = b'{"tokenizer_class": "PreTrainedTokenizerFast"}'
 CONFIGURATIONS: list[Case] = [
     Case("a model of no known kind", configured(model_type="gpt9"), f"trace m {SMALL}", "cannot load 'm': .*gpt9"),
     *(asks_for("n_embd", value, "expected a whole number from 1") for value in (10**9, "64", 0, -64, 1.5, None, True)),
@@ -291,19 +244,18 @@ CONFIGURATIONS: list[Case] = [
     Case("no UTF-8", written(b'{"a": "\xff"}'), f"trace m {SMALL}", "no JSON that can be read"),
     Case("a value twice", written(b'{"n_embd": 1, "n_embd": 2}'), f"trace m {SMALL}", "two values of 'n_embd'"),
     Case("5 MB", written(b" " * (5 << 20)), f"trace m {SMALL}", "larger than 4 MB"),
-    Case("a pipe", piped, f"trace m {SMALL}", "no config.json that can be read"),
+    Case(
+        "a pipe", instead("config.json", os.mkfifo, configured()), f"trace m {SMALL}", "no config.json that can be read"
+    ),
     Case("memory of it", configured(n_layer=10**9), "memory m", "n_layer 1000000000"),
     Case("latency of it", configured(n_embd="64"), "latency m", 'n_embd "64"'),
     *(
         Case(f"{name} is {content!r}", written(content, name), f"trace m {SMALL}", "cannot load the tokenizer of 'm'")
-        for name in ("tokenizer.json", "tokenizer_config.json")
-        for content in (b"", b"[]", b"null", b"[" * 100_000, b"\xff")
-    ),
-    Case(
-        "a length that is no number",
-        written(b'{"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": "x"}', "tokenizer_config.json"),
-        f"trace m {SMALL}",
-        "cannot load the tokenizer of 'm'",
+        for name, *contents in (
+            ("tokenizer.json", b"", b"[]", b"null", b"[" * 100_000, b"\xff"),
+            ("tokenizer_config.json", b"", b"[]", b"\xff", FAST[:-1] + b', "model_max_length": "x"}'),
+        )
+        for content in contents
     ),
 ]
 
@@ -324,18 +276,11 @@ def text(what: str, answer: str, name: str, content: bytes | Callable[[Path], No
     return Case(what, make, f"trace pocket/gpt2-0.1m {SMALL} --text {name}", rf"(?=.*'{re.escape(name)}').*{answer}")
 
 
-def link(target: str) -> Callable[[Path], None]:
-    """A symbolic link."""
-    return lambda path: path.symlink_to(target)
-
-
 ZEROS = gzip.compress(bytes(2**20), 1) * 1000  # a gigabyte, in members that follow each other
-NO_FILE = "is a folder, a pipe or a device"
+NO_TEXT = "is a folder, a pipe or a device"
 
 TEXTS: list[Case] = [
-    text(
-        "half a surrogate pair", r"row 2 .* half a surrogate pair, '\\ud800'", "a.jsonl", ROW + rb'{"text": "\ud800"}'
-    ),
+    text("half a surrogate", r"row 2 .* half a surrogate pair, '\\ud800'", "a.jsonl", ROW + rb'{"text": "\ud800"}'),
     text("its other half", r"row 1 .* half a surrogate pair, '\\udfff'", "a.jsonl", rb'{"text": "x\udfffx"}'),
     text("half a pair in bytes", "line 2 .* byte 2 is not UTF-8", "a.txt", b"one\nt\xed\xa0\x80wo"),
     text("Latin-1", "line 3 .* byte 4 is not UTF-8", "a.txt", b"one\r\n\r\ncaf\xe9"),
@@ -376,18 +321,16 @@ TEXTS: list[Case] = [
     text("a torn gzip of rows", "line 2 .* cannot be read: .* ended", "a.jsonl.gz", gzip.compress(ROW), -9),
     text("a torn header of gzip", "line 1 .* cannot be read: .* ended", "a.txt.gz", gzip.compress(b"words"), 5),
     text("a wrong checksum", "line 1 .* cannot be read: CRC", "a.txt.gz", gzip.compress(b"words")[:-8] + bytes(8)),
-    text(
-        "damage in a gzip", "line 1 .* cannot be read: Error -3", "a.txt.gz", gzip.compress(b"words")[:10] + b"\xff" * 9
-    ),
+    text("damage in a gzip", "line 1 .* read: Error -3", "a.txt.gz", gzip.compress(b"words")[:10] + b"\xff" * 9),
     text("no gzip", "line 1 .* cannot be read: Not a gzipped file", "a.txt.gz", b"words"),
-    text("a folder", NO_FILE, "a.txt", Path.mkdir),
-    text("a pipe", NO_FILE, "a.txt", os.mkfifo),
-    text("a pipe of rows", NO_FILE, "a.jsonl.gz", os.mkfifo),
-    text("a socket", NO_FILE, "a.txt", lambda path: socket.socket(socket.AF_UNIX).bind(path.name)),
-    text("a device", NO_FILE, "a.txt", link("/dev/zero")),
-    text("a file of /proc", "too short", "a.txt", link("/proc/self/mem")),
-    text("a link to itself", "does not exist", "a.txt", link("a.txt")),
-    text("a link to nothing", "does not exist", "a.txt", link("b.txt")),
+    text("a folder", NO_TEXT, "a.txt", Path.mkdir),
+    text("a pipe", NO_TEXT, "a.txt", os.mkfifo),
+    text("a pipe of rows", NO_TEXT, "a.jsonl.gz", os.mkfifo),
+    text("a socket", NO_TEXT, "a.txt", lambda path: socket.socket(socket.AF_UNIX).bind(path.name)),
+    text("a device", NO_TEXT, "a.txt", to("/dev/zero")),
+    text("a file of /proc", "too short", "a.txt", to("/proc/self/mem")),
+    text("a link to itself", "does not exist", "a.txt", to("a.txt")),
+    text("a link to nothing", "does not exist", "a.txt", to("b.txt")),
     text("another ending", "ends in '.json'; expected .txt, .txt.gz, .jsonl or .jsonl.gz", "a.json", ROW),
     text("an ending in capitals", "ends in '.TXT'; expected .txt", "a.TXT", b"words"),
     text("gz alone", "ends in '.gz'; expected .txt", "a.gz", gzip.compress(b"words")),
@@ -441,18 +384,6 @@ def instead_of(name: str, kind: Callable[[Path], object]) -> Callable[[Path], No
     return make
 
 
-def to_outside(path: Path) -> None:
-    path.symlink_to("../outside")
-
-
-def to_nowhere(path: Path) -> None:
-    path.symlink_to("nowhere/at/all")
-
-
-def twice(path: Path) -> None:
-    path.hardlink_to(path.parent.parent / "outside")
-
-
 def a_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(os.path.relpath(path))
@@ -463,129 +394,83 @@ def traced(folder: Path) -> None:
     rows(with_fields("subject", model="other/gpt2-0.1m") | {"made": {"experiment": "trace"}})(folder)
 
 
+DAMAGED = "line 2 of 'out/rows.jsonl' is damaged"
+LINES = [  # that are no row, and why not
+    ('{"asked": {"metric', ""),
+    ("[]", "the line: input should be an object"),
+    ("3", "the line: input should be an object"),
+    ("null", "the line: input should be an object"),
+    (b'{"asked": "\xff"}', ""),
+    (b"\0" * 4096, ""),
+    ("[" * 100_000, ""),
+    ('{"asked": "\\ud800"}', ""),
+    ({"metric": "perplexity", "value": 7.5}, "asked: field required"),  # of an older version
+]
+ROWS = [  # that hold what no row may
+    ({**ROW, "values": []}, "values: list should have at least 1 item"),
+    ({**ROW, "more": {}}, "more: extra inputs are not permitted"),
+    (with_fields("values", value=float("nan")), "values.0.value: value error, expected a finite number"),
+    (with_fields("values", value=-float("inf")), "values.0.value: value error, expected a finite"),
+    (with_fields("values", value="7.5"), "values.0.value: .*got '7.5'"),
+    (with_fields("values", value=True), "values.0.value: .*got True"),
+    (with_fields("values", value=[7.5]), r"values.0.value: .*got \[7.5\]"),
+    (with_fields("values", value=0), "values.0: value error, 'value' of"),
+    (with_fields("values", value=-1), "values.0: value error, 'value' of"),
+    (with_fields("values", value=2**63), "values.0.value"),
+    (with_fields("facts", parameters=2**63), "facts.parameters"),
+    (with_fields("facts", parameters=0), "facts.parameters: input should be greater than"),
+    (with_fields("facts", parameters=0.5), "facts.parameters: input should be a valid"),
+    (with_fields("subject", model=3), "asked.subject.model: input should be"),
+    (with_fields("facts", scheme={}), "facts.scheme"),
+    (with_fields("facts", new={"a": 1}), "facts: value error, 'new' is no"),
+    (with_fields("made", new=[[1]]), "made: value error, 'new' is no text"),
+    (with_fields("facts", features=["3"]), "facts.features.0"),
+]
+IN_THE_WAY = [  # of a file: what it is, how it is made
+    ("a folder", Path.mkdir),
+    ("a pipe", os.mkfifo),
+    ("a socket", a_socket),
+    ("a link", to("../outside")),
+    ("a link", to("nowhere/at/all")),
+    ("another name of a file elsewhere", lambda path: path.hardlink_to(path.parent.parent / "outside")),
+]
+LONG = "o" * 300
 RESULTS: list[Case] = [
     *(
-        Case(
-            f"a damaged line, {what}",
-            rows(line, ROW),
-            SWEEP,
-            f"line 2 of 'out/rows.jsonl' is damaged \\({reason}.*\\); d",
-        )
-        for what, line, reason in [
-            ("cut", '{"asked": {"metric', ""),
-            ("empty of rows", "[]", "the line: input should be an object"),
-            ("a number", "3", "the line: input should be an object"),
-            ("null", "null", "the line: input should be an object"),
-            ("not UTF-8", b'{"asked": "\xff"}', ""),
-            ("zeros", b"\0" * 4096, ""),
-            ("nested", "[" * 100_000, ""),
-            ("half a character", '{"asked": "\\ud800"}', ""),
-            ("of an older version", {"metric": "perplexity", "value": 7.5}, "asked: field required"),
-        ]
+        Case(f"a line {line!r:.60}", rows(line, ROW), typed, f"{DAMAGED} \\({reason}.*\\); d")
+        for typed, lines in ((SWEEP, LINES), (REDRAW, ROWS))
+        for line, reason in lines
     ),
-    *(
-        Case(
-            f"a damaged row to draw, {what}",
-            rows(line, ROW),
-            REDRAW,
-            f"line 2 of 'out/rows.jsonl' is damaged \\({reason}.*\\); d",
-        )
-        for what, line, reason in [
-            ("no values", {**ROW, "values": []}, "values: list should have at least 1 item"),
-            ("a part more", {**ROW, "more": {}}, "more: extra inputs are not permitted"),
-            ("NaN", with_fields("values", value=float("nan")), "values.0.value: value error, expected a finite number"),
-            ("no end", with_fields("values", value=-float("inf")), "values.0.value: value error, expected a finite"),
-            ("text for a number", with_fields("values", value="7.5"), "values.0.value: .*got '7.5'"),
-            ("true for a number", with_fields("values", value=True), "values.0.value: .*got True"),
-            ("a list for a number", with_fields("values", value=[7.5]), r"values.0.value: .*got \[7.5\]"),
-            ("a perplexity of 0", with_fields("values", value=0), "values.0: value error, 'value' of"),
-            ("a perplexity below 0", with_fields("values", value=-1), "values.0: value error, 'value' of"),
-            ("a large whole number", with_fields("values", value=2**63), "values.0.value"),
-            ("a large fact", with_fields("facts", parameters=2**63), "facts.parameters"),
-            ("no parameters", with_fields("facts", parameters=0), "facts.parameters: input should be greater than"),
-            (
-                "half a parameter",
-                with_fields("facts", parameters=0.5),
-                "facts.parameters: input should be a valid",
-            ),
-            (
-                "a number for text",
-                with_fields("subject", model=3),
-                "asked.subject.model: input should be",
-            ),
-            ("an object for text", with_fields("facts", scheme={}), "facts.scheme"),
-            (
-                "an object in an unknown field",
-                with_fields("facts", new={"a": 1}),
-                "facts: value error, 'new' is no",
-            ),
-            ("a list of lists", with_fields("made", new=[[1]]), "made: value error, 'new' is no text"),
-            ("features of text", with_fields("facts", features=["3"]), "facts.features.0"),
-        ]
-    ),
-    Case("a damaged line to draw", rows("{", ROW), REDRAW, "line 2 of 'out/rows.jsonl' is damaged"),
-    Case("a damaged line to trace", rows("{", ROW), TRACE, "line 2 of 'out/rows.jsonl' is damaged"),
-    Case("a last line that is no row", rows("3"), SWEEP, "line 2 of 'out/rows.jsonl' is damaged"),
+    Case("a damaged line to draw", rows("{", ROW), REDRAW, DAMAGED),
+    Case("a damaged line to trace", rows("{", ROW), TRACE, DAMAGED),
+    Case("a last line that is no row", rows("3"), SWEEP, DAMAGED),
     Case("nothing to draw again", rows(with_fields("subject", block=33)), REDRAW, "'out' has no finished rows of it"),
     *(
-        Case(
-            f"{what} as the rows", instead_of("rows.jsonl", kind), typed, f"'out/rows.jsonl' is {said}; expected a file"
+        Case(f"{what} as {name}, {typed}", instead_of(name, kind), typed, f"'out/{name}' is {what}; expected a file")
+        for name, commands, kinds in (
+            ("rows.jsonl", (SWEEP, TRACE, REDRAW), IN_THE_WAY[:2]),
+            ("rows.jsonl", (SWEEP,), [IN_THE_WAY[2], ("a device", to("/dev/zero"))]),
+            (".lock", (SWEEP, TRACE), IN_THE_WAY),
+            ("trace.safetensors", (TRACE,), IN_THE_WAY[:2]),
+            ("trace.parquet", (TRACE,), IN_THE_WAY[:2]),
         )
-        for typed in (SWEEP, TRACE, REDRAW)
-        for what, kind, said in [("a folder", Path.mkdir, "a folder"), ("a pipe", os.mkfifo, "a pipe")]
-    ),
-    Case(
-        "a link to a device as the rows",
-        instead_of("rows.jsonl", lambda p: p.symlink_to("/dev/zero")),
-        SWEEP,
-        "a device",
-    ),
-    Case(
-        "a socket as the rows",
-        instead_of("rows.jsonl", a_socket),
-        SWEEP,
-        "'out/rows.jsonl' is a socket; expected a file",
-    ),
-    *(
-        Case(f"{what} as the lock", instead_of(".lock", kind), typed, f"'out/.lock' is {said}; expected a file")
-        for typed in (SWEEP, TRACE)
-        for what, kind, said in [
-            ("a folder", Path.mkdir, "a folder"),
-            ("a pipe", os.mkfifo, "a pipe"),
-            ("a socket", a_socket, "a socket"),
-            ("a link", to_outside, "a link"),
-            ("a link to nowhere", to_nowhere, "a link"),
-            ("another file", twice, "another name of a file elsewhere"),
-        ]
-    ),
-    *(
-        Case(f"{what} as the trace's {end}", instead_of(f"trace.{end}", kind), TRACE, f"'out/trace.{end}' is {what}")
-        for end in ("safetensors", "parquet")
-        for what, kind in [("a folder", Path.mkdir), ("a pipe", os.mkfifo)]
+        for typed in commands
+        for what, kind in kinds
     ),
     Case("a trace of another model", traced, TRACE, "'out' holds results of 'other/gpt2-0.1m', whose tables"),
-    Case(
-        "an ablation beside a trace of another model",
-        traced,
-        TRACE.replace("trace", "ablate", 1),
-        "'out' holds results",
-    ),
+    Case("an ablation beside it", traced, TRACE.replace("trace", "ablate", 1), "'out' holds results"),
     Case("a file as the folder", lambda folder: (folder / "out").touch(), SWEEP, "cannot write to 'out' "),
     Case("a pipe as the folder", lambda folder: os.mkfifo(folder / "out"), TRACE, "cannot (read|write to) 'out"),
-    Case("a link to nowhere as the folder", lambda folder: to_nowhere(folder / "out"), SWEEP, "cannot write to 'out' "),
-    Case(
-        "a device as the folder", nothing, SWEEP.replace("--out out", "--out /dev/null"), "cannot write to '/dev/null' "
-    ),
-    Case("a folder in a device", nothing, TRACE.replace("--out out", "--out /dev/null/out"), "'/dev/null/out"),
-    Case(
-        "too long a name",
-        nothing,
-        SWEEP.replace("out out", f"out {'o' * 300}"),
-        r"cannot write to 'o+' \(File name too",
-    ),
-    Case("too long a name to trace", nothing, TRACE.replace("out out", f"out {'o' * 300}"), r"'o+/.*' \(File name too"),
-    Case(
-        "too long a name to redraw", nothing, REDRAW.replace("out out", f"out {'o' * 300}"), r"'o+/.*' \(File name too"
+    Case("a link to nowhere", lambda folder: to("nowhere/at/all")(folder / "out"), SWEEP, "cannot write to 'out' "),
+    *(
+        Case(f"the folder {out:.20}, {typed}", nothing, typed.replace("--out out", f"--out {out}"), answer)
+        for typed, out, answer in (
+            (SWEEP, "/dev/null", "cannot write to '/dev/null' "),
+            (TRACE, "/dev/null/out", "'/dev/null/out"),
+            (SWEEP, LONG, r"cannot write to 'o+' \(File name too"),
+            (TRACE, LONG, r"'o+/.*' \(File name too"),
+            (REDRAW, LONG, r"'o+/.*' \(File name too"),
+        )
     ),
 ]
 
@@ -596,24 +481,20 @@ SWEEP = f"sweep --model {POCKET_MODEL} --scheme fp32"
 DEEP = 2000  # brackets, one in the other
 
 
-def written(text: str | bytes, name: str = "e.yaml") -> Callable[[Path], None]:
-    """An experiment file."""
-    content = text.encode() if isinstance(text, str) else text
-    return lambda folder: (folder / name).write_bytes(content) and None
-
-
-def fields(**values: str) -> Callable[[Path], None]:
+def fields(**values: str) -> str:
     """An experiment file with a model and some fields, each as YAML has it."""
-    return written("".join(f"{name}: {value}\n" for name, value in {"models": f"[{POCKET_MODEL}]", **values}.items()))
+    return "".join(f"{name}: {value}\n" for name, value in {"models": f"[{POCKET_MODEL}]", **values}.items())
 
 
-def bomb(merged: bool = False) -> Callable[[Path], None]:
+def bomb(first: str, each: str) -> str:
     """A file of few bytes with 9**12 values."""
-    if merged:
-        lines = [f"a{n}: &a{n} {{<<: [{', '.join(9 * [f'*a{n - 1}'])}]}}" for n in range(1, 13)]
-        return written("\n".join(["a0: &a0 {k: 1}", *lines]))
-    lines = [f"a{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 13)]
-    return written("\n".join(["a0: &a0 [x]", *lines, "models: *a12"]))
+    return "\n".join([first, *(f"a{n}: &a{n} {each % ', '.join(9 * [f'*a{n - 1}'])}" for n in range(1, 13))])
+
+
+def file(content: str | bytes | Callable[[Path], None], name: str = "e.yaml") -> Callable[[Path], None]:
+    """An experiment file of this content, or what else is made in its place."""
+    text = content.encode() if isinstance(content, str) else content
+    return lambda folder: text(folder / name) if callable(text) else (folder / name).write_bytes(text) and None
 
 
 def both(*makers: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -621,78 +502,128 @@ def both(*makers: Callable[[Path], None]) -> Callable[[Path], None]:
     return lambda folder: [make(folder) for make in makers] and None
 
 
-def pipe(name: str) -> Callable[[Path], None]:
-    """A pipe into which nobody writes."""
-    return lambda folder: os.mkfifo(folder / name)
-
-
-def has(field: str, given: str, answer: str) -> Case:
-    """A field of a file with a value that it cannot have."""
-    return Case(f"{field}: {given:.30}", fields(**{field: given}), "sweep e.yaml", f"field '{field}.*': .*{answer}")
-
-
-def broken(factor: float) -> Callable[[Path], None]:
-    """A model in the folder `m` that is sure of what is wrong."""
-
-    def make(folder: Path) -> None:
-        file = shutil.copytree(POCKET / "gpt2-0.1m", folder / "m") / "model.safetensors"
-        tensors = load_file(file)
-        tensors["transformer.ln_f.weight"] *= factor
-        save_file(tensors, file, {"format": "pt"})
-
-    return make
-
-
+VALUES = [  # of a field that cannot have them
+    ("name", "../up", "expected letters, digits and any of"),
+    ("name", "..", "expected letters, digits and any of"),
+    ("name", "''", "expected text in one line, got ''"),
+    ("name", "é" * 200, "expected names of at most 255 bytes, got 'é+…"),
+    ("name", '"a\\nb"', r"expected text in one line, got 'a\\nb'"),
+    ("name", "2024-01-01", "valid string, got datetime.date"),
+    ("models", "[]", "at least 1 item"),
+    ("models", "['']", "expected text in one line, got ''"),
+    ("models", '["a\\0b"]', "expected text in one line"),
+    ("models", "[no]", "valid string, got False"),
+    ("text", '"\\e[2J"', "expected text in one line"),
+    ("text", "{a: [1, 2]}", "valid string, got {"),
+    ("block", ".nan", "finite number, got nan"),
+    ("block", ".inf", "finite number, got inf"),
+    ("block", "true", "expected a number, got True"),
+    ("alpha", "yes", "expected a number, got True"),
+    ("block", f"0x{'f' * 5000}", "got a number of too many digits"),
+    ("memory", "1e300", "expected a size such as 500MB or 4GB"),
+    ("schemes", f"[{'x' * 20000}]", "at most 255 bytes, got 'x{79}…$"),
+]
+NO_YAML = "'e.yaml' is no file of at most 1 MB"
+TAGS = ("!!int ''", "!!bool maybe", "!!timestamp x", "!!float ''", "!!binary '…'", "!!set {a}", "!x y")
+YAML = [  # what an experiment file holds, and the answer
+    *((fields(**{field: value}), f"field '{field}.*': .*{answer}") for field, value, answer in VALUES),
+    *((fields(block=tag), "'e.yaml' cannot be read|field 'block'") for tag in TAGS),
+    (fields(extends="."), "'extends' is '.'; expected another file"),
+    (fields(extends="''"), "'extends' is ''; expected another file"),
+    (fields(extends="[a]"), r"'extends' is \['a'\]; expected another"),
+    (fields(extends="e.yaml"), "'e.yaml' refers to itself in 'extends'"),
+    (fields(extends=r'"a\0.yaml"'), "cannot be read|does not exist"),
+    (os.mkfifo, NO_YAML),
+    (Path.mkdir, NO_YAML),
+    (to("/dev/zero"), NO_YAML),
+    ("#" * 1_100_000, NO_YAML),
+    (bomb("a0: &a0 [x]", "[%s]"), "'e.yaml' cannot be read: more than 10000 values"),
+    (bomb("a0: &a0 {k: 1}", "{<<: [%s]}"), "'e.yaml' cannot be read: more than 10000 values"),
+    ("models: &a [*a]", "'e.yaml' refers to itself by an alias"),
+    ("[" * DEEP, "refers to itself by an alias, or nests too deep"),
+    ("models:\n\t- a\n", "'e.yaml' cannot be read: .*line 2, column 1"),
+    (fields(block="3\nblock: 4"), "line 3: field 'block' stands twice"),
+    (fields(hardware="{a: 1, a: 2}"), "line 2: field 'a' stands twice"),
+    ("? [a]\n: 1\n", "a field's name is no text"),
+    ("1: 2", "holds no fields"),
+    (fields(block="9" * 5000), "'e.yaml' cannot be read: "),
+    ("- 1\n- 2\n", "expected a mapping"),
+    (fields(name="2024-13-45"), "'e.yaml' cannot be read: month must be in"),
+    (fields(block="!!python/object/apply:os.system ['touch here']"), "could not determine a constructor"),
+    (b"models: [\xff\xfe]", "'e.yaml' cannot be read: .*utf-8"),
+    ("models: [a]".encode("utf-16"), "'e.yaml' cannot be read: .*utf-8"),
+    ("models: [\x1b]", "'e.yaml' cannot be read: "),
+    ("\ufeff", "'e.yaml' holds no fields"),
+    ("a: 1\n---\nb: 2\n", "expected a single document"),
+    ("", "'e.yaml' holds no fields"),
+    ("null", "'e.yaml' holds no fields"),
+    (fields(modles="1"), "e.yaml, line 2, unknown field 'modles'"),
+    (fields(**{"x" * 100: "1"}), "e.yaml, line 2, unknown field"),
+]
+BROKEN, RING = replaced(NORM, lambda old: old * 1e4), [file(fields(extends=f"{one}.yaml")) for one in "fp"]
+LOST = r"the loss is \d+,\d{3} nats a token"
 OPTIONS: list[Case] = [
-    *(
-        Case(f"a broken model, {typed}", broken(1e4), f"{typed} {SMALL}", answer)
-        for typed, answer in (
-            ("sweep --model m --scheme fp32", r"'m' under fp32: the loss is \d+,\d{3} nats a token"),
-            ("sweep --model m --scheme llm.int8 --stream", r"'m' under llm.int8: the loss is \d+,\d{3} nats a token"),
-            ("emergence --model m", r"'m' under fp32: the loss is \d+,\d{3} nats a token"),
-        )
+    *(Case(f"a file {content!r:.60}", file(content), "sweep e.yaml", answer) for content, answer in YAML),
+    Case("a ring of files", both(RING[0], file("extends: ./e.yaml", "f.yaml")), "sweep e.yaml", "itself in 'extends'"),
+    Case("one that extends a pipe", both(RING[1], file(os.mkfifo, "p.yaml")), "sweep e.yaml", "'p.yaml' is no file"),
+    Case("no features", file("shows: table5\ndimensions: [0x0]"), "report e.yaml", "field 'dimensions.0': .*than 0"),
+    Case("too many", file("shows: table5\ndimensions: [9999999]"), "report e.yaml", "field 'dimensions.0': .*less"),
+    Case("a broken model", BROKEN, f"sweep --model m --scheme fp32 {SMALL}", f"'m' under fp32: {LOST}"),
+    Case(
+        "one in a stream", BROKEN, f"sweep --model m --scheme llm.int8 --stream {SMALL}", f"'m' under llm.int8: {LOST}"
     ),
-    Case("no such command's model", nothing, f"trace nowhere/at/all {SMALL}", "model folder 'nowhere/at/all'"),
-    # numbers
-    Case("a negative seed", nothing, f"ablate {POCKET_MODEL} --seed -1", "seed is -1; expected a whole number from 0"),
-    Case("a seed of 70 bits", nothing, f"ablate {POCKET_MODEL} --seed {2**70}", f"seed is {2**70}; expected"),
-    Case("very many controls", nothing, f"ablate {POCKET_MODEL} --controls 100000000", "100000000 controls; expected"),
-    Case("negative controls", nothing, f"ablate {POCKET_MODEL} --controls -1", "-1 controls; expected at least 10"),
-    *(
-        Case(f"alpha {value}", nothing, f"{command} --alpha {value}", "field 'alpha': expected a positive number")
+    Case("one of a family", BROKEN, f"emergence --model m {SMALL}", f"'m' under fp32: {LOST}"),
+]
+
+# What is typed where nothing is, and a pattern of the answer.
+EMPTY = ("text", "out", "model", "revision", "scheme", "device", "memory")
+REFUSED = {
+    f"trace nowhere/at/all {SMALL}": "model folder 'nowhere/at/all'",
+    f"ablate {POCKET_MODEL} --seed -1": "seed is -1; expected a whole number from 0",
+    f"ablate {POCKET_MODEL} --seed {2**70}": f"seed is {2**70}; expected",
+    f"ablate {POCKET_MODEL} --controls 100000000": "100000000 controls; expected",
+    f"{SWEEP} --draws 0": "field 'draws': Input should be greater than 0, got 0",
+    f"{SWEEP} --draws 1000000000": "field 'draws': .*less than or equal",
+    f"{SWEEP} --block {10**18}": "field 'block': .*less than or equal to 10000000",
+    f"{SWEEP} --bos --blocks {10**18}": "field 'blocks': .*less than",
+    f"{SWEEP} --bos --blocks 1000000": "text 'sample' is too short",
+    f"{SWEEP} --block {'9' * 5000}": "Invalid value for '--block'",
+    f"{SWEEP} --block ten": "Invalid value for '--block'",
+    f"{SWEEP} --blocks 1.5": "Invalid value for '--blocks'",
+    f"zeroshot --model {POCKET_MODEL} --limit {10**20}": "field 'limit'",
+    f"latency {POCKET_MODEL} --bos --batch {10**12}": "field 'batches.0'",
+    f"latency {POCKET_MODEL} --prompt {10**12}": "field 'prompt'",
+    f"latency {POCKET_MODEL} --tokens {10**12}": "field 'tokens'",
+    f"latency {POCKET_MODEL} --repeats {10**12}": "field 'repeats'",
+    f"memory {POCKET_MODEL} --headroom nan": "field 'headroom': .*finite number",
+    f"memory {POCKET_MODEL} --headroom inf": "field 'headroom': .*finite number",
+    f"memory {POCKET_MODEL} --context {10**20}": "field 'context'",
+    f"memory {POCKET_MODEL} --gpu {'9' * 5000}x24": "hardware '9+.*'; expected a",
+    f"memory {POCKET_MODEL} --gpu 8xinf": "hardware '8xinf'; expected a number of GPUs",
+    f"memory {POCKET_MODEL} --gpu 8x0": "field 'hardware.0.gigabytes': .*greater than 0",
+    "trace ''": r"an argument is empty \(''\)",
+    f"{SWEEP} --text a\udcffb": r"argument 'a\\udcffb' holds bytes that are no",
+    f"{SWEEP} --out 'a\x1b[31mb'": r"argument 'a\\x1b\[31mb' holds bytes that",
+    "trace 'a\nb'": "argument 'a b' holds bytes that are no text",
+    f"trace {'m' * 300}": "field 'model': expected names of at most 255 bytes",
+    f"{SWEEP} --text {'t' * 300}.txt": "field 'text': expected names of at",
+    f"{SWEEP} --text {'t/' * 3000}x.txt": "field 'text': expected names of at",
+    f"{SWEEP} --revision {'r' * 300}": "field 'revision': expected names of at",
+    f"sweep {'é' * 200}.yaml": "experiment file '.*' cannot be read",
+    f"{SWEEP} {SMALL} --out {'o' * 300}": "cannot write to 'o+.*'",
+    f"{SWEEP} --scheme '  '": "unknown scheme '  '",
+    f"{SWEEP} --modle x": "No such option: --modle",
+    **{
+        f"{command} --alpha {value}": "field 'alpha': expected a positive number"
         for value in ("nan", "inf", "-inf", "1e400", "-0", "1e-50", "1e39")
         for command in (f"trace {POCKET_MODEL}", SWEEP)
-    ),
-    Case("no draws", nothing, f"{SWEEP} --draws 0", "field 'draws': Input should be greater than 0, got 0"),
-    Case("draws without an end", nothing, f"{SWEEP} --draws 1000000000", "field 'draws': .*less than or equal"),
-    Case("a block of 10**18", nothing, f"{SWEEP} --block {10**18}", "field 'block': .*less than or equal to 10000000"),
-    Case(
-        "10**18 blocks with a first token", nothing, f"{SWEEP} --bos --blocks {10**18}", "field 'blocks': .*less than"
-    ),
-    Case("a million blocks", nothing, f"{SWEEP} --bos --blocks 1000000", "text 'sample' is too short"),
-    Case("a number of 5,000 digits", nothing, f"{SWEEP} --block {'9' * 5000}", "Invalid value for '--block'"),
-    Case("a word for a number", nothing, f"{SWEEP} --block ten", "Invalid value for '--block'"),
-    Case("a fraction for a number", nothing, f"{SWEEP} --blocks 1.5", "Invalid value for '--blocks'"),
-    Case("a limit past all integers", nothing, f"zeroshot --model {POCKET_MODEL} --limit {10**20}", "field 'limit'"),
-    Case("a batch of nobody", nothing, f"latency {POCKET_MODEL} --batch 0", "field 'batches.0': .*greater than 0"),
-    Case("a batch past all memory", nothing, f"latency {POCKET_MODEL} --bos --batch {10**12}", "field 'batches.0'"),
-    Case("an endless prompt", nothing, f"latency {POCKET_MODEL} --prompt {10**12}", "field 'prompt'"),
-    Case("endless tokens", nothing, f"latency {POCKET_MODEL} --tokens {10**12}", "field 'tokens'"),
-    Case("endless repeats", nothing, f"latency {POCKET_MODEL} --repeats {10**12}", "field 'repeats'"),
-    Case("a headroom of nan", nothing, f"memory {POCKET_MODEL} --headroom nan", "field 'headroom': .*finite number"),
-    Case("an infinite headroom", nothing, f"memory {POCKET_MODEL} --headroom inf", "field 'headroom': .*finite number"),
-    Case("an endless context", nothing, f"memory {POCKET_MODEL} --context {10**20}", "field 'context'"),
-    Case("GPUs without an end", nothing, f"memory {POCKET_MODEL} --gpu {'9' * 5000}x24", "hardware '9+.*'; expected a"),
-    Case("GPUs of inf", nothing, f"memory {POCKET_MODEL} --gpu 8xinf", "hardware '8xinf'; expected a number of GPUs"),
-    Case("GPUs of 0", nothing, f"memory {POCKET_MODEL} --gpu 8x0", "field 'hardware.0.gigabytes': .*greater than 0"),
-    Case("no GPUs", nothing, f"memory {POCKET_MODEL} --gpu 0x8", "field 'hardware.0.gpus': .*greater than 0"),
-    *(
-        Case(f"memory {value}", nothing, f"{SWEEP} --stream --memory {value}", "field 'memory': ")
-        for value in ("0", "-1", "1e99GB", "∞", "²", "nan", f"{'9' * 400}GB", f"{'9' * 5000}", "0.1kB")
-        if value != "0.1kB"
-    ),
-    *(
-        Case(f"feature {value:.12}", nothing, f"ablate {POCKET_MODEL} --features {value} {SMALL}", answer)
+    },
+    **{
+        f"{SWEEP} --stream --memory {value}": "field 'memory': "
+        for value in ("0", "-1", "1e99GB", "∞", "²", "nan", f"{'9' * 400}GB", f"{'9' * 5000}")
+    },
+    **{
+        f"ablate {POCKET_MODEL} --features {value} {SMALL}": answer
         for value, answer in (
             ("-1", "feature -1 is out of range"),
             (str(10**30), f"feature {10**30} is out of range"),
@@ -700,130 +631,9 @@ OPTIONS: list[Case] = [
             ("1.5", "field 'features.0': "),
             ("nan", "field 'features.0': "),
         )
-    ),
-    # names and texts
-    *(
-        Case(f"an empty {typed.split()[-2]}", nothing, typed, r"an argument is empty \(''\)")
-        for typed in (
-            *(
-                f"{SWEEP} {option} ''"
-                for option in ("--text", "--out", "--model", "--revision", "--scheme", "--device")
-            ),
-            f"latency {POCKET_MODEL} --batch ''",
-            f"trace {POCKET_MODEL} --memory ''",
-        )
-    ),
-    Case("an empty model", nothing, "trace ''", r"an argument is empty \(''\)"),
-    Case(
-        "bytes that are no UTF-8", nothing, f"{SWEEP} --text a\udcffb", r"argument 'a\\udcffb' holds bytes that are no"
-    ),
-    Case("a terminal's escapes", nothing, f"{SWEEP} --out 'a\x1b[31mb'", r"argument 'a\\x1b\[31mb' holds bytes that"),
-    Case("a name of two lines", nothing, "trace 'a\nb'", "argument 'a b' holds bytes that are no text"),
-    Case(
-        "a model's name too long", nothing, f"trace {'m' * 300}", "field 'model': expected names of at most 255 bytes"
-    ),
-    Case("a text's name too long", nothing, f"{SWEEP} --text {'t' * 300}.txt", "field 'text': expected names of at"),
-    Case("a path too long", nothing, f"{SWEEP} --text {'t/' * 3000}x.txt", "field 'text': expected names of at"),
-    Case("a revision too long", nothing, f"{SWEEP} --revision {'r' * 300}", "field 'revision': expected names of at"),
-    Case("an experiment's name too long", nothing, f"sweep {'é' * 200}.yaml", "experiment file '.*' cannot be read"),
-    Case("a folder's name too long", nothing, f"{SWEEP} {SMALL} --out {'o' * 300}", "cannot write to 'o+.*'"),
-    Case("blanks for a scheme", nothing, f"{SWEEP} --scheme '  '", "unknown scheme '  '"),
-    Case("no option of that name", nothing, f"{SWEEP} --modle x", "No such option: --modle"),
-    # experiment files
-    has("name", "../up", "expected letters, digits and any of"),
-    has("name", "..", "expected letters, digits and any of"),
-    has("name", "''", "expected text in one line, got ''"),
-    has("name", "é" * 200, "expected names of at most 255 bytes, got 'é+…"),
-    has("name", '"a\\nb"', r"expected text in one line, got 'a\\nb'"),
-    has("name", "2024-01-01", "valid string, got datetime.date"),
-    has("models", "[]", "at least 1 item"),
-    has("models", "['']", "expected text in one line, got ''"),
-    has("models", '["a\\0b"]', "expected text in one line"),
-    has("models", "[no]", "valid string, got False"),
-    has("text", '"\\e[2J"', "expected text in one line"),
-    has("text", "{a: [1, 2]}", "valid string, got {"),
-    has("block", ".nan", "finite number, got nan"),
-    has("block", ".inf", "finite number, got inf"),
-    has("block", "true", "expected a number, got True"),
-    has("alpha", "yes", "expected a number, got True"),
-    has("block", f"0x{'f' * 5000}", "got a number of too many digits"),
-    has("memory", "1e300", "expected a size such as 500MB or 4GB"),
-    has("schemes", f"[{'x' * 20000}]", "at most 255 bytes, got 'x{79}…$"),
-    Case(
-        "a file that extends a folder", fields(extends="."), "sweep e.yaml", "'extends' is '.'; expected another file"
-    ),
-    Case("one that extends nothing", fields(extends="''"), "sweep e.yaml", "'extends' is ''; expected another file"),
-    Case("one that extends a list", fields(extends="[a]"), "sweep e.yaml", r"'extends' is \['a'\]; expected another"),
-    Case("one that extends itself", fields(extends="e.yaml"), "sweep e.yaml", "'e.yaml' refers to itself in 'extends'"),
-    Case(
-        "a ring of files",
-        both(fields(extends="f.yaml"), written("extends: ./e.yaml", "f.yaml")),
-        "sweep e.yaml",
-        "'e.yaml' refers to itself in 'extends'",
-    ),
-    Case(
-        "one that extends a pipe", both(fields(extends="p.yaml"), pipe("p.yaml")), "sweep e.yaml", "'p.yaml' is no file"
-    ),
-    Case("a pipe", pipe("e.yaml"), "sweep e.yaml", "'e.yaml' is no file of at most 1 MB"),
-    Case("a folder", lambda folder: (folder / "e.yaml").mkdir(), "sweep e.yaml", "'e.yaml' is no file of at most 1 MB"),
-    Case(
-        "a link to a device",
-        lambda folder: (folder / "e.yaml").symlink_to("/dev/zero"),
-        "sweep e.yaml",
-        "'e.yaml' is no file of at most 1 MB",
-    ),
-    Case("one with a zero in a name", fields(extends=r'"a\0.yaml"'), "sweep e.yaml", "cannot be read|does not exist"),
-    Case("a huge file", written("#" * 1_100_000), "sweep e.yaml", "'e.yaml' is no file of at most 1 MB"),
-    Case("a bomb of aliases", bomb(), "sweep e.yaml", "'e.yaml' cannot be read: more than 10000 values"),
-    Case("a bomb of merged aliases", bomb(merged=True), "report e.yaml", "cannot be read: more than 10000 values"),
-    Case("an alias to itself", written("models: &a [*a]"), "sweep e.yaml", "'e.yaml' refers to itself by an alias"),
-    Case(
-        "brackets in brackets", written("[" * DEEP), "sweep e.yaml", "refers to itself by an alias, or nests too deep"
-    ),
-    Case("a tab", written("models:\n\t- a\n"), "sweep e.yaml", "'e.yaml' cannot be read: .*line 2, column 1"),
-    Case(
-        "a field that stands twice", fields(block="3\nblock: 4"), "sweep e.yaml", "line 3: field 'block' stands twice"
-    ),
-    Case(
-        "one that stands twice inside",
-        fields(hardware="{a: 1, a: 2}"),
-        "report e.yaml",
-        "line 2: field 'a' stands twice",
-    ),
-    Case("a list for a name", written("? [a]\n: 1\n"), "sweep e.yaml", "a field's name is no text"),
-    Case("a number for a name", written("1: 2"), "sweep e.yaml", "holds no fields"),
-    Case("a number of 5,000 digits in a file", fields(block="9" * 5000), "sweep e.yaml", "'e.yaml' cannot be read: "),
-    Case("a list for a file", written("- 1\n- 2\n"), "sweep e.yaml", "expected a mapping"),
-    Case("no date", fields(name="2024-13-45"), "sweep e.yaml", "'e.yaml' cannot be read: month must be in"),
-    *(
-        Case(f"a value {tag}", fields(block=tag), "sweep e.yaml", "'e.yaml' cannot be read|field 'block'")
-        for tag in ("!!int ''", "!!bool maybe", "!!timestamp x", "!!float ''", "!!binary '…'", "!!set {a}", "!x y")
-    ),
-    Case(
-        "a tag that calls",
-        fields(block="!!python/object/apply:os.system ['touch here']"),
-        "sweep e.yaml",
-        "could not determine a constructor",
-    ),
-    Case("bytes for a file", written(b"models: [\xff\xfe]"), "sweep e.yaml", "'e.yaml' cannot be read: .*utf-8"),
-    Case("UTF-16", written("models: [a]".encode("utf-16")), "sweep e.yaml", "'e.yaml' cannot be read: .*utf-8"),
-    Case("control characters in a file", written("models: [\x1b]"), "sweep e.yaml", "'e.yaml' cannot be read: "),
-    Case("a mark of the byte order and no more", written("\ufeff"), "sweep e.yaml", "'e.yaml' holds no fields"),
-    Case("two documents", written("a: 1\n---\nb: 2\n"), "sweep e.yaml", "expected a single document"),
-    Case("nothing", written(""), "sweep e.yaml", "'e.yaml' holds no fields"),
-    Case("null", written("null"), "report e.yaml", "'e.yaml' holds no fields"),
-    Case("a field too many", fields(modles="1"), "sweep e.yaml", "e.yaml, line 2, unknown field 'modles'"),
-    Case(
-        "a field too many with a long name", fields(**{"x" * 100: "1"}), "sweep e.yaml", "e.yaml, line 2, unknown field"
-    ),
-    Case(
-        "a layer without features",
-        written("shows: table5\ndimensions: [0x0]"),
-        "report e.yaml",
-        "field 'dimensions.0.*': .*expected features and outputs from 1 to 131072|greater than 0",
-    ),
-    Case("a layer too large", written("shows: table5\ndimensions: [9999999]"), "report e.yaml", "field 'dimensions.0"),
-]
+    },
+    **dict.fromkeys((f"{SWEEP} --{option} ''" for option in EMPTY), r"an argument is empty \(''\)"),
+}
 
 MODELS = "--model pocket/gpt2-0.1m --model pocket/gpt2-0.5m"
 
@@ -882,6 +692,7 @@ TYPED = {
     "emergence --redraw b --block 8": "--redraw 'b' with models or options of a measurement",
 }
 CASES = [*MODEL_FILES, *CONFIGURATIONS, *TEXTS, *RESULTS, *OPTIONS]
+CASES += [Case(typed[:80], nothing, typed, said) for typed, said in REFUSED.items()]
 CASES += [Case(typed, nothing, typed, f"^{re.escape(said)}") for typed, said in TYPED.items()]
 
 

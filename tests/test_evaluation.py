@@ -9,16 +9,22 @@ import torch
 
 from outliers.errors import UserError
 from outliers.metrics.ablations import ablate
+from outliers.metrics.agreement import Agreement
 from outliers.metrics.latency.measure import latency
+from outliers.metrics.measurement import records_of
+from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.perplexity import measure as module
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.metrics.top1.measure import top1_softmax
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.convert import quantize
+from outliers.subjects.cell import Cell
+from outliers.subjects.given import Given
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
+from outliers.variants.written import variant
 from tests.conftest import C4, FIVE, STORIES, make_model, needs_shared, padded
 
 
@@ -35,6 +41,26 @@ def test_equals_the_models_own_loss(case, blocks, monkeypatch, head_outputs):
     """Whatever lies between its last layer and its logits, and however the head is cut."""
     monkeypatch.setattr(module, "HEAD_OUTPUTS", head_outputs)
     assert perplexity(model, blocks) == pytest.approx(own_loss(model, blocks), rel=1e-5)
+
+
+@pytest.mark.parametrize("case", FIVE)
+def test_a_variant_of_a_later_layer_is_the_same_from_its_kept_input(case, blocks):
+    """The layers before it compute for the first such variant alone."""
+    model, written = make_model(case), ("absmax+only=layers.1", "llm.int8+only=layers.1", "zeropoint+only=layers.1")
+    given, variants = Given(model, blocks), list(map(variant, written))
+    calls = []
+    handle = decoder_layers(model)[0].register_forward_hook(lambda *_: calls.append(0))
+    rows = records_of(Cell(given, one, metric) for one in variants for metric in (Perplexity(), Agreement()))
+    handle.remove()
+    assert len(calls) == 2 * len(blocks)  # of the unquantized model, and of the first variant
+    assert [row["value"] for row in rows if row["metric"] == "perplexity"] == perplexities(model, blocks, variants)
+
+
+def test_variants_of_many_layers_start_from_the_nearest_one_before(blocks):
+    model = load_model("pocket/opt-1.7m")
+    variants = [variant(f"absmax+only=layers.{layer}") for layer in (3, 1, 5, 4, 3)]
+    rows = records_of(Cell(Given(model, blocks), one, Perplexity()) for one in variants)
+    assert [row["value"] for row in rows] == perplexities(model, blocks, variants)
 
 
 def test_in_16_bits(blocks):
@@ -100,40 +126,27 @@ def test_extreme_logits(blocks):
     assert perplexity(model, blocks[:1, :4]) == pytest.approx(own_loss(model, blocks[:1, :4]), rel=1e-4)
 
 
-def test_block_longer_than_the_context():
-    with pytest.raises(UserError, match="blocks of 65 tokens are longer than the model's context of 64"):
-        perplexity(make_model("opt"), torch.zeros(1, 65, dtype=torch.int64))
-    assert perplexity(make_model("bloom"), torch.zeros(1, 65, dtype=torch.int64)) > 0
-
-
 @pytest.mark.parametrize(
-    ("blocks", "found"),
+    ("blocks", "said"),
     [
-        ([[1, 2, 3]], "of type list"),
-        (torch.ones(3, dtype=torch.int64), r"int64 of shape \(\)"),
-        (torch.ones(2, 3, 4, dtype=torch.int64), r"int64 of shape \(3, 4\)"),
-        (torch.ones(2, 3), r"float32 of shape \(3,\)"),
-        ([torch.ones(0, dtype=torch.int64)], r"int64 of shape \(0,\)"),
+        ([[1, 2, 3]], r"a block is of type list; expected int64 token ids \(T,\)"),
+        (torch.ones(3, dtype=torch.int64), r"a block is int64 of shape \(\); expected int64 token ids \(T,\)"),
+        (torch.ones(2, 3, 4, dtype=torch.int64), r"a block is int64 of shape \(3, 4\)"),
+        (torch.ones(2, 3), r"a block is float32 of shape \(3,\)"),
+        ([torch.ones(0, dtype=torch.int64)], r"a block is int64 of shape \(0,\)"),
+        ([], "no blocks to evaluate"),
+        (torch.zeros(1, 1, dtype=torch.int64), "blocks of one token, of which none is predicted; expected at least 2"),
+        (torch.zeros(1, 65, dtype=torch.int64), "blocks of 65 tokens are longer than the model's context of 64"),
+        (torch.full((1, 4), 100), "token id 100 is outside the model's vocabulary of 100"),
     ],
 )
-def test_what_is_no_block(blocks, found):
-    with pytest.raises(UserError, match=rf"a block is {found}; expected int64 token ids \(T,\)"):
+def test_what_is_no_block(blocks, said):
+    with pytest.raises(UserError, match=said):
         perplexity(make_model("gpt2"), blocks)
 
 
-def test_no_blocks():
-    with pytest.raises(UserError, match="no blocks to evaluate"):
-        perplexity(make_model("gpt2"), [])
-
-
-def test_a_block_of_one_token():
-    with pytest.raises(UserError, match="blocks of one token, of which none is predicted; expected at least 2"):
-        perplexity(make_model("gpt2"), torch.zeros(1, 1, dtype=torch.int64))
-
-
-def test_ids_of_another_tokenizer(blocks):
-    with pytest.raises(UserError, match="token id 100 is outside the model's vocabulary of 100"):
-        perplexity(make_model("gpt2"), blocks + 1 + 99 - blocks.max())
+def test_a_model_without_a_longest_block():
+    assert perplexity(make_model("bloom"), torch.zeros(1, 65, dtype=torch.int64)) > 0
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "absmax", "llm.int8-zeropoint"])

@@ -13,14 +13,14 @@ import torch
 
 from outliers.errors import UserError
 from outliers.metrics.trace.kept import EXCERPT
+from outliers.metrics.trace.view import kept_trace_section
 from outliers.models.load import load_model
-from outliers.report.artefacts.damage import kept_damage_section
-from outliers.report.artefacts.trace import kept_trace_section
 from outliers.report.explorer.embedding import packed, plotly
 from outliers.report.explorer.trace import CELLS, _map
 from outliers.report.page import page
 from outliers.report.report import experiments, report
 from outliers.report.section import Finding, Section
+from outliers.report.views.damage import kept_damage_section
 from outliers.runs.run import run
 from outliers.specification.kinds import Damage, OneModel
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features

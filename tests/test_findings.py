@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from outliers.metrics.damages import damages_of
+from outliers.metrics.latency.view import latency_section
+from outliers.metrics.linear_layer.view import speed_findings, speed_section
+from outliers.metrics.memory.view import memory_findings, memory_section
+from outliers.metrics.perplexity.view import sweep_findings, sweep_section
+from outliers.metrics.trace.view import trace_findings, trace_section
+from outliers.metrics.zeroshot.view import zeroshot_findings, zeroshot_section
 from outliers.plot.emergence import Fit
 from outliers.plot.remedies import Point
 from outliers.report.analysis import Value
-from outliers.report.artefacts.ablation import ablation_findings, ablation_section
-from outliers.report.artefacts.attention import attention_section
-from outliers.report.artefacts.causes import causes_section
-from outliers.report.artefacts.damage import damage_findings, damage_section
-from outliers.report.artefacts.figure1 import zeroshot_findings, zeroshot_section
-from outliers.report.artefacts.remedies import NONE, remedies_findings, remedies_section
-from outliers.report.artefacts.table1 import sweep_findings, sweep_section
-from outliers.report.artefacts.table3 import memory_findings, memory_section
-from outliers.report.artefacts.table4 import emergence_findings, panel_section, table4_section
-from outliers.report.artefacts.table5 import speed_findings, speed_section
-from outliers.report.artefacts.table6 import latency_section
-from outliers.report.artefacts.table7 import table7_section, table10_section
-from outliers.report.artefacts.trace import trace_findings, trace_section
+from outliers.report.paper.table4 import emergence_findings, panel_section, table4_section
+from outliers.report.paper.table7 import table7_section, table10_section
 from outliers.report.section import Finding, Section
+from outliers.report.views.ablation import ablation_findings, ablation_section
+from outliers.report.views.attention import attention_section
+from outliers.report.views.causes import causes_section
+from outliers.report.views.damage import damage_findings, damage_section
+from outliers.report.views.remedies import NONE, remedies_findings, remedies_section
 from outliers.report.words import count, features, listed, percent, ranges
 from outliers.runs.frame import records_in
 from outliers.specification.kinds import OneModel

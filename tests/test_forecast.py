@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import PretrainedConfig
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, each_alone
@@ -30,7 +31,7 @@ from outliers.runs.planner import keeps_of
 from outliers.runs.room import Room, free_in_groups
 from outliers.runs.run import plans_of
 from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, OneModel, Settings
-from outliers.subjects.bench import Job
+from outliers.subjects.causal import Pretrained
 from outliers.terminal.amounts import duration, size
 from tests.conftest import CONFIGS, make_model, needs_smollm2
 from tests.test_commands import call
@@ -48,11 +49,11 @@ PASSING = 2 * 4 * 256 * (18 + 2) * 4096
 
 
 @pytest.fixture
-def opt(tmp_path, monkeypatch) -> Job:
-    """A job of OPT-6.7B's shape in a folder without weights."""
+def opt(tmp_path, monkeypatch) -> PretrainedConfig:
+    """The configuration of OPT-6.7B, beside a folder `my-opt` without weights."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-opt").mkdir()
-    return Job("my-opt", None, find_config("facebook/opt-6.7b"))
+    return find_config("facebook/opt-6.7b")
 
 
 @pytest.fixture
@@ -63,8 +64,15 @@ def told(monkeypatch) -> list[str]:
     return found
 
 
-def need(job: Job, settings: Settings, keeps: Keeps = NOTHING, room: Room = MUCH):
-    return need_of(request_of(job, settings, keeps), room)
+def asked(config: PretrainedConfig, keeps: Keeps = NOTHING, model=("my-opt", None), **settings) -> Request:
+    """The run of a model of this configuration."""
+    subject = Pretrained(*model, settings.get("spec") or Settings(name="test", **settings))
+    subject.config = config
+    return request_of(subject, keeps)
+
+
+def need(config: PretrainedConfig, keeps: Keeps = NOTHING, room: Room = MUCH, **settings) -> Need:
+    return need_of(asked(config, keeps, **settings), room)
 
 
 def alone(*names: str) -> tuple:
@@ -87,8 +95,7 @@ def test_every_architecture_has_a_shape(case):
         assert shape.weights == sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     assert 0 < shape.largest <= shape.projections < shape.layer
     assert min(shape.read.values()) > 0
-    job = Job("pocket/gpt2-0.1m", None, model.config)
-    assert need(job, Settings(name="test", block=8)).memory > PROCESS
+    assert need_of(asked(model.config, model=("pocket/gpt2-0.1m", None), block=8), MUCH).memory > PROCESS
 
 
 KEPT = {"sweep": Experiment, "trace": OneModel, "ablation": Ablation}
@@ -106,36 +113,34 @@ def test_memory_is_that_of_kept_rows(kind):
         spec = {**KEPT, "damage": Damage}[kind](model="smollm2-135m", **block)
     (plan,) = plans_of(spec)
     plan.subject.prepare()
-    needs = [need(plan.subject.job, spec, keeps).memory for keeps in keeps_of(next(plan.stages))]
+    needs = [need_of(request_of(plan.subject, keeps), MUCH).memory for keeps in keeps_of(next(plan.stages))]
     assert 0.9 < max(needs) / measured < 1.3
 
 
 def test_what_a_run_needs_is_counted(opt):
-    settings = Settings(name="test", blocks=8)
     whole = PROCESS + LEFT + 4 * PARAMETERS + PASSING
-    assert need(opt, settings) == Need("my-opt", whole, 0, 0, 0)
+    assert need(opt, blocks=8) == Need("my-opt", whole, 0, 0, 0)
     int8, doubled = alone("absmax"), alone("absmax+hadamard")
     quantizing = 2 * 2 * 4 * 4 * 4096**2
-    assert need(opt, settings, Keeps(int8)).memory == whole + quantizing + 32 * PROJECTIONS
+    assert need(opt, Keeps(int8), blocks=8).memory == whole + quantizing + 32 * PROJECTIONS
     in_turn = alone("fp32", "absmax", "absmax-row")
-    assert need(opt, settings, Keeps(in_turn)).memory == whole + quantizing + 32 * PROJECTIONS
-    assert need(opt, settings, Keeps(doubled)).memory == whole + quantizing + 32 * PROJECTIONS * 5
+    assert need(opt, Keeps(in_turn), blocks=8).memory == whole + quantizing + 32 * PROJECTIONS
+    assert need(opt, Keeps(doubled), blocks=8).memory == whole + quantizing + 32 * PROJECTIONS * 5
     together = (int8[0] + alone("llm.int8")[0],)
-    assert need(opt, settings, Keeps(together)).memory == whole + quantizing + 2 * 32 * PROJECTIONS
-    assert need(opt, settings, Keeps(attention=3)).memory == whole + 2 * 4 * 3 * 32 * 256**2
-    logits = need(opt, settings, Keeps(logits=2)).memory
+    assert need(opt, Keeps(together), blocks=8).memory == whole + quantizing + 2 * 32 * PROJECTIONS
+    assert need(opt, Keeps(attention=3), blocks=8).memory == whole + 2 * 4 * 3 * 32 * 256**2
+    logits = need(opt, Keeps(logits=2), blocks=8).memory
     assert logits == whole - PASSING + 2 * 4 * 2 * 256 * 50272
 
 
 def test_a_streamed_run_has_one_layer_and_what_is_kept_of_all_blocks(opt):
-    streamed = Settings(name="test", blocks=8, stream=True)
+    streamed = {"blocks": 8, "stream": True}
     weights = 4 * (OUTSIDE + LAYER)
     least = PROCESS + LEFT + weights + PASSING
-    assert need(opt, streamed, Keeps(variants=3)).memory == least + 3 * 8 * STATES
-    limit = streamed.model_copy(update={"memory": 3 * 8 * STATES - 1})
-    on_disk = need(opt, limit, Keeps(variants=3))
+    assert need(opt, Keeps(variants=3), **streamed).memory == least + 3 * 8 * STATES
+    on_disk = need(opt, Keeps(variants=3), **streamed, memory=3 * 8 * STATES - 1)
     assert (on_disk.memory, on_disk.disk) == (least, 3 * 8 * STATES)
-    traced = need(opt, streamed, Keeps(roles=("attn_in", "ffn_out")))
+    traced = need(opt, Keeps(roles=("attn_in", "ffn_out")), **streamed)
     assert traced.memory == least + 8 * STATES + 8 * 256 * 4096 * (4 + 4)
     assert pickle.loads(pickle.dumps(on_disk)) == on_disk
 
@@ -149,26 +154,26 @@ def _kept(spec: Latency, scheme: str) -> Keeps:
 
 def test_a_generation_keeps_keys_and_values_and_codes_alone(opt):
     spec = Latency(models=["my-opt"], prompt=100, tokens=28, batches=[1, 4], dtype="bfloat16")
-    exact, int8 = (need(opt, spec, _kept(spec, name)).memory for name in ("fp32", "llm.int8"))
+    exact, int8 = (need(opt, _kept(spec, name), spec=spec).memory for name in ("fp32", "llm.int8"))
     quantizing = 2 * 2 * 4 * 4 * 4096**2
     assert exact - int8 == 32 * PROJECTIONS - quantizing
     short = spec.model_copy(update={"tokens": 27})
-    fewer = need(opt, short, _kept(short, "fp32")).memory
+    fewer = need(opt, _kept(short, "fp32"), spec=short).memory
     assert exact - fewer == 4 * 32 * 2 * 4096 * 2
 
 
 def test_hidden_states_are_on_a_gpu_where_they_leave_room(opt):
-    settings = Settings(name="test", device="cuda", blocks=100, stream=True)
+    settings = {"device": "cuda", "blocks": 100, "stream": True}
     fits = 4 * OUTSIDE + 2 * 100 * STATES
-    on_gpu, on_host = (need(opt, settings, room=MUCH._replace(memory=free, gpus=free)) for free in (fits, fits - 2))
+    on_gpu, on_host = (need(opt, **settings, room=MUCH._replace(memory=free, gpus=free)) for free in (fits, fits - 2))
     assert on_gpu.memory - on_host.memory == on_host.host - on_gpu.host == 100 * STATES
     assert on_gpu.host == PROCESS
-    resident = need(opt, Settings(name="test", device="cuda"), room=MUCH._replace(gpus=1))
+    resident = need(opt, device="cuda", room=MUCH._replace(gpus=1))
     assert (resident.memory, resident.host) == (WORKSPACES + 4 * PARAMETERS + PASSING, PROCESS + 4 * PARAMETERS)
 
 
 def test_a_model_too_large_is_refused_with_what_would_help(opt, told):
-    requests = [request_of(opt, Settings(name="test"), Keeps())]
+    requests = [asked(opt)]
     assert refusal(requests, MUCH._replace(memory=int(21.46e9))) == (
         "'my-opt' needs 27.8 GB of memory in float32 and 21.5 GB are free; "
         "with --stream it needs 3.0 GB, with --dtype bfloat16 it needs 14.5 GB"
@@ -178,7 +183,7 @@ def test_a_model_too_large_is_refused_with_what_would_help(opt, told):
         "with --stream --dtype bfloat16 it needs 2.1 GB"
     )
     gpus = MUCH._replace(memory=int(14e9), gpus=int(28e9))
-    requests = [request_of(opt, Settings(name="test", device="cuda"), Keeps())]
+    requests = [asked(opt, device="cuda")]
     assert refusal(requests, gpus) == (
         "'my-opt' needs 26.9 GB of GPU memory in float32 and 14.0 GB are free; with --stream it needs 2.0 GB, "
         "with --dtype bfloat16 it needs 13.5 GB, with --device auto it needs 26.9 GB"
@@ -187,24 +192,22 @@ def test_a_model_too_large_is_refused_with_what_would_help(opt, told):
 
 
 def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, monkeypatch):
-    streamed = Settings(name="test", blocks=2000, dtype="bfloat16", stream=True)
+    streamed = {"blocks": 2000, "dtype": "bfloat16", "stream": True}
     room = MUCH._replace(memory=int(3.6e9))
-    assert refusal([request_of(opt, streamed, Keeps())], room) == (
+    assert refusal([asked(opt, **streamed)], room) == (
         "'my-opt' needs 6.2 GB of memory in bfloat16 and 3.6 GB are free; "
         "with --memory 1GB it needs 2.0 GB and 4.2 GB of disk, with --blocks 763 it needs 3.6 GB"
     )
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "/tmp")
-    limited = streamed.model_copy(update={"memory": 10**9})
-    assert refusal([request_of(opt, limited, Keeps())], room._replace(temporary=10**9)) == (
+    assert refusal([asked(opt, **streamed, memory=10**9)], room._replace(temporary=10**9)) == (
         "'my-opt' needs 4.2 GB of disk for hidden states and 1.0 GB are free in '/tmp'; set TMPDIR to a folder with "
         "more room, with --blocks 476 it needs 3.0 GB"
     )
-    long = Settings(name="test", block=2048, blocks=1)
-    assert "with --stream --block " in refusal([request_of(opt, long, Keeps())], room._replace(memory=int(2.9e9)))
+    assert "with --stream --block " in refusal([asked(opt, block=2048, blocks=1)], room._replace(memory=int(2.9e9)))
 
 
 def test_only_options_that_a_measurement_has_are_proposed(opt):
-    requests = [request_of(opt, Settings(name="test"), Keeps(options=frozenset(("dtype", "device"))))]
+    requests = [asked(opt, Keeps(options=frozenset(("dtype", "device"))))]
     assert refusal(requests, MUCH._replace(memory=int(21.46e9))).endswith(
         "21.5 GB are free; with --dtype bfloat16 it needs 14.5 GB"
     )
@@ -218,8 +221,8 @@ def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, monkeypatch):
     monkeypatch.setattr("outliers.models.source.HfApi", lambda: hub)
     monkeypatch.setattr("outliers.models.source.try_to_load_from_cache", lambda *_, **__: None)
     monkeypatch.setattr(module, "HF_HUB_CACHE", "/cache")
-    jobs = [opt._replace(model="some/model"), opt._replace(model="some/model", revision="old")]
-    requests = [request_of(job, Settings(name="test"), Keeps()) for job in jobs]
+    models = [("some/model", None), ("some/model", "old")]
+    requests = [asked(opt, model=model) for model in models]
     assert [request.download for request in requests] == 2 * [5 * 10**9]
     assert refusal(requests, MUCH._replace(cache=8 * 10**9)) == (
         "the models need 10.0 GB for downloads and 8.0 GB are free in '/cache'; "
@@ -230,11 +233,11 @@ def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, monkeypatch):
         "set HF_HOME to a folder with more room"
     )
     del hub.model_info
-    assert request_of(jobs[0], Settings(name="test"), Keeps()).download is None
+    assert asked(opt, model=models[0]).download is None
 
 
 def test_a_need_that_is_much_of_what_is_free_is_said_once(opt, told):
-    requests = 2 * [request_of(opt, Settings(name="test"), Keeps())]
+    requests = 2 * [asked(opt)]
     forecast(requests, MUCH)
     assert not told
     forecast(requests, MUCH._replace(memory=40 * 10**9))

@@ -19,13 +19,13 @@ from torch import nn
 
 from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity.view import perplexity_table
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, in_groups, is_own
 from outliers.quantization.store import load_quantized, save_quantized
-from outliers.report.artefacts.table1 import perplexity_table
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Experiment, Latency
 from outliers.text.blocks import load_text

@@ -34,7 +34,7 @@ from outliers.runs.forecast import need_of, request_of
 from outliers.runs.room import Room
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel, Settings
-from outliers.subjects.bench import Job
+from outliers.subjects.causal import Pretrained
 from outliers.text.blocks import load_text, tokens_hash
 from tests import gguf_files
 from tests.conftest import (
@@ -361,8 +361,8 @@ def test_vocabularies_of_pieces_are_those_of_transformers(architecture, tmp_path
 
 def test_what_a_run_needs_is_what_its_copy_needs(file, copied):
     settings = Settings(name="test", block=32, blocks=2)
-    jobs = [Job.of(str(model), None, settings) for model in (file, copied)]
-    one, other = (need_of(request_of(job, settings, Keeps()), Room()) for job in jobs)
+    models = [Pretrained(str(model), None, settings) for model in (file, copied)]
+    one, other = (need_of(request_of(model, Keeps()), Room()) for model in models)
     assert one._replace(model="") == other._replace(model="")
 
 

@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers.errors import UserError
+from outliers.metrics.latency import view as table6
 from outliers.metrics.latency.measure import Timings, latency, quartiles
+from outliers.metrics.linear_layer import view as table5
 from outliers.metrics.linear_layer.measure import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
@@ -21,14 +23,12 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.report.artefacts import table5, table6
 from outliers.report.write import write
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Latency, LinearLayers
 from tests.conftest import SHARED, make_model, needs_shared
-from tests.test_commands import call
 
 CPU = torch.device("cpu")
 needs_bitsandbytes = pytest.mark.skipif(not has_bitsandbytes(), reason="bitsandbytes is not installed")
@@ -183,17 +183,9 @@ def test_finished_rows_are_used_again(tmp_path, timed_generations):
     assert len(timed_generations) == 4
     run(Latency(**{**SMALL, "batches": [1, 2, 3, 5]}), tmp_path)
     assert timed_generations[4:] == 2 * [((2, 16), 4, 2), ((5, 16), 4, 2)], "whatever the largest batch is"
-    for changed in ({"prompt": 8}, {"tokens": 5}, {"repeats": 3}, {"dtype": "float32"}):
-        before = len(timed_generations)
-        run(Latency(**{**SMALL, **changed}), tmp_path)
-        assert len(timed_generations) == before + 4
     before = len(timed_generations)
     run(Latency(**{**SMALL, "alpha": 5}), tmp_path)
     assert len(timed_generations) == before + 2, "only llm.int8 depends on alpha"
-    written = len(read_rows(tmp_path))
-    run(Latency(**SMALL), tmp_path, force=True)
-    assert len(timed_generations) == before + 6
-    assert len(read_rows(tmp_path)) == written
 
 
 def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
@@ -216,21 +208,6 @@ def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
     finally:
         gc.enable()
     assert len(alive) == 4
-
-
-def test_mistakes_show_before_anything_is_measured(tmp_path, timed_generations):
-    for field, value in [
-        ("models", ["pocket/gpt2-0.1m", "pocket/nothing"]),
-        ("schemes", ["fp32", "nothing"]),
-        ("text", "nothing"),
-        ("prompt", 253),
-        ("batches", [10**6]),
-        ("device", "cuda:77"),
-    ]:
-        with pytest.raises(UserError):
-            run(Latency(**{**SMALL, field: value}), tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-    assert not timed_generations
 
 
 @needs_bitsandbytes
@@ -287,23 +264,6 @@ def test_latency_table():
         ["b", "llm.int8", "-", "2 [1, 9]", "-", "3.00", "-", "77.7", "-", "2.00"],
         ["c", "llm.int8", "5 [1, 9]", "-", "-", "-", "-", "-", "-", "-"],
     ]
-
-
-def test_command(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    models, options = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], ["--prompt", "8", "--tokens", "2", "--repeats", "2"]
-    code, out, err = call(monkeypatch, capsys, *models, "--batch", "1,2", *options, command="latency")
-    assert (code, err) == (0, "")
-    words = [line.split()[:2] for line in out.splitlines()]
-    assert [[name, kind] for name in ("gpt2-0.1m", "gpt2-0.5m") for kind in ("bfloat16", "llm.int8")] == [
-        line for line in words if line and line[0].startswith("gpt2")
-    ]
-    assert len(read_rows(tmp_path / "results" / "latency")) == 24
-    written = {path.name for path in (tmp_path / "results" / "latency").iterdir()}
-    assert {"rows.jsonl", "rows.parquet", "table6.csv", "report.html"} <= written
-    assert call(monkeypatch, capsys, *models, "--batch", "1,2", *options, command="latency") == (0, out, ""), (
-        "nothing is timed again"
-    )
 
 
 def test_ways_are_one_product():
@@ -370,11 +330,6 @@ def test_linear_layers(tmp_path, monkeypatch):
     assert not timed
     assert len(run(LinearLayers(**{**LAYERS, "dimensions": [16, 8, 32]}), tmp_path)) == 6 * len(names)
     assert len(timed) == 1
-    for changed in ({"tokens": 4}, {"dtype": "float16"}):
-        run(LinearLayers(**{**LAYERS, **changed}), tmp_path)
-    assert len(timed) == 5
-    run(LinearLayers(**LAYERS), tmp_path, force=True)
-    assert len(timed) == 7
 
     shown = table5.speed_table(rows)
     assert shown.headers == ["way", "16", "32"]

@@ -10,11 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from outliers.errors import UserError
 from outliers.metrics.memory import measure
 from outliers.metrics.memory.footprint import GIB, Footprint, Storages, fits, measure_footprint, measure_pass, prompt
+from outliers.metrics.memory.view import footprints, largest, memory_section
 from outliers.models.configs import find_config, known_configs
 from outliers.models.load import load_config
 from outliers.models.skeleton import skeleton
 from outliers.quantization.convert import quantize
-from outliers.report.artefacts.table3 import PUBLISHED, footprints, largest, measured, memory_section
+from outliers.report.paper.table3 import PUBLISHED, measured
 from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from outliers.metrics.perplexity.view import sweep_section
 from outliers.models.names import short_name
-from outliers.report.artefacts.table1 import PUBLISHED, sweep_section
 from outliers.report.page import about, models, page, provenance
-from outliers.report.paper import comparison
+from outliers.report.paper.published import comparison
+from outliers.report.paper.table1 import PUBLISHED
 from outliers.report.section import Finding
 from outliers.runs.frame import records_in
 from tests.conftest import needs_chromium

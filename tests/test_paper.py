@@ -11,12 +11,13 @@ import pytest
 
 from outliers.errors import UserError
 from outliers.plot.published import published_models
-from outliers.report import artefacts
+from outliers.report import paper
 from outliers.report import report as module
-from outliers.report.artefacts.table4 import table4_section
-from outliers.report.elsewhere import ELSEWHERE, elsewhere
-from outliers.report.paper import comparison
-from outliers.report.report import ARTEFACTS, BEYOND, experiments, report
+from outliers.report.paper import beyond
+from outliers.report.paper.elsewhere import ELSEWHERE, elsewhere
+from outliers.report.paper.published import comparison
+from outliers.report.paper.table4 import table4_section
+from outliers.report.report import ARTEFACTS, experiments, report
 from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
 from outliers.specification.files import experiment_files
@@ -175,7 +176,7 @@ def test_values_published_elsewhere_stand_beside_table4():
 
 
 NEW = """
-from outliers.report.paper import Artefact, Published, grid
+from outliers.report.paper.published import Artefact, Published, grid
 from outliers.report.section import Section
 from outliers.specification.kinds import Experiment
 
@@ -195,7 +196,7 @@ def test_a_new_table_is_one_file_its_experiments_and_its_values(tmp_path, monkey
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "table2.py").write_text(NEW)
     (tmp_path / "table2.yaml").write_text(SMALL.replace("table1", "table2"))
-    monkeypatch.setattr(artefacts, "__path__", [*artefacts.__path__, str(tmp_path / "files")])
+    monkeypatch.setattr(paper, "__path__", [*paper.__path__, str(tmp_path / "files")])
     found = module._gathered()
     assert list(found) == [*list(ARTEFACTS)[:2], "table2", *list(ARTEFACTS)[2:]]
     assert [name for name in found if name != "table2"] == list(ARTEFACTS)
@@ -203,7 +204,7 @@ def test_a_new_table_is_one_file_its_experiments_and_its_values(tmp_path, monkey
     said = report(str(tmp_path / "table2.yaml"), tmp_path / "out")
     assert "Table 2: one more" in said
     assert re.search(r"gpt2-0.1m +fp32 +\d+\.?\d* +1 ", said)
-    monkeypatch.delitem(sys.modules, "outliers.report.artefacts.table2")
+    monkeypatch.delitem(sys.modules, "outliers.report.paper.table2")
 
 
 def test_another_scheme_of_the_table_breaks_no_published_table():
@@ -214,7 +215,7 @@ def test_another_scheme_of_the_table_breaks_no_published_table():
         "schemes.TABLE1.append('mine')\n"
         "from outliers.report.report import ARTEFACTS\n"
         "assert len(ARTEFACTS['table1'].published.values) == 45\n"
-        "from outliers.report.artefacts.table1 import perplexity_table\n"
+        "from outliers.metrics.perplexity.view import perplexity_table\n"
         "row = {'model': 'a', 'scheme': 'mine', 'metric': 'perplexity', 'value': 1.0, 'dtype': 'float32'}\n"
         "assert perplexity_table([row]).cells == [['Mine', '1.00']]"
     )
@@ -223,14 +224,14 @@ def test_another_scheme_of_the_table_breaks_no_published_table():
 
 def test_every_table_and_figure_has_an_experiment_of_each_set():
     of_trainings = [spec.shows for spec in experiments("training")]  # which take a night, and so are a set of their own
-    of_paper = [name for name in ARTEFACTS if name not in (*BEYOND, *of_trainings)]
+    of_paper = [name for name in ARTEFACTS if name not in (*beyond.ARTEFACTS, *of_trainings)]
     for name in ("paper", "pocket"):
         assert [spec.shows for spec in experiments(name)] == of_paper
         assert {known for known in experiment_files() if known.startswith(f"{name}/")} == {
             f"{name}/{shown}" for shown in of_paper
         }
     others = [spec for name in ("look", "remedies", "attention", "training/causes") for spec in experiments(name)]
-    assert [spec.shows for spec in others] == list(BEYOND)
+    assert [spec.shows for spec in others] == list(beyond.ARTEFACTS)
 
 
 def test_a_device_replaces_that_of_the_files():

@@ -148,7 +148,7 @@ def test_tokens_are_those_of_the_whole(monkeypatch, kind):
     tokenizer = tokenizer_of(kind)
     joined = 0
 
-    @settings(max_examples=50, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=50)
     @given(PARTS)
     def check(parts):
         nonlocal joined

@@ -22,8 +22,8 @@ from outliers.models.anatomy import ROLES
 from outliers.plot import style
 from outliers.plot.legends import SCATTER
 from outliers.plot.watched import PANELS
-from outliers.report.artefacts.ablation import ablation_summary
 from outliers.report.section import Drawing, drawn
+from outliers.report.views.ablation import ablation_summary
 from outliers.runs.frame import records_in
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.recipe import Training

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 import outliers
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.perplexity.view import perplexity_table
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
@@ -40,7 +41,6 @@ from outliers.quantization.schemes import (
 )
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.quantization.transforms import TRANSFORMS, Magnitudes, Transform
-from outliers.report.artefacts.table1 import perplexity_table
 from outliers.runs.frame import records_in
 from outliers.runs.run import run, sweep
 from outliers.specification.files import make_experiment, read_experiment

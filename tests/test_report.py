@@ -13,6 +13,18 @@ import pytest
 import torch
 
 from outliers.metrics.ablations import plan
+from outliers.metrics.latency.view import latencies, latency_table
+from outliers.metrics.perplexity.view import (
+    cost_table,
+    perplexity_table,
+    sweep_section,
+    table1,
+    terminal,
+)
+from outliers.metrics.trace.view import (
+    trace_section,
+)
+from outliers.metrics.zeroshot.view import accuracy_table
 from outliers.models.anatomy import ROLES
 from outliers.plot.ablation import ablation_bars
 from outliers.plot.emergence import by_model, exponential_fit, figure3, figure4, fits_of
@@ -24,22 +36,10 @@ from outliers.plot.sweep import sweep_costs
 from outliers.plot.trace import heat_map, magnitude_by_position, pooled, sorted_profile
 from outliers.plot.zeroshot import accuracy_by_size
 from outliers.quantization.schemes import SCHEMES, TABLE1
-from outliers.report.artefacts.ablation import ablation_section, ablation_summary, ablation_table
-from outliers.report.artefacts.figure1 import accuracy_table
-from outliers.report.artefacts.remedies import remedies_section
-from outliers.report.artefacts.table1 import (
-    cost_table,
-    perplexity_table,
-    sweep_section,
-    table1,
-    terminal,
-)
-from outliers.report.artefacts.table4 import emergence_section, emergence_table
-from outliers.report.artefacts.table6 import latencies, latency_table
-from outliers.report.artefacts.trace import (
-    trace_section,
-)
 from outliers.report.page import page
+from outliers.report.paper.table4 import emergence_section, emergence_table
+from outliers.report.views.ablation import ablation_section, ablation_summary, ablation_table
+from outliers.report.views.remedies import remedies_section
 from outliers.report.write import write
 from outliers.runs.frame import records_in
 from outliers.tracing.trace import trace

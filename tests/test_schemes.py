@@ -29,7 +29,7 @@ from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.quantization.transforms import TRANSFORMS, Transform
-from outliers.report.artefacts.table1 import PUBLISHED
+from outliers.report.paper.table1 import PUBLISHED
 from outliers.runs.run import run, sweep
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Ablation, Experiment, Latency, ZeroShot

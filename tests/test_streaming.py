@@ -22,7 +22,8 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel
-from outliers.subjects.bench import Bench, Job
+from outliers.subjects.bench import Bench
+from outliers.subjects.causal import Causal
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace
@@ -322,13 +323,13 @@ def test_equal_weights_of_streamed_models_are_measured_once(tmp_path):
 def test_weights_that_are_not_those_of_another_process(tmp_path):
     """As where a file changes between two workers: it shows when the layers were read."""
     spec = RUNS["trace"]("pocket/gpt2-0.1m")
-    job = Job.of(spec.model, None, spec)
+    subject = Causal(spec.model, None, spec)
     with Progress(0) as bar:
         bench = Bench(bar)
-    model, fields = bench.load(job, spec)
+    model, fields = bench.load(subject)
     assert "weights_hash" not in fields
-    model, _ = bench.load(job, spec, fields | {"weights_hash": "0" * 16})
-    perplexity(model, job.blocks)
+    model, _ = bench.load(subject, fields | {"weights_hash": "0" * 16})
+    perplexity(model, subject.blocks)
     with pytest.raises(UserError, match="changed while they were measured"):
         bench.check_weights()
 

@@ -130,7 +130,7 @@ def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path):
     def press(*_):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("outliers.subjects.bench.load_config", press)
+    monkeypatch.setattr("outliers.models.load.load_config", press)
     code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path / "none")
     assert (code, err) == (130, "interrupted; run the same command again to go on\n")
     assert not (tmp_path / "none").exists()

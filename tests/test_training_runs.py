@@ -20,8 +20,8 @@ from outliers.errors import UserError
 from outliers.plot.style import GREY
 from outliers.plot.training import causes, checkpoints, trained
 from outliers.report.analysis import mean, ratio
-from outliers.report.artefacts.causes import causes_findings, causes_section, causes_table, ends
-from outliers.report.artefacts.table7 import (
+from outliers.report.page import page
+from outliers.report.paper.table7 import (
     OF_TABLE9,
     OF_TABLE10,
     PUBLISHED,
@@ -31,8 +31,8 @@ from outliers.report.artefacts.table7 import (
     table9_section,
     table10_section,
 )
-from outliers.report.page import page
 from outliers.report.report import experiments, report
+from outliers.report.views.causes import causes_findings, causes_section, causes_table, ends
 from outliers.runs.rows import Row, read
 from outliers.runs.run import plans_of, rows_of
 from outliers.specification.recipe import Recipe, Training

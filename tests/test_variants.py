@@ -204,7 +204,7 @@ OTHERS = st.lists(ABLATIONS | PLANTS, min_size=1, max_size=3)
 SEVERAL = st.builds(lambda before, one, after: Together((*before, one, *after)), OTHERS, QUANTIZED, OTHERS)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.just(AS_IT_IS) | ABLATIONS | PLANTS | QUANTIZED | PEERS | SEVERAL)
 def test_a_writing_is_read_as_what_was_written(variant):
     again = outliers.variant(variant.name)

@@ -16,15 +16,15 @@ import yaml
 from outliers.errors import UserError
 from outliers.metrics.zeroshot import harness as module
 from outliers.metrics.zeroshot.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
+from outliers.metrics.zeroshot.view import (
+    accuracies,
+    accuracy_table,
+    zeroshot_section,
+)
 from outliers.models.load import load_model, load_tokenizer
 from outliers.plot.zeroshot import accuracy_by_size, mean_accuracy, mean_chance
 from outliers.quantization.convert import quantize
-from outliers.report.artefacts.figure1 import (
-    accuracies,
-    accuracy_table,
-    measured,
-    zeroshot_section,
-)
+from outliers.report.paper.figure1 import measured
 from outliers.runs.run import run
 from outliers.specification.kinds import ZeroShot
 from tests.conftest import C4, SHARED, needs_shared

@@ -1,6 +1,6 @@
 """Metrics of the last hidden states: all that are asked of one variant ride on one pass over the text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
@@ -8,14 +8,14 @@ from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Keeps, Measurement, Seen
 from outliers.metrics.metric import resolved
-from outliers.models.decoder import inference, run_decoder
+from outliers.models.decoder import inference, run_decoder, run_from
 from outliers.models.stream import Variant, is_streamed
 from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn
 from outliers.variants.quantized import EXACT
 
-MOST_KEPT = 2**28  # bytes of last hidden states of the unquantized model that are kept for several variants
+MOST_KEPT = 2**28  # bytes of hidden states that are kept for several variants, of the last ones and of inputs of layers
 
 
 def _seen(cell: Cell) -> Seen:
@@ -47,12 +47,13 @@ class OfStates(Measurement):
         model, blocks = subject.load(bench, facts), subject.blocks[part]
         variants = list(_variants(cells).values())
         with named(subject.name):
-            variants = bench.knowing(variants, subject.job)
+            variants = bench.knowing(variants, subject)
         found = []
+        part_of_text = facts.get("tokens_hash"), part.start, part.stop
         for draw in range(cells[0].metric.draws):
             with named(subject.name, *(variant.name for variant in variants)):
                 passes = _streamed if is_streamed(model) else _resident
-                found.append(passes(model, bench, blocks, cells, variants, (draw, part.start, part.stop)))
+                found.append(passes(model, bench, blocks, cells, variants, (draw, *part_of_text)))
         return [list(of_cell) for of_cell in zip(*found, strict=True)]
 
     def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
@@ -79,9 +80,25 @@ def _resident(
     with bench.under(variant) as changed, drawn(changed, key[0]):
         of_blocks = [
             [seer.see(changed, ids, states, exact[number]) for seer in seers]
-            for number, ids, states in run_decoder(changed, bench.counted(blocks))
+            for number, ids, states in _passed(changed, bench, blocks, variant.first_layer(model), key)
         ]
     return [list(of_cell) for of_cell in zip(*of_blocks, strict=True)]
+
+
+def _passed(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, key: tuple) -> Iterator[tuple]:
+    """Blocks through a model whose layers before `first` are those of the model as it is: from what these made of them
+    for another variant on, as far as it was kept."""
+    counted = bench.counted(blocks)
+    if not 0 < first < model.config.num_hidden_layers:
+        return run_decoder(model, counted)
+    inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
+    if _nbytes(state for of_key in bench.inputs.values() for known in of_key for state in known.values()) > MOST_KEPT:
+        inputs = [dict(known) for known in inputs]  # what is added is not kept
+    return run_from(model, counted, first, inputs)
+
+
+def _nbytes(states: Iterable[torch.Tensor]) -> int:
+    return sum(state.nbytes for state in states)
 
 
 def _exact_states(bench: Bench, blocks: torch.Tensor, key: tuple) -> list[torch.Tensor]:
@@ -89,7 +106,7 @@ def _exact_states(bench: Bench, blocks: torch.Tensor, key: tuple) -> list[torch.
     if key not in bench.exact:
         with bench.under(EXACT) as exact, drawn(exact, key[0]):
             found = [states for _, _, states in run_decoder(exact, blocks)]
-        if sum(states.nbytes for of_key in (*bench.exact.values(), found) for states in of_key) > MOST_KEPT:
+        if _nbytes(chain.from_iterable((*bench.exact.values(), found))) > MOST_KEPT:
             return found
         bench.exact[key] = found
     return bench.exact[key]

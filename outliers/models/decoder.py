@@ -97,6 +97,31 @@ def run_decoder(
         yield number, ids, model.base_model(ids[None], use_cache=False).last_hidden_state[0]
 
 
+def run_from(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], first: int, inputs: list[dict[int, torch.Tensor]]
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """As `run_decoder`, of a resident model whose layers before one may have read the blocks already.
+
+    Args:
+        model, blocks: as `run_decoder`.
+        first: the layer, from 1 on, before which all is as it was when `inputs` came to be.
+        inputs: of each block what layers read, (1, T, features) by the number of the layer; that of `first` is added.
+    """
+    layers = decoder_layers(model)
+    for block, (number, known) in zip(blocks, enumerate(inputs), strict=True):
+        _check_ids(model, block)
+        ids = block.to(model.device)
+        embedded, calls = into_layers(model, ids)
+        start = max((layer for layer in known if layer <= first), default=0)
+        state = known.get(start, embedded[None])
+        for layer in range(start, len(layers)):
+            if layer == first:
+                known[layer] = state
+            output = calls[layer].on(layers[layer], state)
+            state = state_in(output)
+        yield number, ids, out_of_layers(model, ids, state[0], isinstance(output, tuple))
+
+
 def _check_ids(model: PreTrainedModel, block: torch.Tensor) -> None:
     if not isinstance(block, torch.Tensor) or block.ndim != 1 or block.is_floating_point() or not len(block):
         found = f"of type {type(block).__name__}"

@@ -15,7 +15,7 @@ from outliers.quantization.convert import check_calibrated
 from outliers.quantization.schemes import get_scheme, said_of
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Ablation, alpha_of_schemes
-from outliers.subjects.bench import check_schemes
+from outliers.subjects.bench import check_scheme
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.tracing.result import STREAM
@@ -36,8 +36,8 @@ class ToAblate(Causal):
         spec = self.settings
         scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
         check_calibrated(scheme, None)
-        check_schemes(self.job.config, [scheme], spec.skip)
-        planned(spec, self.job.config.hidden_size, spec.features or [0])  # of outliers that nobody knows yet, of one
+        check_scheme(self.config, scheme, spec.skip)
+        planned(spec, self.config.hidden_size, spec.features or [0])  # of outliers that nobody knows yet, of one
 
 
 def ablation_plans(spec: Ablation) -> list[Plan]:

@@ -13,7 +13,7 @@ from outliers.metrics.places import Places
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage, schemes_of
 from outliers.subjects.causal import Causal
-from outliers.subjects.cell import Cell, Plan, Stages, Subject
+from outliers.subjects.cell import Cell, Plan, Subject, at_once
 from outliers.variants.quantized import EXACT, Quantized
 
 if TYPE_CHECKING:
@@ -27,11 +27,7 @@ def damage_plans(spec: Damage) -> list[Plan]:
     """Of the model what each scheme damages; schemes that share weight codes are side by side."""
     subject = Causal(spec.model, spec.revision, spec)
     variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
-    return [Plan(subject, _stages(_cells(subject, variants, spec.by, spec.draws)))]
-
-
-def _stages(cells: list[Cell]) -> Stages:
-    yield cells
+    return [Plan(subject, at_once(_cells(subject, variants, spec.by, spec.draws)))]
 
 
 def _cells(subject: Subject, variants: Sequence[Quantized], by: Iterable[str], draws: int) -> list[Cell]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from outliers.metrics.latency import Latency
 from outliers.specification import kinds
 from outliers.specification.kinds import Settings, schemes_of
-from outliers.subjects.cell import Cell, Plan, Stages
+from outliers.subjects.cell import Cell, Plan, at_once
 from outliers.subjects.served import Served
 from outliers.variants.peer import PEER, Peer
 from outliers.variants.quantized import Quantized
@@ -27,11 +27,7 @@ def latency_plans(spec: kinds.Latency) -> list[Plan]:
 
 def _plan(subject: Served, variant: "Variant", metrics: list[Latency]) -> Plan:
     cells = [Cell(subject, variant, metric) for metric in metrics]
-    return Plan(subject, _stages(cells), PEER if isinstance(variant, Peer) else None)
-
-
-def _stages(cells: list[Cell]) -> Stages:
-    yield cells
+    return Plan(subject, at_once(cells), PEER if isinstance(variant, Peer) else None)
 
 
 def _variants(spec: kinds.Latency) -> "list[Variant]":

@@ -2,7 +2,7 @@
 
 from outliers.metrics.linear_layer import LinearLayer
 from outliers.specification.kinds import LinearLayers
-from outliers.subjects.cell import Cell, Plan, Stages
+from outliers.subjects.cell import Cell, Plan, at_once
 from outliers.subjects.layer import Layer
 from outliers.variants.quantized import EXACT
 
@@ -11,8 +11,4 @@ def linear_layer_plans(spec: LinearLayers) -> list[Plan]:
     """A cell a dimension."""
     metric = LinearLayer(tokens=spec.tokens, seconds=spec.seconds)
     subjects = [Layer(dimension, spec) for dimension in spec.dimensions]
-    return [Plan(subject, _stages(Cell(subject, EXACT, metric))) for subject in subjects]
-
-
-def _stages(cell: Cell) -> Stages:
-    yield [cell]
+    return [Plan(subject, at_once([Cell(subject, EXACT, metric)])) for subject in subjects]

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from outliers.errors import UserError
 from outliers.metrics.metric import resolved
 from outliers.presets.cells import Cells
-from outliers.subjects.cell import Cell, Plan, Stages
+from outliers.subjects.cell import Cell, Plan, at_once
 
 if TYPE_CHECKING:
     from outliers.metrics.metric import Metric
     from outliers.models.stream import Variant
-    from outliers.subjects.cell import Subject
 
 
 def measure_plans(spec: Cells) -> list[Plan]:
@@ -28,8 +27,4 @@ def measure_plans(spec: Cells) -> list[Plan]:
         kind = resolved(metric.subject)
         groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
     subjects = [(kind(name, spec.revision, spec), asked) for name in spec.models for (kind, _), asked in groups.items()]
-    return [Plan(subject, _stages(subject, asked)) for subject, asked in subjects]
-
-
-def _stages(subject: "Subject", asked: "list[tuple[Variant, Metric]]") -> Stages:
-    yield [Cell(subject, variant, metric) for variant, metric in asked]
+    return [Plan(subject, at_once([Cell(subject, *one) for one in asked])) for subject, asked in subjects]

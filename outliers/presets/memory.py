@@ -3,7 +3,7 @@
 from outliers.errors import unknown_name
 from outliers.metrics.memory import Fits, Memory
 from outliers.specification import kinds
-from outliers.subjects.cell import Cell, Plan, Stages
+from outliers.subjects.cell import Cell, Plan, at_once
 from outliers.subjects.configured import Configured
 from outliers.variants.quantized import EXACT
 
@@ -20,12 +20,8 @@ def memory_plans(spec: kinds.Memory) -> list[Plan]:
     size = spec.model_dump(include={"context", "batch"})
     places = [Fits(**size, headroom=spec.headroom, **dict(hardware)) for hardware in spec.hardware]
     candidates = spec.candidates or spec.models
-    subjects = map(Configured, spec.models)
-    return [
-        Plan(subject, _stages(subject, [Memory(**size), *places], {"candidate": subject.name in candidates}))
-        for subject in subjects
-    ]
-
-
-def _stages(subject: Configured, metrics: list[Memory], about: dict) -> Stages:
-    yield [Cell(subject, EXACT, metric, about) for metric in metrics]
+    plans = []
+    for subject in map(Configured, spec.models):
+        about = {"candidate": subject.name in candidates}
+        plans.append(Plan(subject, at_once([Cell(subject, EXACT, one, about) for one in (Memory(**size), *places)])))
+    return plans

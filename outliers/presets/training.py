@@ -2,7 +2,7 @@
 
 from outliers.metrics.training import Training
 from outliers.specification import recipe
-from outliers.subjects.cell import Cell, Plan, Stages
+from outliers.subjects.cell import Cell, Plan, at_once
 from outliers.subjects.training_run import TrainingRun
 from outliers.variants.quantized import EXACT
 
@@ -11,8 +11,4 @@ def training_plans(spec: recipe.Training) -> list[Plan]:
     """A cell a run and seed."""
     metric = Training(alpha=spec.alpha, watched=spec.watched, schemes=spec.schemes, draws=spec.draws)
     subjects = [TrainingRun(label, run, seed, spec) for label, run in spec.runs.items() for seed in spec.seeds]
-    return [Plan(subject, _stages(Cell(subject, EXACT, metric))) for subject in subjects]
-
-
-def _stages(cell: Cell) -> Stages:
-    yield [cell]
+    return [Plan(subject, at_once([Cell(subject, EXACT, metric)])) for subject in subjects]

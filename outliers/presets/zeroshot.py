@@ -6,7 +6,7 @@ from outliers.metrics.zeroshot import ZeroShot
 from outliers.specification import kinds
 from outliers.specification.kinds import schemes_of
 from outliers.subjects.causal import Pretrained
-from outliers.subjects.cell import Cell, Plan, Stages
+from outliers.subjects.cell import Cell, Plan, at_once
 from outliers.variants.quantized import Quantized
 
 
@@ -14,9 +14,5 @@ def zeroshot_plans(spec: kinds.ZeroShot) -> list[Plan]:
     """Of each model under each scheme every task; schemes that share weight codes are side by side."""
     metrics = [ZeroShot(task=task, **spec.model_dump(include={"data", "limit"})) for task in spec.tasks]
     subjects = [Pretrained(name, spec.revision, spec) for name in spec.models]
-    return [Plan(subject, _stages(subject, spec, metrics)) for subject in subjects]
-
-
-def _stages(subject: Pretrained, spec: kinds.ZeroShot, metrics: list[ZeroShot]) -> Stages:
-    variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
-    yield [Cell(subject, variant, metric) for variant, metric in product(variants, metrics)]
+    asked = list(product([Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)], metrics))
+    return [Plan(subject, at_once([Cell(subject, *one) for one in asked])) for subject in subjects]

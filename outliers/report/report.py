@@ -11,16 +11,13 @@ from pathlib import Path
 from outliers.errors import UserError, unknown_name
 from outliers.files import write_whole
 from outliers.models.names import short_name
-from outliers.report import artefacts
+from outliers.report import paper
 from outliers.report.page import page
-from outliers.report.paper import Artefact, comparison
+from outliers.report.paper.published import Artefact, comparison
 from outliers.report.section import Section
 from outliers.report.write import write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
 from outliers.specification.kinds import Named, OneModel
-
-# What has no number in the paper, in the order of a page.
-BEYOND = ("trace", "ablation", "damage", "sweep", "remedies", "attention", "causes")
 
 
 def _gathered() -> dict[str, Artefact]:
@@ -28,14 +25,10 @@ def _gathered() -> dict[str, Artefact]:
 
     A file with several is where its first one is.
     """
-    files = [
-        importlib.import_module(f"{artefacts.__name__}.{file.name}")
-        for file in pkgutil.iter_modules(artefacts.__path__)
-    ]
+    files = [importlib.import_module(f"{paper.__name__}.{file.name}") for file in pkgutil.iter_modules(paper.__path__)]
     groups = [file.ARTEFACTS for file in files if hasattr(file, "ARTEFACTS")]
     groups.sort(key=lambda group: _place(next(iter(group.values())).label))
-    pairs = [pair for group in groups for pair in group.items()]
-    return dict(sorted(pairs, key=lambda pair: BEYOND.index(pair[0]) if pair[0] in BEYOND else -1))
+    return {name: artefact for group in groups for name, artefact in group.items()}
 
 
 def _place(label: str) -> tuple[float, bool]:

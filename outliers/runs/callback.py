@@ -21,7 +21,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
 from outliers.runs.rows import FILE, Row, Rows, append, line_of, read
 from outliers.specification.kinds import Emergence, said_of_text
-from outliers.subjects.causal import USUAL
+from outliers.subjects.cell import unusual
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
 from outliers.text.given import checked_ids
@@ -122,8 +122,7 @@ class OutlierCallback(TrainerCallback):
         """The row of a step."""
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         dtype, here = str(model.dtype).removeprefix("torch."), environment(model.device)
-        subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype}
-        subject |= {"device": here["device"]} if model.device.type != USUAL["device"] else {}
+        subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype, **unusual(here)}
         facts = {
             "weights_hash": weights_hash(model),
             "architecture": model.config.model_type,
@@ -139,11 +138,7 @@ class OutlierCallback(TrainerCallback):
         return Row(asked=asked, facts=facts, values=values, made=made)
 
     def _write(self, step: int, row: Row) -> None:
-        """Append the row of a step; those of it and of later ones, which another training left, are moved aside.
-
-        Raises:
-            UserError: it cannot be written, or another run has the folder.
-        """
+        """Append the row of a step; those of it and of later ones, which another training left, are moved aside."""
         if self.written is None or step <= self.written:
             self._move_aside(step)
         with locked(self.folder):

@@ -33,11 +33,7 @@ class Here:
         return [slice(0, blocks)]
 
     def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
-        """Each task with what it returned; it moves the bar itself. After Ctrl-C no other begins.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
-        """
+        """Each task with what it returned; it moves the bar itself. After Ctrl-C none: KeyboardInterrupt."""
         for task in tasks:
             stop_if_asked()
             self.bar.set_description(task.name)
@@ -54,11 +50,7 @@ Engine = Here | Cluster
 
 @contextmanager
 def engine_of(spec: Named, bar: Progress) -> Iterator[Engine]:
-    """The engine that an experiment asks for.
-
-    Raises:
-        UserError: as `outliers.runs.cluster.Cluster`.
-    """
+    """The engine that an experiment asks for; raise UserError as `outliers.runs.cluster.Cluster`."""
     if getattr(spec, "engine", "local") == "local":
         yield Here(bar)
     else:

@@ -26,7 +26,6 @@ from outliers.models.stream import STATES_ON_GPU
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.schemes import Scheme
 from outliers.runs.room import Room
-from outliers.specification.kinds import Machine
 from outliers.terminal.amounts import parse_bytes, size
 from outliers.tracing.result import STREAM
 
@@ -121,14 +120,14 @@ def forecast(requests: list[Request], room: Room) -> list[Need]:
     return needs
 
 
-def request_of(subject: Any, settings: Machine, keeps: Keeps) -> Request:
-    """The run of a model, which is a job or has one."""
-    job = getattr(subject, "job", subject)
+def request_of(subject: Any, keeps: Keeps) -> Request:
+    """The run of a subject that is a model."""
+    settings = subject.settings
     wanted = {name: getattr(settings, name, None) for name in ("dtype", "device", "memory")}
     return Request(
-        job.name,
-        shape_of(job.config),
-        missing_download(job.model, job.revision),
+        subject.name,
+        shape_of(subject.config),
+        missing_download(subject.model, subject.revision),
         keeps,
         **wanted,
         stream=getattr(settings, "stream", False),
@@ -249,13 +248,12 @@ Options = Iterator[tuple[str, dict]]  # and what they change in a request
 
 def _that_fit(request: Request, room: Room, options: Callable[[Request, Room], Options]) -> list[str]:
     """Of the options that the user has, those with which a run fits, and what it then needs."""
-    ours = [(option, changes) for option, changes in options(request, room) if set(changes) <= request.keeps.options]
-    found = [(option, _fits(request._replace(**changes), room)) for option, changes in ours]
-    return [
-        f"with {option} it needs {size(needed.memory)}" + (f" and {size(needed.disk)} of disk" if needed.disk else "")
-        for option, needed in found
-        if needed
-    ]
+    found = []
+    for option, changes in options(request, room):
+        if set(changes) <= request.keeps.options and (needed := _fits(request._replace(**changes), room)):
+            disk = f" and {size(needed.disk)} of disk" if needed.disk else ""
+            found.append(f"with {option} it needs {size(needed.memory)}{disk}")
+    return found
 
 
 def _fits(request: Request, room: Room) -> Need | None:

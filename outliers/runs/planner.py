@@ -48,7 +48,7 @@ class Planner:
         self.bar.total += sum(map(_steps, asked))
         self.bar.unit = next((cell.metric.measurement.unit for cells in asked for cell in cells), self.bar.unit)
         needs = [(plan.subject, keeps) for plan, cells in zip(plans, asked, strict=True) for keeps in keeps_of(cells)]
-        requests = [request_of(subject, subject.settings, keeps) for subject, keeps in needs if keeps]
+        requests = [request_of(subject, keeps) for subject, keeps in needs if keeps]
         if requests:
             self.engine.forecast(requests)
         found: list[list[Row]] = [[] for _ in plans]
@@ -168,7 +168,7 @@ class Planner:
         """The rows of cells that were answered together; with the weights of a streamed model, known from now on."""
         answers, weights, spent = zip(*parts, strict=True)
         subject, known = bundle[0].subject, facts[bundle[0]]
-        check_same_weights([{"model": subject.name} | known | of_part for of_part in (weights[0] | known, *weights)])
+        check_same_weights(subject.name, [known | of_part for of_part in (weights[0] | known, *weights)])
         for cell in facts:
             if cell.subject is subject:
                 facts[cell] = weights[0] | facts[cell]

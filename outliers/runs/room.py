@@ -53,10 +53,7 @@ def free_memory() -> int:
 
 
 def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:
-    """What is free in each control group that has a limit.
-
-    root: where the groups' file system is. lines: of /proc/self/cgroup.
-    """
+    """What is free in each control group that has a limit. lines: of /proc/self/cgroup, below `root`."""
     for _, controller, path in (line.split(":", 2) for line in lines):
         if controller not in GROUP_FILES:
             continue

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, NotRequired
+from typing import Annotated, Required
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from typing_extensions import TypedDict  # pydantic takes that of the standard library from Python 3.12 on
@@ -39,12 +39,6 @@ def _number(value: object) -> int | float:
     return value
 
 
-def _above_zero(value: object) -> int | float:
-    if _number(value) <= 0:
-        raise ValueError("expected a positive number")
-    return value
-
-
 def _flat(part: dict) -> dict:
     """A part of a row, of which tables have a column a field: text, a finite number, true, false, null, or a list."""
     for name, value in part.items():
@@ -69,47 +63,39 @@ def _positive(value: dict) -> dict:
 Whole = Annotated[int, Field(ge=0, lt=MOST, strict=True)]
 Count = Annotated[int, Field(ge=1, lt=MOST, strict=True)]
 Number = Annotated[int | float, PlainValidator(_number)]
-Positive = Annotated[int | float, PlainValidator(_above_zero)]
+Positive = Annotated[int | float, PlainValidator(_number), Field(gt=0)]
 Text = Annotated[str, Field(strict=True)]
 
+# The columns of tables that are of one type, in whichever part of a row they stand, in the order of a line; any others
+# follow as they came.
+COLUMNS = (
+    (Text, "metric"),
+    (Number, "value"),
+    (Text, "unit"),
+    (Number, "standard_deviation"),
+    (Number | None, "standard_error"),
+    (Number, "q1 q3"),
+    (Whole, "layer feature position token"),
+    (Count, "bits examples parameters context_used"),
+    (Text, "role projection way checkpoint architecture"),
+    (list[Whole], "features"),
+    (Text, "experiment device_name"),
+    (Number, "wall_seconds headroom"),
+    (Whole, "peak_memory_bytes"),
+    (Text, "model text dtype scheme task hardware owner weights_hash tokens_hash code lm_eval"),
+    (Count, "block blocks gpus context batch prompt tokens repeats"),
+    (Positive, "alpha gigabytes weight_bits activation_bits"),
+    (Annotated[bool, Field(strict=True)], "candidate"),
+)
+Part = TypedDict("Part", {name: kind for kind, names in COLUMNS for name in names.split()}, total=False)
+Part.__pydantic_config__ = ConfigDict(extra="allow")
 
-class Value(TypedDict):
+
+class Value(Part):
     """A number of a row; further fields say of what it is: layer, role, feature, position, token, projection, …"""
 
-    __pydantic_config__ = ConfigDict(extra="allow")
-    metric: Text
-    value: Number
-    unit: NotRequired[Text]
-    standard_deviation: NotRequired[Number]
-    standard_error: NotRequired[Number | None]
-    q1: NotRequired[Number]
-    q3: NotRequired[Number]
-    layer: NotRequired[Whole]
-    feature: NotRequired[Whole]
-    position: NotRequired[Whole]
-    token: NotRequired[Whole]
-    bits: NotRequired[Count]
-    examples: NotRequired[Count]
-    parameters: NotRequired[Count]
-    context_used: NotRequired[Count]
-    role: NotRequired[Text]
-    projection: NotRequired[Text]
-    way: NotRequired[Text]
-    checkpoint: NotRequired[Text]
-    architecture: NotRequired[Text]
-    features: NotRequired[list[Whole]]
-
-
-class Subject(TypedDict, total=False):
-    """What is measured, as far as tables and figures know it."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")
-    model: Text
-    checkpoint: Text
-    text: Text
-    block: Count
-    blocks: Count
-    dtype: Text
+    metric: Required[Text]
+    value: Required[Number]
 
 
 class Parameters(TypedDict):
@@ -123,61 +109,24 @@ class Asked(TypedDict):
     """What identifies a row: subject, variant and metric, each with its parameters where they are not the default."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-    subject: Annotated[Subject, AfterValidator(_flat)]
+    subject: Annotated[Part, AfterValidator(_flat)]
     variant: Text
     metric: Annotated[Parameters, AfterValidator(_flat)]
 
 
-class Facts(TypedDict, total=False):
-    """What follows from what is asked, and from the weights, the tokens and the code that were there."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")
-    weights_hash: Text
-    tokens_hash: Text
-    code: Text
-    architecture: Text
-    dtype: Text
-    parameters: Count
-    alpha: Positive
-    scheme: Text
-    features: list[Whole]
-    weight_bits: Positive
-    activation_bits: Positive
-    task: Text
-    lm_eval: Text
-    hardware: Text
-    owner: Text
-    gigabytes: Positive
-    headroom: Number
-    candidate: Annotated[bool, Field(strict=True)]
-    gpus: Count
-    context: Count
-    batch: Count
-    prompt: Count
-    tokens: Count
-    repeats: Count
-    device_name: Text
-
-
-class Made(TypedDict, total=False):
-    """Where a row was measured, by which versions, in which time and memory."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")
-    experiment: Text
-    device_name: Text
-    wall_seconds: Number
-    peak_memory_bytes: Whole
-
-
 class Row(BaseModel):
-    """One metric of one subject under one variant."""
+    """One metric of one subject under one variant.
+
+    asked: what identifies it. facts: what follows from that, and from the weights, the tokens and the code that were
+    there. made: where it was measured, by which versions, in which time and memory.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     asked: Annotated[Asked, AfterValidator(_in_order)]
-    facts: Annotated[Facts, AfterValidator(_flat), AfterValidator(_in_order)]
+    facts: Annotated[Part, AfterValidator(_flat), AfterValidator(_in_order)]
     values: Annotated[list[Annotated[Value, AfterValidator(_flat), AfterValidator(_positive)]], Field(min_length=1)]
-    made: Annotated[Made, AfterValidator(_flat)]
+    made: Annotated[Part, AfterValidator(_flat)]
 
     def records(self) -> list[dict]:
         """A flat dictionary for each value, as tables, figures and data frames take them."""
@@ -220,7 +169,10 @@ class Rows:
             if torn:
                 _move_aside(self.path, torn)
             if torn or _is_elsewhere_too(self.path) or (content and content[-1:] != b"\n"):
-                _write_alone(self.path, content.rstrip() + b"\n" if content.strip() else b"")
+                if content.strip():
+                    write_whole(self.path, content.rstrip() + b"\n")
+                else:
+                    self.path.unlink()
             stack.enter_context(finishing())
             self._exits = stack.pop_all()
         return self
@@ -296,11 +248,7 @@ def read(folder: Path) -> list[Row]:
 
 
 def line_of(row: Row) -> bytes:
-    """A row as its line.
-
-    Raises:
-        UserError: it holds what no row may.
-    """
+    """A row as its line; raise UserError where it holds what no row may."""
     try:
         whole = Row.model_validate(vars(row))
         beginning = _beginning(whole.asked, whole.facts)
@@ -383,14 +331,6 @@ def _is_json(line: bytes) -> bool:
 def _is_elsewhere_too(path: Path) -> bool:
     """Whether what is appended to a file would be seen under another name, to which it is a link."""
     return path.is_symlink() or (path.exists() and path.stat().st_nlink > 1)
-
-
-def _write_alone(path: Path, content: bytes) -> None:
-    """Put content into the place of a file; nothing where there is none."""
-    if content:
-        write_whole(path, content)
-    else:
-        path.unlink()
 
 
 def _move_aside(path: Path, torn: bytes) -> None:

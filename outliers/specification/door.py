@@ -20,9 +20,7 @@ TEXTS = {  # what trainings read, by their fields
 
 
 def checked(spec: Kind) -> Kind:
-    """The same specification, of which every model is somewhere and asks for what can be.
-
-    What is measured is looked at once more when it is loaded, and further; so nothing else relies on this.
+    """The same specification; nothing else relies on this, for what is measured is looked at again when it is loaded.
 
     Raises:
         UserError: a model, its revision or a text of the hub is unknown or cannot be reached, or the configuration of a
@@ -45,11 +43,7 @@ def checked(spec: Kind) -> Kind:
 
 
 def check_training(spec: Training) -> None:
-    """See that the files are there that runs are trained on, and the models that they train further.
-
-    Raises:
-        UserError: one is not; it says what it is and where it comes from.
-    """
+    """Raise UserError where a file is not there that runs are trained on, or a model that they train further."""
     from_nothing = any(run.from_nothing for run in spec.runs.values())
     for field in ("c4", "wikitext") if from_nothing else ("wikitext",):
         if not Path(getattr(spec, field)).is_file():

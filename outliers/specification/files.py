@@ -135,11 +135,8 @@ def _text(path: Path) -> str:
 
 
 def _lines(node: yaml.Node, count: Iterator[int], path: tuple = ()) -> Iterator[tuple[tuple, int]]:
-    """Path and line, from 1, of every value in a document, each alias as what it stands for.
-
-    Raises:
-        YAMLError: a field stands twice in a mapping, or aliases make more values of a few.
-    """
+    """Path and line, from 1, of every value in a document, each alias as what it stands for; raise YAMLError where a
+    field stands twice in a mapping, or aliases make more values of a few."""
     if next(count) > MOST_VALUES:
         raise yaml.YAMLError(f"more than {MOST_VALUES} values; expected those of an experiment")
     yield path, node.start_mark.line + 1
@@ -160,11 +157,7 @@ def _lines(node: yaml.Node, count: Iterator[int], path: tuple = ()) -> Iterator[
 
 
 def make_experiment(fields: dict | Fields, kind: type[Kind]) -> Kind:
-    """Validate the fields of an experiment.
-
-    Raises:
-        UserError: a field is unknown, missing or out of range; it names the file and the line of a field from a file.
-    """
+    """Validate the fields of an experiment; a UserError names the file and the line of a field from a file."""
     values, places = fields if isinstance(fields, Fields) else (fields, {})
     try:
         return kind(**values)

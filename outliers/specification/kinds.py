@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
@@ -94,10 +95,8 @@ def _scheme(value: object, others: tuple[str, ...]) -> str | Scheme:
         return value
     if not isinstance(value, str):
         raise ValueError("expected the name of a scheme, or a Scheme")
-    try:
+    with _saying_all():
         return get_scheme(_line(value)) and value
-    except UserError as error:
-        raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
 
 
 def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
@@ -113,54 +112,29 @@ def _attention(value: str) -> str:
     return value
 
 
-def _with_attention(spec):
-    """The same specification whose schemes are there with each of the attentions that its field `attention` says;
-    their names say it then, of int8."""
-    if spec.attention == [ATTENTION_16]:
-        return spec
-    written = ["" if one == ATTENTION_16 else _share(one) for one in spec.attention]
-    try:
-        schemes = [_attending(scheme, one) for scheme in spec.schemes for one in written]
-    except UserError as error:
-        raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
-    spec.schemes, spec.attention = list(dict.fromkeys(schemes)), [ATTENTION_16]
-    return spec
-
-
 def _share(attention: str) -> str:
     """What the name of a scheme says of attention in int8."""
+    if attention == ATTENTION_16:
+        return ""
     percent = ATTENTION.fullmatch(attention)["percent"]
     return "attention" if percent is None else f"attention={float(percent) / 100:.12g}"
 
 
-def _attending(scheme: str | Scheme, written: str) -> str | Scheme:
+def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
+    """A scheme with what is written behind its name; another library's as it is."""
     if scheme == PEER or not written:
         return scheme
     found = remedied(get_scheme(scheme), written)
     return found.name if isinstance(scheme, str) else found
 
 
-def _with_transform(spec):
-    """The same specification whose schemes have the remedies that its field `transform` says, but for those that
-    quantize nothing; their names say it then."""
-    if spec.transform is None:
-        return spec
+@contextmanager
+def _saying_all() -> Iterator[None]:
+    """Let a UserError within be the mistake of a field, whose message says all."""
     try:
-        schemes = [_remedied(scheme, spec.transform) for scheme in spec.schemes]
+        yield
     except UserError as error:
         raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
-    if schemes == spec.schemes:
-        message = f"transform '{spec.transform}' with schemes that quantize nothing; expected one that does"
-        raise PydanticCustomError(UNKNOWN, "{message}", {"message": message})
-    spec.schemes, spec.transform = list(dict.fromkeys(schemes)), None
-    return spec
-
-
-def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
-    if scheme == PEER or not get_scheme(scheme).quantizes_projections:
-        return scheme
-    found = remedied(get_scheme(scheme), written)
-    return found.name if isinstance(scheme, str) else found
 
 
 def _one_scheme(*others: str):
@@ -272,9 +246,7 @@ class Machine(Named):
 class Spread(Machine):
     """Where cells run: in this process one after the other, or as tasks of a Ray cluster."""
 
-    engine: Literal["local", "ray"] = Field(
-        "local", description="In this process, or spread over a Ray cluster, or over the cores or GPUs of this machine."
-    )
+    engine: Literal["local", "ray"] = Field("local", description="Here, or over a Ray cluster, or one of this machine.")
 
 
 class Settings(Spread):
@@ -285,9 +257,7 @@ class Settings(Spread):
     blocks: Count = Field(32, description="How many blocks, from the start of the text.")
     bos: bool = Field(False, description=BEGIN)
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
-    stream: bool = Field(
-        False, description="Read a layer when its turn comes and drop it then: for models larger than memory."
-    )
+    stream: bool = Field(False, description="Keep a layer while its turn lasts: for models larger than memory.")
     memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes, json_schema_input_type=str)] = Field(
         None, description="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default none."
     )
@@ -297,12 +267,39 @@ class Calibrated(Settings):
     """A measurement of schemes of which some have to know how large the inputs are."""
 
     calibration: Text | None = Field(
-        None, description="Text to calibrate remedies on; by default the blocks after those that are measured."
+        None, description="Text to calibrate on; by default the blocks after the measured."
     )
     calibration_blocks: Count = Field(4, description="How many blocks of it.")
 
 
-class Experiment(Calibrated):
+class OfSchemes(Named):
+    """A measurement of models under schemes, with what all schemes get; their names say it then."""
+
+    schemes: Schemes
+    transform: Line | None = Field(None, description=TRANSFORM)
+    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
+    skip: Skip = Field([], description=SKIP)
+    revision: Line | None = Field(None, description=REVISION)
+
+    @model_validator(mode="after")
+    def _into_schemes(self):
+        if self.transform is None and self.attention == [ATTENTION_16]:
+            return self
+        with _saying_all():
+            schemes = self.schemes
+            if self.transform is not None:
+                changed = [one for one in schemes if one != PEER and get_scheme(one).quantizes_projections]
+                if not changed:
+                    raise UserError(
+                        f"transform '{self.transform}' with schemes that quantize nothing; expected one that does"
+                    )
+                schemes = [_remedied(one, self.transform) if one in changed else one for one in schemes]
+            schemes = [_remedied(one, written) for one in schemes for written in map(_share, self.attention)]
+        self.schemes, self.transform, self.attention = list(dict.fromkeys(schemes)), None, [ATTENTION_16]
+        return self
+
+
+class Experiment(OfSchemes, Calibrated):
     """A sweep: every model under every scheme on one text.
 
     Rounding scatters the results, which `draws` shows. A scheme has its own threshold unless `alpha` is given.
@@ -315,14 +312,7 @@ class Experiment(Calibrated):
     schemes: Schemes = Field(
         TABLE1, description="fp32, which quantizes nothing, and any of docs/schemes.md, such as w4a8-g64 or mxfp4."
     )
-    transform: Line | None = Field(None, description=TRANSFORM)
-    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
-    skip: Skip = Field([], description=SKIP)
-    revision: Line | None = Field(None, description=REVISION)
     draws: Repeats = Field(1, description=DRAWS)
-
-    _apply_transform = model_validator(mode="after")(_with_transform)
-    _apply_attention = model_validator(mode="after")(_with_attention)
 
 
 class OfOneModel(Settings):
@@ -346,9 +336,7 @@ class OneModel(OfOneModel):
     plans, experiment = "outliers.presets.emergence:trace_plans", "trace"
 
     name: Name = "trace"
-    by_token: bool = Field(
-        False, title="tokens", description="Find which tokens carry the outlier features and massive activations."
-    )
+    by_token: bool = Field(False, title="tokens", description="Find which tokens carry the outlier features.")
 
 
 class Ablation(OfOneModel):
@@ -359,9 +347,7 @@ class Ablation(OfOneModel):
     name: Name = "ablate"
     scheme: OneScheme = Field(BASELINE, description="What the model is under meanwhile.")
     skip: Skip = Field([], description=SKIP)
-    features: Features | None = Field(
-        None, description="Such as 3,17; by default the outlier features that a trace finds."
-    )
+    features: Features | None = Field(None, description="Such as 3,17; by default the outlier features of a trace.")
     methods: Names = Field(["zero"], description="How they are taken out: zero, mean, shuffle, or several.")
     where: Names = Field(["attn_in"], description="Inputs that are changed for perplexity: attn_in, ffn_in, or both.")
     controls: int = Field(10, description="Draws of random features to compare with.")
@@ -371,25 +357,15 @@ class Ablation(OfOneModel):
 DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently
 
 
-class Damage(OfOneModel, Calibrated):
+class Damage(OfSchemes, OfOneModel, Calibrated):
     """Where schemes damage one model, by the arguments of `outliers.damage`."""
 
     plans = "outliers.presets.damage:damage_plans"
 
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
-    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
-    skip: Skip = Field([], description=SKIP)
-    by: Names = Field(
-        list(DAMAGE_BY),
-        description="What to measure: error of each projection, perplexity by role and by layer, and the model's, "
-        "which these bring along.",
-    )
-    draws: Repeats = Field(
-        1, description="Measure perplexities so many times with embeddings changed by 1e-6, for mean ± scatter."
-    )
-
-    _apply_attention = model_validator(mode="after")(_with_attention)
+    by: Names = Field(list(DAMAGE_BY), description="Errors of projections, perplexity by role, layer, or of the model.")
+    draws: Repeats = Field(1, description=DRAWS)
 
 
 class Emergence(Settings):
@@ -399,10 +375,7 @@ class Emergence(Settings):
 
     name: Name = "emergence"
     models: Names = Field(description=MODEL)
-    revisions: Names | None = Field(
-        None,
-        description="Of one model, such as step1000,step8000; for a local folder its checkpoints' folders.",
-    )
+    revisions: Names | None = Field(None, description="Of one model, such as step1000,step8000; or folders in its own.")
 
 
 class Hardware(BaseModel):
@@ -417,11 +390,7 @@ class Hardware(BaseModel):
 
 
 def _gpus(value):
-    """Hardware that is given as 8x24 or 24: how many GPUs, and the GiB of each; anything else as it is.
-
-    Raises:
-        UserError: it is text, but not so.
-    """
+    """Hardware that is given as 8x24 or 24: how many GPUs, and the GiB of each; what is no text as it is."""
     if not isinstance(value, str):
         return value
     found = re.fullmatch(r"(?:([0-9]{1,9})x)?([0-9]{1,9}(?:\.[0-9]+)?)", value)
@@ -442,9 +411,7 @@ class Memory(Named):
 
     name: Name = "memory"
     models: Names = Field(description=MODEL)
-    candidates: Names | None = Field(
-        None, description="Of the models those that the largest is one of; by default all. That of all is named beside."
-    )
+    candidates: Names | None = Field(None, description="Models that the largest is one of; by default all.")
     hardware: Annotated[list[Annotated[Hardware, BeforeValidator(_gpus)]], Split, Field(min_length=1)] = Field(
         [], title="gpus", description="Hardware: 8x24 for eight GPUs of 24 GiB, 24 for one."
     )
@@ -468,7 +435,7 @@ class LinearLayers(Machine):
     seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
 
 
-class Latency(Machine):
+class Latency(OfSchemes, Machine):
     """Time a generated token with a KV cache; prompts are the first tokens of a text."""
 
     plans = "outliers.presets.latency:latency_plans"
@@ -480,10 +447,6 @@ class Latency(Machine):
         ["fp32", "llm.int8"],
         description="As of a sweep, fp32 without quantization, or bitsandbytes for the layers of that library.",
     )
-    transform: Line | None = Field(None, description=TRANSFORM)
-    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
-    skip: Skip = Field([], description=SKIP)
-    revision: Line | None = Field(None, description=REVISION)
     text: Text = Field("sample", description=TEXT)
     bos: bool = Field(False, description=BEGIN)
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
@@ -492,11 +455,8 @@ class Latency(Machine):
     tokens: Count = Field(32, description="Timed decode steps of a generation, after the first token.")
     repeats: _whole(10**4, ge=2) = Field(3, description="Timed generations.")
 
-    _apply_transform = model_validator(mode="after")(_with_transform)
-    _apply_attention = model_validator(mode="after")(_with_attention)
 
-
-class ZeroShot(Spread):
+class ZeroShot(OfSchemes, Spread):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
 
     plans = "outliers.presets.zeroshot:zeroshot_plans"
@@ -504,10 +464,6 @@ class ZeroShot(Spread):
     name: Name = "zeroshot"
     models: Names = Field(description=MODEL)
     schemes: Schemes = Field(["fp32", "absmax-vector", "llm.int8"], description="fp32 is not quantized.")
-    transform: Line | None = Field(None, description=TRANSFORM)
-    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
-    skip: Skip = Field([], description=SKIP)
-    revision: Line | None = Field(None, description=REVISION)
     tasks: Names = Field(
         ["hellaswag", "piqa", "winogrande", "lambada_openai"],
         description="Of lm-eval; or lambada-local and piqa-local, of which 200 examples each come along.",
@@ -515,9 +471,6 @@ class ZeroShot(Spread):
     data: Line | None = Field(None, description=DATA)
     limit: Count | None = Field(None, description=LIMIT)
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
-
-    _apply_transform = model_validator(mode="after")(_with_transform)
-    _apply_attention = model_validator(mode="after")(_with_attention)
 
 
 def alpha_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) -> float | None:
@@ -542,7 +495,8 @@ def layer_shape(dimension: int | str) -> tuple[int, int]:
 def _field_error(error: ValidationError, kind: type[Named]) -> FieldError:
     """The first mistake of some fields in one line."""
     first = error.errors(include_url=False, include_context=False)[0]
-    path, field = first["loc"], ".".join(map(str, first["loc"]))
+    path = tuple(part for part in first["loc"] if "[" not in str(part))  # but for the types of a union
+    field = ".".join(map(str, path))
     if first["type"] == "extra_forbidden":
         *place, name = path
         of = f"field of {'.'.join(map(str, place))}" if place else "field"

@@ -1,4 +1,4 @@
-"""Causal language models: alone, with blocks of a text and their loss, and as they are served."""
+"""Causal language models: alone, and with blocks of a text and their loss."""
 
 import functools
 from collections.abc import Iterable
@@ -6,29 +6,27 @@ from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE, Scheme
-from outliers.specification.kinds import Calibrated, Settings, Spread, said_of_text
-from outliers.subjects.cell import Cell
+from outliers.specification.kinds import Settings, Spread, said_of_text
+from outliers.subjects.cell import Cell, Subject, unusual
 from outliers.variants.peer import Peer
+from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of, schemes_of
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from outliers.subjects.bench import Bench, Job
-
-USUAL = {"device": "cpu", "bos": False}  # of which rows say what is not so
+    from outliers.subjects.bench import Bench
 
 
-class Pretrained:
+class Pretrained(Subject):
     """A causal language model without a text; nothing of it is read before `prepare`.
 
     settings: dtype, device; stream and memory, which change no row.
     """
 
     needs = ("architecture", "parameters", "scheme")
-    blocks = range(1)  # there is no text: it is measured at once
-    of_one_variant = False  # whether each variant is a subject of its own, alone in memory
+    of_variants = True
 
     def __init__(self, model: str, revision: str | None, settings: Spread):
         self.model, self.revision, self.settings = model, revision, settings
@@ -42,48 +40,52 @@ class Pretrained:
     def asked(self) -> dict:
         """What rows say of it."""
         checkpoint = {} if self.revision is None else {"checkpoint": self.revision}
-        options = {
-            field: value for field, usual in USUAL.items() if (value := getattr(self.settings, field, usual)) != usual
-        }
-        return {"model": self.model, **checkpoint, "dtype": self.settings.dtype, **options}
+        return {"model": self.model, **checkpoint, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
     @functools.cached_property
-    def job(self) -> "Job":
-        """The model with its configuration and, where it has a text, token blocks."""
-        from outliers.subjects.bench import Job  # which imports torch, as what follows
-
-        return Job.of_model(self.model, self.revision, self.settings)
-
-    @property
     def config(self) -> "PretrainedConfig":
         """Its configuration."""
-        return self.job.config
+        from outliers.models.load import load_config  # which imports torch, as what follows
+
+        return load_config(self.model, self.revision)
 
     def prepare(self) -> None:
-        """Read the configuration, the tokenizer and the text."""
-        _ = self.job
-
-    def check(self, cells: Iterable[Cell]) -> None:
-        """See that variants and metrics fit the model.
+        """Read the configuration, the tokenizer, and the text if it has one, so that a mistake shows now.
 
         Raises:
-            UserError: one does not.
+            UserError: the model, its revision, the device or the text is unknown, or they do not fit together.
         """
-        from outliers.subjects.bench import check_schemes, say_what_is_left
+        from outliers.models.load import load_tokenizer
+        from outliers.models.source import local_files
+        from outliers.models.stream import check_one_device
+        from outliers.subjects.bench import check_machine
+
+        check_machine(self.settings)
+        if getattr(self.settings, "stream", False):
+            check_one_device(self.settings.device)
+        _ = self.config
+        local_files(self.model, self.revision)
+        load_tokenizer(self.model, self.revision)
+
+    def check(self, cells: Iterable[Cell]) -> None:
+        """Raise UserError where a variant or a metric does not fit the model."""
+        from outliers.subjects.bench import check_scheme, say_what_is_left
         from outliers.variants.draw import check_draws
 
-        quantized: dict[tuple, Scheme | None] = {}  # each once, though many metrics are asked of it
+        cells = list(cells)
         for cell in cells:
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
-            quantized |= {(one.scheme, one.skip, one.only): one.scheme for one in schemes_of(cell.variant)}
-            if any(isinstance(part, Peer) for part in parts_of(cell.variant)):
-                self.check_peer()
-                quantized[None, (), ()] = None
+        parts = [part for cell in cells for part in parts_of(cell.variant)]
+        if peers := any(isinstance(part, Peer) for part in parts):
+            self.check_peer()
+        # Each once, though many metrics are asked of it.
+        quantized = dict.fromkeys((one.scheme, one.skip, one.only) for one in parts if isinstance(one, Quantized))
         for scheme, *places in quantized:
-            if scheme and scheme.needs_calibration:
+            if scheme.needs_calibration:
                 self.check_calibration(scheme)
-            check_schemes(self.config, [scheme], *places)
-        say_what_is_left(self.name, self.config, list(quantized.values()))
+            check_scheme(self.config, scheme, *places)
+        if peers or any(scheme.quantizes for scheme, *_ in quantized):
+            say_what_is_left(self.name, self.config)
 
     def check_calibration(self, scheme: Scheme) -> None:
         """Raise UserError where a scheme cannot be calibrated."""
@@ -108,7 +110,7 @@ class Pretrained:
 
     def load(self, bench: "Bench", facts: dict | None = None) -> "PreTrainedModel":
         """The model, in memory or streamed; it has the weights that the facts say."""
-        return bench.load(self.job, self.settings, facts)[0]
+        return bench.load(self, facts)[0]
 
     def weights(self, bench: "Bench") -> dict:
         """Which weights were loaded, as a fact."""
@@ -117,23 +119,18 @@ class Pretrained:
     def facts(self, bench: "Bench", cell: Cell) -> dict:
         """Hashes, sizes and kernels; of a streamed model not which weights it has, see `Bench.weights`."""
         from outliers.subjects.bench import left_fields
-        from outliers.text.blocks import tokens_hash
 
-        model, fields = bench.load(self.job, self.settings)
-        quantized = schemes_of(cell.variant)
-        facts = {name: value for name, value in fields.items() if name not in (*self.asked, "streamed")}
-        facts |= {"scheme": BASELINE} | cell.variant.fields(model)
-        if any(one.scheme.quantizes for one in quantized):
-            facts |= left_fields(model, model.num_parameters())
-        if any(one.scheme.needs_calibration for one in quantized):
-            facts["calibration_hash"] = tokens_hash(self.job.calibration)
+        model, fields = bench.load(self)
+        facts = fields | {"scheme": BASELINE} | cell.variant.fields(model)
+        if any(one.scheme.quantizes for one in schemes_of(cell.variant)):
+            facts |= left_fields(model, fields["parameters"])
         return facts
 
 
 class Causal(Pretrained):
     """A causal language model with its text.
 
-    settings: text, block, blocks, bos, too.
+    settings: text, block, blocks, bos, too; how schemes are calibrated.
     """
 
     settings: Settings
@@ -145,24 +142,56 @@ class Causal(Pretrained):
         return super().asked | {"text": said_of_text(settings.text), "block": settings.block, "blocks": settings.blocks}
 
     @functools.cached_property
-    def job(self) -> "Job":
-        """The model with its configuration and token blocks."""
-        from outliers.subjects.bench import Job
-
-        return Job.of(self.model, self.revision, self.settings)
-
-    @property
     def blocks(self) -> "torch.Tensor":
         """Token ids, int64 (blocks, T)."""
-        return self.job.blocks
+        from outliers.models.anatomy import check_block
+
+        check_block(self.config, self.settings.block)
+        return self._read(self.settings.text, self.settings.blocks)
+
+    @functools.cached_property
+    def calibration(self) -> "torch.Tensor":
+        """Blocks for schemes that have to know how large inputs are; raise UserError where one of them is measured."""
+        settings = self.settings
+        own, count = getattr(settings, "calibration", None), getattr(settings, "calibration_blocks", 4)
+        first = settings.blocks if own is None else 0
+        try:
+            blocks = self._read(settings.text if own is None else own, first + count)[first:]
+        except UserError as error:
+            raise UserError(f"no {count} blocks to calibrate on: {error}") from None
+        measured = {block.numpy().tobytes(): number for number, block in enumerate(self.blocks, 1)}
+        for number, block in enumerate(blocks, 1):
+            if same := measured.get(block.numpy().tobytes()):
+                raise UserError(
+                    f"block {number} to calibrate on is block {same} of what is measured, which would look better than "
+                    "it is; choose another text with --calibration"
+                )
+        return blocks
+
+    def _read(self, text: str, blocks: int) -> "torch.Tensor":
+        from outliers.models.anatomy import check_block
+        from outliers.models.load import load_tokenizer
+        from outliers.text.blocks import load_text
+
+        settings, tokenizer = self.settings, load_tokenizer(self.model, self.revision)
+        found = load_text(text, tokenizer, settings.block, blocks, settings.bos)
+        check_block(self.config, settings.block, int(found.max()))
+        return found
+
+    def prepare(self) -> None:
+        super().prepare()
+        _ = self.blocks
 
     def check_calibration(self, scheme: Scheme) -> None:
-        """Read the blocks that schemes are calibrated on.
+        """Read the blocks that schemes are calibrated on."""
+        _ = self.calibration
 
-        Raises:
-            UserError: there are none.
-        """
-        settings = self.settings
-        if self.job.calibration is None:
-            calibrated = settings if isinstance(settings, Calibrated) else Calibrated(**dict(settings))
-            self.job = self.job.calibrated(calibrated)
+    def facts(self, bench: "Bench", cell: Cell) -> dict:
+        """And of the text."""
+        from outliers.subjects.bench import protocol_of
+        from outliers.text.blocks import tokens_hash
+
+        facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings)}
+        if any(one.scheme.needs_calibration for one in schemes_of(cell.variant)):
+            facts["calibration_hash"] = tokens_hash(self.calibration)
+        return super().facts(bench, cell) | facts

@@ -1,8 +1,8 @@
 """A cell, one metric of one subject under one variant; plans of cells, and tasks that answer them. Without torch."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -10,23 +10,32 @@ if TYPE_CHECKING:
 
     from outliers.models.stream import Variant
 
-Bench = Metric = Row = (
-    Any  # of rooms to the right: outliers.subjects.bench, outliers.metrics.metric, outliers.runs.rows
-)
+# Of rooms to the right: outliers.subjects.bench, outliers.metrics.metric, outliers.runs.rows.
+Bench = Metric = Row = Any
 
 
-class Subject(Protocol):
-    """What is measured.
+USUAL = {"device": "cpu", "bos": False}
 
-    name: to call it in messages. asked: what rows say of it. blocks: its inputs, of which measurements may take parts.
-    settings: where and how it runs. needs: facts that its tables and figures take.
+
+def unusual(settings: Mapping) -> dict:
+    """What rows say of some settings: those of which they say only what is not so usually."""
+    return {name: settings[name] for name, usual in USUAL.items() if settings.get(name, usual) != usual}
+
+
+class Subject:
+    """What is measured; here one of which no stored weights are read, and no text.
+
+    name: to call it in messages. asked: what rows say of it. settings: where and how it runs. needs: facts that its
+    tables and figures take. blocks: its inputs, of which measurements may take parts. of_variants: whether a variant
+    changes anything of it; of_one_variant: whether each is a subject of its own.
     """
 
-    needs: tuple[str, ...]
     name: str
     asked: dict
-    blocks: "torch.Tensor"
     settings: Any
+    needs: tuple[str, ...] = ()
+    blocks: "Sequence | torch.Tensor" = range(1)  # it is measured at once
+    of_variants = of_one_variant = False
 
     def prepare(self) -> None:
         """Read what is light of it, so that a mistake shows before anything is measured."""
@@ -42,6 +51,7 @@ class Subject(Protocol):
 
     def weights(self, bench: Bench) -> dict:
         """Which weights were loaded, as a fact."""
+        return {}
 
     def facts(self, bench: Bench, cell: "Cell") -> dict:
         """What is known of it and of a variant on it beside what is asked: hashes, sizes, kernels."""
@@ -67,7 +77,7 @@ class Cell:
     @property
     def name(self) -> str:
         """What to call it in messages, beside its subject."""
-        return f"{self.variant.name}, {self.metric.name}"
+        return f"{self.variant.name}, {self.metric.name}" if self.subject.of_variants else self.metric.name
 
 
 Stages = Generator[list[Cell], list[Row], None]  # cells, whose rows may decide which cells follow
@@ -82,6 +92,11 @@ class Plan(NamedTuple):
     subject: Subject
     stages: Stages
     package: str | None = None
+
+
+def at_once(cells: list[Cell]) -> Stages:
+    """The stages of a plan that has one."""
+    yield cells
 
 
 def following(stages: Stages, rows: list[Row]) -> list[Cell]:

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import Named
-from outliers.subjects.cell import Cell
-from outliers.subjects.weightless import Weightless
+from outliers.subjects.cell import Cell, Subject
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
 
 
-class Configured(Weightless):
+class Configured(Subject):
     """A model by its configuration, whether its weights are here or not."""
 
     needs = ("architecture",)

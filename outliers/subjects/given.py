@@ -7,18 +7,19 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.models.stream import is_streamed
-from outliers.subjects.bench import Bench, Job
+from outliers.subjects.bench import Bench
 
 
 class Given:
     """A model, resident or streamed, with token blocks (T,) of any lengths; variants know their calibration."""
 
+    revision = None
+
     def __init__(self, model: PreTrainedModel, blocks: Sequence[torch.Tensor]):
-        self.model, self.blocks = model, blocks
-        self.name = model.config.name_or_path or type(model).__name__
-        self.job = Job(self.name, None, model.config)
+        self.loaded, self.blocks, self.config = model, blocks, model.config
+        self.model = self.name = model.config.name_or_path or type(model).__name__
         self.settings = SimpleNamespace(stream=is_streamed(model))
 
     def load(self, bench: Bench, facts: dict | None = None) -> PreTrainedModel:
         """The model itself."""
-        return bench.keep(self.job, "given", lambda: (self.model, {}), facts)[0]
+        return bench.keep(self, "given", lambda: (self.loaded, {}), facts)[0]

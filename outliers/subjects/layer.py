@@ -3,17 +3,14 @@
 from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import Machine, layer_shape
-from outliers.subjects.cell import Cell
-from outliers.subjects.weightless import Weightless
+from outliers.subjects.cell import Cell, Subject, unusual
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
 
 
-class Layer(Weightless):
+class Layer(Subject):
     """The first feed-forward layer of models of a dimension, or of a shape, see `layer_shape`."""
-
-    needs = ()
 
     def __init__(self, dimension: int | str, settings: Machine):
         self.dimension, self.settings = dimension, settings
@@ -22,7 +19,7 @@ class Layer(Weightless):
     @property
     def asked(self) -> dict:
         """What rows say of it."""
-        return {"dimension": self.dimension, "dtype": self.settings.dtype, **self.device}
+        return {"dimension": self.dimension, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
     def prepare(self) -> None:
         """See that the device is there."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import said_of_text
 from outliers.specification.recipe import Recipe, Training
-from outliers.subjects.cell import Cell
-from outliers.subjects.weightless import Weightless
+from outliers.subjects.cell import Cell, Subject, unusual
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from outliers.training.corpus import Corpus
 
 
-class TrainingRun(Weightless):
+class TrainingRun(Subject):
     """A run of a recipe with a seed, by the name that an experiment gives it.
 
     settings: the experiment, with the texts, the folder of checkpoints, and where it runs.
@@ -37,7 +36,7 @@ class TrainingRun(Weightless):
         """What rows say of it."""
         settings = self.settings
         measured_on = {"text": said_of_text(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
-        return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **self.device}
+        return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **unusual(dict(settings))}
 
     @property
     def blocks(self) -> "torch.Tensor":
@@ -66,9 +65,10 @@ class TrainingRun(Weightless):
 
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:
         """What it is trained on, and measured on."""
-        from outliers.text.blocks import find_text, tokens_hash
+        from outliers.subjects.bench import protocol_of
+        from outliers.text.blocks import tokens_hash
 
-        protocol = find_text(self.settings.text).protocol
+        protocol = protocol_of(self.settings)
         return {"trained_on": self.trained_on, "tokens_hash": tokens_hash(self.blocks), "protocol": protocol}
 
     def training_blocks(self) -> "np.ndarray":

@@ -30,7 +30,7 @@ def run(command) -> None:
     name, program = command.__name__, shlex.join(called(command.__name__))
     said = (command.__doc__ or "").replace(f"python -m outliers.{name}", program)  # its examples
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    app.command(help=said)(_debuggable(_stoppable(command)))
+    app.command(help=said)(_answered(command))
     with answering():
         logger = logging.getLogger("outliers")
         logger.handlers, logger.propagate = [_BesideBars()], False
@@ -62,11 +62,12 @@ def _check_text(arguments: list[str]) -> None:
             raise UserError(f"argument '{argument}' holds bytes that are no text; expected UTF-8 in one line")
 
 
-def _debuggable(command):
-    """The same command with the option `--debug`, which shows the traceback of a mistake above its line."""
+def _answered(command):
+    """The same command with the option `--debug`, which shows the traceback of a mistake above its line; after Ctrl-C
+    it says in a line what is finished, and how to go on."""
 
     @functools.wraps(command)
-    def debuggable(*arguments, debug: bool, **options):
+    def answered(*arguments, debug: bool, **options):
         try:
             return command(*arguments, **options)
         except UserError as error:
@@ -74,9 +75,14 @@ def _debuggable(command):
                 _show_all(error)
                 traceback.print_exception(error)
             raise
+        except KeyboardInterrupt as stop:
+            finished = f": {stop}" if str(stop) else ""
+            again = "the same command without --force" if options.get("force") else "the same command again"
+            print(f"interrupted{finished}; run {again} to go on", file=sys.stderr)
+            sys.exit(130)
 
     option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    return signed(debuggable, [*inspect.signature(command).parameters.values(), option])
+    return signed(answered, [*inspect.signature(command).parameters.values(), option])
 
 
 def _show_all(error: BaseException | None) -> None:
@@ -97,22 +103,6 @@ class _BesideBars(logging.Handler):
 
         with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
             tqdm.write(record.getMessage(), file=self.stream)
-
-
-def _stoppable(command):
-    """The same command, in which Ctrl-C gives one line: what is finished, and how to go on."""
-
-    @functools.wraps(command)
-    def stoppable(*arguments, **options):
-        try:
-            return command(*arguments, **options)
-        except KeyboardInterrupt as stop:
-            finished = f": {stop}" if str(stop) else ""
-            again = "the same command without --force" if options.get("force") else "the same command again"
-            print(f"interrupted{finished}; run {again} to go on", file=sys.stderr)
-            sys.exit(130)
-
-    return stoppable
 
 
 def called(command: str) -> list[str]:

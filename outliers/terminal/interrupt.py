@@ -21,11 +21,7 @@ def asked_to_stop() -> bool:
 
 
 def stop_if_asked() -> None:
-    """Stop here, where nothing would be lost, if Ctrl-C was pressed.
-
-    Raises:
-        KeyboardInterrupt: it was.
-    """
+    """Raise KeyboardInterrupt here, where nothing would be lost, if Ctrl-C was pressed."""
     if _asked:
         raise KeyboardInterrupt
 

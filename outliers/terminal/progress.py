@@ -61,10 +61,7 @@ class Progress(tqdm):
     def update(self, steps: int = 1) -> None:
         """Count steps that were made."""
         self.made, self.inside, self.together = self.made + steps, 0.0, 1
-        if self.disable:
-            self.n += steps
-        else:
-            super().update(steps)
+        self.skip(steps)
         self._mark()
 
     def skip(self, steps: int) -> None:

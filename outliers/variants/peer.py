@@ -49,6 +49,13 @@ class Peer:
         """It changes all layers."""
         return 0
 
+    def served(self, *place: str | None) -> "PreTrainedModel":
+        """A model by its name, as `outliers.load_model` takes it, whose exact projections are gone."""
+        from outliers.models.load import load_model
+        from outliers.quantization.peers import with_bitsandbytes
+
+        return with_bitsandbytes(load_model(*place), self.alpha)
+
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """A model that shares what is no projection."""

@@ -96,6 +96,18 @@ class Quantized:
         layers = (one.layer for one in quantized_parts(model, self.scheme) if one.path not in left)
         return min(layers, default=model.config.num_hidden_layers)
 
+    def served(self, model: str, dtype: str, device: str, revision: str | None) -> "PreTrainedModel":
+        """A model by its name, as `outliers.load_model` takes it, with all of the scheme that stands in the place of
+        weights."""
+        from outliers.models.load import load_model
+        from outliers.quantization.convert import quantize
+        from outliers.quantization.store import load_int8
+
+        if self.scheme.quantizes_projections and not self.only:
+            return load_int8(model, self.scheme, dtype, device, revision, skip=self.skip)
+        loaded = load_model(model, dtype, device, revision)
+        return quantize(loaded, self.scheme, skip=self.skip, only=self.only) if self.scheme.quantizes else loaded
+
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """A model that shares what is not quantized."""

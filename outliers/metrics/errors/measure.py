@@ -179,7 +179,7 @@ class OfProjections(Measurement):
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part], len(cells))
         without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
         with named(subject.name):
-            schemes = bench.knowing(schemes, subject.job)
+            schemes = bench.knowing(schemes, subject)
         with named(subject.name, *(scheme.name for scheme in schemes)):
             of_blocks = block_errors(model, blocks, schemes, without)
         places, numbers = list(projections(model)), iter(range(len(schemes)))

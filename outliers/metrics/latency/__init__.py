@@ -16,7 +16,7 @@ class Latency(Metric):
 
     name: ClassVar[str] = "latency"
     measured_by: ClassVar[str] = "outliers.metrics.latency.measure:LATENCY"
-    view: ClassVar[str] = "outliers.report.artefacts.table6:latency_section"
+    view: ClassVar[str] = "outliers.metrics.latency.view:latency_section"
     subject: ClassVar[str] = "outliers.subjects.served:Served"
     needs: ClassVar[tuple[str, ...]] = ("q1", "q3", "batch", "prompt", "tokens", "repeats", "device_name", "threads")
     timed: ClassVar[bool] = True

@@ -17,6 +17,7 @@ class LinearLayer(Metric):
 
     name: ClassVar[str] = "linear_layer"
     measured_by: ClassVar[str] = "outliers.metrics.linear_layer.measure:LINEAR_LAYER"
+    view: ClassVar[str] = "outliers.metrics.linear_layer.view:speed_section"
     subject: ClassVar[str] = "outliers.subjects.layer:Layer"
     needs: ClassVar[tuple[str, ...]] = ("way", "q1", "q3", "tokens", "device_name", "threads")
     timed: ClassVar[bool] = True

@@ -13,7 +13,7 @@ class Memory(Metric):
 
     name: ClassVar[str] = "memory"
     measured_by: ClassVar[str] = "outliers.metrics.memory.measure:MEMORY"
-    view: ClassVar[str] = "outliers.report.artefacts.table3:memory_section"
+    view: ClassVar[str] = "outliers.metrics.memory.view:memory_section"
     subject: ClassVar[str] = "outliers.subjects.configured:Configured"
     needs: ClassVar[tuple[str, ...]] = ("parameters", "context_used", "context", "batch")
 

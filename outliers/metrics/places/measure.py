@@ -130,7 +130,7 @@ class OfPlaces(Measurement):
         subject, metric = cell.subject, cell.metric
         model = subject.load(bench, facts)
         with named(subject.name):
-            (variant,) = bench.knowing([cell.variant], subject.job)
+            (variant,) = bench.knowing([cell.variant], subject)
         asked = exchanges(model, variant, metric.by)
         passes = len(asked) if is_streamed(model) else count if metric.by == "layer" else 1
         blocks = bench.counted(subject.blocks[part], passes)
@@ -162,7 +162,7 @@ def _count(cell: Cell) -> int:
     if not isinstance(variant, Quantized) or not variant.scheme.quantizes:
         raise UserError(f"places of '{variant.name}'; expected a scheme that quantizes, such as absmax")
     if cell.metric.by == "layer":
-        return cell.subject.job.config.get_text_config().num_hidden_layers
+        return cell.subject.config.get_text_config().num_hidden_layers
     return len(ROLES) + (variant.scheme.attention is not None)
 
 

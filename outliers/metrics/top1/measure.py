@@ -97,7 +97,7 @@ class OfAttention(Measurement):
         """Of each cell how many blocks were looked at, and the probability over them."""
         subject = cells[0].subject
         model, blocks = subject.load(bench, facts), subject.blocks[part]
-        parted = list(map(_parted, bench.knowing([cell.variant for cell in cells], subject.job)))
+        parted = list(map(_parted, bench.knowing([cell.variant for cell in cells], subject)))
         variant, interventions = parted[0][0], [intervention for _, intervention in parted]
         with named(subject.name, *([] if variant.name == BASELINE else [variant.name])):
             found = top1_softmax(model, bench.counted(blocks), interventions, variant)

@@ -64,7 +64,7 @@ def _going_on(
     arrived = {}
     tasks = planner.tasks([cell], _parts(cell.subject, planner.engine, done), facts)
     for task, ((one,), weights, spent) in planner.engine.run(tasks):
-        check_same_weights([about | weights, weights | about])
+        check_same_weights(cell.subject.name, [about | weights, weights | about])
         about |= weights
         arrived[task.arguments[1].start] = one
         while done in arrived:  # in the order of the text, so that what is saved is its beginning

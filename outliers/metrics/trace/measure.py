@@ -39,11 +39,11 @@ class OfText(Measurement):
         subject, metric = cell.subject, cell.metric
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
         with named(subject.name, *([] if cell.variant.name == BASELINE else [cell.variant.name])):
-            (variant,) = bench.knowing([cell.variant], subject.job)
-            tokens = bench.tokenizer(subject.job) if _has_tokens(cell) else None
+            (variant,) = bench.knowing([cell.variant], subject)
+            tokens = bench.tokenizer(subject) if _has_tokens(cell) else None
             found = trace(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
         if variant.name == BASELINE and found.sequences == len(subject.blocks) and set(STREAM) <= set(found.roles):
-            bench.trace = found
+            bench.traces[facts.get("tokens_hash")] = found
         return [found]
 
     def values(self, cell: Cell, answers: list[Trace]) -> list[dict]:

@@ -13,7 +13,7 @@ class ZeroShot(Metric):
 
     name: ClassVar[str] = "zeroshot"
     measured_by: ClassVar[str] = "outliers.metrics.zeroshot.measure:ZEROSHOT"
-    view: ClassVar[str] = "outliers.report.artefacts.figure1:zeroshot_section"
+    view: ClassVar[str] = "outliers.metrics.zeroshot.view:zeroshot_section"
     subject: ClassVar[str] = "outliers.subjects.causal:Pretrained"
     needs: ClassVar[tuple[str, ...]] = ("standard_error", "examples", "task", "lm_eval")
 

@@ -55,9 +55,7 @@ class OfTasks(Measurement):
         (cell,), subject = cells, cells[0].subject
         subject.load(bench, facts)
         with bench.under(cell.variant) as model:
-            return [
-                evaluate(model, bench.tokenizer(subject.job), [_task(cell.metric)], cell.metric.limit, bench.bar.see)
-            ]
+            return [evaluate(model, bench.tokenizer(subject), [_task(cell.metric)], cell.metric.limit, bench.bar.see)]
 
     def values(self, _cell: Cell, answers: list[list[dict]]) -> list[dict]:
         """A value a metric of the task."""

@@ -8,11 +8,9 @@ from outliers.models.names import short_name
 from outliers.plot.ablation import ablation_bars
 from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import Value, exact
-from outliers.report.paper import Artefact
 from outliers.report.section import Drawing, Finding, Section
 from outliers.report.tables import MISSING, Table, with_interval
 from outliers.report.words import features, percent, times
-from outliers.specification.kinds import Ablation
 
 REMOVED = {  # subject of a row: what is taken out
     "none": "nothing",
@@ -139,6 +137,3 @@ def _deviation(control: dict) -> float:
     """The standard deviation of the damage by one draw of random features, rounding included: the 95 % interval of the
     mean of n draws is about four of it wide, divided by the root of n."""
     return math.sqrt(control["draws"]) * (control["damage_high"] - control["damage_low"]) / 4
-
-
-ARTEFACTS = {"ablation": Artefact("Ablation", Ablation, ablation_section)}

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from outliers.report.paper import key_of
+from outliers.report.paper.published import key_of
 from outliers.report.tables import Table
 
 

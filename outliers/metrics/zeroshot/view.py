@@ -7,35 +7,10 @@ import pandas as pd
 from outliers.plot.zeroshot import PREFIX, accuracy_by_size, label_of_weights, mean_accuracy, mean_chance, placed
 from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import Value, exact
-from outliers.report.paper import BLOG, Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Finding, Section
 from outliers.report.tables import Table, cell
 from outliers.report.words import count, listed
-from outliers.specification.kinds import ZeroShot
 
-PUBLISHED = Published(
-    f"{BLOG} (the paper's figure prints no numbers)",
-    ("model", "task", "metric", "scheme"),
-    grid(
-        {
-            ("opt-175b", "hellaswag", "acc_norm"): (0.7849, 0.7849),
-            ("opt-175b", "hellaswag", "acc"): (0.5921, 0.5931),
-            ("opt-175b", "piqa", "acc"): (0.7965, 0.7959),
-            ("opt-175b", "piqa", "acc_norm"): (0.8101, 0.8107),
-            ("opt-175b", "lambada_openai", "perplexity"): (3.0142, 3.0152),
-            ("opt-175b", "lambada_openai", "acc"): (0.7464, 0.7466),
-            ("opt-175b", "winogrande", "acc"): (0.7174, 0.7245),
-            ("bloom", "hellaswag", "acc_norm"): (0.7274, 0.7303),
-            ("bloom", "hellaswag", "acc"): (0.5563, 0.5584),
-            ("bloom", "piqa", "acc"): (0.7835, 0.7884),
-            ("bloom", "piqa", "acc_norm"): (0.7922, 0.7911),
-            ("bloom", "lambada_openai", "perplexity"): (3.9191, 3.9310),
-            ("bloom", "lambada_openai", "acc"): (0.6808, 0.6718),
-            ("bloom", "winogrande", "acc"): (0.7048, 0.7048),
-        },
-        ["llm.int8", "fp32"],
-    ),
-)
 MEAN = ("mean", "acc")
 CAPTION = (
     "Mean zero-shot accuracy by model size; bars: one standard error. Hollow markers: outlier features in 16 bits."
@@ -47,14 +22,6 @@ def zeroshot_section(rows: list[dict]) -> Section:
     table, drawing = accuracy_table(rows), Drawing.of("accuracy", CAPTION, accuracy_by_size(rows))
     findings = zeroshot_findings(mean_accuracy(rows), mean_chance(rows))
     return Section("Zero-shot accuracy", rows, table.printed, [table], [drawing], findings=findings)
-
-
-def measured(rows: list[dict]) -> dict[Key, float]:
-    """Accuracies and perplexities by the keys of the published ones."""
-    return {
-        (key_of(row["model"]), row["task"], row["metric"].removeprefix(PREFIX), row["scheme"]): row["value"]
-        for row in rows
-    }
 
 
 def accuracies(rows: list[dict]) -> pd.DataFrame:
@@ -144,6 +111,3 @@ def _guesses(means: Sequence[dict], chance: float) -> list[str]:
     which = f"{count(len(guess)).capitalize()} of {count(len(means))} models" if len(guess) > 3 else listed(guess)
     verb = "is" if len(guess) == 1 else "are"
     return [f"{which} {verb} not shown to do better than guesses, {100 * chance:.1f} %, also without quantization."]
-
-
-ARTEFACTS = {"figure1": Artefact("Figure 1", ZeroShot, zeroshot_section, PUBLISHED, measured)}

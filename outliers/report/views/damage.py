@@ -12,7 +12,6 @@ from outliers.models.names import short_name
 from outliers.plot.damage import ByScheme, damage_bars, damage_map
 from outliers.report.analysis import exact, value_of
 from outliers.report.explorer.damage import damage_explorer
-from outliers.report.paper import Artefact
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.report.tables import Table, scatter_note, scattered
 from outliers.report.words import amount, percent
@@ -239,6 +238,3 @@ def _part(one: Damages, damage: float) -> float:
 def decibels(db: float) -> str:
     """An error as a table and a sentence have it: −25.3; −∞ where there is none."""
     return "−∞" if math.isinf(db) else f"{round(db, 1) + 0.0:.1f}".replace("-", "−")  # of −0 the sign goes
-
-
-ARTEFACTS = {"damage": Artefact("Damage", Damage, kept_damage_section, of_folder=True)}

@@ -8,11 +8,9 @@ from outliers.plot.attention import NOT_QUANTIZED, Point, attention_costs, point
 from outliers.plot.legends import in_order
 from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import unrounded
-from outliers.report.paper import Artefact
 from outliers.report.section import Drawing, Finding, Section, printed
 from outliers.report.tables import MISSING, Table, cell, scatter_note
 from outliers.report.words import percent
-from outliers.specification.kinds import Experiment
 
 CAPTION = (
     "What schemes of the projections add to perplexity, with attention in 16 bits, in int8, and in int8 but for a "
@@ -101,6 +99,3 @@ def _decomposed(own: dict[str, Point]) -> list[str]:
     if not _is_cost(left, own):
         return [f"With {share} of its products in 16 bits, that it costs anything could not be shown."]
     return [f"With {share} of its products in 16 bits {percent(*left.cost)} is left."]
-
-
-ARTEFACTS = {"attention": Artefact("Attention in int8", Experiment, attention_section)}

@@ -10,8 +10,8 @@ from outliers.plot.axes import count_label
 from outliers.plot.emergence import Fit, by_model, distinct_models, figure3, figure4, fits_of
 from outliers.plot.published import TABLE4, TABLE4_COLUMNS
 from outliers.plot.watched import growth, watched
-from outliers.report.elsewhere import elsewhere
-from outliers.report.paper import Artefact, Key, Published, grid, key_of
+from outliers.report.paper.elsewhere import elsewhere
+from outliers.report.paper.published import Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Finding, Section
 from outliers.report.tables import Table, with_interval
 from outliers.report.words import amount, count, part

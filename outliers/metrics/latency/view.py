@@ -6,33 +6,9 @@ import pandas as pd
 
 from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
-from outliers.report.paper import BLOG, Artefact, Key, Published, grid, key_of
 from outliers.report.section import Finding, Section
 from outliers.report.tables import MISSING, Table, cell, with_interval
 from outliers.report.words import amount
-from outliers.specification.kinds import Latency
-
-PUBLISHED = Published(
-    f"LLM.int8(), Table 6; {BLOG}",
-    ("model", "scheme", "hardware", "batch"),
-    grid(
-        {
-            ("bloom", "fp32", "8x A100 80 GB"): (239, 32, 9.94),
-            ("bloom", "llm.int8", "8x A100 80 GB"): (253, 34, 10.44),
-            ("bloom", "llm.int8", "4x A100 80 GB"): (246, 33, 9.40),
-            ("bloom", "llm.int8", "3x A100 80 GB"): (247, 33, 9.11),
-            ("bloom", "fp32", f"8x A100 80 GB ({BLOG})"): (239, 32, 9.9),
-            ("bloom", "llm.int8", f"4x A100 80 GB ({BLOG})"): (282, 37.5, 10.2),
-            ("bloom", "fp32", f"14x A100 40 GB ({BLOG})"): (285, 36.5, 10.4),
-            ("bloom", "llm.int8", f"5x A100 40 GB ({BLOG})"): (367, 46.4, "out of memory"),
-            ("t5-11b", "fp32", f"2x T4 15 GB ({BLOG})"): (11.7, 1.7, 0.5),
-            ("t5-11b", "llm.int8", f"1x T4 15 GB ({BLOG})"): (43.5, 5.3, 1.3),
-            ("t5-3b", "fp32", f"2x T4 15 GB, float32 ({BLOG})"): (45, 7.2, 3.1),
-            ("t5-3b", "llm.int8", f"1x T4 15 GB ({BLOG})"): (312, 39.1, 10.2),
-        },
-        [1, 8, 32],
-    ),
-)
 
 FASTER = {"decode": "times_faster", "prefill": "prefill_times_faster"}
 VALUES = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", *FASTER.values()]
@@ -43,15 +19,6 @@ def latency_section(rows: list[dict]) -> Section:
     table = latency_table(rows)
     findings = latency_findings(latencies(rows))
     return Section("Milliseconds a generated token", rows, table.printed, [table], findings=findings)
-
-
-def measured(rows: list[dict]) -> dict[Key, float]:
-    """Milliseconds a token of a decode step by the keys of the published ones."""
-    return {
-        (key_of(row["model"]), row["scheme"], row["device_name"], str(row["batch"])): row["value"]
-        for row in rows
-        if row["metric"] == "latency.decode"
-    }
 
 
 def latencies(rows: list[dict]) -> pd.DataFrame:
@@ -135,6 +102,3 @@ def _times(scheme: str, before: pd.Series, after: pd.Series) -> str:
     if before["decode_q1"] > after["decode_q3"] or before["decode_q3"] < after["decode_q1"]:
         return f"{time}, {1 / after['times_faster']:.2f} times as long as without quantization"
     return f"{time}, {amount(before['decode'])} without: a difference could not be shown"
-
-
-ARTEFACTS = {"table6": Artefact("Table 6", Latency, latency_section, PUBLISHED, measured)}

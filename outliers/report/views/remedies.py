@@ -7,11 +7,9 @@ import pandas as pd
 
 from outliers.plot.remedies import NONE, Point, points, remedy_costs
 from outliers.report.analysis import Value, exact, unrounded
-from outliers.report.paper import Artefact
 from outliers.report.section import Drawing, Finding, Section, printed
 from outliers.report.tables import MISSING, Table, cell, scatter_note
 from outliers.report.words import listed, percent
-from outliers.specification.kinds import Experiment
 
 CAPTION = (
     "What number formats add to the perplexity of {}, with remedies and without; behind a format stand the bits of a "
@@ -130,6 +128,3 @@ def _lost(formats: dict[str, list[Point]], model: str) -> list[str]:
         return []
     verb = "costs" if len(lost) == 1 else "cost"
     return [f"Whatever the remedy, {listed(lost)} {verb} {model} more than {100 * HELD:.0f} % of its perplexity."]
-
-
-ARTEFACTS = {"remedies": Artefact("Remedies", Experiment, remedies_section)}

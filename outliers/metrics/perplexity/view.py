@@ -5,22 +5,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from outliers.plot.legends import in_order
-from outliers.plot.published import FAIRSEQ, TABLE1
 from outliers.plot.sweep import costs_of_schemes, names_of, sweep_costs
 from outliers.quantization.schemes import BASELINE, label_of
 from outliers.report.analysis import exact, value_of
-from outliers.report.paper import Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Finding, Section
 from outliers.report.tables import MISSING, Table, cell, scatter_note
 from outliers.report.words import count, listed, percent
-from outliers.specification.kinds import Experiment
-
-PUBLISHED = Published(
-    "LLM.int8(), Table 1",
-    ("model", "scheme"),
-    grid(dict(zip(FAIRSEQ, zip(*TABLE1.values(), strict=True), strict=True)), TABLE1),
-    "{:.2f}",
-)
 
 
 def sweep_section(rows: list[dict]) -> Section:
@@ -38,11 +28,6 @@ def sweep_section(rows: list[dict]) -> Section:
     findings = sweep_findings(costs_of_schemes(rows), dict(zip(models, names_of(models), strict=True)))
     shown = f"{terminal(rows)}\n\n{note}"
     return Section("Perplexity under 8-bit schemes", rows, shown, tables, drawings, [note], findings=findings)
-
-
-def measured(rows: list[dict]) -> dict[Key, float]:
-    """Perplexities by the keys of the published ones."""
-    return {(key_of(row["model"]), row["scheme"]): row["value"] for row in rows}
 
 
 def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
@@ -161,9 +146,3 @@ def _others(rows: list[dict], names: dict[str, str]) -> list[str]:
         return ["Each of the models loses more than one per cent under some scheme."]
     verb = "loses" if len(broken) == 1 else "lose"
     return [f"{count(len(broken)).capitalize()} of {count(len(names))} models {verb} more than one per cent."]
-
-
-ARTEFACTS = {
-    "table1": Artefact("Table 1", Experiment, sweep_section, PUBLISHED, measured),
-    "sweep": Artefact("Sweep", Experiment, sweep_section),
-}

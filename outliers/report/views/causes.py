@@ -8,11 +8,9 @@ import pandas as pd
 from outliers.plot.training import causes, trained
 from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import Value, exact, mean, of_runs, ratio, value_of
-from outliers.report.paper import Artefact
 from outliers.report.section import Drawing, Finding, Section, printed
 from outliers.report.tables import Table, cell, seeds_note, with_interval
 from outliers.report.words import NAMED, amount, count, listed, percent
-from outliers.specification.recipe import Training
 
 UNDER = "perplexity."  # before the scheme under which a trained model was measured
 COST = "cost."  # before a scheme: what it adds to the perplexity, in per cent
@@ -188,6 +186,3 @@ def _cost(ends: pd.DataFrame) -> list[str]:
     where = f", in {_quoted(run)}" if is_told else ""
     share = Value(worst.mean / 100, worst.deviation / 100)
     return [f"absmax costs at most {percent(*share)} of the perplexity{where}."]
-
-
-ARTEFACTS = {"causes": Artefact("Causes", Training, causes_section)}

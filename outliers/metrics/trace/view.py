@@ -11,9 +11,8 @@ from outliers.criterion import FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, S
 from outliers.models.names import short_name
 from outliers.plot.emergence import metric_of
 from outliers.plot.trace import READERS, heat_map, magnitude_by_position, outliers_of, sorted_profile, stream_roles
-from outliers.report.artefacts.table4 import emergence_table
 from outliers.report.explorer.trace import trace_explorer
-from outliers.report.paper import Artefact
+from outliers.report.paper.table4 import emergence_table
 from outliers.report.section import Drawing, Finding, Section
 from outliers.report.tables import Table, wrapped
 from outliers.report.words import amount, count, part, ranges
@@ -340,6 +339,3 @@ def _attention(metrics: Mapping[str, float]) -> list[Finding]:
     if "top1_softmax_without" in metrics:
         share += f"; where outlier features are set to zero, {100 * metrics['top1_softmax_without']:.1f} %"
     return [Finding(f"{share}.", "table4")]
-
-
-ARTEFACTS = {"trace": Artefact("Outlier features", OneModel, kept_trace_section, of_folder=True)}

@@ -4,47 +4,25 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from outliers.report.paper import Artefact, Key, Published, grid
 from outliers.report.section import Finding, Section
 from outliers.report.tables import Table, cell
-from outliers.specification.kinds import LinearLayers, layer_shape
-
-PUBLISHED = Published(
-    "LLM.int8(), Table 5",
-    ("way", "dimension"),
-    grid(
-        {
-            "int8 alone": (0.99, 1.08, 1.43, 1.61, 1.63, 1.67, 2.13, 2.29),
-            "absmax, plain torch": (0.25, 0.24, 0.36, 0.45, 0.53, 0.70, 0.96, 1.50),
-            "vector-wise, plain torch": (0.21, 0.22, 0.33, 0.41, 0.50, 0.65, 0.91, 1.50),
-            "vector-wise": (0.43, 0.49, 0.74, 0.91, 0.94, 1.18, 1.59, 2.00),
-            "LLM.int8()": (0.14, 0.20, 0.36, 0.51, 0.64, 0.86, 1.22, 1.81),
-        },
-        [768, 1024, 1536, 2048, 2560, 4096, 5140, 12288],
-    ),
-    "{:.2f}",
-)
+from outliers.specification.kinds import layer_shape
 
 
 def speed_section(rows: list[dict]) -> Section:
     """What the timings of linear layers show."""
-    table, findings = speed_table(rows), speed_findings(_times(rows))
+    table, findings = speed_table(rows), speed_findings(times_of(rows))
     return Section("Speed of the first feed-forward layer", rows, table.printed, [table], findings=findings)
-
-
-def measured(rows: list[dict]) -> dict[Key, float]:
-    """Times faster than 16 bits by the keys of the published ones."""
-    return {(row["way"], str(row["dimension"])): row["value"] for row in _times(rows)}
 
 
 def speeds(rows: list[dict]) -> pd.DataFrame:
     """Times faster than 16 bits by way (index, in the order of the rows) and model dimension (columns, ascending)."""
-    frame = pd.DataFrame(_times(rows), columns=["way", "dimension", "value"])
+    frame = pd.DataFrame(times_of(rows), columns=["way", "dimension", "value"])
     dimensions = sorted(set(frame["dimension"].tolist()), key=layer_shape)
     return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique(), dimensions]
 
 
-def _times(rows: list[dict]) -> list[dict]:
+def times_of(rows: list[dict]) -> list[dict]:
     return [row for row in rows if row["metric"] == "linear_layer.times_16_bits"]
 
 
@@ -81,6 +59,3 @@ def speed_findings(rows: Sequence[dict]) -> list[Finding]:
         f"{how} than 16 bits at every d that was timed: {'; '.join(some)}." for how, some in always.items() if some
     ]
     return [Finding(sentence, "table5") for sentence in sentences]
-
-
-ARTEFACTS = {"table5": Artefact("Table 5", LinearLayers, speed_section, PUBLISHED, measured)}

@@ -7,28 +7,9 @@ import pandas as pd
 from outliers.models.configs import known_configs
 from outliers.models.names import short_name
 from outliers.plot.axes import count_label
-from outliers.report.paper import Artefact, Key, Published, grid
 from outliers.report.section import Finding, Section, printed
 from outliers.report.tables import Table, scattered
 from outliers.report.words import count, part
-from outliers.specification.kinds import Memory
-
-PUBLISHED = Published(
-    "LLM.int8(), Table 3",
-    ("hardware", "bits"),
-    grid(
-        {
-            "8x A100 80 GB": ("OPT-175B / BLOOM", "OPT-175B / BLOOM"),
-            "8x A100 40 GB": ("OPT-175B / BLOOM", "OPT-66B"),
-            "8x RTX 3090 24 GB": ("OPT-175B / BLOOM", "OPT-66B"),
-            "4x RTX 3090 24 GB": ("OPT-66B", "OPT-30B"),
-            "Colab Pro 15 GB": ("OPT-13B", "GPT-J-6B"),
-            "Colab 12 GB": ("T0/T5-11B", "GPT-2 1.3B"),
-        },
-        [8, 16],
-    ),
-    "{}",
-)
 
 # As in outliers.metrics.memory.footprint, which imports torch: drawing again needs none of it.
 GIB = 2**30
@@ -44,15 +25,6 @@ def memory_section(rows: list[dict]) -> Section:
     tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
     findings = memory_findings(largest(rows), footprints(rows))
     return Section("Memory at inference", rows, printed(tables), tables, findings=findings)
-
-
-def measured(rows: list[dict]) -> dict[Key, str]:
-    """The largest candidates by the keys of the published ones."""
-    return {
-        (f"{row['hardware']} {row['gigabytes']:g} GB", str(bits)): row[f"{bits}-bit"]
-        for row in largest(rows).to_dict("records")
-        for bits in BITS
-    }
 
 
 def largest(rows: list[dict]) -> pd.DataFrame:
@@ -198,6 +170,3 @@ def _shrinks(shares: pd.Series) -> str:
     if len(shares) == 1:
         return f"In 8 bits {shares.index[0]} needs {low} of the memory of 16 bits."
     return f"In 8 bits models need {low} ({shares.idxmin()}) to {high} ({shares.idxmax()}) of the memory of 16 bits."
-
-
-ARTEFACTS = {"table3": Artefact("Table 3", Memory, memory_section, PUBLISHED, measured)}
