@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import nn
+from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -25,8 +25,10 @@ def skeleton(
         ValueError: transformers has no such language model; of what cannot be built, whatever its code raises.
     """
     kind = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
-    with quiet(), _parameters_on_meta() if buffers else torch.device("meta"):
-        return kind.from_config(config, dtype=dtype).eval()
+    with quiet(), init_empty_weights(include_buffers=not buffers):
+        model = kind.from_config(config, dtype=dtype).eval()
+    model.tie_weights()  # anew, for accelerate makes a parameter of each
+    return model
 
 
 @contextmanager
@@ -61,20 +63,3 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Let modules register their parameters without memory, but buffers as they are."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(module, name, parameter):
-        if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = register_on_meta
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register
