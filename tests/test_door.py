@@ -120,6 +120,11 @@ def to(target: str) -> Callable[[Path], None]:
     return lambda path: path.symlink_to(target)
 
 
+def _of_file(content: str | bytes | Callable) -> str:
+    """The name of a case, the same in every process."""
+    return f"a file {getattr(content, '__qualname__', repr(content)):.60}"
+
+
 def changed(change: Callable[[dict], object]) -> Callable[[Path], None]:
     """The small model, whose tensors were changed."""
 
@@ -563,7 +568,7 @@ YAML = [  # what an experiment file holds, and the answer
 BROKEN, RING = replaced(NORM, lambda old: old * 1e4), [file(fields(extends=f"{one}.yaml")) for one in "fp"]
 LOST = r"the loss is \d+,\d{3} nats a token"
 OPTIONS: list[Case] = [
-    *(Case(f"a file {content!r:.60}", file(content), "sweep e.yaml", answer) for content, answer in YAML),
+    *(Case(_of_file(content), file(content), "sweep e.yaml", answer) for content, answer in YAML),
     Case("a ring of files", both(RING[0], file("extends: ./e.yaml", "f.yaml")), "sweep e.yaml", "itself in 'extends'"),
     Case("one that extends a pipe", both(RING[1], file(os.mkfifo, "p.yaml")), "sweep e.yaml", "'p.yaml' is no file"),
     Case("no features", file("shows: table5\ndimensions: [0x0]"), "report e.yaml", "field 'dimensions.0': .*than 0"),
