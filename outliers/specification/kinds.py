@@ -203,6 +203,7 @@ Repeats = _whole(10**4)
 Batch = _whole(10**5)
 Batches = Annotated[list[Batch], Split, Field(min_length=1), Once]
 Features = Annotated[list[Annotated[int, BeforeValidator(_number)]], Split, Field(min_length=1), Once]
+Positions = Annotated[list[_whole(10**7, ge=0)], Split, Once]
 Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Threshold = Annotated[float, BeforeValidator(_number), AfterValidator(_threshold)]
 # A model dimension d, of which a layer has 4 d outputs, or features and outputs as "576x1536".
@@ -222,6 +223,8 @@ DATA = (
     "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, from which the local tasks read more "
     "than the examples that come along."
 )
+POSITIONS = "Positions at which terms are given too, beside their means and the first position."
+NEURONS = "How many neurons of a layer are named, those that write most; the rest is one writer."
 LIMIT = "Examples of each task, from its start; by default all."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
