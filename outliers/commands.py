@@ -21,6 +21,7 @@ from outliers.terminal.options import options, signed
 SECTIONS = {
     "trace": "outliers.report.artefacts.trace:kept_trace_section",
     "ablate": "outliers.report.artefacts.ablation:ablation_section",
+    "origins": "outliers.metrics.origins.view:origins_section",
     "damage": "outliers.report.artefacts.damage:kept_damage_section",
     "emergence": "outliers.report.artefacts.table4:emergence_section",
     "measure": "outliers.report.measured:measured_section",

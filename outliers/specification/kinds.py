@@ -371,6 +371,19 @@ class Ablation(OfOneModel):
     seed: int = Field(0, description="Of the draws and of shuffling.")
 
 
+class Account(OfOneModel):
+    """What writes features of one model, by the arguments of `outliers.origins`."""
+
+    plans, experiment = "outliers.presets.origins:origins_plans", "origins"
+
+    name: Name = "origins"
+    features: Features | None = Field(
+        None, description="Such as 3,17; by default the outlier features that a trace finds, and the largest."
+    )
+    positions: Positions = Field([], description=POSITIONS)
+    neurons: Count = Field(3, description=NEURONS)
+
+
 DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently
 
 

@@ -7,6 +7,14 @@ from pydantic import Field
 from outliers.metrics.metric import Metric
 from outliers.specification.kinds import NEURONS, POSITIONS, Count, Features, Positions
 
+PARTS = {  # of a layer, and what is before all: the writers of each
+    "embedding": ("embedding", "positions", "embedding norm"),
+    "attention": ("head", "attention bias", "attention norm"),
+    "feed-forward": ("neuron", "other neurons", "expert", "feed-forward bias", "feed-forward norm"),
+}
+PART_OF = {writer: part for part, writers in PARTS.items() for writer in writers}
+SINGLE = ("embedding", "positions", "head", "neuron", "expert")  # writers by themselves, no rest and no constant
+
 
 class Origins(Metric):
     """The terms of which some features consist, and the gains of the norms that read them."""

@@ -8,17 +8,13 @@ import numpy as np
 import pandas as pd
 import torch
 
+from outliers.metrics.origins import PART_OF, SINGLE
+
 PLACES = 3  # where a writer writes most, at most
-PARTS = {  # of a layer, or before all: the writers of each
-    "embedding": ("embedding", "positions", "embedding norm"),
-    "attention": ("head", "attention bias", "attention norm"),
-    "feed-forward": ("neuron", "other neurons", "expert", "feed-forward bias", "feed-forward norm"),
-}
-PART_OF = {writer: part for part, writers in PARTS.items() for writer in writers}
-SINGLE = ("embedding", "positions", "head", "neuron", "expert")  # what is a writer by itself, and no rest or constant
 DIGITS = ".7g"  # of float32
 
 Key = tuple[int | None, str]  # layer, None before all of them; and what is summed there
+Parts = dict[Key, tuple[np.ndarray, np.ndarray]]
 
 
 class Sums(NamedTuple):
@@ -136,23 +132,21 @@ class Account:
     def rest(self) -> np.ndarray:
         """(features,): the largest difference of a state and the sum of what wrote it, of any layer and mean, as a
         share of the feature's largest state."""
-        states = np.stack([self._means((layer, "state")) for layer in range(self.layers + 1)])
-        written = np.zeros_like(states)
-        for layer, kind in self._written():
-            written[0 if layer is None else layer + 1] += self._terms((layer, kind)).means.sum(1)
-        rest = np.abs(states - written.cumsum(0)).max((0, 1))
-        return (rest / np.abs(states).max((0, 1)).clip(1e-30))[: len(self.features)]
+        return self._rest(self._parts())
 
     def records(self, neurons: int = 3) -> list[dict]:
         """A flat dictionary for each state, writer and gate of each feature, for what is ordinary, and for the rest."""
-        terms = {key: self._terms(key) for key in self._written()}
-        found = []
-        for number, feature in enumerate(self.features):
-            of_feature = [*self._states(number), *self._gates(number)]
-            of_feature += [record for key, of_key in terms.items() for record in self._writers(key, of_key, number, neurons)]
-            of_feature.append({"metric": "origins.rest", "value": _short(self.rest[number])})
-            found += [{"metric": record.pop("metric"), "feature": feature} | record for record in of_feature]
-        return found + list(self._ordinary(terms))
+        of_each = [[*self._states(number), *self._gates(number)] for number in range(len(self.features))]
+        for key in self._written():
+            terms = self._terms(key)
+            for number, of_feature in enumerate(of_each):
+                of_feature += self._writers(key, terms, number, neurons)
+        parts = self._parts()
+        for of_feature, rest in zip(of_each, self._rest(parts), strict=True):
+            of_feature.append({"metric": "origins.rest", "value": _short(rest)})
+        found = zip(self.features, of_each, strict=True)
+        named = [{**record, "feature": feature} for feature, of_feature in found for record in of_feature]
+        return [*named, *self._ordinary(parts)]
 
     def _written(self) -> list[Key]:
         """Those of the sums that are of writers, in the order in which they write."""
@@ -165,15 +159,35 @@ class Account:
     def _terms(self, key: Key) -> Terms:
         layer, kind = key
         sums, count = self.sums[key], len(self.columns)
-        parts = [self._means(key), sums.magnitude.numpy() / self.counts[0].item(), sums.largest.numpy(), sums.at.numpy()]
-        if kind != "neuron":
-            means, magnitudes, largest, at = parts
-            shapes = (len(means), -1, count), (-1, count), (-1, count, largest.shape[1]), (-1, count, *at.shape[1:])
-            return Terms(*(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)))
-        weights = self.weights[layer].double().numpy().T
-        means, magnitudes, largest, at = parts
-        at = np.broadcast_to(at[:, None], (len(at), count, *at.shape[1:]))
-        return Terms(means[..., None] * weights, magnitudes[:, None] * abs(weights), largest[:, None] * weights[..., None], at)
+        means, magnitudes = self._means(key), sums.magnitude.numpy() / self.counts[0].item()
+        largest, at = sums.largest.numpy(), sums.at.numpy()
+        if kind == "neuron":
+            weights = self.weights[layer].double().numpy().T
+            at = np.broadcast_to(at[:, None], (len(at), count, *at.shape[1:]))
+            largest = largest[:, None] * weights[..., None]
+            return Terms(means[..., None] * weights, magnitudes[:, None] * abs(weights), largest, at)
+        shape = (-1, count)
+        means, magnitudes = means.reshape(len(means), *shape), magnitudes.reshape(shape)
+        return Terms(means, magnitudes, *(part.reshape(*shape, *part.shape[1:]) for part in (largest, at)))
+
+    def _parts(self) -> Parts:
+        """By layer and part what all of its writers write, and the largest |mean| of a single one, (2 + chosen,
+        columns) each."""
+        found: Parts = {}
+        for layer, kind in self._written():
+            means = self._terms((layer, kind)).means
+            whole, single = means.sum(1), abs(means).max(1) if kind in SINGLE else np.zeros_like(means[:, 0])
+            others = found.get((layer, PART_OF[kind]), (0, 0))
+            found[layer, PART_OF[kind]] = whole + others[0], np.maximum(single, others[1])
+        return found
+
+    def _rest(self, parts: Parts) -> np.ndarray:
+        states = np.stack([self._means((layer, "state")) for layer in range(self.layers + 1)])
+        written = np.zeros_like(states)
+        for (layer, _), (whole, _) in parts.items():
+            written[0 if layer is None else layer + 1] += whole
+        rest = np.abs(states - written.cumsum(0)).max((0, 1))
+        return (rest / np.abs(states).max((0, 1)).clip(1e-30))[: len(self.features)]
 
     def _states(self, number: int) -> Iterator[dict]:
         for layer in range(self.layers + 1):
@@ -225,17 +239,15 @@ class Account:
         chosen = {"at": [_short(value) for value in means[2:]]} if self.positions else {}
         return {"value": _short(means[0]), "first": _short(means[1]), **chosen}
 
-    def _ordinary(self, terms: dict[Key, Terms]) -> Iterator[dict]:
-        """Of each control the largest |mean| of a single writer, and of a layer's attention or feed-forward part."""
-        singles = [of_key.means[:2] for (_, kind), of_key in terms.items() if kind in SINGLE]
-        parts: dict[tuple, np.ndarray] = {}
-        for (layer, kind), of_key in terms.items():
-            parts[layer, PART_OF[kind]] = parts.get((layer, PART_OF[kind]), 0) + of_key.means[:2].sum(1, keepdims=True)
-        for number, feature in enumerate(self.controls, len(self.features)):
-            for writer, found in (("single", singles), ("part", parts.values())):
-                mean, first = np.max([abs(one[..., number]).max(1) for one in found], 0)
-                record = {"metric": "origins.ordinary", "feature": feature, "writer": writer}
-                yield record | {"value": _short(mean), "first": _short(first)}
+    def _ordinary(self, parts: Parts) -> Iterator[dict]:
+        """What a part of a layer writes into a control, the median over them of the magnitude of its mean term; and the
+        same of the largest of its single writers."""
+        for (layer, part), found in parts.items() if self.controls else ():
+            whole, single = (np.median(abs(one[:2, len(self.features) :]), 1) for one in found)
+            values = {"value": whole[0], "first": whole[1], "single": single[0], "first_single": single[1]}
+            place = {} if layer is None else {"layer": layer}
+            short = {name: _short(value) for name, value in values.items()}
+            yield {"metric": "origins.ordinary", **place, "part": part, **short}
 
 
 def _short(value: float) -> float:

@@ -1,6 +1,6 @@
 """Hooks that take the terms of which features of the residual stream consist, while blocks pass."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -27,6 +27,7 @@ from outliers.quantization.linear import stored_weight
 from outliers.text.blocks import sequences
 from outliers.text.tokens import visible_token
 
+WRITTEN = {"attn_out": "attention", "ffn_out": "feed-forward"}  # the part of a layer, by the input of what writes
 CONTROLS = 10  # random features, whose writers say what is ordinary
 
 
@@ -93,8 +94,8 @@ def _observed(
 
 def controls_of(features: list[int], width: int) -> list[int]:
     """Random features beside some, always the same ones."""
-    others = [one for one in torch.randperm(width, generator=torch.Generator().manual_seed(0)).tolist()]
-    return [one for one in others if one not in features][:CONTROLS]
+    order = torch.randperm(width, generator=torch.Generator().manual_seed(0)).tolist()
+    return [one for one in order if one not in features][:CONTROLS]
 
 
 class _Observer:
@@ -198,24 +199,25 @@ class _SubLayer:
     """
 
     def __init__(self, observer: _Observer, layer: int, block: nn.Module, role: str):
-        self.observer, self.layer, self.part = observer, layer, {"attn_out": "attention", "ffn_out": "feed-forward"}[role]
+        self.observer, self.layer, self.part, self.written = observer, layer, WRITTEN[role], {}
         anatomy, config = observer.anatomy, observer.model.config
         behind = [path for path, of in anatomy.norms_behind.items() if of == role]
         self.norm = block.get_submodule(behind[0]) if behind else None
         self.centred = isinstance(self.norm, nn.LayerNorm)
         self.scale = getattr(config, anatomy.residual_scale) if anatomy.residual_scale else 1.0
         self.gain = None if self.norm is None else gain_of(self.norm, anatomy.norm_offset, config.hidden_size)
-        self.experts = block.get_submodule(anatomy.mixture.experts) if role == "ffn_out" and has_experts(anatomy, block) else None
         self.heads = config.num_attention_heads
-        if self.experts is None:
+        if role == "ffn_out" and has_experts(anatomy, block):
+            self.module, self.see = block.get_submodule(anatomy.mixture.experts), self._see_experts
+        else:
             (name,) = getattr(anatomy, role)
-            self._read(Projection(layer, role, f"{anatomy.layers}.{layer}.{name}", block.get_submodule(name)))
+            self.module, self.see = block.get_submodule(name), self._see_projection
+            self._read(Projection(layer, role, f"{anatomy.layers}.{layer}.{name}", self.module))
 
     def _read(self, projection: Projection) -> None:
         """The rows that are needed of a weight, and the bias."""
         plain = getattr(projection.module, "projection", projection.module)  # under a scheme
         check_plain(projection._replace(module=plain))
-        self.projection = projection.module
         self.rows = self.seen(stored_weight(plain))
         self.bias = None if plain.bias is None else self.seen(plain.bias[:, None])[:, 0]
         if self.part == "feed-forward":
@@ -231,9 +233,8 @@ class _SubLayer:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        see: Callable = self._see_projection if self.experts is None else self._see_experts
         with ExitStack() as stack:
-            stack.callback((self.projection if self.experts is None else self.experts).register_forward_hook(see).remove)
+            stack.callback(self.module.register_forward_hook(self.see).remove)
             if self.norm is not None:
                 stack.callback(self.norm.register_forward_hook(self._see_norm).remove)
             yield
@@ -243,22 +244,22 @@ class _SubLayer:
         if self.part == "feed-forward":
             self.written = {"neuron": x}
         else:
-            rows = self.rows.unflatten(1, (self.heads, -1))
-            self.written = {"head": torch.einsum("thd,fhd->thf", x.unflatten(1, (self.heads, -1)), rows).flatten(1)}
+            by_head, rows = (one.unflatten(1, (self.heads, -1)) for one in (x, self.rows))
+            self.written = {"head": torch.einsum("thd,fhd->thf", by_head, rows).flatten(1)}
         if self.bias is not None:
             self.written[f"{self.part} bias"] = self.bias.expand(len(x), -1)
         self._end()
 
     def _see_experts(self, module: nn.Module, inputs: tuple, _output) -> None:
         hidden, chosen, weights = inputs
-        written = torch.zeros(len(hidden), module.num_experts, len(self.observer.columns), device=hidden.device)
+        terms = torch.zeros(len(hidden), module.num_experts, len(self.observer.columns), device=hidden.device)
         for expert in chosen.unique().tolist():
             if expert < module.num_experts:  # that number stands for none
                 token, place = (chosen == expert).nonzero(as_tuple=True)
                 alone = chosen.new_full((len(token), 1), expert)
                 output = module.forward(hidden[token], alone, weights[token, place, None])  # without its hooks
-                written[token, expert] = self.seen(output.T).T
-        self.written = {"expert": written.flatten(1)}
+                terms[token, expert] = self.seen(output.T).T
+        self.written = {"expert": terms.flatten(1)}
         self._end()
 
     def _see_norm(self, _module, inputs: tuple, output: torch.Tensor) -> None:
@@ -271,8 +272,7 @@ class _SubLayer:
         factor = (normed * seen).sum(1, keepdim=True) / seen.square().sum(1, keepdim=True).clamp(min=1e-30)
         self.written = {kind: factor * terms for kind, terms in self.written.items()}
         if bias is not None:
-            written = self.scale * bias[self.observer.columns].float()
-            self.written[f"{self.part} norm"] = written.expand(len(y), -1)
+            self.written[f"{self.part} norm"] = (self.scale * bias[self.observer.columns].float()).expand(len(y), -1)
         self._add()
 
     def _end(self) -> None:
