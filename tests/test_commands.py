@@ -27,6 +27,7 @@ from outliers.models.names import POCKET
 from outliers.report import report as artefacts
 from outliers.specification.kinds import (
     Ablation,
+    Account,
     Damage,
     Emergence,
     Experiment,
@@ -149,6 +150,7 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
             "Under absmax the perplexity",
             "damage_errors.png",
         ),
+        ("origins", TRACE, "origins/gpt2-0.1m", "most at the first", "life_line.png"),
         ("emergence", EMERGENCE, "emergence", "layers", "figure3.png"),
         ("report", ["table.yaml"], "table", "Table 1: perplexity under 8-bit schemes", "table1_published.md"),
     ],
@@ -233,7 +235,7 @@ def test_models_and_lists(specified, tmp_path, monkeypatch, typed, fields):
 
 KINDS = {
     name: kind
-    for kind in (ZeroShot, Latency, Memory, Experiment, Damage, OneModel, Emergence, Ablation)
+    for kind in (ZeroShot, Latency, Memory, Experiment, Damage, OneModel, Emergence, Ablation, Account)
     if (name := kind.model_fields["name"].default) in COMMANDS and {"model", "models"} & {*kind.model_fields}
 }  # of what a command measures of models
 BECOMES = {"attention": "schemes"}  # fields that others say when a specification is made

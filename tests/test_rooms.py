@@ -25,6 +25,8 @@ FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
 def room_of(module: str) -> int:
     """The place of a module's room, from the left."""
     parts = [part for part in module.split(".") if part != "outliers"]
+    if parts[:1] == ["metrics"] and parts[-1] == "view":  # it shows what the metric has measured
+        return ROOMS.index("report")
     name = SHARED.get(".".join(parts[:2]), next(iter(parts), COMMANDS))
     return ROOMS.index(name) if name in ROOMS else len(ROOMS)
 

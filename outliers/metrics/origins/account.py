@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from outliers.metrics.origins import PART_OF, SINGLE
+from outliers.metrics.origins import PART_OF
 
 PLACES = 3  # where a writer writes most, at most
 DIGITS = ".7g"  # of float32
 
 Key = tuple[int | None, str]  # layer, None before all of them; and what is summed there
-Parts = dict[Key, tuple[np.ndarray, np.ndarray]]
+Parts = dict[Key, np.ndarray]
 
 
 class Sums(NamedTuple):
@@ -171,20 +171,17 @@ class Account:
         return Terms(means, magnitudes, *(part.reshape(*shape, *part.shape[1:]) for part in (largest, at)))
 
     def _parts(self) -> Parts:
-        """By layer and part what all of its writers write, and the largest |mean| of a single one, (2 + chosen,
-        columns) each."""
+        """By layer and part what all of its writers write, (2 + chosen, columns)."""
         found: Parts = {}
         for layer, kind in self._written():
-            means = self._terms((layer, kind)).means
-            whole, single = means.sum(1), abs(means).max(1) if kind in SINGLE else np.zeros_like(means[:, 0])
-            others = found.get((layer, PART_OF[kind]), (0, 0))
-            found[layer, PART_OF[kind]] = whole + others[0], np.maximum(single, others[1])
+            key = layer, PART_OF[kind]
+            found[key] = found.get(key, 0) + self._terms((layer, kind)).means.sum(1)
         return found
 
     def _rest(self, parts: Parts) -> np.ndarray:
         states = np.stack([self._means((layer, "state")) for layer in range(self.layers + 1)])
         written = np.zeros_like(states)
-        for (layer, _), (whole, _) in parts.items():
+        for (layer, _), whole in parts.items():
             written[0 if layer is None else layer + 1] += whole
         rest = np.abs(states - written.cumsum(0)).max((0, 1))
         return (rest / np.abs(states).max((0, 1)).clip(1e-30))[: len(self.features)]
@@ -240,14 +237,13 @@ class Account:
         return {"value": _short(means[0]), "first": _short(means[1]), **chosen}
 
     def _ordinary(self, parts: Parts) -> Iterator[dict]:
-        """What a part of a layer writes into a control, the median over them of the magnitude of its mean term; and the
-        same of the largest of its single writers."""
-        for (layer, part), found in parts.items() if self.controls else ():
-            whole, single = (np.median(abs(one[:2, len(self.features) :]), 1) for one in found)
-            values = {"value": whole[0], "first": whole[1], "single": single[0], "first_single": single[1]}
+        """What a part of a layer writes into a control, and the state before it: medians over the controls of the
+        magnitudes of means."""
+        states = {(layer, "state"): self._means((layer, "state")) for layer in range(self.layers + 1)}
+        for (layer, part), means in (parts | states).items() if self.controls else ():
+            value, first = np.median(abs(means[:2, len(self.features) :]), 1)
             place = {} if layer is None else {"layer": layer}
-            short = {name: _short(value) for name, value in values.items()}
-            yield {"metric": "origins.ordinary", **place, "part": part, **short}
+            yield {"metric": "origins.ordinary", **place, "part": part, "value": _short(value), "first": _short(first)}
 
 
 def _short(value: float) -> float:

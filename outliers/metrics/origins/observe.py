@@ -60,6 +60,7 @@ def origins(
             two tokens; the norms rescale the residual stream itself (OPT-350m), so that it is no sum of terms; an
             output projection is no plain layer.
     """
+    decoder_layers(model)  # which refuses what is no model
     features, positions = list(dict.fromkeys(features)), sorted(set(positions))
     check_accountable(model.config, features)
     observer = _observed(model, sequences(blocks, attention_mask), features, positions, variant)

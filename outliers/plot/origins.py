@@ -19,6 +19,7 @@ from outliers.plot.style import BLACK, BLUE, GREY, ORANGE, SEQUENTIAL, chosen, c
 
 if TYPE_CHECKING:
     from outliers.metrics.origins.account import Account
+    from outliers.report.analysis import Rows
 
 AT = {"mean": ("value", "mean after the first position"), "first": ("first", "first position")}
 # Part: colour, hatch (which tells them apart in grey), place beside its layer.
@@ -33,7 +34,7 @@ TICKS = 8  # at most
 
 @figure_function
 def life_line(
-    account: "Account | list[dict]", *, feature: int | None = None, at: str | None = None, ax: Axes | None = None
+    account: "Account | Rows", *, feature: int | None = None, at: str | None = None, ax: Axes | None = None
 ) -> Axes | np.ndarray:
     """Layer by layer, what attention and feed-forward part write into a feature as bars, and its state as a line.
 
@@ -52,7 +53,7 @@ def life_line(
     Raises:
         UserError: there is no such feature or place, or there are several panels for `ax`.
     """
-    rows = pd.DataFrame(account if isinstance(account, list) else account.records())
+    rows = pd.DataFrame(account if isinstance(account, list | pd.DataFrame) else account.records())
     of_each = {f"{name:.0f}": of_one for name, of_one in rows.groupby("feature", sort=False)}
     features = chosen("feature", None if feature is None else str(feature), of_each, ax)
     places = chosen("at", at, AT, ax)
@@ -120,8 +121,10 @@ def largest_of(rows: pd.DataFrame, part: Mapping, column: str) -> pd.Series | No
     return None if singles.empty else singles.loc[(singles[column] * np.sign(part[column])).idxmax()]
 
 
-def name_of(writer: Mapping) -> str:
+def name_of(writer: Mapping | None) -> str | None:
     """What to call a writer: neuron 1229, head 6, positions."""
+    if writer is None:
+        return None
     return writer["writer"] + ("" if pd.isna(writer.get("index")) else f" {writer['index']:.0f}")
 
 
