@@ -347,7 +347,7 @@ def test_features_of_smollm2():
     assert states.loc[(247, 22), "value"] == close(-117)
     assert parts.loc[(247, 24, "attention"), "value"] == close(53)
     assert gains.loc[1:8, "value"].abs().max() < 0.06
-    assert (gains.loc[9, "value"], gains.loc[9, "median"]) == (pytest.approx(0.38, abs=0.005), close(0.246))
+    assert (gains.loc[9, "value"], gains.loc[9, "median"]) == (pytest.approx(0.375), close(0.246))
     assert found.rest.max() < 1e-6
     said = [text for text, _ in account_of(pd.DataFrame(found.records()))]
-    assert said[0].startswith("Feature 247 is on average −117 before layer 22")
+    assert said[0].startswith("Feature 247 averages −117 before layer 22")

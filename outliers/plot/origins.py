@@ -27,7 +27,8 @@ BARS = {"embedding": (GREY, "", 0.5), "attention": (ORANGE, "//", -0.2), "feed-f
 BEFORE = -1  # where a layer would be, what is before all of them
 GATES = {"attn_in": "attention", "ffn_in": "feed-forward"}  # roles of the inputs that a norm makes: rows of the band
 FAINTEST, BRIGHTEST = 1 / 16, 4  # of gains beside the median: the ends of the band's scale
-NAMED, SHARE = 2, 0.5  # the largest parts of a panel are named by a single writer that writes this share of them
+NAMED, SHARE = 2, 0.5  # of the largest parts of a panel, those with a single writer of this share are named by it
+WORTH = 0.25  # of the largest state, what a part has to write for that
 BAND = (0, -0.2, 1, 0.13)  # of the axes
 TICKS = 8  # at most
 
@@ -92,15 +93,17 @@ def _bars_and_line(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     step = -(-layers // TICKS)
     axes.set_xticks(range(0, layers, step))
     axes.set_xlim(-1.1, layers)
-    axes.yaxis.set_major_formatter(lambda value, _place: f"{value:,.0f}".replace("-", "−"))
+    axes.yaxis.set_major_formatter(lambda value, _place: f"{value:,g}".replace("-", "−"))
 
 
 def _name_writers(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     """Name the single writers that make the largest bars."""
     parts = parts_of(rows).sort_values(column, key=abs, ascending=False, kind="stable")
+    most = rows.loc[rows["metric"] == "origins.state", column].abs().max()
     for part in parts.head(NAMED).to_dict("records"):
         largest = largest_of(rows, part, column)
-        if largest is not None and largest[column] / part[column] >= SHARE:
+        worth = abs(part[column]) >= WORTH * most
+        if worth and largest is not None and largest[column] / part[column] >= SHARE:
             down = part[column] < 0
             axes.annotate(
                 name_of(largest),
