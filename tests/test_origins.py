@@ -94,6 +94,12 @@ def test_accounts_of_parts_add_up(blocks):
     assert merged.records() == whole.records()
 
 
+def test_an_account_does_not_grow_with_the_text(blocks):
+    few, many = (outliers.origins(make_model("gpt2"), some, FEATURES) for some in (blocks[:1], blocks))
+    sizes = [sum(part.nbytes for sums in one.sums.values() for part in sums) for one in (few, many)]
+    assert sizes[0] == sizes[1]
+
+
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm], ids=lambda norm: norm.__name__)
 def test_norms_of_both_kinds_behind_a_sub_layer(norm, blocks):
     model = make_model("olmo2")
