@@ -34,6 +34,16 @@ def check_all_ways(folder, blocks, expected) -> None:
     assert torch.equal(load_int8(str(folder))(blocks).logits, small(blocks).logits)
 
 
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe"])
+def test_experts_are_found_missing(case, tmp_path):
+    make_model(case).save_pretrained(tmp_path)
+    expert = next(key for key in load_file(tmp_path / "model.safetensors") if re.search(r"layers.1.*experts.2.w?", key))
+    change(tmp_path, lambda tensors: tensors.pop(expert))
+    for read in (load_model, load_int8, stream_model):
+        with pytest.raises(UserError, match=r"lacks 1 tensors \(a part of model.layers.1.mlp.experts."):
+            read(str(tmp_path))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_norms_that_stay_in_32_bits(dtype, tmp_path, blocks):
     """GPT-OSS's are float32 in a float16 model, however it is read."""
@@ -81,6 +91,16 @@ def test_experts_stored_in_four_bits(tmp_path, blocks):
     load_model(str(tmp_path)).save_pretrained(tmp_path / "exact")
     assert stored_as(load_config(str(tmp_path / "exact"))) is None
     check_all_ways(tmp_path / "exact", blocks, model(blocks).logits)
+
+
+def test_weights_stored_quantized_otherwise_are_refused(tmp_path):
+    model = make_model("llama")
+    model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    model.config.save_pretrained(tmp_path)
+    save_file(model.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    for read in (load_config, load_model, stream_model, load_int8):
+        with pytest.raises(UserError, match="stored quantized by 'gptq'; expected 16 or 32 bits or mxfp4"):
+            read(str(tmp_path))
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])

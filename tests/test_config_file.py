@@ -258,7 +258,6 @@ def test_the_hub_is_asked_once_for_a_model(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *arguments, **_: asked.append(arguments))
     assert find_model("gpt2") == find_model("gpt2") == ("gpt2", None, False, None)
     assert len(asked) == 1
-    assert find_model("gpt2", "step1000") == ("gpt2", "step1000", False, None), "by branch: see find_model"
     with pytest.raises(ZeroDivisionError):
         ask_hub(lambda _: 1 / 0)
 
@@ -278,7 +277,7 @@ def test_the_cache_is_looked_into_without_network(hub, monkeypatch):
     change(snapshot, n_layer=0)
     with pytest.raises(UserError, match="asks for n_layer 0"):
         load_config("some/model")
-    with pytest.raises(UserError, match="cannot reach the hub to load 'other/model'.*pocket/gpt2-0.1m"):
+    with pytest.raises(UserError, match="cannot reach the hub to load 'other/model'"):
         find_model("other/model")
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import shutil
+import time
 
 import pytest
 import torch
@@ -14,8 +16,8 @@ from outliers.files import start_of
 from outliers.models.anatomy import ANATOMIES, anatomy_of, context_length, projections, readers, weights_of_experts
 from outliers.models.load import load_model, load_tokenizer, weights_hash
 from outliers.models.names import POCKET, pocket_models
-from outliers.models.pocket.ladder import LADDER
 from outliers.models.skeleton import skeleton
+from outliers.models.source import find_model
 from outliers.tracing.result import STREAM
 from outliers.variants.plant import plant
 from tests.conftest import CONFIGS, every_kind, make_model
@@ -120,9 +122,11 @@ def test_weights_of_experts():
         assert weights_of_experts(make_model(case)) == weights
 
 
-@pytest.mark.parametrize(("case", "length"), [("gpt2", 64), ("opt", 64), ("mpt", 64), ("bloom", None)])
-def test_context_length(case, length):
-    assert context_length(make_model(case).config) == length
+def test_context_length():
+    assert context_length(make_model("gpt2").config) == 64
+    assert context_length(make_model("opt").config) == 64
+    assert context_length(make_model("mpt").config) == 64
+    assert context_length(make_model("bloom").config) is None
 
 
 def test_unknown_architecture_says_what_its_row_needs():
@@ -155,12 +159,61 @@ def test_hash_tells_weights_apart():
     assert weights_hash(first) != weights_hash(again)
 
 
+def test_hub_name_without_network(monkeypatch):
+    """What the hub's client does without network is simulated; a machine without network is like it."""
+
+    def no_network(*_args, **_keywords):
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", no_network)
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"cannot reach the hub to load 'no-such-user/no-such-model'.*pocket/gpt2-0.1m"):
+        load_model("no-such-user/no-such-model")
+    assert time.monotonic() - start < 5
+
+
+def test_hub_models_are_asked_for_by_branch(monkeypatch):
+    """A commit would keep transformers from finding the safetensors conversion of a pickled checkpoint."""
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
+    assert find_model("facebook/opt-125m") == ("facebook/opt-125m", None, False, None)
+    assert find_model("EleutherAI/pythia-160m", "step1000") == ("EleutherAI/pythia-160m", "step1000", False, None)
+
+
+def test_local_models_have_no_revisions():
+    with pytest.raises(UserError, match="has no revision 'main'"):
+        find_model("pocket/gpt2-0.5m", "main")
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("dtype", "float8"), *(("device", d) for d in ("cuda:99", "tpu", "meta"))]
 )
 def test_unusable_dtype_and_device(field, value):
     with pytest.raises(UserError, match=value):
         load_model("pocket/gpt2-0.5m", **{field: value})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a pocket model to break."""
+    return shutil.copytree(POCKET / "gpt2-0.5m", tmp_path / "model")
+
+
+def test_truncated_weights(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(UserError, match="corrupt"):
+        load_model(str(folder))
+
+
+def test_unknown_architecture_in_a_folder(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="unknown architecture 'bert'"):
+        load_model(str(tmp_path))
+
+
+def test_folder_without_config(tmp_path):
+    with pytest.raises(UserError, match="cannot load"):
+        load_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", pocket_models())
@@ -174,8 +227,8 @@ def test_pocket_models(name):
 
 
 def test_pocket_family_is_complete_and_light():
-    assert {name.removeprefix("pocket/") for name in pocket_models()} == set(LADDER)
-    assert {rung.architecture for rung in LADDER.values()} == {"gpt2", "opt", "gptj"}
+    assert len(pocket_models()) >= 7
+    assert {load_model(name).config.model_type for name in pocket_models()} == {"gpt2", "opt", "gptj"}
     assert sum(file.stat().st_size for file in POCKET.rglob("*.safetensors")) <= 40e6
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.errors import UserError
@@ -186,6 +187,22 @@ def test_blocks_have_to_fit(saved, blocks):
         perplexity(streamed, [])
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("model.decoder.layers.1.fc1.weight"), "lacks 1 tensors"),
+        (lambda tensors: tensors["model.decoder.layers.1.fc1.weight"].fill_(torch.nan), "hold NaN or inf in"),
+    ],
+)
+def test_unusable_weights(tmp_path, blocks, change, message):
+    make_model("opt").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=message):
+        perplexity(stream_model(str(tmp_path)), blocks)
+
+
 def test_weights_that_cannot_be_used_do_not_stay(saved, blocks, monkeypatch):
     streamed, usual = stream_model(saved), Stream._read
 
@@ -198,6 +215,13 @@ def test_weights_that_cannot_be_used_do_not_stay(saved, blocks, monkeypatch):
     with pytest.raises(UserError, match="damaged"):
         perplexity(streamed, blocks)
     assert on_meta(streamed)
+
+
+def test_a_truncated_file(saved):
+    path = sorted(Path(saved).glob("*.safetensors"))[-1]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="corrupt"):
+        stream_model(saved)
 
 
 def test_hash_is_that_of_the_resident_model(folder, blocks):
@@ -357,6 +381,17 @@ def test_weights_that_are_not_those_of_another_process(tmp_path):
     perplexity(model, job.blocks)
     with pytest.raises(UserError, match="changed while they were measured"):
         bench.check_weights()
+
+
+def test_sizes():
+    assert [parse_bytes(size) for size in ("4GB", "1.5 MB", "10kB", 7, None, "4")] == [
+        4_000_000_000,
+        1_500_000,
+        10_000,
+        7,
+        None,
+        "4",
+    ]
 
 
 def test_planted_outliers_are_found_in_a_checkpoint_written_in_shards(tmp_path, monkeypatch):
