@@ -43,6 +43,7 @@ _HOME = {
     "compare": "outliers.tracing.compare",
     "table4_row": "outliers.tracing.table4",
     "ablate": "outliers.metrics.ablations",
+    "origins": "outliers.metrics.origins.observe",
     "damage": "outliers.presets.damage",
     "train_int8": "outliers.training.layers",
     "plant": "outliers.variants.plant",

@@ -14,6 +14,7 @@ NAMES = (
     "get",
     "trace",
     "ablate",
+    "origins",
     "damage",
     "emergence",
     "sweep",

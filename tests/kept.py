@@ -8,6 +8,7 @@ import pandas as pd
 from outliers.metrics.latency.view import latency_section
 from outliers.metrics.linear_layer.view import speed_section
 from outliers.metrics.memory.view import memory_section
+from outliers.metrics.origins.view import origins_section
 from outliers.metrics.perplexity.view import sweep_section
 from outliers.metrics.zeroshot.view import zeroshot_section
 from outliers.report.paper.table4 import table4_section
@@ -42,6 +43,7 @@ SECTIONS = {
     **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
     "smollm2-135m/ablation": ablation_section,
     DAMAGED: _damage_section,
+    "mechanism/smollm2-135m": origins_section,
     "pocket/table3": memory_section,
     "pocket/table4": table4_section,
     "emergence": table4_section,

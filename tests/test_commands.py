@@ -25,6 +25,7 @@ from outliers.models.names import POCKET
 from outliers.report import report as artefacts
 from outliers.specification.kinds import (
     Ablation,
+    Account,
     Damage,
     Emergence,
     Experiment,
@@ -99,6 +100,7 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
         ("ablate", [*TRACE, "--method", "zero,mean"], "ablate/gpt2-0.1m", "random features, 10 draws", "ablation.md"),
         ("ablate", [*TRACE, "--features", "3,17"], "ablate/gpt2-0.1m", "outliers 3, 17", "ablation.md"),
         ("damage", ABSMAX, "damage/gpt2-0.1m", "Under absmax the perplexity", "damage_errors.png"),
+        ("origins", TRACE, "origins/gpt2-0.1m", "most at the first", "life_line.png"),
         ("emergence", EMERGENCE, "emergence", "layers", "figure3.png"),
         ("latency", [*TIMED, "--batch", "1,2"], "latency", "llm.int8", "table6.csv"),
         ("report", ["table.yaml"], "table", "Table 1: perplexity under 8-bit schemes", "table1_published.md"),
@@ -170,7 +172,7 @@ def test_models_and_lists(specified, tmp_path, monkeypatch, typed, fields):
 
 KINDS = {
     name: kind
-    for kind in (ZeroShot, Latency, Memory, Experiment, Damage, OneModel, Emergence, Ablation)
+    for kind in (ZeroShot, Latency, Memory, Experiment, Damage, OneModel, Emergence, Ablation, Account)
     if (name := kind.model_fields["name"].default) in COMMANDS and {"model", "models"} & {*kind.model_fields}
 }  # of what a command measures of models
 BECOMES = {"attention": "schemes"}  # fields that others say when a specification is made

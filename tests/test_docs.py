@@ -28,12 +28,14 @@ from outliers.errors import UserError
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.damages import damages_of
 from outliers.metrics.measurement import Keeps, each_alone
+from outliers.metrics.origins.view import HIDDEN
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
 from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
+from outliers.plot.origins import parts_of
 from outliers.plot.published import TABLE7
 from outliers.plot.training import checkpoints, trained, watched
 from outliers.quantization.schemes import BASELINE, get_scheme
@@ -116,6 +118,40 @@ def of_smollm2() -> dict[str, float]:
         "top1": 100 * found.set_index("subject").loc["none", "top1_softmax"],
         "without": of_zero.loc["outliers", "top1_softmax"],
         **largest,
+    }
+
+
+ORIGINS = "mechanism/smollm2-135m"
+
+
+def of_mechanism() -> dict[str, float]:
+    """What writes two features of it, and the norms before attention: by feature, layer and writer, and place."""
+    rows = pd.DataFrame(kept(ORIGINS))
+    parts = parts_of(rows).set_index(["feature", "layer", "part"])
+    neurons = rows[rows["writer"] == "neuron"].set_index(["feature", "layer", "index"])["first"]
+    states, gates = (rows[rows["metric"] == f"origins.{one}"] for one in ("state", "gate"))
+    states = states.set_index(["feature", "layer"])
+    gates = gates[gates["role"] == "attn_in"].set_index(["feature", "layer"])
+    hidden = gates.loc[247].loc[1:8]
+    assert (hidden["value"].abs() < HIDDEN * hidden["median"]).all()
+    assert states.loc[247, "value"].idxmin() == 22
+    early = parts.loc[507].query("layer < 11")["first"]
+    assert early.abs().nlargest(2).index.get_level_values("layer").tolist() == [2, 9]
+    assert (states.loc[507].loc[12:27, "first"] / 21_000 - 1).abs().max() < 0.004
+    assert rows.loc[rows["metric"] == "origins.rest", "value"].max() < 1e-6
+    return {
+        "ffn0": parts.loc[(247, 0, "feed-forward"), "value"],
+        "attention1": parts.loc[(247, 1, "attention"), "value"],
+        "lowest": states.loc[(247, 22), "value"],
+        "attention24": parts.loc[(247, 24, "attention"), "value"],
+        "hidden": hidden["value"].abs().max(),
+        "opened": gates.loc[(247, 9), "value"],
+        "median": gates.loc[(247, 9), "median"],
+        **{f"ffn{layer}_first": parts.loc[(507, layer, "feed-forward"), "first"] for layer in (2, 9, 11)},
+        **{f"taken{layer}": -parts.loc[(507, layer, "feed-forward"), "first"] for layer in (28, 29)},
+        "neuron1229": neurons[507, 11, 1229],
+        "neuron1487": neurons[507, 11, 1487],
+        "neuron678": -neurons[507, 28, 678],
     }
 
 
@@ -323,6 +359,21 @@ CLAIMS = {
         "{ffn_out:,.0f}": of_smollm2,
         "The model of {:.0f} million parameters is downloaded from the package index ({:.0f} MB)":
             lambda: (kept("smollm2-135m/sweep")[0]["parameters"] / 1e6, WHEEL / 1e6),
+    },
+    "docs/mechanism.md": {
+        "the first block of {1} tokens of C4: feature 247, its outlier feature, and feature 507": lambda: size(ORIGINS),
+        "The feed-forward part of layer 0 writes {ffn0:.1f} into feature 247 and attention of layer 1 {attention1:.1f}":
+            of_mechanism,
+        "it grows to {lowest:.0f} before layer 22, and attention of layer 24 takes back {attention24:.1f}":
+            of_mechanism,
+        "at most {hidden:.3f} before attention of layers 1 to 8": of_mechanism,
+        "opens at layer 9, with {opened:.3f} where the median is {median:.3f}": of_mechanism,
+        "are {ffn2_first:.0f} in layer 2 and {ffn9_first:.0f} in layer 9": of_mechanism,
+        "the feed-forward part of layer 11 writes {ffn11_first:,.0f}": of_mechanism,
+        "neuron 1229 writes {neuron1229:,.0f} and neuron 1487 writes {neuron1487:,.0f}": of_mechanism,
+        "state stays near 21,000 until": lambda: (),
+        "of layer 28 takes away {taken28:,.0f}, of which neuron 678 takes {neuron678:,.0f}, and that of layer 29 "
+        "another {taken29:,.0f}": of_mechanism,
     },
     "docs/definitions.md": {
         "clipped to [−{0}, {0}]": lambda: (CODE_MAX,),
@@ -603,7 +654,7 @@ CLAIMS = {
 def said(words: str, numbers) -> str:
     """A claim as the page has to have it."""
     text = words.format(**numbers) if isinstance(numbers, dict) else words.format(*numbers)
-    return re.sub(r"(\d)%", r"\1 %", text)
+    return re.sub(r"(\d)%", r"\1 %", re.sub(r"(?<=\s)-(?=\d)", "−", text))
 
 
 def pattern(text: str) -> re.Pattern:

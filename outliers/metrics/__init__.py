@@ -12,6 +12,7 @@ METRICS = Registry(
         "inputs": "outliers.metrics.inputs:Inputs",
         "places": "outliers.metrics.places:Places",
         "trace": "outliers.metrics.trace:Trace",
+        "origins": "outliers.metrics.origins:Origins",
         "top1": "outliers.metrics.top1:Top1",
         "zeroshot": "outliers.metrics.zeroshot:ZeroShot",
         "latency": "outliers.metrics.latency:Latency",

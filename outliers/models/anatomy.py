@@ -3,7 +3,7 @@
 import difflib
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -59,6 +59,10 @@ class Anatomy:
     of the first kind of which it has all. mixture: what layers have that lack ffn_in and ffn_out. norm_offset: what
     norms add to their weight before they multiply with it. alibi: the argument of the attention in which its position
     biases are, if the attention mask may hold them too. logits: what becomes of the head's outputs, each by itself.
+
+    What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
+    the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
+    projection's input. residual_scale: the field of the configuration with which outputs of sub-layers are multiplied.
     """
 
     layers: str
@@ -75,6 +79,10 @@ class Anatomy:
     norm_offset: float = 0.0
     alibi: str | None = None
     logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] = _as_projected
+    positions: str | None = None
+    embedding_norm: str | None = None
+    norms_behind: dict[str, str] = field(default_factory=dict)
+    residual_scale: str | None = None
 
 
 def _two_norms(attention: str, feed_forward: str) -> Norms:
@@ -94,6 +102,7 @@ _FAIRSEQ = Anatomy(
     attn_out=("self_attn.out_proj",),
     ffn_in=("fc1",),
     ffn_out=("fc2",),
+    positions="model.embed_positions",
 )
 _LLAMA = Anatomy(
     layers="model.layers",
@@ -104,9 +113,11 @@ _LLAMA = Anatomy(
     ffn_in=("mlp.gate_proj", "mlp.up_proj"),
     ffn_out=("mlp.down_proj",),
 )
-_GEMMA = replace(  # its norms after the sub-layers feed no projection
+_BEHIND = {"post_attention_layernorm": "attn_out", "post_feedforward_layernorm": "ffn_out"}
+_GEMMA = replace(
     _LLAMA,
     norms=_two_norms("input_layernorm", "pre_feedforward_layernorm"),
+    norms_behind=_BEHIND,
     norm_offset=1.0,
     logits=_capped,
 )
@@ -136,6 +147,7 @@ ANATOMIES = {
         attn_out=("attn.c_proj",),
         ffn_in=("mlp.c_fc",),
         ffn_out=("mlp.c_proj",),
+        positions="transformer.wpe",
     ),
     "gptj": Anatomy(
         layers="transformer.h",
@@ -154,6 +166,7 @@ ANATOMIES = {
         attn_out=("attn.attention.out_proj",),
         ffn_in=("mlp.c_fc",),
         ffn_out=("mlp.c_proj",),
+        positions="transformer.wpe",
     ),
     "gpt_neox": replace(
         _BLOOM,
@@ -162,16 +175,16 @@ ANATOMIES = {
         attn_in=("attention.query_key_value",),
         attn_out=("attention.dense",),
     ),
-    "bloom": _BLOOM,
-    "opt": replace(_FAIRSEQ, layers="model.decoder.layers"),
+    "bloom": replace(_BLOOM, embedding_norm="transformer.word_embeddings_layernorm"),
+    "opt": replace(_FAIRSEQ, layers="model.decoder.layers", positions="model.decoder.embed_positions"),
     "xglm": _FAIRSEQ,
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "smollm3": _LLAMA,
-    "granite": replace(_LLAMA, logits=_divided),
-    "olmo2": replace(_LLAMA, norms={}),  # all after the sub-layers
+    "granite": replace(_LLAMA, logits=_divided, residual_scale="residual_multiplier"),
+    "olmo2": replace(_LLAMA, norms={}, norms_behind=_BEHIND),
     "phi3": replace(_LLAMA, attn_in=("self_attn.qkv_proj",), ffn_in=("mlp.gate_up_proj",), fused_gate=True),
     "stablelm": replace(_LLAMA, other_norms=(_one_norm("input_layernorm"),)),
     "starcoder2": replace(_LLAMA, ffn_in=("mlp.c_fc",), ffn_out=("mlp.c_proj",)),

@@ -7,6 +7,7 @@ _HOME = {
     "sorted_profile": "trace",
     "magnitude_by_position": "trace",
     "ablation_bars": "ablation",
+    "life_line": "origins",
     "damage_map": "damage",
     "damage_bars": "damage",
     "sweep_costs": "sweep",

@@ -13,7 +13,7 @@ from outliers.runs.rows import read
 from outliers.specification.kinds import OfOneModel
 
 LONGEST = 200  # bytes of a folder's name, so that systems take it
-OF_ONE_MODEL = ("trace", "ablate", "damage")  # experiments of which a folder holds those of one model
+OF_ONE_MODEL = ("trace", "ablate", "origins", "damage")  # experiments of which a folder holds those of one model
 Checkpoint = tuple[str, str | None]  # model and revision
 logger = logging.getLogger(__name__)
 

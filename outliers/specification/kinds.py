@@ -177,6 +177,7 @@ Repeats = _whole(10**4)
 Batch = _whole(10**5)
 Batches = Annotated[list[Batch], Split, Field(min_length=1), Once]
 Features = Annotated[list[Annotated[int, BeforeValidator(_number)]], Split, Field(min_length=1), Once]
+Positions = Annotated[list[_whole(10**7, ge=0)], Split, Once]
 Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Threshold = Annotated[float, BeforeValidator(_number), AfterValidator(_threshold)]
 # A model dimension d, of which a layer has 4 d outputs, or features and outputs as "576x1536".
@@ -196,6 +197,8 @@ DATA = (
     "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, from which the local tasks read more "
     "than the examples that come along."
 )
+POSITIONS = "Positions at which terms are given too, beside their means and the first position."
+NEURONS = "How many neurons of a layer are named, those that write most; the rest is one writer."
 LIMIT = "Examples of each task, from its start; by default all."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
@@ -352,6 +355,19 @@ class Ablation(OfOneModel):
     where: Names = Field(["attn_in"], description="Inputs that are changed for perplexity: attn_in, ffn_in, or both.")
     controls: int = Field(10, description="Draws of random features to compare with.")
     seed: int = Field(0, description="Of the draws and of shuffling.")
+
+
+class Account(OfOneModel):
+    """What writes features of one model, by the arguments of `outliers.origins`."""
+
+    plans, experiment = "outliers.presets.origins:origins_plans", "origins"
+
+    name: Name = "origins"
+    features: Features | None = Field(
+        None, description="Such as 3,17; by default the outlier features that a trace finds, and the largest."
+    )
+    positions: Positions = Field([], description=POSITIONS)
+    neurons: Count = Field(3, description=NEURONS)
 
 
 DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently

@@ -1,0 +1,292 @@
+"""Hooks that take the terms of which features of the residual stream consist, while blocks pass."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.metrics.origins.account import Account, Gains, Sums
+from outliers.models.anatomy import (
+    Projection,
+    anatomy_of,
+    check_features,
+    check_plain,
+    decoder_layers,
+    has_experts,
+    norms_are_in_the_residual_stream,
+    norms_of,
+)
+from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.hooks import residual_hooks
+from outliers.models.stream import AS_IT_IS, Variant, Watched, into_layers
+from outliers.quantization.linear import stored_weight
+from outliers.text.blocks import sequences
+from outliers.text.tokens import visible_token
+
+WRITTEN = {"attn_out": "attention", "ffn_out": "feed-forward"}  # the part of a layer, by the input of what writes
+CONTROLS = 10  # random features, whose writers say what is ordinary
+
+
+def origins(
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    features: Iterable[int],
+    positions: Iterable[int] = (),
+    variant: Variant = AS_IT_IS,
+    tokens=None,
+    attention_mask: Iterable[torch.Tensor] | None = None,
+) -> Account:
+    """Account for features of the residual stream: what wrote them, and what norms let through.
+
+    The state of a feature before a layer is the sum of the embedding, the positions, and the terms of all heads,
+    neurons, experts and biases of the layers before it (docs/mechanism.md). One pass; no hidden state is kept.
+
+    Args:
+        model: a causal language model, resident or streamed; it is left as it was.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,).
+        features: dimensions of the residual stream.
+        positions: at which terms are given too, beside their means after the first position, and the first one.
+        variant: what the model is under meanwhile. Of a quantized projection the exact weights make the terms, so that
+            what its rounding adds is in `Account.rest`.
+        tokens: the model's tokenizer, if tokens are to be called by their names.
+        attention_mask: as for `outliers.trace`.
+
+    Raises:
+        UserError: a feature is out of range, or no block reaches a position; there is no block, or one has less than
+            two tokens; the norms rescale the residual stream itself (OPT-350m), so that it is no sum of terms; an
+            output projection is no plain layer.
+    """
+    decoder_layers(model)  # which refuses what is no model
+    features, positions = list(dict.fromkeys(features)), sorted(set(positions))
+    check_accountable(model.config, features)
+    observer = _observed(model, sequences(blocks, attention_mask), features, positions, variant)
+    found = observer.account()
+    if tokens is not None:
+        occurred = {token for one in found.sums.values() for token in one.at[..., 1].unique().tolist()}
+        found.names = {token: visible_token(tokens, token) for token in sorted(occurred)}
+    return found
+
+
+def check_accountable(config, features: Iterable[int]) -> None:
+    """Raise UserError where a model has not these features, or its residual stream is no sum."""
+    anatomy_of(config)
+    check_features(features, config.hidden_size)
+    if norms_are_in_the_residual_stream(config):
+        raise UserError(
+            "this model's norms rescale its residual stream, which is then no sum of what was written; expected norms "
+            "before or behind the sub-layers, as in every other architecture"
+        )
+
+
+@inference
+def _observed(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], features: list[int], chosen: list[int], variant: Variant
+) -> "_Observer":
+    observer = _Observer(model, features, chosen)
+    with under(model, Watched(variant, observer.hooks)) as (changed, left):
+        for _ in run_decoder(changed, blocks, observer.begin, left):
+            pass
+    return observer
+
+
+def controls_of(features: list[int], width: int) -> list[int]:
+    """Random features beside some, always the same ones."""
+    order = torch.randperm(width, generator=torch.Generator().manual_seed(0)).tolist()
+    return [one for one in order if one not in features][:CONTROLS]
+
+
+class _Observer:
+    """Adds up the terms of sequences, each (T,), whose turns may come layer by layer."""
+
+    def __init__(self, model: PreTrainedModel, features: list[int], chosen: list[int]):
+        self.model, self.anatomy, self.features, self.chosen = model, anatomy_of(model.config), features, chosen
+        self.controls = controls_of(features, model.config.hidden_size)
+        self.columns = [*features, *self.controls]
+        self.sequences, self.counts = 0, torch.zeros(2 + len(chosen), dtype=torch.float64)
+        self.sums: dict[tuple, Sums] = {}
+        self.weights: dict[int, torch.Tensor] = {}
+        self.gains: dict[tuple[int, str], Gains] = {}
+
+    def begin(self, number: int, ids: torch.Tensor) -> None:
+        """What the hooks see next is of this sequence; each comes first to what is before the layers."""
+        if len(ids) < 2:
+            raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
+        self.ids, self.masks = ids, torch.zeros(2 + len(self.chosen), len(ids), device=ids.device)
+        self.masks[0, 1:] = self.masks[1, 0] = 1
+        for row, position in enumerate(self.chosen, 2):
+            self.masks[row, position : position + 1] = 1
+        if number == self.sequences:
+            self.sequences += 1
+            self.counts += self.masks.sum(1).cpu()
+            self._embed(ids)
+
+    def _embed(self, ids: torch.Tensor) -> None:
+        """Add what goes into the first layer: of the embedding all but positions, and the bias of its norm."""
+        found, positions, norm = {}, self.anatomy.positions, self.anatomy.embedding_norm
+
+        def keep(_module, _inputs, output: torch.Tensor) -> None:
+            found["positions"] = output.expand(1, len(ids), -1)[0][:, self.columns].float()
+
+        with ExitStack() as stack:
+            if positions:
+                hook = self.model.get_submodule(positions).register_forward_hook(keep)
+                stack.callback(hook.remove)
+            state = into_layers(self.model, ids)[0][:, self.columns].float()
+        if norm:
+            bias = self.model.get_submodule(norm).bias[self.columns].float()
+            found["embedding norm"] = bias.expand_as(state)
+        found["embedding"] = state - sum(found.values())
+        for kind, terms in found.items():
+            self.add((None, kind), terms)
+        self.add((0, "state"), state)
+
+    @contextmanager
+    def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+        """Those that see all layers of a model, or one."""
+        with ExitStack() as stack:
+            for number, block in enumerate(decoder_layers(model)):
+                if layer in (None, number):
+                    self._hook_norms(stack, number, block)
+                    for role in ("attn_out", "ffn_out"):
+                        stack.enter_context(_SubLayer(self, number, block, role).hooks())
+            stack.enter_context(residual_hooks(model, self.see_state, layer))
+            yield
+
+    def see_state(self, layer: int, x: torch.Tensor) -> None:
+        self.add((layer + 1, "state"), x[:, self.columns].float())
+
+    def _hook_norms(self, stack: ExitStack, layer: int, block: nn.Module) -> None:
+        for path, roles in norms_of(self.anatomy, block).items():
+            norm = block.get_submodule(path)
+            self.gains.setdefault((layer, path), self._gains(norm, roles))
+            hook = norm.register_forward_hook(partial(self._see_norm, layer, path))
+            stack.callback(hook.remove)
+
+    def _gains(self, norm: nn.Module, roles: tuple[str, ...]) -> Gains:
+        gain = gain_of(norm, self.anatomy.norm_offset, self.model.config.hidden_size)
+        magnitudes = gain.abs()
+        ranks = [1 + int((magnitudes > magnitudes[one]).sum()) for one in self.columns]
+        return Gains(roles, gain[self.columns].tolist(), magnitudes.median().item(), ranks)
+
+    def _see_norm(self, layer: int, path: str, _norm, inputs: tuple, output: torch.Tensor) -> None:
+        for side, state in (("before", inputs[0]), ("behind", output)):
+            self.add((layer, f"{side} {path}"), state.flatten(0, -2)[:, self.columns].float())
+
+    def add(self, key: tuple, x: torch.Tensor) -> None:
+        """Let columns (T, n) of this sequence join those of the others."""
+        found = Sums.of(x, self.masks.to(x.device), self.ids.to(x.device))
+        self.sums[key] = self.sums[key].joined(found) if key in self.sums else found
+
+    def account(self) -> Account:
+        """That of all sequences."""
+        if not self.sequences:
+            raise UserError("no blocks to account for; expected at least one")
+        for position, count in zip(self.chosen, self.counts[2:], strict=True):
+            if not count:
+                raise UserError(f"position {position} is in none of the blocks; expected one that begins at 0")
+        sums = {key: one.cpu() for key, one in self.sums.items()}
+        return Account(self.features, self.controls, self.chosen, self.counts, sums, self.weights, self.gains)
+
+
+class _SubLayer:
+    """What the attention or the feed-forward part of a layer writes.
+
+    A term is a row of the output projection times its input. The scale of the residual stream multiplies it, and a norm
+    behind the projection its gain, and at each position one number more, as soon as that norm has seen the output.
+    """
+
+    def __init__(self, observer: _Observer, layer: int, block: nn.Module, role: str):
+        self.observer, self.layer, self.part, self.written = observer, layer, WRITTEN[role], {}
+        anatomy, config = observer.anatomy, observer.model.config
+        behind = [path for path, of in anatomy.norms_behind.items() if of == role]
+        self.norm = block.get_submodule(behind[0]) if behind else None
+        self.centred = isinstance(self.norm, nn.LayerNorm)
+        self.scale = getattr(config, anatomy.residual_scale) if anatomy.residual_scale else 1.0
+        self.gain = None if self.norm is None else gain_of(self.norm, anatomy.norm_offset, config.hidden_size)
+        self.heads = config.num_attention_heads
+        if role == "ffn_out" and has_experts(anatomy, block):
+            self.module, self.see = block.get_submodule(anatomy.mixture.experts), self._see_experts
+        else:
+            (name,) = getattr(anatomy, role)
+            self.module, self.see = block.get_submodule(name), self._see_projection
+            self._read(Projection(layer, role, f"{anatomy.layers}.{layer}.{name}", self.module))
+
+    def _read(self, projection: Projection) -> None:
+        """The rows that are needed of a weight, and the bias."""
+        plain = getattr(projection.module, "projection", projection.module)  # under a scheme
+        check_plain(projection._replace(module=plain))
+        self.rows = self.seen(stored_weight(plain))
+        self.bias = None if plain.bias is None else self.seen(plain.bias[:, None])[:, 0]
+        if self.part == "feed-forward":
+            self.observer.weights.setdefault(self.layer, self.rows.cpu())
+
+    def seen(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Of outputs (features, n) what the residual stream sees at the columns, (columns, n), but for the number that
+        a norm behind has for each position."""
+        rows = self.scale * outputs[self.observer.columns].float()
+        if self.centred:
+            rows -= self.scale * outputs.float().mean(0)
+        return rows if self.gain is None else rows * self.gain[self.observer.columns, None]
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.callback(self.module.register_forward_hook(self.see).remove)
+            if self.norm is not None:
+                stack.callback(self.norm.register_forward_hook(self._see_norm).remove)
+            yield
+
+    def _see_projection(self, _module, inputs: tuple, _output) -> None:
+        x = inputs[0].flatten(0, -2).float()
+        if self.part == "feed-forward":
+            self.written = {"neuron": x}
+        else:
+            by_head, rows = (one.unflatten(1, (self.heads, -1)) for one in (x, self.rows))
+            self.written = {"head": torch.einsum("thd,fhd->thf", by_head, rows).flatten(1)}
+        if self.bias is not None:
+            self.written[f"{self.part} bias"] = self.bias.expand(len(x), -1)
+        self._end()
+
+    def _see_experts(self, module: nn.Module, inputs: tuple, _output) -> None:
+        hidden, chosen, weights = inputs
+        terms = torch.zeros(len(hidden), module.num_experts, len(self.observer.columns), device=hidden.device)
+        for expert in chosen.unique().tolist():
+            if expert < module.num_experts:  # that number stands for none
+                token, place = (chosen == expert).nonzero(as_tuple=True)
+                alone = chosen.new_full((len(token), 1), expert)
+                output = module.forward(hidden[token], alone, weights[token, place, None])  # without its hooks
+                terms[token, expert] = self.seen(output.T).T
+        self.written = {"expert": terms.flatten(1)}
+        self._end()
+
+    def _see_norm(self, _module, inputs: tuple, output: torch.Tensor) -> None:
+        """Let the terms be as large as the norm makes them: the number by which its gains are multiplied here."""
+        y, normed = inputs[0].flatten(0, -2).float(), output.flatten(0, -2).float()
+        bias = getattr(self.norm, "bias", None)
+        if bias is not None:
+            normed = normed - bias.float()
+        seen = (y - y.mean(1, keepdim=True) if self.centred else y) * self.gain
+        factor = (normed * seen).sum(1, keepdim=True) / seen.square().sum(1, keepdim=True).clamp(min=1e-30)
+        self.written = {kind: factor * terms for kind, terms in self.written.items()}
+        if bias is not None:
+            self.written[f"{self.part} norm"] = (self.scale * bias[self.observer.columns].float()).expand(len(y), -1)
+        self._add()
+
+    def _end(self) -> None:
+        if self.norm is None:
+            self._add()
+
+    def _add(self) -> None:
+        for kind, terms in self.written.items():
+            self.observer.add((self.layer, kind), terms)
+        self.written = {}
+
+
+def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:
+    """What a norm multiplies features with, float32 (features,); 1 where it has no weight."""
+    weight = getattr(norm, "weight", None)
+    return torch.ones(width) if weight is None else offset + weight.float()

@@ -1,0 +1,171 @@
+"""The life of a feature along the layers: what writes it, its state, and the norms that read it, drawn."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from outliers.metrics.origins import PART_OF, SINGLE
+from outliers.plot.axes import log_axis
+from outliers.plot.legends import legend
+from outliers.plot.style import BLACK, BLUE, GREY, ORANGE, SEQUENTIAL, chosen, color_of, figure_function, panels_of
+
+if TYPE_CHECKING:
+    from outliers.metrics.origins.account import Account
+    from outliers.report.analysis import Rows
+
+AT = {"mean": ("value", "mean after the first position"), "first": ("first", "first position")}
+# Part: colour, hatch (which tells them apart in grey), place beside its layer.
+BARS = {"embedding": (GREY, "", 0.5), "attention": (ORANGE, "//", -0.2), "feed-forward": (BLUE, "", 0.2)}
+BEFORE = -1  # where a layer would be, what is before all of them
+GATES = {"attn_in": "attention", "ffn_in": "feed-forward"}  # roles of the inputs that a norm makes: rows of the band
+FAINTEST, BRIGHTEST = 1 / 16, 4  # of gains beside the median: the ends of the band's scale
+NAMED, SHARE = 2, 0.5  # of the largest parts of a panel, those with a single writer of this share are named by it
+WORTH = 0.25  # of the largest state, what a part has to write for that
+BAND = (0, -0.2, 1, 0.13)  # of the axes
+TICKS = 8  # at most
+
+
+@figure_function
+def life_line(
+    account: "Account | Rows", *, feature: int | None = None, at: str | None = None, ax: Axes | None = None
+) -> Axes | np.ndarray:
+    """Layer by layer, what attention and feed-forward part write into a feature as bars, and its state as a line.
+
+    The line has the state before each layer, and at its end that after all. The band below has the gain of each norm at
+    the feature, beside the median gain of that norm: what is dark is hidden from the projections that read the norm.
+
+    Args:
+        account: as `outliers.origins` returns it, or rows of the metric `origins`.
+        feature: the one to draw; by default a row of panels for each.
+        at: "mean", over positions after the first, or "first", the first position; by default both, side by side.
+        ax: where to draw the panel of one feature and place, in the caller's style; by default a new figure.
+
+    Returns:
+        The axes, or an array (features, places) of them; `.figure` of one is their figure.
+
+    Raises:
+        UserError: there is no such feature or place, or there are several panels for `ax`.
+    """
+    rows = pd.DataFrame(account if isinstance(account, list | pd.DataFrame) else account.records())
+    of_each = {f"{name:.0f}": of_one for name, of_one in rows.groupby("feature", sort=False)}
+    features = chosen("feature", None if feature is None else str(feature), of_each, ax)
+    places = chosen("at", at, AT, ax)
+    panels = panels_of(ax, len(features), len(places), (0.4 + 3.5 * len(places), 0.5 + 2.9 * len(features)))
+    norm = LogNorm(FAINTEST, BRIGHTEST, clip=True)
+    bands = []
+    for line, name in zip(panels, features, strict=True):
+        for axes, place in zip(line, places, strict=True):
+            column, said = AT[place]
+            _bars_and_line(axes, of_each[name], column)
+            axes.set_title(f"feature {name}, {said}", loc="left")
+            bands += _band(axes, of_each[name], norm)
+        line[0].set_ylabel("what is written; state")
+    _explain(ax, panels, bands, norm)
+    return panels
+
+
+def parts_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """What each part of a layer writes, from rows: `feature`, `layer` (-1 before all), `part`, `value`, `first`."""
+    writers = rows[rows["metric"] == "origins.writer"]
+    layer, part = writers["layer"].astype(float).fillna(BEFORE).astype(int), writers["writer"].map(PART_OF)
+    groups = writers.assign(layer=layer, part=part).groupby(["feature", "layer", "part"], sort=False)
+    return groups[["value", "first"]].sum().reset_index()
+
+
+def _bars_and_line(axes: Axes, rows: pd.DataFrame, column: str) -> None:
+    for part, of_part in parts_of(rows).groupby("part", sort=False):
+        color, hatch, beside = BARS[part]
+        style = {"color": color_of(color), "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+        axes.bar(of_part["layer"] + beside, of_part[column], 0.4, **style)
+    states = rows[rows["metric"] == "origins.state"]
+    axes.plot(states["layer"] - 0.5, states[column], color=color_of(BLACK), marker=".", markersize=3, linewidth=0.9)
+    axes.axhline(0, color="black", linewidth=0.6)
+    _name_writers(axes, rows, column)
+    layers = len(states) - 1
+    step = -(-layers // TICKS)
+    axes.set_xticks(range(0, layers, step))
+    axes.set_xlim(-1.1, layers)
+    axes.yaxis.set_major_formatter(lambda value, _place: f"{value:,g}".replace("-", "−"))
+
+
+def _name_writers(axes: Axes, rows: pd.DataFrame, column: str) -> None:
+    """Name the single writers that make the largest bars."""
+    parts = parts_of(rows).sort_values(column, key=abs, ascending=False, kind="stable")
+    most = rows.loc[rows["metric"] == "origins.state", column].abs().max()
+    for part in parts.head(NAMED).to_dict("records"):
+        largest = largest_of(rows, part, column)
+        worth = abs(part[column]) >= WORTH * most
+        if worth and largest is not None and largest[column] / part[column] >= SHARE:
+            down = part[column] < 0
+            axes.annotate(
+                name_of(largest),
+                (part["layer"] + BARS[part["part"]][2], part[column]),
+                (-4, 0),
+                textcoords="offset points",
+                fontsize="x-small",
+                ha="right",
+                va="bottom" if down else "top",
+            )
+
+
+def largest_of(rows: pd.DataFrame, part: Mapping, column: str) -> pd.Series | None:
+    """The single writer that writes most of a part, as `parts_of` has it; None where none is known."""
+    of_layer = rows["layer"].isna() if part["layer"] == BEFORE else rows["layer"] == part["layer"]
+    singles = rows[of_layer & (rows["metric"] == "origins.writer") & rows["writer"].isin(SINGLE)]
+    singles = singles[(singles["writer"].map(PART_OF) == part["part"]) & (singles["feature"] == part["feature"])]
+    return None if singles.empty else singles.loc[(singles[column] * np.sign(part[column])).idxmax()]
+
+
+def name_of(writer: Mapping | None) -> str | None:
+    """What to call a writer: neuron 1229, head 6, positions."""
+    if writer is None:
+        return None
+    return writer["writer"] + ("" if pd.isna(writer.get("index")) else f" {writer['index']:.0f}")
+
+
+def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm) -> list[Axes]:
+    """The gains of the norms below the axes, a row for what reads each; nothing where no norm is read."""
+    gates = rows[rows["metric"] == "origins.gate"]
+    reads = [role for role in GATES if gates["role"].str.contains(role).any()] if len(gates) else []
+    if not reads:
+        axes.set_xlabel("layer")
+        return []
+    gains = np.full((len(reads), int(gates["layer"].max()) + 1), np.nan)
+    for gate in gates.to_dict("records"):
+        for row, role in enumerate(reads):
+            if role in gate["role"].split("+"):
+                gains[row, int(gate["layer"])] = abs(gate["value"]) / gate["median"]
+    band = axes.inset_axes(BAND, sharex=axes)
+    style = {"aspect": "auto", "interpolation": "nearest", "cmap": colormaps[SEQUENTIAL], "norm": norm}
+    limits = axes.get_xlim()
+    band.imshow(gains.clip(FAINTEST), extent=(-0.5, gains.shape[1] - 0.5, len(reads) - 0.5, -0.5), **style)
+    band.set_xlim(limits)
+    band.set_yticks(range(len(reads)), [GATES[role] for role in reads], fontsize="x-small")
+    band.tick_params(axis="y", length=0)
+    band.spines[:].set_visible(False)
+    band.grid(False)
+    band.set_xlabel("layer")
+    axes.tick_params(axis="x", labelbottom=False)
+    return [band]
+
+
+def _explain(ax: Axes | None, panels: np.ndarray, bands: list[Axes], norm: LogNorm) -> None:
+    patches = [
+        Patch(facecolor=color_of(color), hatch=hatch, edgecolor="white", label=part)
+        for part, (color, hatch, _) in BARS.items()
+    ]
+    line = Line2D([], [], color=color_of(BLACK), marker=".", markersize=3, label="state")
+    legend(ax, panels[0, 0], [*patches, line], "upper center", 4)
+    if bands:
+        shades = ScalarMappable(norm, colormaps[SEQUENTIAL])
+        bar = panels[0, 0].figure.colorbar(shades, ax=list(panels.flat), aspect=30, shrink=0.7, extend="both")
+        bar.set_label("band: |gain| of the norm / its median")
+        log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
