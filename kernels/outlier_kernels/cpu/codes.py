@@ -86,9 +86,9 @@ def quantize(
         It with scales, zero points and the sums of the codes of all rows, (rows, 1), also where all have the same.
     """
     scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
-    shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
+    shared = None if threshold is not None or quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
     given = {"x": matrix, "outliers": outliers, "made": (room, 128 * (room.dtype == torch.uint8), scale, sums)}
-    if quantizer.symmetric:
+    if threshold is not None or quantizer.symmetric:
         limit = None if threshold is None else matrix.new_tensor(threshold, dtype=torch.float32)
         passes().absmax_codes(*matrix.shape, **given, scale_of_all=shared, threshold=limit)
         return Quantized(room, scale, None, sums)

@@ -54,9 +54,9 @@ class Pass:
 
     def __call__(self, pieces: int, entries: int, **arguments: torch.Tensor | int | tuple | None) -> None:
         """Work on pieces of so many entries each; None: a tensor that is not there."""
-        smallest = max(1, SMALLEST_SHARE // max(1, entries))
+        smallest = SMALLEST_SHARE // (entries or 1) or 1
         threads = min(torch.get_num_threads(), -(-pieces // smallest)) or 1
-        words = [0, 0, pieces, max(1, pieces // (threads * 4))]
+        words = [0, 0, pieces, pieces // (threads * 4) or 1]
         for name, parts in self.parts.items():
             given = arguments[name]
             for one in parts(given) if parts else (given,):

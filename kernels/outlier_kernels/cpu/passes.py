@@ -48,6 +48,7 @@ def _group(name: str, **names: str) -> type:
 # Numbers of one of `KINDS`, and bytes from row to row and from column to column; of a matrix, or the first of several.
 Matrix = _group("Matrix", int="memory kind rows columns row_stride column_stride")
 Places = _group("Places", int64="features", int="count")  # some features
+Kept = _group("Kept", int="memory kind")  # what is kept of all entries
 # Codes of rows, to which an offset is added, and of each row the scale and the sum of the codes without it.
 Codes = _group("Codes", int8="codes", int="offset", float32="scales sums")
 # Which features are left out, if any, and how many flags there are from matrix to matrix.
@@ -76,11 +77,9 @@ Statistics = _group(
 Residual = _group("Residual", float64="largest sum_of_max sum_of_ratios", int64="massive")
 
 
-def _of_matrix(matrix: torch.Tensor | None) -> tuple:
-    if matrix is None:
-        return None, NOTHING, 0, 0, 0, 0
-    size, (*_, rows, columns), (*_, row_stride, column_stride) = matrix.itemsize, matrix.shape, matrix.stride()
-    return matrix, KINDS.get(matrix.dtype, HITS), rows, columns, row_stride * size, column_stride * size
+def _of_matrix(matrix: torch.Tensor) -> tuple:
+    size, shape, strides = matrix.itemsize, matrix.shape, matrix.stride()
+    return matrix, KINDS[matrix.dtype], shape[-2], shape[-1], strides[-2] * size, strides[-1] * size
 
 
 def _of_statistics(group: type) -> Callable:
@@ -91,6 +90,7 @@ def _of_statistics(group: type) -> Callable:
 PARTS = {
     Matrix: _of_matrix,
     Places: lambda places: (places, places.numel()),
+    Kept: lambda kept: (kept, NOTHING if kept is None else KINDS.get(kept.dtype, HITS)),
     **{group: _of_statistics(group) for group in (Statistics, Residual)},
 }
 
@@ -780,14 +780,14 @@ def _keep_hits(row, alpha, kept, count):
 
 
 @inlined
-def _keep_largest(kind, address, kept, count):
-    """Keep of each entry the largest magnitude so far."""
+def _keep_largest(kind, address, kept, entry, count):
+    """Keep of each entry, from one on, the largest magnitude so far."""
     if kind == FLOAT32:
-        largest, given = _address(kept, np.int32), _address(address, np.int32)
+        largest, given = _at(_address(kept, np.int32), entry), _address(address, np.int32)
         for i in range(count):
             largest[i] = max(largest[i], np.int32(given[i] & MAGNITUDE))
     else:
-        largest_half, given_half = _address(kept, np.uint16), _address(address, np.uint16)
+        largest_half, given_half = _at(_address(kept, np.uint16), entry), _address(address, np.uint16)
         for i in range(count):
             largest_half[i] = max(largest_half[i], np.uint16(given_half[i] & np.uint16(0x7FFF)))
 
@@ -851,7 +851,7 @@ def add_state(
     height: int,
     alpha: np.float32,
     ids: np.int64,
-    kept: Matrix,
+    kept: Kept,
     found: Found,
     joined: Statistics,
 ):
@@ -880,13 +880,13 @@ def _add_block(x, block, rows, strip, start, count, alpha, kept, found, room):
     for r in range(rows[1] - 1, rows[0] - 1, -1):
         if r == 0:  # the last one, so that the extremes are those of the rest
             rest = _largest_of(low, high, count)
-        address = _place(x, r, start)
+        address, entry = _place(x, r, start), r * x.columns + start
         row = _floats(x.kind, address, count, room)
         any_hit = _add_extremes(row, count, alpha, low, high, hits)
         if kept.kind == HITS and any_hit:
-            _keep_hits(row, alpha, _place(kept, r, start), count)
+            _keep_hits(row, alpha, kept.memory + entry, count)
         elif kept.kind == x.kind:
-            _keep_largest(x.kind, address, _place(kept, r, start), count)
+            _keep_largest(x.kind, address, kept.memory, entry, count)
         a, b, c, d = _add_powers(row, count, sums, squares)
         powers[r], powers[r + x.rows], powers[r + 2 * x.rows], powers[r + 3 * x.rows] = a, b, c, d
     return _largest_of(low, high, count) if block else rest
@@ -1002,7 +1002,7 @@ def _select(values, count, rank):
 
 @_pass
 def add_residual(
-    work, x: Matrix, height: int, ids: np.int64, limits: np.float32, kept: Matrix, found: Magnitudes, joined: Residual
+    work, x: Matrix, height: int, ids: np.int64, limits: np.float32, kept: Kept, found: Magnitudes, joined: Residual
 ):
     """Add one state of the residual stream to running statistics, see `states.add_residual`; a piece is some rows.
 
@@ -1028,7 +1028,7 @@ def _find_magnitudes(x, piece, height, bounds, kept, found, room, bits):
         address = _place(x, r, 0)
         row = _floats(x.kind, address, x.columns, room)
         if kept.kind == x.kind:
-            _keep_largest(x.kind, address, _place(kept, r, 0), x.columns)
+            _keep_largest(x.kind, address, kept.memory, r * x.columns, x.columns)
         most, smaller = np.int32(0), np.int32(0)
         for i in range(x.columns):
             bits[i] = bits_of(row[i]) & MAGNITUDE
