@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,6 +175,11 @@ def named(model: str, *schemes: str) -> Iterator[None]:
     except BrokenModel as error:
         under = f" under {' or '.join(schemes)}" if schemes else ""
         raise BrokenModel(f"'{model}'{under}: {error}") from None
+
+
+def named_under(subject: Any, variant: Variant) -> AbstractContextManager:
+    """The same of a subject under a variant, which is not named where it changes nothing."""
+    return named(subject.name, *([] if variant.name == BASELINE else [variant.name]))
 
 
 def describe(subject: Any, model: PreTrainedModel) -> dict:

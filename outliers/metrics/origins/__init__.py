@@ -1,7 +1,5 @@
 """What writes a feature of the residual stream, layer by layer, and what norms let through of it."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from outliers.metrics.metric import Metric
@@ -19,9 +17,9 @@ SINGLE = ("embedding", "positions", "head", "neuron", "expert")  # writers by th
 class Origins(Metric):
     """The terms of which some features consist, and the gains of the norms that read them."""
 
-    name: ClassVar[str] = "origins"
-    measured_by: ClassVar[str] = "outliers.metrics.origins.measure:ORIGINS"
-    view: ClassVar[str] = "outliers.metrics.origins.view:origins_section"
+    name = "origins"
+    measured_by = "outliers.metrics.origins.measure:ORIGINS"
+    view = "outliers.metrics.origins.view:origins_section"
 
     features: Features | None = Field(None, description="Features of the residual stream, such as 3,17.")
     positions: Positions = Field([], description=POSITIONS)

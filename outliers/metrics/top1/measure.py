@@ -11,8 +11,7 @@ from outliers.metrics.measurement import Keeps, Measurement
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
-from outliers.quantization.schemes import BASELINE
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, named_under
 from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.edges import ROLES
@@ -86,7 +85,7 @@ class OfAttention(Measurement):
         model, blocks = subject.load(bench, facts), subject.blocks[part]
         parted = list(map(_parted, bench.knowing([cell.variant for cell in cells], subject)))
         variant, interventions = parted[0][0], [intervention for _, intervention in parted]
-        with named(subject.name, *([] if variant.name == BASELINE else [variant.name])):
+        with named_under(subject, variant):
             found = top1_softmax(model, bench.counted(blocks), interventions, variant)
         return [(len(blocks), value) for value in found]
 

@@ -13,7 +13,7 @@ from outliers.metrics.trace import KeptTrace
 from outliers.metrics.trace.kept import traced
 from outliers.models.hooks import RESIDUAL
 from outliers.quantization.schemes import BASELINE
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, named_under
 from outliers.subjects.cell import Cell
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.table4 import trace_row
@@ -38,7 +38,7 @@ class OfText(Measurement):
         (cell,) = cells
         subject, metric = cell.subject, cell.metric
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with named(subject.name, *([] if cell.variant.name == BASELINE else [cell.variant.name])):
+        with named_under(subject, cell.variant):
             (variant,) = bench.knowing([cell.variant], subject)
             tokens = bench.tokenizer(subject) if _has_tokens(cell) else None
             found = trace(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)

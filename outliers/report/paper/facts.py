@@ -4,6 +4,7 @@ The facts are data, a file a source in `experiments/published`. Here are their k
 said, and how a model that was looked at (`outliers.report.agreement`) is compared with it. Nothing here imports torch.
 """
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,11 +29,11 @@ Index = Annotated[int, Field(ge=0)]
 Compared = tuple[str, bool]  # what is measured, in words, and whether it agrees
 
 
-class Fact(BaseModel):
+class Fact(BaseModel, ABC):
     """Something published for a model, measured on blocks of so many tokens; bos: which begin with its first token."""
 
     model_config = ConfigDict(extra="forbid")
-    measured_by: ClassVar[str | None] = "trace"  # what a model is compared by: this, "perplexity", or nothing
+    measured_by: ClassVar[str | None] = None  # what a model is compared by: "trace", "perplexity", or nothing
 
     model: str
     block: Annotated[int, Field(ge=2)] = 512
@@ -40,16 +41,22 @@ class Fact(BaseModel):
     note: str = ""
 
     @property
+    @abstractmethod
     def said(self) -> str:
         """The fact in words, without the model."""
-        raise NotImplementedError
 
+
+class Measured(Fact):
+    """A fact with which a model is compared."""
+
+    measured_by = "trace"
+
+    @abstractmethod
     def compared(self, seen: "Seen") -> Compared:
         """What a model shows instead, and whether that is the same."""
-        raise NotImplementedError
 
 
-class SuperWeight(Fact):
+class SuperWeight(Measured):
     """Weights of second feed-forward projections, each (layer, output, input), or (layer, output) for a whole row.
 
     They agree where they are what the largest inputs and outputs of the layer name: as many of each as are published.
@@ -88,7 +95,7 @@ def _named_by_spikes(seen: "Seen", layer: int, places: list[list[int]]) -> Compa
     return f"layer {layer}: {', '.join(words)}", bool(same)
 
 
-class MassiveActivation(Fact):
+class MassiveActivation(Measured):
     """Massive activations of these features in the outputs of layers first to last, of these magnitudes.
 
     They agree where all of these layers have some, the largest of each layer is of these features and at this position,
@@ -135,7 +142,7 @@ def _range(low: float, high: float) -> str:
     return " to ".join(numbers)
 
 
-class OutlierFeatures(Fact):
+class OutlierFeatures(Measured):
     """Features that are outliers, by LLM.int8()'s criterion, or the largest of the residual stream at position 0.
 
     They agree where they are among those of the criterion; at position 0, where they are the largest ones.
@@ -165,7 +172,7 @@ def _at_position_0(seen: "Seen", count: int) -> list[int]:
 CRITERIA = {"llm.int8": _by_llm_int8, "position 0": _at_position_0}
 
 
-class Sink(Fact):
+class Sink(Measured):
     """The share of all (layer, head) pairs for which a position is an attention sink."""
 
     kind: Literal["sink"]
@@ -182,7 +189,7 @@ class Sink(Fact):
         return part(share), abs(share - self.share) <= SHARE
 
 
-class Nothing(Fact):
+class Nothing(Measured):
     """What was looked for and not found."""
 
     kind: Literal["none"]
@@ -219,7 +226,7 @@ def _outliers(seen: "Seen") -> str:
 FOUND = {"massive_activation": _massive, "super_weight": _spikes, "outlier_features": _outliers}
 
 
-class Perplexity(Fact):
+class Perplexity(Measured):
     """A perplexity on the whole of a text that `outliers.load_text` reads; under: what was done to the model, if
     anything, which is not done here."""
 
@@ -240,8 +247,6 @@ class Perplexity(Fact):
 
 class Task(Fact):
     """A number of a zero-shot task, which `outliers.zeroshot` measures."""
-
-    measured_by = None
 
     kind: Literal["task"]
     task: str
