@@ -1,6 +1,7 @@
 """Models larger than memory: a decoder layer is read when its turn comes, applied to all blocks, and dropped."""
 
 import ctypes
+import errno
 import itertools
 import math
 import mmap
@@ -343,10 +344,14 @@ def _mapped_file(size: int) -> mmap.mmap:
 
 def _reserve(descriptor: int, size: int) -> None:
     """Give an empty file so many bytes, and all the blocks on its disk that they need; OSError if there are too few."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-        return
-    zeros = bytes(1 << 20)  # on macOS, which cannot reserve, what is written is there
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+    zeros = bytes(1 << 20)  # where the system cannot reserve, what is written is there
     while size > 0:
         size -= os.write(descriptor, zeros[:size])
 
