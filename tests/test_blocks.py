@@ -186,6 +186,7 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
         "pocket/gpt2-1.7m": str(small_model),
         "path/to/folder": str(small_model),
         "path/to/model.gguf": "model.gguf",
+        "247,507": "3,17",  # features of a model of 576
     }
     arguments = [stands_for.get(argument, argument) for argument in shlex.split(typed)[3:]]
     sizes = ["--block", "32", "--blocks", "1"] if _reads_text(module) and "--redraw" not in arguments else []
@@ -198,7 +199,7 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
 
 def _reads_text(module: str) -> bool:
     """Whether a command has options for how much text it reads."""
-    return module.rpartition(".")[2] in {"trace", "ablate", "damage", "emergence", "sweep", "measure"}
+    return module.rpartition(".")[2] in {"trace", "ablate", "origins", "damage", "emergence", "sweep", "measure"}
 
 
 @pytest.mark.slow
