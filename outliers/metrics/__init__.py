@@ -13,6 +13,7 @@ METRICS = Registry(
         "places": "outliers.metrics.places:Places",
         "trace": "outliers.metrics.trace:Trace",
         "origins": "outliers.metrics.origins:Origins",
+        "candidates": "outliers.metrics.candidates:Candidates",
         "top1": "outliers.metrics.top1:Top1",
         "zeroshot": "outliers.metrics.zeroshot:ZeroShot",
         "latency": "outliers.metrics.latency:Latency",

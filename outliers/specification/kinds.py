@@ -199,6 +199,8 @@ DATA = (
 )
 POSITIONS = "Positions at which terms are given too, beside their means and the first position."
 NEURONS = "How many neurons of a layer are named, those that write most; the rest is one writer."
+CONTROLS = "Draws of random weights, or of random features, to compare with."
+SEED = "Of random draws."
 LIMIT = "Examples of each task, from its start; by default all."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 

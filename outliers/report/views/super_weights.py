@@ -1,0 +1,148 @@
+"""What a search for super weights shows: single weights that carry a model, beside their controls."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from outliers.models.names import short_name
+from outliers.plot.ablation import called, controlled, weight_costs
+from outliers.presets.super_weights import compared
+from outliers.report.analysis import Value, exact
+from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
+from outliers.report.tables import MISSING, Table
+from outliers.report.words import count, listed, percent, times
+
+WORTH = 0.05  # of the perplexity: what a single weight has to carry to be called one that does
+CAPTION = (
+    "Candidates for super weights: what setting each to zero adds to the perplexity (%), and what its controls do: "
+    "random weights of equal magnitude in the same matrix (mean ± standard deviation of {draws}), the largest weight "
+    "of the layer, the neuron and the row that it is in, and the massive activation behind the layer at its mean. KL: "
+    "how far the predictions without the weight are from the model's own, nats a token. Those that change most are "
+    "controlled."
+)
+SCALED_CAPTION = "The weight that changes most, multiplied: what that adds to the perplexity (%)."
+DRAWING_CAPTION = "What zeroing each candidate adds to the perplexity, beside its controls."
+SINGLE = {
+    "largest": "largest of layer",
+    "neuron": "whole neuron",
+    "row": "whole row",
+    "massive": "massive activation at mean",
+}
+
+
+def super_weights_section(rows: list[dict]) -> Section:
+    """The search of one model, from its rows; others among them are left out."""
+    found = compared(rows)
+    candidates = pd.DataFrame(map(_summed_up, _each(found)))
+    draws = int(controlled(found).groupby("candidate")["treatment"].apply(lambda of: (of == "random").sum()).max())
+    caption = CAPTION.format(draws=draws)
+    columns = [*COLUMNS, *((said, _percent(name)) for name, said in SINGLE.items() if name in candidates)]
+    tables = [Table.of("super_weights", caption, columns, candidates, names=2)]
+    scaled = found[found["treatment"] == "scaled"]
+    if len(scaled):
+        tables.append(Table.of("scaled", SCALED_CAPTION, SCALED, scaled, names=1))
+    drawings = [Drawing.of("super_weights", DRAWING_CAPTION, weight_costs(found))]
+    findings = [Finding(text, "super_weights") for text in _findings(candidates, scaled)][:FINDINGS]
+    title = f"Super weights of {short_name(rows[0]['model'])}"
+    further = {"super_weights_costs": found}
+    return Section(title, rows, printed(tables), tables, drawings, further=further, findings=findings)
+
+
+def _each(found: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    return (of_one for _, of_one in found.groupby("candidate", sort=False))
+
+
+def _summed_up(of_one: pd.DataFrame) -> dict:
+    """A candidate with the cost of each control; `random` and `random_deviation` of the draws, where it has them."""
+    about = of_one.iloc[0].to_dict()
+    costs = {treatment: rows["cost"] for treatment, rows in of_one.groupby("treatment")}
+    if "neuron" not in costs:
+        return about
+    random = costs["random"]
+    single = {name: costs[name].iloc[0] for name in SINGLE if name in costs}
+    return about | single | {"random": random.mean(), "random_deviation": random.std()}
+
+
+def _carries(candidate: dict) -> bool:
+    """Whether the weight costs more than random ones beyond two standard deviations, and enough to be told."""
+    return candidate["cost"] >= WORTH and exact(candidate["cost"]).is_above(_random(candidate))
+
+
+def _random(candidate: dict) -> Value:
+    return Value(candidate["random"], candidate["random_deviation"])
+
+
+def _percent(field: str):
+    return lambda row: MISSING if pd.isna(row.get(field)) else percent(row[field]).removesuffix(" %")
+
+
+COLUMNS = (
+    ("weight", lambda row: called(row["candidate"], row["layer"])),
+    ("found by", "{found_by}"),
+    ("value", "{value:.3f}"),
+    ("KL", "{kl:.4f}"),
+    ("zero", _percent("cost")),
+    (
+        "random",
+        lambda row: MISSING if pd.isna(row.get("random")) else percent(*_random(row)).replace(" % ±", " ±"),
+    ),
+)
+SCALED = (
+    ("weight", lambda row: called(row["candidate"], row["layer"])),
+    ("factor", "{factor:g}"),
+    ("perplexity", "{perplexity:.2f}"),
+    ("cost", _percent("cost")),
+)
+
+
+def _findings(candidates: pd.DataFrame, scaled: pd.DataFrame) -> Iterator[str]:
+    compared = [one for one in candidates.to_dict("records") if not pd.isna(one.get("random"))]
+    carrying = [one for one in compared if _carries(one)]
+    if not carrying:
+        yield _none(compared, len(candidates))
+    for one in carrying:
+        yield _carried(one)
+        yield _not_the_neuron(one)
+        if one["candidate"] in set(scaled["candidate"]):
+            yield _multiplied(one, scaled)
+
+
+def _none(compared: list[dict], number: int) -> str:
+    text = f"No super weight was found among {count(number)} candidates"
+    if not compared:
+        return f"{text}."
+    most = max(compared, key=lambda one: one["cost"])
+    return (
+        f"{text}: the most that setting one of them to zero adds to the perplexity is {percent(most['cost'])} "
+        f"({_place(most)}), random weights of equal magnitude change it by {percent(*_random(most))}."
+    )
+
+
+def _place(one: dict) -> str:
+    return called(one["candidate"], one["layer"])
+
+
+def _carried(one: dict) -> str:
+    return (
+        f"One weight, [{one['output']}, {one['input']}] of the second feed-forward projection of layer {one['layer']}, "
+        f"carries the model: set to zero it multiplies the perplexity by {times(1 + one['cost'])}; random weights of "
+        f"equal magnitude there change it by {percent(*_random(one))}."
+    )
+
+
+def _not_the_neuron(one: dict) -> str:
+    """What the controls say of why the weight matters."""
+    said = [f"its whole neuron {one['input']} {percent(one['neuron'])}", f"its whole row {percent(one['row'])}"]
+    if not pd.isna(one.get("massive")):
+        said.append(f"the massive activation behind the layer, put at its mean, {percent(one['massive'])}")
+    text = f"Beside {percent(one['cost'])} for that weight, {listed(said)}"
+    if one["neuron"] < one["cost"] / 2:
+        text += ": it is not what the neuron says that is lost without the weight"
+    return f"{text}."
+
+
+def _multiplied(one: dict, scaled: pd.DataFrame) -> str:
+    factors = [
+        f"{row.factor:g}: {percent(row.cost)}" for row in scaled[scaled["candidate"] == one["candidate"]].itertuples()
+    ]
+    return f"Multiplied, {_place(one)} adds to the perplexity by factor {'; '.join(factors)}."
