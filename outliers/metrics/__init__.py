@@ -14,6 +14,7 @@ METRICS = Registry(
         "trace": "outliers.metrics.trace:Trace",
         "origins": "outliers.metrics.origins:Origins",
         "top1": "outliers.metrics.top1:Top1",
+        "sinks": "outliers.metrics.sinks:Sinks",
         "zeroshot": "outliers.metrics.zeroshot:ZeroShot",
         "latency": "outliers.metrics.latency:Latency",
         "memory": "outliers.metrics.memory:Memory",

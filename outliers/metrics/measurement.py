@@ -123,7 +123,7 @@ def records_of(cells: Iterable[Cell]) -> list[dict]:
         measurement = bundle[0].metric.measurement
         answers = measurement.answer(bench, bundle, slice(0, len(bundle[0].subject.blocks)), {})
         values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
-    return [cell.variant.fields() | value for cell in cells for value in values[cell]]
+    return [cell.variant.fields() | cell.about | value for cell in cells for value in values[cell]]
 
 
 def _quiet(_steps: int = 1) -> None:
