@@ -15,6 +15,7 @@ METRICS = Registry(
         "origins": "outliers.metrics.origins:Origins",
         "candidates": "outliers.metrics.candidates:Candidates",
         "top1": "outliers.metrics.top1:Top1",
+        "sinks": "outliers.metrics.sinks:Sinks",
         "zeroshot": "outliers.metrics.zeroshot:ZeroShot",
         "latency": "outliers.metrics.latency:Latency",
         "memory": "outliers.metrics.memory:Memory",

@@ -130,13 +130,13 @@ def records_along(stages: Stages) -> list[dict]:
             measurement = bundle[0].metric.measurement
             answers = measurement.answer(bench, bundle, slice(0, len(bundle[0].subject.blocks)), {})
             values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
-        records += [_of_variant(cell) | value for cell in cells for value in values[cell]]
+        records += [_about(cell) | value for cell in cells for value in values[cell]]
         cells = following(stages, [SimpleNamespace(values=values[cell]) for cell in cells])
     return records
 
 
-def _of_variant(cell: Cell) -> dict:
-    return {"variant": cell.variant.name, **cell.variant.fields()}
+def _about(cell: Cell) -> dict:
+    return {"variant": cell.variant.name, **cell.variant.fields(), **cell.about}
 
 
 def _quiet(_steps: int = 1) -> None:

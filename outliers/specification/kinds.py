@@ -198,6 +198,7 @@ DATA = (
     "than the examples that come along."
 )
 POSITIONS = "Positions at which terms are given too, beside their means and the first position."
+PLACES = "Where features are taken out, such as q, layers.9:12.k or norm; by default all readers, alone and together."
 NEURONS = "How many neurons of a layer are named, those that write most; the rest is one writer."
 CONTROLS = "Draws of random weights, or of random features, to compare with."
 SEED = "Of random draws."
@@ -360,7 +361,7 @@ class Ablation(OfOneModel):
 
 
 class Account(OfOneModel):
-    """What writes features of one model, by the arguments of `outliers.origins`."""
+    """What writes features of one model and what reads them: the arguments of `outliers.origins` and `readers`."""
 
     plans, experiment = "outliers.presets.origins:origins_plans", "origins"
 
@@ -370,6 +371,11 @@ class Account(OfOneModel):
     )
     positions: Positions = Field([], description=POSITIONS)
     neurons: Count = Field(3, description=NEURONS)
+    by: Names = Field(["writers", "readers"], description="Parts of the account, of which readers cost the most.")
+    places: Names | None = Field(None, description=PLACES)
+    controls: _whole(10**4, ge=2) = Field(5, description="Random features that readers are compared with.")
+    seed: int = Field(0, description="Of the draw of random features.")
+    blocks: Count = Field(8, description="How many blocks, from the start of the text.")
 
 
 DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently
