@@ -15,7 +15,7 @@ from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
-from outliers.presets.super_weights import CONTROLLED, compared, weight_stages
+from outliers.presets.super_weights import CONTROLLED, compared, search_stages
 from outliers.quantization.linear import stored_weight
 from outliers.report.views.super_weights import super_weights_section
 from outliers.subjects.given import Given
@@ -54,7 +54,7 @@ def with_super_weight(case: str, seed: int):
 
 
 def section_of(model, blocks):
-    records = records_along(weight_stages(Given(model, list(blocks)), 5, 0))
+    records = records_along(search_stages(Given(model, list(blocks)), 5, 0))
     return super_weights_section([record | {"model": "a/model"} for record in records])
 
 
@@ -108,8 +108,9 @@ def test_controls_are_weights_of_equal_magnitude():
     among = distances.flatten().sort().values[22]  # of four times as many, but for the largest and other candidates
     assert found == again
     assert found["equal"] != other["equal"]
-    assert len({tuple(one) for one in found["equal"]} - {place}) == 5
-    assert all(distances[tuple(one)] <= among for one in found["equal"])
+    drawn = {tuple(map(int, one.split(","))) for one in found["equal"]}
+    assert len(drawn - {place}) == 5
+    assert all(distances[one] <= among for one in drawn)
 
 
 def test_what_is_returned_is_what_perplexity_says():
@@ -144,7 +145,7 @@ def test_experts_have_no_second_projection(blocks):
 
 
 def test_a_candidate_without_a_massive_activation_has_no_such_control():
-    candidate = {"path": "a", "output": 1, "input": 2, "equal": [[3, 4]], "largest": [1, 2], "layer": 0, "state": 9.0}
+    candidate = {"path": "a", "output": 1, "input": 2, "equal": ["3,4"], "largest": [1, 2], "layer": 0, "state": 9.0}
     kinds = [[kind for kind, _ in treatments(candidate | {"least": least})] for least in (99.0, 101.0)]
     assert kinds == [["weight", "random", "neuron", "row"], ["weight", "random", "neuron", "row", "massive"]]
 
@@ -187,7 +188,7 @@ def test_a_section_says_what_was_compared():
     for number, (cost, neuron) in enumerate([(5.0, 0.02), (0.06, 0.06)]):
         candidate = {"metric": "candidates.weight", "variant": "fp32", "found_by": "weights", "value": 2.0, "layer": 1}
         candidate |= {"path": "h.1.down", "output": 5, "input": number, "largest": [5, number], "least": 0, "state": 0}
-        candidate["equal"] = [[8, 3 * number + one] for one in range(3)]
+        candidate["equal"] = [f"8,{3 * number + one}" for one in range(3)]
         costs = {"weight": cost, "neuron": neuron, "row": 1.0}
         randoms = iter([(-0.01, 0.0, 0.01), (-0.05, 0.0, 0.05)][number])
         records.append(candidate)

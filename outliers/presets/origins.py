@@ -6,8 +6,10 @@ from typing import NamedTuple
 from outliers.errors import unknown_name
 from outliers.metrics.origins import Origins
 from outliers.metrics.trace import Trace
+from outliers.models.anatomy import anatomy_of
 from outliers.presets.emergence import counted
 from outliers.presets.readers import check_readers, readers_stages
+from outliers.presets.super_weights import check_weights, massive_stages, weights_stages
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Account
 from outliers.subjects.causal import Causal
@@ -21,11 +23,13 @@ class Part(NamedTuple):
 
     check: raises what is wrong with a subject and its features before anything is measured. stages: what is asked of
     a subject with its features and the model's outlier features. of_outliers: whether these have to be known.
+    of_weights: whether it searches single weights.
     """
 
     check: Callable[[Causal, Sequence[int]], None]
     stages: Callable[[Causal, Sequence[int], Sequence[int]], Stages]
-    of_outliers: bool = True
+    of_outliers: bool = False
+    of_weights: bool = False
 
 
 class ToAccount(Causal):
@@ -35,8 +39,14 @@ class ToAccount(Causal):
 
     def prepare(self) -> None:
         super().prepare()
-        for part in self.settings.by:
-            PARTS[part].check(self, self.settings.features or [0])  # before a trace is made
+        for part in self.parts:
+            part.check(self, self.settings.features or [0])  # before a trace is made
+
+    @property
+    def parts(self) -> list[Part]:
+        """Those that are asked for; by default all that the model has, for experts keep their weights together."""
+        experts = anatomy_of(self.config).mixture and "by" not in self.settings.model_fields_set
+        return [part for name, part in PARTS.items() if name in self.settings.by and not (experts and part.of_weights)]
 
 
 def origins_plans(spec: Account) -> list[Plan]:
@@ -49,7 +59,7 @@ def origins_plans(spec: Account) -> list[Plan]:
 
 def _stages(subject: ToAccount) -> Stages:
     spec, features, outliers = subject.settings, subject.settings.features, []
-    parts = [part for name, part in PARTS.items() if name in spec.by]
+    parts = subject.parts
     if not features or any(part.of_outliers for part in parts):
         (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha, details=True))]
         features, outliers = features or standing_out(traced), counted(traced)["features"]
@@ -79,6 +89,8 @@ def _of_writers(subject: ToAccount, features: Sequence[int]) -> list[Cell]:
 
 
 PARTS = {  # in the order in which they are measured
-    "writers": Part(_check_writers, _writers_stages, of_outliers=False),
-    "readers": Part(check_readers, readers_stages),
+    "writers": Part(_check_writers, _writers_stages),
+    "readers": Part(check_readers, readers_stages, of_outliers=True),
+    "weights": Part(check_weights, weights_stages, of_weights=True),
+    "massive": Part(check_weights, massive_stages, of_weights=True),
 }

@@ -155,7 +155,7 @@ def readings(records: Iterable[dict]) -> pd.DataFrame:
     """Rows of such cells, among others, as `readers` returns them."""
     found: dict[tuple, dict] = {}
     for one in records:
-        if one["metric"] not in VALUES or not ("where" in one or one.get("variant", BASELINE) == BASELINE):
+        if one["metric"] not in VALUES or not ("subject" in one or one.get("variant", BASELINE) == BASELINE):
             continue
         about = {"subject": one.get("subject", "none"), "place": "", "feature": None, "draw": one.get("draw")}
         if "where" in one:

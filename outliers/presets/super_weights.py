@@ -1,15 +1,19 @@
-"""Single weights that carry a model: candidates, and what the model loses without them beside what controls cost."""
+"""Single weights that carry a model, beside controls; massive activations and sinks without what makes them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from outliers.metrics.agreement import Agreement
-from outliers.metrics.candidates import Candidates, scalings, treatments
+from outliers.metrics.candidates import Candidates, removals, scalings, treatments
 from outliers.metrics.perplexity import Perplexity
+from outliers.metrics.sinks import Sinks
+from outliers.metrics.trace import Trace
 from outliers.runs.rows import Row
+from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject
+from outliers.tracing.result import STREAM
 from outliers.variants.quantized import EXACT
 
 if TYPE_CHECKING:
@@ -17,16 +21,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CONTROLLED = 4  # candidates, those that change most, are compared with controls; the first is multiplied too
+FOUND = "candidates.weight"  # the metric of their values
 ABOUT = ("layer", "output", "input", "found_by", "value")  # what is said of a candidate
 
 
-def weight_stages(subject: Subject, controls: int, seed: int) -> Stages:
+def check_weights(subject: Causal, _features: Sequence[int]) -> None:
+    """Raise UserError where a model has no weights to search."""
+    cell = _search(subject, subject.settings.controls, subject.settings.seed)
+    cell.metric.measurement.check(cell)
+
+
+def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
+    """The search of a model by its settings."""
+    return search_stages(subject, subject.settings.controls, subject.settings.seed)
+
+
+def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
+    """What becomes of massive activations and sinks without what makes them."""
+    spec = subject.settings
+    trace = Trace(roles=STREAM, alpha=spec.alpha, details=True)
+    traced, searched = yield [Cell(subject, EXACT, trace), _search(subject, spec.controls, spec.seed)]
+    removed = removals([*traced.values, *searched.values])
+    yield [Cell(subject, variant, metric) for variant in removed.values() for metric in (Perplexity(), Sinks(), trace)]
+
+
+def search_stages(subject: Subject, controls: int, seed: int) -> Stages:
     """The candidates, what is lost without each of them, and, of those that change most, what controls cost."""
-    searched, _ = yield [
-        Cell(subject, EXACT, Candidates(controls=controls, seed=seed)),
-        Cell(subject, EXACT, Perplexity()),
-    ]
-    found = [value for value in searched.values if value["metric"] == "candidates.weight"]
+    searched, _ = yield [_search(subject, controls, seed), Cell(subject, EXACT, Perplexity())]
+    found = [value for value in searched.values if value["metric"] == FOUND]
     first = [next(variant for _, variant in treatments(one)) for one in found]
     rows = yield [Cell(subject, variant, metric) for variant in first for metric in (Agreement(), Perplexity())]
     ranked = [one for _, one in sorted(zip(map(_divergence, rows[::2]), found, strict=True), key=lambda pair: -pair[0])]
@@ -35,6 +57,10 @@ def weight_stages(subject: Subject, controls: int, seed: int) -> Stages:
     known = {variant.name for variant in first}
     others = {variant.name: variant for variant in compared if variant.name not in known}
     yield [Cell(subject, variant, Perplexity()) for variant in others.values()]
+
+
+def _search(subject: Subject, controls: int, seed: int) -> Cell:
+    return Cell(subject, EXACT, Candidates(controls=controls, seed=seed))
 
 
 def _divergence(row: Row) -> float:
@@ -76,17 +102,18 @@ def super_weights(
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
 
-    stages = weight_stages(Given(model, list(sequences(blocks, attention_mask))), controls, seed)
+    stages = search_stages(Given(model, list(sequences(blocks, attention_mask))), controls, seed)
     return compared(records_along(stages))
 
 
 def compared(records: Iterable[Mapping]) -> pd.DataFrame:
     """What `super_weights` returns, of flat records of one model; nothing else of them is looked at."""
     records = list(records)
-    values = {(one["metric"], one["variant"]): one["value"] for one in records if "value" in one}
+    values = {(one["metric"], one["variant"]): one["value"] for one in records}
+    candidates = {(one["path"], one["output"], one["input"]): one for one in records if one["metric"] == FOUND}
     baseline = values["perplexity", EXACT.name]
     rows = []
-    for candidate in (one for one in records if one["metric"] == "candidates.weight"):
+    for candidate in candidates.values():
         treated = [*treatments(candidate), *(("scaled", variant) for variant in scalings(candidate))]
         name = treated[0][1].name.removeprefix("zero(").removesuffix(")")
         about = {"candidate": name, **{field: candidate[field] for field in ABOUT}}

@@ -371,10 +371,13 @@ class Account(OfOneModel):
     )
     positions: Positions = Field([], description=POSITIONS)
     neurons: Count = Field(3, description=NEURONS)
-    by: Names = Field(["writers", "readers"], description="Parts of the account, of which readers cost the most.")
+    by: Names = Field(
+        ["writers", "readers", "weights", "massive"],
+        description="Parts: who writes features and who reads them, single weights, massive activations.",
+    )
     places: Names | None = Field(None, description=PLACES)
-    controls: _whole(10**4, ge=2) = Field(5, description="Random features that readers are compared with.")
-    seed: int = Field(0, description="Of the draw of random features.")
+    controls: _whole(10**4, ge=2) = Field(5, description=CONTROLS)
+    seed: int = Field(0, description=SEED, ge=0, lt=2**63)
     blocks: Count = Field(8, description="How many blocks, from the start of the text.")
 
 

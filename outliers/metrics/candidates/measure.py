@@ -64,6 +64,11 @@ class Peaks(NamedTuple):
         least = torch.minimum(self.least, other.least)
         return Peaks(self.total + other.total, least, self.sequences + other.sequences)
 
+    def at(self, feature: int) -> dict:
+        """Of a feature the mean of these entries and the smallest magnitude, as the name of a variant can say them."""
+        both = {"state": self.total[feature] / self.sequences, "least": self.least[feature]}
+        return {name: float(f"{value.item():.6g}") for name, value in both.items()}
+
 
 class _Observer:
     """Sees the spikes of each layer, and what its weight says while it is there."""
@@ -73,6 +78,7 @@ class _Observer:
         self.inputs: dict[int, Spike] = {}
         self.outputs: dict[int, Spike] = {}
         self.peaks: dict[int, Peaks] = {}
+        self.paths: dict[int, str] = {}
         self.found: list[dict] = []  # of each layer the candidate by activations, and that by the weights
 
     @contextmanager
@@ -87,6 +93,7 @@ class _Observer:
             yield
         for projection in of_layers:
             if projection.layer in self.inputs:
+                self.paths[projection.layer] = projection.path
                 self.found += self._candidates(projection)
 
     def _see(self, layer: int, _module, inputs: tuple, output: torch.Tensor) -> None:
@@ -119,12 +126,11 @@ class _Observer:
                 **dict(zip(("output", "input"), place, strict=True)),
                 "largest": list(largest),
                 "equal": equal,
-                "state": _short(peaks.total[place[0]] / peaks.sequences),
-                "least": _short(peaks.least[place[0]]),
+                **peaks.at(place[0]),
             }
 
-    def _equal(self, magnitudes: torch.Tensor, magnitude: torch.Tensor, without: set[tuple]) -> list[list[int]]:
-        """Random entries of about a magnitude: drawn from those that are nearest to it."""
+    def _equal(self, magnitudes: torch.Tensor, magnitude: torch.Tensor, without: set[tuple]) -> list[str]:
+        """Random entries OUTPUT,INPUT of about a magnitude: drawn from those that are nearest to it."""
         distances = (magnitudes - magnitude).abs()
         for place in without:
             distances[place] = torch.inf
@@ -133,26 +139,26 @@ class _Observer:
         limit = distances.flatten().kthvalue(among).values
         nearest = (distances <= limit).nonzero().cpu()
         order = torch.randperm(len(nearest), generator=torch.Generator().manual_seed(self.metric.seed))
-        return nearest[order[:count]].tolist()
+        return [f"{output},{input}" for output, input in nearest[order[:count]].tolist()]
 
     def records(self) -> list[dict]:
         """The spikes of each layer, and the candidates: those by activations first."""
-        layers = [
-            {
-                "metric": "candidates.layer",
-                "value": self.outputs[layer].value,
-                "layer": layer,
-                "feature": self.outputs[layer].feature,
-                "neuron": spike.feature,
-                "spike": spike.value,
-                "position": self.outputs[layer].position,
-            }
-            for layer, spike in sorted(self.inputs.items())
-        ]
+        layers = [self._layer(layer) for layer in sorted(self.paths)]
         chosen: dict[tuple, dict] = {}
         for one in [*self._by_activations(), *self._by_weights()]:
             chosen.setdefault((one["layer"], one["output"], one["input"]), one)
         return [*layers, *({"metric": "candidates.weight", **one} for one in chosen.values())]
+
+    def _layer(self, layer: int) -> dict:
+        spike, written = self.inputs[layer], self.outputs[layer]
+        return {
+            "metric": "candidates.layer",
+            "value": written.value,
+            "layer": layer,
+            "path": self.paths[layer],
+            "output": written.feature, "input": spike.feature, "position": written.position, "spike": spike.value,
+            **self.peaks[layer].at(written.feature),
+        }
 
     def _by_activations(self) -> list[dict]:
         spiking = [
@@ -166,11 +172,6 @@ class _Observer:
     def _by_weights(self) -> list[dict]:
         largest = [one for one in self.found if one["found_by"] == "weights"]
         return sorted(largest, key=lambda one: -one["score"])[: self.metric.count]
-
-
-def _short(value: torch.Tensor) -> float:
-    """A number that the name of a variant can say."""
-    return float(f"{value.item():.6g}")
 
 
 @inference

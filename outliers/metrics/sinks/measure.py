@@ -52,8 +52,9 @@ def _values(answers: list[torch.Tensor]) -> list[dict]:
     return values
 
 
-def _short(value: torch.Tensor) -> float:
-    return float(f"{value.item():{DIGITS}}")
+def _short(value: torch.Tensor) -> float | None:
+    """None of no query, as where the first position is masked."""
+    return None if value.isnan() else float(f"{value.item():{DIGITS}}")
 
 
 SINKS = Look(_see, _answers, _values)

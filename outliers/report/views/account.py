@@ -1,4 +1,4 @@
-"""What the account of features says, part by part: who writes them and what reads them."""
+"""What the account of features says, part by part: who writes them, what reads them, and the weights that matter."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +9,10 @@ import pandas as pd
 from outliers.metrics.origins.view import account_of, origins_section
 from outliers.presets.readers import readings
 from outliers.report.section import FINDINGS, Finding, Section, together
+from outliers.report.views.massive import massive_section
+from outliers.report.views.massive import sentences as massive
 from outliers.report.views.readers import read_by, readers_section
+from outliers.report.views.super_weights import carried_by, super_weights_section
 
 Sentence = tuple[int, str, str]  # feature, text, and the name of the table that it is from
 
@@ -38,7 +41,9 @@ def _of_writers(rows: list[dict]) -> Iterator[Sentence]:
 
 PARTS = (
     Part(_is_of_writers, origins_section, _of_writers),
-    Part(lambda row: "where" in row, readers_section, lambda rows: read_by(readings(rows))),
+    Part(lambda row: "subject" in row, readers_section, lambda rows: read_by(readings(rows))),
+    Part(lambda row: row["metric"] == "damage.kl", super_weights_section, carried_by),
+    Part(lambda row: "unattended" in row, massive_section, massive),
 )
 
 

@@ -22,6 +22,7 @@ CAPTION = (
 )
 SCALED_CAPTION = "The weight that changes most, multiplied: what that adds to the perplexity (%)."
 DRAWING_CAPTION = "What zeroing each candidate adds to the perplexity, beside its controls."
+MANY = 10  # times the perplexity, from which on it is not given in per cent
 SINGLE = {
     "largest": "largest of layer",
     "neuron": "whole neuron",
@@ -42,7 +43,7 @@ def super_weights_section(rows: list[dict]) -> Section:
     if len(scaled):
         tables.append(Table.of("scaled", SCALED_CAPTION, SCALED, scaled, names=1))
     drawings = [Drawing.of("super_weights", DRAWING_CAPTION, weight_costs(found))]
-    findings = [Finding(text, "super_weights") for text in _findings(candidates, scaled)][:FINDINGS]
+    findings = [Finding(text, at) for _, text, at in carried_by(rows)][:FINDINGS]
     title = f"Super weights of {short_name(rows[0]['model'])}"
     further = {"super_weights_costs": found}
     return Section(title, rows, printed(tables), tables, drawings, further=further, findings=findings)
@@ -95,26 +96,28 @@ SCALED = (
 )
 
 
-def _findings(candidates: pd.DataFrame, scaled: pd.DataFrame) -> Iterator[str]:
-    compared = [one for one in candidates.to_dict("records") if not pd.isna(one.get("random"))]
-    carrying = [one for one in compared if _carries(one)]
-    if not carrying:
-        yield _none(compared, len(candidates))
-    for one in carrying:
-        yield _carried(one)
-        yield _not_the_neuron(one)
-        if one["candidate"] in set(scaled["candidate"]):
-            yield _multiplied(one, scaled)
+def carried_by(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
+    """Which single weights carry the model, and what their controls say; or that none was found. Each with the feature
+    that the weight writes, and the table that it is from."""
+    found = compared(rows)
+    candidates = [_summed_up(one) for one in _each(found)]
+    controlled = [one for one in candidates if not pd.isna(one.get("random"))]
+    carrying = [one for one in controlled if _carries(one)]
+    if not carrying and controlled:
+        most = max(controlled, key=lambda one: one["cost"])
+        yield most["output"], _none(most, len(candidates)), "super_weights"
+    for number, one in enumerate(carrying):
+        yield one["output"], _carried(one), "super_weights"
+        if number == 0:
+            yield one["output"], _not_the_neuron(one), "super_weights"
+            yield one["output"], _multiplied(one, found[found["treatment"] == "scaled"]), "super_weights"
 
 
-def _none(compared: list[dict], number: int) -> str:
-    text = f"No super weight was found among {count(number)} candidates"
-    if not compared:
-        return f"{text}."
-    most = max(compared, key=lambda one: one["cost"])
+def _none(most: dict, number: int) -> str:
     return (
-        f"{text}: the most that setting one of them to zero adds to the perplexity is {percent(most['cost'])} "
-        f"({_place(most)}), random weights of equal magnitude change it by {percent(*_random(most))}."
+        f"No super weight was found among {count(number)} candidates: the most that setting one to zero adds to the "
+        f"perplexity is {percent(most['cost'])} ({_place(most)}); random weights of equal magnitude change it by "
+        f"{percent(*_random(most))}."
     )
 
 
@@ -132,17 +135,20 @@ def _carried(one: dict) -> str:
 
 def _not_the_neuron(one: dict) -> str:
     """What the controls say of why the weight matters."""
-    said = [f"its whole neuron {one['input']} {percent(one['neuron'])}", f"its whole row {percent(one['row'])}"]
+    text = f"With its whole neuron {one['input']} at zero that is {_cost(one['neuron'])}, with its whole row "
+    text += _cost(one["row"])
     if not pd.isna(one.get("massive")):
-        said.append(f"the massive activation behind the layer, put at its mean, {percent(one['massive'])}")
-    text = f"Beside {percent(one['cost'])} for that weight, {listed(said)}"
+        text += f", and with the massive activation behind the layer at its mean {_cost(one['massive'])}"
     if one["neuron"] < one["cost"] / 2:
         text += ": it is not what the neuron says that is lost without the weight"
     return f"{text}."
 
 
+def _cost(share: float) -> str:
+    return percent(share) if share < MANY else f"{times(1 + share)} times as much"
+
+
 def _multiplied(one: dict, scaled: pd.DataFrame) -> str:
-    factors = [
-        f"{row.factor:g}: {percent(row.cost)}" for row in scaled[scaled["candidate"] == one["candidate"]].itertuples()
-    ]
-    return f"Multiplied, {_place(one)} adds to the perplexity by factor {'; '.join(factors)}."
+    rows = scaled[scaled["candidate"] == one["candidate"]].itertuples()
+    costs = listed(f"{row.factor:g} costs {percent(row.cost)}" for row in rows)
+    return f"{_place(one).capitalize()} multiplied by {costs}."
