@@ -106,8 +106,9 @@ def sentences(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
     kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "no massive activation"
     yield (
         feature,
-        f"The largest entry of the residual stream is {entry}: {kind}. The first position gets {part(whole['share'])} of "
-        f"the attention on average over heads, and more than 30 % from {part(whole['heads'])} of them.",
+        f"The largest entry of the residual stream is {entry}: {kind}. The first position gets "
+        f"{part(whole['share'])} of the attention on average over heads, and more than 30 % from "
+        f"{part(whole['heads'])} of them.",
         "massive",
     )
     for removed in ("weight", "activation", "position"):
