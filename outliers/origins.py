@@ -1,4 +1,4 @@
-"""`python -m outliers.origins`: what writes a feature of the residual stream, which norms let it through, what reads it.
+"""`python -m outliers.origins`: what writes a feature, which norms let it through, and what reads it.
 
 Account for features: the heads, neurons and biases that write them, layer by layer, and the projections that read them.
 

@@ -215,9 +215,8 @@ def _shares(bundle: list[Cell], parts: list[slice]) -> list[int]:
 
 
 def _name(bundle: list[Cell], part: slice) -> str:
-    *names, last = dict.fromkeys(cell.name for cell in bundle)
-    names = [*names, last] if len(names) < NAMED else [*names[:NAMED], f"{len(names) + 1 - NAMED} more"]
-    what = ", ".join(names)
+    names = list(dict.fromkeys(cell.name for cell in bundle))
+    what = ", ".join([*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])])
     return f"{what}, blocks {part.start} to {part.stop - 1}" if bundle[0].metric.measurement.splits else what
 
 
