@@ -1,11 +1,13 @@
 """Who writes a feature of the residual stream: terms that add up, planted writers, gates, and what is said of them."""
 
+import itertools
 import pickle
 from functools import reduce
 
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 import outliers
@@ -16,12 +18,13 @@ from outliers.metrics.origins.view import account_of, origins_section
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
-from outliers.plot.origins import parts_of
+from outliers.plot.origins import AT, parts_of
 from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
 from outliers.specification import kinds
 from outliers.variants.written import variant
 from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but_five
+from tests.kept import kept
 from tests.test_commands import refused
 
 FEATURES = [3, 17, 0]
@@ -320,6 +323,33 @@ def test_life_line_shows_terms_and_states(blocks):
         outliers.plot.life_line(found, at="mean", ax=axes)
     with pytest.raises(UserError, match="unknown feature '7'"):
         outliers.plot.life_line(found, feature=7)
+
+
+def overlaps(axes) -> list[str]:
+    """The names of writers that hide something, or are not wholly within the axes."""
+    axes.figure.draw_without_rendering()
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    line = axes.transData.transform_path(axes.lines[0].get_path())
+    bars = [bar.get_window_extent() for bar in axes.patches]
+    return [
+        name
+        for name, box in boxes.items()
+        if line.intersects_bbox(box, filled=False)
+        or any(box.overlaps(other) for other in [*bars, *(one for to, one in boxes.items() if to != name)])
+        or not (axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max))
+    ]
+
+
+@pytest.mark.parametrize("size", [(5, 4), (3, 2), (1.2, 0.8)], ids=str)
+def test_names_of_writers_hide_nothing(size, pocket):
+    named = 0
+    for rows in (pocket[-1], kept("mechanism/smollm2-135m")):
+        features = {row["feature"] for row in rows if row["metric"] == "origins.rest"}
+        for feature, place in itertools.product(features, AT):
+            axes = outliers.plot.life_line(rows, feature=feature, at=place, ax=Figure(figsize=size).subplots())
+            assert overlaps(axes) == []
+            named += len(axes.texts)
+    assert named >= 3 or size == (1.2, 0.8), "where there is room for them"
 
 
 # A real model
