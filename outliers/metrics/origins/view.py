@@ -76,6 +76,7 @@ GATE_COLUMNS = (
     ("before, first position", "{first_before:,.2f}"),
     ("behind, first position", "{first_behind:,.3g}"),
 )
+WORDS = ("part", "most of the mean", "most at the first", "writer", "most on", "norm")  # columns of text
 
 
 def origins_section(rows: list[dict]) -> Section:
@@ -98,12 +99,12 @@ def _section(rows: list[dict], ending: str) -> Section:
     of_writers = WRITERS_CAPTION.format(rest=rest["value"].max())
     single = writers[writers["largest"].notna()]
     tables = [
-        Table.of(f"parts{ending}", PARTS_CAPTION, PART_COLUMNS, parts, _largest(parts), names=0),
-        Table.of(f"writers{ending}", of_writers, WRITER_COLUMNS, _columns(writers), _largest(single), names=0),
+        Table.of(f"parts{ending}", PARTS_CAPTION, PART_COLUMNS, parts, _largest(parts), names=WORDS),
+        Table.of(f"writers{ending}", of_writers, WRITER_COLUMNS, _columns(writers), _largest(single), names=WORDS),
     ]
     if len(gates):
-        style = {"names": 0, "folded": True}
-        tables.append(Table.of(f"gates{ending}", GATES_CAPTION, GATE_COLUMNS, _columns(gates), **style))
+        of_gates = Table.of(f"gates{ending}", GATES_CAPTION, GATE_COLUMNS, _columns(gates), names=WORDS, folded=True)
+        tables.append(of_gates)
     drawings = [Drawing.of(f"life_line{ending}", LIFE_LINE_CAPTION, life_line(rows))]
     findings = [Finding(text, f"{at}{ending}") for text, at in account_of(frame)][:FINDINGS]
     variant = rows[0].get("variant", BASELINE)
