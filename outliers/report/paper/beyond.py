@@ -1,5 +1,6 @@
 """What has no number in the paper, in the order of a page."""
 
+from outliers.metrics.origins.view import origins_section
 from outliers.metrics.perplexity.view import sweep_section
 from outliers.metrics.trace.view import kept_trace_section
 from outliers.report.paper.published import Artefact
@@ -8,11 +9,12 @@ from outliers.report.views.attention import attention_section
 from outliers.report.views.causes import causes_section
 from outliers.report.views.damage import kept_damage_section
 from outliers.report.views.remedies import remedies_section
-from outliers.specification.kinds import Ablation, Damage, Experiment, OneModel
+from outliers.specification.kinds import Ablation, Account, Damage, Experiment, OneModel
 from outliers.specification.recipe import Training
 
 ARTEFACTS = {
     "trace": Artefact("Outlier features", OneModel, kept_trace_section, of_folder=True),
+    "origins": Artefact("Origins", Account, origins_section),
     "ablation": Artefact("Ablation", Ablation, ablation_section),
     "damage": Artefact("Damage", Damage, kept_damage_section, of_folder=True),
     "sweep": Artefact("Sweep", Experiment, sweep_section),
