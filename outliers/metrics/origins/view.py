@@ -8,6 +8,7 @@ import pandas as pd
 from outliers.models.names import short_name
 from outliers.plot.origins import BEFORE, GATES, largest_of, life_line, name_of, parts_of
 from outliers.quantization.schemes import BASELINE
+from outliers.report.explorer.origins import origins_explorer
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed, together
 from outliers.report.tables import MISSING, Form, Table
 from outliers.report.words import amount, listed, ranges
@@ -108,9 +109,11 @@ def _section(rows: list[dict], ending: str) -> Section:
     drawings = [Drawing.of(f"life_line{ending}", LIFE_LINE_CAPTION, life_line(rows))]
     findings = [Finding(text, f"{at}{ending}") for text, at in account_of(frame)][:FINDINGS]
     variant = rows[0].get("variant", BASELINE)
-    title = f"Origins of features of {short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
+    of = f"{short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
     further = {f"states{ending}": _columns(states)}
-    return Section(title, rows, printed(tables), tables, drawings, further=further, findings=findings)
+    explorers = [origins_explorer(frame, of)]
+    title, shown = f"Origins of features of {of}", printed(tables)
+    return Section(title, rows, shown, tables, drawings, [], further, findings, explorers)
 
 
 def _listed_terms(row: Mapping) -> str:
