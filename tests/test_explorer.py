@@ -179,8 +179,8 @@ def test_the_explorer_of_origins_says_what_rows_say(of_smollm2):
     part = next(part for part in one["parts"] if (part["layer"], part["part"]) == (11, "feed-forward"))
     neuron = max(part["writers"], key=lambda writer: writer["values"][1])
     gates = [gate for gate in one["gates"] if gate["layer"] == 11]
-    assert (one["feature"], part["values"][1], len(one["states"])) == (507, 21020, 31)
-    assert (neuron["name"], neuron["values"][1], len(neuron["most"])) == ("neuron 1229", 15740, 3)
+    assert (one["feature"], part["values"][1], len(one["states"])) == (507, 21024, 31)
+    assert (neuron["name"], neuron["values"][1], len(neuron["most"])) == ("neuron 1229", 15735, 3)
     assert [gate["part"] for gate in gates] == ["attention", "feed-forward"]
     assert len(packed(of_smollm2)) < 100_000
 

@@ -10,7 +10,7 @@ from outliers.report.section import Explorer
 
 FEATURES = 8  # at most
 WRITERS = 6  # of a part, those with the largest means, and as many with the largest terms at the first position
-DIGITS = ".4g"  # of a number
+DIGITS = ".5g"  # of a number
 
 
 def origins_explorer(rows: pd.DataFrame, of: str) -> Explorer:
@@ -71,7 +71,7 @@ def _writers(rows: pd.DataFrame, part: str) -> list[dict]:
     others = rows.drop(index=shown)
     if len(others):
         count = int(others["count"].fillna(1).sum())
-        found.append({"name": f"{count} others", "values": _at_places(others[["value", "first"]].sum()), "most": []})
+        found.append({"name": f"{count:,} others", "values": _at_places(others[["value", "first"]].sum()), "most": []})
     return found
 
 
