@@ -44,6 +44,8 @@ _HOME = {
     "table4_row": "outliers.tracing.table4",
     "ablate": "outliers.metrics.ablations",
     "origins": "outliers.metrics.origins.observe",
+    "readers": "outliers.presets.readers",
+    "super_weights": "outliers.presets.super_weights",
     "damage": "outliers.presets.damage",
     "train_int8": "outliers.training.layers",
     "plant": "outliers.variants.plant",

@@ -21,7 +21,7 @@ from outliers.terminal.options import options, signed
 SECTIONS = {
     "trace": "outliers.metrics.trace.view:kept_trace_section",
     "ablate": "outliers.report.views.ablation:ablation_section",
-    "origins": "outliers.metrics.origins.view:origins_section",
+    "origins": "outliers.report.views.account:account_section",
     "damage": "outliers.report.views.damage:kept_damage_section",
     "emergence": "outliers.report.paper.table4:emergence_section",
     "measure": "outliers.report.measured:measured_section",

@@ -21,6 +21,8 @@ THRESHOLDS = (2.0**-126, 3.4e38)
 MASSIVE = 100.0  # magnitude of an entry of the residual stream
 MASSIVE_RATIO = 1000.0  # times the median magnitude of that layer's state
 
+SPIKE = 50.0  # magnitude at the input and at the output of a projection with a super weight: Yu et al., 2024
+
 SINK = 0.3  # mean attention that a sink receives: Gu et al., 2024, section 3
 
 

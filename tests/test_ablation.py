@@ -218,7 +218,7 @@ def test_mistakes(blocks):
 
 def test_attention_that_gives_no_probabilities(blocks, monkeypatch):
     model = make_model("gpt_neox")
-    for module in ("models.hooks", "metrics.top1.measure"):
+    for module in ("models.hooks", "metrics.attention"):
         monkeypatch.setattr(f"outliers.{module}.eager", lambda *_: contextlib.nullcontext())
     with pytest.raises(UserError, match="gives no probabilities"):
         top1_softmax(model, blocks)

@@ -561,7 +561,7 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
     ("spec", "module", "step"),
     [
         (lambda name: Emergence(models=[name], alpha=3, **TEXT), "metrics.trace.measure", "trace"),
-        (lambda name: Ablation(model=name, features=[3], **TEXT), "metrics.top1.measure", "top1_softmax"),
+        (lambda name: Ablation(model=name, features=[3], **TEXT), "metrics.attention", "attended"),
         (lambda name: Damage(model=name, **TEXT), "metrics.errors.measure", "block_errors"),
         (lambda name: Latency(models=[name], **TIMED), "metrics.latency.measure", "latency"),
     ],

@@ -28,12 +28,14 @@ from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.edges import PLACES
+from outliers.variants.massive import Massive
 from outliers.variants.peer import Peer
 from outliers.variants.plant import plant
 from outliers.variants.planted import Planted
 from outliers.variants.quantized import Quantized
 from outliers.variants.term import Weight
 from outliers.variants.together import Together
+from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
 
 MODEL = "pocket/gpt2-0.1m"
@@ -210,6 +212,8 @@ WEIGHTS = st.builds(
     st.floats(allow_nan=False, allow_infinity=False),
 )
 PLANTS = st.builds(Planted, FEATURES, NUMBERS)
+UNATTENDED = st.builds(Unattended, FEATURES)
+MASSIVE = st.builds(Massive, FEATURES, NUMBER, st.floats(allow_nan=False, allow_infinity=False), NUMBERS)
 REMEDIES = ["", "+hadamard", "+tokens=20@ffn_out+smoothing=0.75", "+clip=0.99"]
 NAMES = [f"{name}{remedy}" for name in (*SCHEMES, "w4a8-g64") for remedy in REMEDIES if name != "fp32"]
 NAMES = [name for name in NAMES if "clip" not in name or get_scheme(name.partition("+")[0]).activations]
@@ -220,12 +224,12 @@ QUANTIZED = st.builds(
     only=PLACES_OF_SCHEMES,
 )
 PEERS = st.builds(Peer, NUMBERS)
-OTHERS = st.lists(ABLATIONS | PLANTS | WEIGHTS, min_size=1, max_size=3)
+OTHERS = st.lists(ABLATIONS | MASSIVE | UNATTENDED | PLANTS | WEIGHTS, min_size=1, max_size=3)
 SEVERAL = st.builds(lambda before, one, after: Together((*before, one, *after)), OTHERS, QUANTIZED, OTHERS)
 
 
 @settings(max_examples=200)
-@given(st.just(AS_IT_IS) | ABLATIONS | PLANTS | WEIGHTS | QUANTIZED | PEERS | SEVERAL)
+@given(st.just(AS_IT_IS) | ABLATIONS | MASSIVE | UNATTENDED | PLANTS | WEIGHTS | QUANTIZED | PEERS | SEVERAL)
 def test_a_writing_is_read_as_what_was_written(variant):
     again = outliers.variant(variant.name)
     assert again == variant
@@ -251,6 +255,8 @@ def test_a_writing_is_read_as_what_was_written(variant):
             (Scaled(Weight("lm_head", None, 3), 0.5), Scaled(Weight("lm_head", 7, None)), Quantized(SCHEMES["absmax"]))
         ),
         "plant(247,factor=20)": Planted((247,), 20.0),
+        "massive(507@layers.11,value=-2.5,above=100)": Massive((507,), 11, -2.5, 100.0),
+        "unattended(0,3)": Unattended((0, 3)),
         "absmax+hadamard": Quantized(get_scheme("absmax+hadamard")),
         "llm.int8+alpha=4": Quantized(get_scheme("llm.int8", 4)),
         "absmax+only=ffn_out+skip=layers.0:2/*.c_fc": Quantized(
@@ -308,6 +314,10 @@ def test_what_does_nothing_is_not_written():
         "zero(3,seed=-1)": "has the seed -1; expected a whole number",
         "shuffle(3,seed=0.5)": "has the seed 0.5; expected a whole number",
         "zero(3,seed=1,seed=2)": "has an option twice",
+        "massive(3@layers.1,value=0)": "says no layer, value or magnitude; expected massive(FEATURE@layers.LAYER",
+        "massive(3@layers.1:3,value=0,above=1)": "says no layer, value or magnitude",
+        "massive(3@layers.1,value=inf,above=1)": "has inf and 1.0; expected a finite value",
+        "unattended(0@q)": "has a place; expected positions of a sequence alone",
         "plant(3)": "says no factor, or a place; expected",
         "plant(3,factor=0)": "the factor of 'plant(3,factor=0)' is 0; expected a positive number",
         "plant(3,factor=x)": "has 'x' as a number; expected",
@@ -414,6 +424,7 @@ def test_places_are_fields(models):
         "fp32+attention+only=attention": 0,
         "zero(3)": 0,
         "plant(3,factor=8)": 0,
+        "massive(3@layers.1,value=0,above=1)": 1,
         "zero(3)+absmax+only=layers.1": 0,
     }.items(),
 )

@@ -1,6 +1,6 @@
 """What a model loses without some features, beside what it loses without random ones."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -72,16 +72,7 @@ def plan(
         raise UserError(
             f"{shown(controls)} controls; expected at least {low} random draws for an interval, {high} at most"
         )
-    if not _is_in(SEEDS, seed):
-        raise UserError(f"seed is {shown(seed)}; expected a whole number from 0 to 2**63 - 1")
-    others = np.setdiff1d(np.arange(width), [*features, *outliers])
-    if len(others) < len(features):
-        raise UserError(
-            f"{len(features)} of {width} features leave {len(others)} others that are no outliers, too few to draw "
-            f"{len(features)} random ones from; ablate fewer features, or raise alpha"
-        )
-    generator = np.random.default_rng(seed)
-    draws = [tuple(map(int, np.sort(generator.choice(others, len(features), replace=False)))) for _ in range(controls)]
+    draws = random_features(len(features), controls, width, seed, features, outliers)
     treatments = [Treatment("none")]
     for method in methods:
         treatments.append(Treatment("outliers", method, tuple(features)))
@@ -89,6 +80,26 @@ def plan(
         if len(features) > 1:
             treatments += [Treatment("single", method, (feature,)) for feature in features]
     return treatments
+
+
+def random_features(
+    count: int, draws: int, width: int, seed: int, features: Sequence[int], outliers: Iterable[int]
+) -> list[tuple[int, ...]]:
+    """Draws of so many features each, without replacement, of a width but for some, and for outliers.
+
+    Raises:
+        UserError: too few others are left; or the seed is none.
+    """
+    if not _is_in(SEEDS, seed):
+        raise UserError(f"seed is {shown(seed)}; expected a whole number from 0 to 2**63 - 1")
+    others = np.setdiff1d(np.arange(width), [*features, *outliers])
+    if len(others) < count:
+        raise UserError(
+            f"{len(features)} of {width} features leave {len(others)} others that are no outliers, too few to draw "
+            f"{count} random ones from; ablate fewer features, or raise alpha"
+        )
+    generator = np.random.default_rng(seed)
+    return [tuple(map(int, np.sort(generator.choice(others, count, replace=False)))) for _ in range(draws)]
 
 
 def _is_in(numbers: range, value: object) -> bool:

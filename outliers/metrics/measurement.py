@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from outliers.quantization.schemes import Scheme
 from outliers.subjects.bench import Bench
-from outliers.subjects.cell import Cell
+from outliers.subjects.cell import Cell, Stages, following
 from outliers.variants.together import schemes_of
 
 ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory"))
@@ -117,13 +117,26 @@ def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
 
 def records_of(cells: Iterable[Cell]) -> list[dict]:
     """What cells of one given model are answered, a flat dictionary for each value, in the order of the cells."""
-    cells = list(cells)
-    bench, values = Bench(SimpleNamespace(update=_quiet, begin=_quiet)), {}
-    for bundle in bundles_of(cells):
-        measurement = bundle[0].metric.measurement
-        answers = measurement.answer(bench, bundle, slice(0, len(bundle[0].subject.blocks)), {})
-        values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
-    return [cell.variant.fields() | value for cell in cells for value in values[cell]]
+    return records_along(stage for stage in [list(cells)])
+
+
+def records_along(stages: Stages) -> list[dict]:
+    """The same of cells of which some follow from what others are answered."""
+    bench, records = Bench(SimpleNamespace(update=_quiet, begin=_quiet)), []
+    cells = next(stages)
+    while cells:
+        values: dict[Cell, list[dict]] = {}
+        for bundle in bundles_of(cells):
+            measurement = bundle[0].metric.measurement
+            answers = measurement.answer(bench, bundle, slice(0, len(bundle[0].subject.blocks)), {})
+            values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
+        records += [_about(cell) | value for cell in cells for value in values[cell]]
+        cells = following(stages, [SimpleNamespace(values=values[cell]) for cell in cells])
+    return records
+
+
+def _about(cell: Cell) -> dict:
+    return {"variant": cell.variant.name, **cell.variant.fields(), **cell.about}
 
 
 def _quiet(_steps: int = 1) -> None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from outliers.specification.kinds import DRAWS, Repeats
 
 if TYPE_CHECKING:
+    from outliers.metrics.attention import Look
     from outliers.metrics.measurement import Measurement, Seen
 
 
@@ -52,6 +53,17 @@ class StatesMetric(Metric):
     seen_by: "ClassVar[str | Seen]"
 
     draws: Repeats = Field(1, description=DRAWS)
+
+
+class AttentionMetric(Metric):
+    """A metric of attention probabilities; all that are asked of one variant ride on one pass over the text, in which
+    ablations change the attention of a layer at a time.
+
+    seen_by: how it is made of them.
+    """
+
+    measured_by = "outliers.metrics.attention:ATTENTION"
+    seen_by: "ClassVar[str | Look]"
 
 
 def resolved(place: Any) -> Any:

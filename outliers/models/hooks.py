@@ -172,14 +172,22 @@ def _of_two_inputs(module: nn.Module, outputs: torch.Tensor, change: Callable) -
 
 @contextmanager
 def residual_hooks(
-    model: PreTrainedModel, visit: Callable[[int, torch.Tensor], None], only: int | None = None
+    model: PreTrainedModel, visit: Callable[[int, torch.Tensor], torch.Tensor | None], only: int | None = None
 ) -> Iterator[None]:
-    """Call `visit(layer, x)` with the output x (tokens, features) of each decoder layer, or of only one."""
+    """Call `visit(layer, x)` with the output x (tokens, features) of each decoder layer, or of only one.
+
+    What it returns goes on in the place of x; None leaves x as it is.
+    """
 
     def hook_of(layer: int):
         def hook(_module, _inputs, output):
             # some architectures return tuples, the others a tensor
-            visit(layer, (output[0] if isinstance(output, tuple) else output).flatten(0, -2))
+            state, *others = output if isinstance(output, tuple) else (output,)
+            changed = visit(layer, state.flatten(0, -2))
+            if changed is None:
+                return None
+            changed = changed.view(state.shape)
+            return (changed, *others) if isinstance(output, tuple) else changed
 
         return hook
 

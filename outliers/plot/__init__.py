@@ -8,6 +8,7 @@ _HOME = {
     "magnitude_by_position": "trace",
     "ablation_bars": "ablation",
     "life_line": "origins",
+    "weight_costs": "ablation",
     "damage_map": "damage",
     "damage_bars": "damage",
     "sweep_costs": "sweep",

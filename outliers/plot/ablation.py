@@ -1,11 +1,23 @@
-"""What an ablation shows, drawn: section 4.2 of the paper."""
+"""What a model loses without features (section 4.2 of the paper), or without single weights, drawn."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from outliers.plot.axes import cost_axis, name_places
 from outliers.plot.legends import legend
-from outliers.plot.style import BLUE, ORANGE, chosen, color_of, figure_function, panels_of
+from outliers.plot.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    VERMILION,
+    chosen,
+    color_of,
+    figure_function,
+    panels_of,
+)
 
 # Subject: what the legend says, colour, hatch (which tells them apart in grey).
 SUBJECTS = {
@@ -17,6 +29,15 @@ METRICS = {  # of a panel: what its axis says, and in which unit
     "damage": ("increase of perplexity (%)", 100),
 }
 WIDTH = 0.38
+# Treatment: what the legend says, colour, marker, and how far beside the middle of its candidate.
+TREATMENTS = {
+    "weight": ("the weight", VERMILION, "o", -0.35),
+    "random": ("random weights of equal magnitude", GREY, "x", -0.21),
+    "largest": ("the largest weight of the layer", BLACK, "^", -0.07),
+    "neuron": ("its whole neuron", BLUE, "s", 0.07),
+    "row": ("its whole row", GREEN, "D", 0.21),
+    "massive": ("massive activation at its mean", ORANGE, "*", 0.35),
+}
 
 
 @figure_function
@@ -67,3 +88,38 @@ def _bars(axes: Axes, summary: pd.DataFrame, methods: list[str], metric: str, un
                 f"{value:.3g}", (place, top), (0, 4), textcoords="offset points", fontsize="small", ha="center"
             )
     axes.margins(y=0.12)
+
+
+@figure_function
+def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """What zeroing each candidate for a super weight adds to the perplexity, in per cent, beside its controls.
+
+    Args:
+        found: as `outliers.super_weights` returns it.
+    """
+    rows = controlled(found)
+    names = list(dict.fromkeys(rows["candidate"]))
+    ((axes,),) = panels_of(ax, 1, 1, (3.4 + 1.1 * len(names), 4.2))
+    for treatment, (label, color, marker, beside) in TREATMENTS.items():
+        treated = rows[rows["treatment"] == treatment]
+        places = [names.index(name) + beside for name in treated["candidate"]]
+        style = {"color": color_of(color), "marker": marker, "linestyle": "none", "label": label}
+        if places:
+            axes.plot(places, 100 * treated["cost"], **style)
+    name_places(axes, [called(*one) for one in rows.groupby("candidate", sort=False)["layer"].first().items()])
+    for between in range(1, len(names)):
+        axes.axvline(between - 0.5, color="0.9", linewidth=0.6)
+    cost_axis(axes, list(100 * rows["cost"]))
+    legend(ax, axes, axes.get_legend_handles_labels()[0], "right upper")
+    return axes
+
+
+def controlled(found: pd.DataFrame) -> pd.DataFrame:
+    """The rows of candidates that are compared with controls, without what multiplies them."""
+    compared = found.loc[found["treatment"] == "neuron", "candidate"]
+    return found[found["candidate"].isin(compared) & found["treatment"].isin(list(TREATMENTS))]
+
+
+def called(candidate: str, layer: int) -> str:
+    """A weight by its layer and its place: layer 11 [507, 1229]."""
+    return f"layer {layer:.0f} {candidate[candidate.rindex('[') :].replace(',', ', ')}"

@@ -10,7 +10,7 @@ from outliers.plot.style import brief
 from outliers.report.analysis import Value
 
 LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
-TICKS = (0.1, 1, 10, 100, 1000, 10_000)
+TICKS = (0.1, 1, 10, 100, 1000, 10_000, 10**5, 10**6, 10**7)
 SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}  # names along x
 
 
@@ -70,9 +70,13 @@ def cost_axis(axes: Axes, values: Sequence[float]) -> None:
     ticks = sorted([0, *ticks])
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(ticks, [f"{tick:+g}".replace("-", "−") if tick else "0" for tick in ticks])
+    axes.set_yticks(ticks, [_signed(tick) if tick else "0" for tick in ticks])
     axes.set_ylim(2 * min(*values, -LINEAR), 2 * max(*values, LINEAR))
     axes.set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
+
+
+def _signed(tick: float) -> str:
+    return f"{tick:+,.0f}" if abs(tick) > 10_000 else f"{tick:+g}".replace("-", "−")
 
 
 def plot_costs(

@@ -1,14 +1,35 @@
-"""What writes features of one model: those that are asked for, or those that stand out."""
+"""What writes features of one model and what reads them: those that are asked for, or those that stand out."""
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from outliers.errors import unknown_name
 from outliers.metrics.origins import Origins
 from outliers.metrics.trace import Trace
+from outliers.models.anatomy import anatomy_of
 from outliers.presets.emergence import counted
+from outliers.presets.readers import check_readers, readers_stages
+from outliers.presets.super_weights import check_weights, massive_stages, weights_stages
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Account
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.tracing.result import STREAM
 from outliers.variants.quantized import EXACT
+
+
+class Part(NamedTuple):
+    """A part of the account.
+
+    check: raises what is wrong with a subject and its features before anything is measured. stages: what is asked of
+    a subject with its features and the model's outlier features. of_outliers: whether these have to be known.
+    of_weights: whether it searches single weights.
+    """
+
+    check: Callable[[Causal, Sequence[int]], None]
+    stages: Callable[[Causal, Sequence[int], Sequence[int]], Stages]
+    of_outliers: bool = False
+    of_weights: bool = False
 
 
 class ToAccount(Causal):
@@ -18,26 +39,32 @@ class ToAccount(Causal):
 
     def prepare(self) -> None:
         super().prepare()
-        metric = _metric(self.settings, self.settings.features or [0])
-        metric.measurement.check(Cell(self, EXACT, metric))  # before a trace is made
+        for part in self.parts:
+            part.check(self, self.settings.features or [0])  # before a trace is made
+
+    @property
+    def parts(self) -> list[Part]:
+        """Those that are asked for; by default all that the model has, for experts keep their weights together."""
+        experts = anatomy_of(self.config).mixture and "by" not in self.settings.model_fields_set
+        return [part for name, part in PARTS.items() if name in self.settings.by and not (experts and part.of_weights)]
 
 
 def origins_plans(spec: Account) -> list[Plan]:
-    """The account of the features of a specification; by default of what a trace finds."""
+    """The parts of the account of the features of a specification; by default of what a trace finds."""
+    if unknown := sorted(set(spec.by).difference(PARTS)):
+        raise unknown_name("part of the account", unknown[0], PARTS)
     subject = ToAccount(spec.model, spec.revision, spec)
     return [Plan(subject, _stages(subject))]
 
 
 def _stages(subject: ToAccount) -> Stages:
-    spec, features = subject.settings, subject.settings.features
-    if not features:
+    spec, features, outliers = subject.settings, subject.settings.features, []
+    parts = subject.parts
+    if not features or any(part.of_outliers for part in parts):
         (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha, details=True))]
-        features = standing_out(traced)
-    yield [Cell(subject, EXACT, _metric(spec, features))]
-
-
-def _metric(spec: Account, features: list[int]) -> Origins:
-    return Origins(features=features, positions=spec.positions, neurons=spec.neurons)
+        features, outliers = features or standing_out(traced), counted(traced)["features"]
+    for part in parts:
+        yield from part.stages(subject, features, outliers)
 
 
 def standing_out(traced: Row) -> list[int]:
@@ -45,3 +72,25 @@ def standing_out(traced: Row) -> list[int]:
     largest = [value for value in traced.values if value["metric"] == "residual.value"]
     massive = max(largest, key=lambda value: abs(value["value"]))["feature"]
     return list(dict.fromkeys([*counted(traced)["features"], massive]))
+
+
+def _check_writers(subject: ToAccount, features: Sequence[int]) -> None:
+    (cell,) = _of_writers(subject, features)
+    cell.metric.measurement.check(cell)
+
+
+def _writers_stages(subject: ToAccount, features: Sequence[int], _outliers: Sequence[int]) -> Stages:
+    yield _of_writers(subject, features)
+
+
+def _of_writers(subject: ToAccount, features: Sequence[int]) -> list[Cell]:
+    spec = subject.settings
+    return [Cell(subject, EXACT, Origins(features=features, positions=spec.positions, neurons=spec.neurons))]
+
+
+PARTS = {  # in the order in which they are measured
+    "writers": Part(_check_writers, _writers_stages),
+    "readers": Part(check_readers, readers_stages, of_outliers=True),
+    "weights": Part(check_weights, weights_stages, of_weights=True),
+    "massive": Part(check_weights, massive_stages, of_weights=True),
+}

@@ -198,7 +198,10 @@ DATA = (
     "than the examples that come along."
 )
 POSITIONS = "Positions at which terms are given too, beside their means and the first position."
+PLACES = "Where features are taken out, such as q, layers.9:12.k or norm; by default all readers, alone and together."
 NEURONS = "How many neurons of a layer are named, those that write most; the rest is one writer."
+CONTROLS = "Draws of random weights, or of random features, to compare with."
+SEED = "Of random draws."
 LIMIT = "Examples of each task, from its start; by default all."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
@@ -358,7 +361,7 @@ class Ablation(OfOneModel):
 
 
 class Account(OfOneModel):
-    """What writes features of one model, by the arguments of `outliers.origins`."""
+    """What writes features of one model and what reads them: the arguments of `outliers.origins` and `readers`."""
 
     plans, experiment = "outliers.presets.origins:origins_plans", "origins"
 
@@ -368,6 +371,14 @@ class Account(OfOneModel):
     )
     positions: Positions = Field([], description=POSITIONS)
     neurons: Count = Field(3, description=NEURONS)
+    by: Names = Field(
+        ["writers", "readers", "weights", "massive"],
+        description="Parts: who writes features and who reads them, single weights, massive activations.",
+    )
+    places: Names | None = Field(None, description=PLACES)
+    controls: _whole(10**4, ge=2) = Field(5, description=CONTROLS)
+    seed: int = Field(0, description=SEED, ge=0, lt=2**63)
+    blocks: Count = Field(8, description="How many blocks, from the start of the text.")
 
 
 DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently

@@ -35,7 +35,6 @@ from outliers.tracing.trace import trace
 from outliers.variants.ablated import Ablated
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of
-from outliers.variants.weights import Scaled
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +205,7 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
     return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
 
 
-def check_parts(config: PretrainedConfig, variants: Collection[Ablated | Scaled]) -> None:
+def check_parts(config: PretrainedConfig, variants: Collection[Variant]) -> None:
     """Raise UserError if a variant names something that a model has not."""
     model = skeleton(config, torch.bfloat16) if variants else None
     for variant in variants:

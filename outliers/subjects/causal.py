@@ -8,11 +8,9 @@ from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import Settings, Spread, said_of_text
 from outliers.subjects.cell import Cell, Subject, unusual
-from outliers.variants.ablated import Ablated
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of, schemes_of
-from outliers.variants.weights import Scaled
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +76,7 @@ class Pretrained(Subject):
         for cell in cells:
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
         parts = [part for cell in cells for part in parts_of(cell.variant)]
-        check_parts(self.config, {part.name: part for part in parts if isinstance(part, Ablated | Scaled)}.values())
+        check_parts(self.config, {part.name: part for part in parts if hasattr(part, "check")}.values())
         if peers := any(isinstance(part, Peer) for part in parts):
             self.check_peer()
         # Each once, though many metrics are asked of it.

@@ -7,18 +7,25 @@ from typing import TYPE_CHECKING
 from outliers.errors import UserError, shown, unknown_name
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.ablated import METHODS, Ablated
+from outliers.variants.massive import Massive
 from outliers.variants.peer import PEER, Peer
 from outliers.variants.planted import Planted
 from outliers.variants.quantized import Quantized
 from outliers.variants.term import EXAMPLES, Term
 from outliers.variants.together import Together
+from outliers.variants.unattended import Unattended
 from outliers.variants.weights import METHODS as OF_WEIGHTS
 from outliers.variants.weights import Scaled
 
 if TYPE_CHECKING:
     from outliers.models.stream import Variant
 
-KINDS = {**dict.fromkeys(METHODS, Ablated), "plant": Planted}  # by the names of terms with features
+KINDS = {  # by the names of terms with features, or positions
+    **dict.fromkeys(METHODS, Ablated),
+    "plant": Planted,
+    "massive": Massive,
+    "unattended": Unattended,
+}
 WEIGHTS = dict.fromkeys(OF_WEIGHTS, Scaled)  # by those of terms with a weight
 _PLUS = re.compile(r"\+(?![^()]*\))")  # one that joins terms: in parentheses it is of a number
 
@@ -29,6 +36,8 @@ def variant(written: str) -> "Variant":
     Terms are joined by + in the order in which they act. `zero(3,17)`, `mean(3)` and `shuffle(3@attn_in/ffn_in,seed=1)`
     replace features in inputs of projections, of attn_in where none is named, or where only some read them, as
     `zero(3@q)` and `zero(3@layers.9:12.k/layers.9.heads.3)`, see `Place`; `plant(3,factor=8)` plants outliers.
+    `massive(507@layers.11,value=0,above=100)` sets what is larger than 100 in a feature behind a layer to a value.
+    `unattended(0)` lets no later position attend to the first one.
     `zero(model.layers.11.mlp.down_proj[507,1229])` sets a weight to zero, `[:,1229]` and `[507,:]` a whole column or
     row, and `scale(…,factor=0.5)` multiplies it. A scheme stands with its remedies, as `absmax+hadamard`, and with
     options: `alpha=4` is its threshold of outliers, `only=ffn_out` quantizes nothing but a place, and
@@ -63,7 +72,7 @@ def _has_features(term: str) -> bool:
     return term in KINDS | WEIGHTS or not {"(", ")"}.isdisjoint(term)
 
 
-def _read(written: str) -> Ablated | Planted | Scaled:
+def _read(written: str) -> Ablated | Massive | Planted | Scaled | Unattended:
     term = Term.read(written)
     kinds = WEIGHTS if term.weight else KINDS
     if term.name not in kinds:

@@ -1,10 +1,10 @@
 """Top-1 softmax probability of the attention (LLM.int8(), section 4.2)."""
 
-from outliers.metrics.metric import Metric
+from outliers.metrics.metric import AttentionMetric
 
 
-class Top1(Metric):
+class Top1(AttentionMetric):
     """Mean over layers, heads, queries and sequences of the largest attention probability."""
 
     name = "top1"
-    measured_by = "outliers.metrics.top1.measure:TOP1"
+    seen_by = "outliers.metrics.top1.measure:TOP1"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from outliers.metrics.attention import PROBABILITIES
 from outliers.metrics.measurement import Keeps, Measurement
-from outliers.metrics.top1.measure import PROBABILITIES
 from outliers.metrics.trace import KeptTrace
 from outliers.metrics.trace.kept import traced
 from outliers.models.hooks import RESIDUAL

@@ -1,0 +1,60 @@
+"""Which heads attend to the first position, and by how much they prefer it."""
+
+import torch
+
+from outliers.criterion import SINK
+from outliers.metrics.attention import Look, Visits
+
+DIGITS = ".7g"  # of what rows say
+
+
+def _see(probabilities: torch.Tensor) -> torch.Tensor:
+    """Of probabilities (1, heads, T, T) by head, float64 (heads, 4): the sum over queries after the first of what they
+    give to the first position, and how many they are; the sum of their margins, and of how many queries.
+
+    The margin of a query is log p(first) − mean of log p over the other keys that it sees. A number that is added to
+    all logits of a query, as its own bias adds it, changes no difference of two, and so neither p nor the margin; a
+    bias of queries and keys that favours the first position makes it. A query counts if it sees the first key and
+    another one; that no head gives a key any probability says that it is masked, as outside of a window. Below the
+    smallest normal number probabilities count as that.
+    """
+    queries = probabilities[0, :, 1:]
+    visible = (queries > 0).any(0)
+    others, least = visible[:, 1:], torch.finfo(queries.dtype).tiny
+    count = others.sum(-1)
+    counts = visible[:, 0] & (count > 0)
+    of_heads = []
+    for of_head in queries:  # one at a time, which stays in a core's cache
+        logs = of_head.clamp(min=least).log_()
+        margins = logs[:, 0] - (logs[:, 1:] * others).sum(-1, dtype=torch.float64) / count
+        share = of_head[:, 0].sum(dtype=torch.float64)
+        margin = margins.where(counts, 0).sum()
+        of_heads.append(torch.stack([share, torch.full_like(share, len(visible)), margin, counts.sum().double()]))
+    return torch.stack(of_heads)
+
+
+def _answers(visits: Visits) -> list[torch.Tensor]:
+    """Of each ablation the sums of `_see` by layer, float64 (layers, heads, 4)."""
+    of_layers = visits.seen.new_zeros(int(visits.layers.max()) + 1, *visits.seen.shape[1:])
+    return list(of_layers.index_add_(0, visits.layers, visits.seen).unbind(1))
+
+
+def _values(answers: list[torch.Tensor]) -> list[dict]:
+    sums = sum(answers)
+    shares, margins = sums[..., 0] / sums[..., 1], sums[..., 2] / sums[..., 3]
+    sinks = (shares > SINK).double().mean()
+    whole = {"value": shares.mean(), "margin": margins.mean(), "heads": sinks}
+    values = [{"metric": "sinks", "unit": "1", **{name: _short(value) for name, value in whole.items()}}]
+    for layer, of_layer in enumerate(zip(shares, margins, strict=True)):
+        for head, (share, margin) in enumerate(zip(*of_layer, strict=True)):
+            of_head = {"value": _short(share), "unit": "1", "margin": _short(margin), "layer": layer, "head": head}
+            values.append({"metric": "sinks.head", **of_head})
+    return values
+
+
+def _short(value: torch.Tensor) -> float | None:
+    """None of no query, as where the first position is masked."""
+    return None if value.isnan() else float(f"{value.item():{DIGITS}}")
+
+
+SINKS = Look(_see, _answers, _values)

@@ -1,0 +1,175 @@
+"""What reads a feature: what a model loses where only some projections do without it, beside random features."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from outliers.errors import UserError, shown
+from outliers.metrics.perplexity import Perplexity
+from outliers.metrics.sinks import Sinks
+from outliers.metrics.top1 import Top1
+from outliers.quantization.schemes import BASELINE
+from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell, Stages, Subject
+from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.edges import ROLES
+from outliers.variants.quantized import EXACT
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+CONTROLS = range(2, 10_001)  # random features: one has no scatter
+VALUES = {  # metric: the columns of its values, by their fields
+    "perplexity": {"value": "perplexity"},
+    "top1_softmax": {"value": "top1_softmax"},
+    "sinks": {"value": "share", "margin": "margin", "heads": "sinks"},
+    "sinks.head": {},
+}
+
+
+def check_readers(subject: Causal, features: Sequence[int]) -> None:
+    """Raise UserError where a model has not these features or the places of the settings, or controls are too few."""
+    spec = subject.settings
+    _places(_skeleton(subject), spec.places)
+    _drawn(features, subject.config.hidden_size, spec.controls, spec.seed, ())
+
+
+def readers_stages(subject: Causal, features: Sequence[int], outliers: Sequence[int]) -> Stages:
+    """The model as it is, and without each feature and each control where each place reads it."""
+    spec = subject.settings
+    controls = _drawn(features, subject.config.hidden_size, spec.controls, spec.seed, outliers)
+    yield _cells(subject, features, _places(_skeleton(subject), spec.places), controls)
+
+
+def _skeleton(subject: Causal) -> "PreTrainedModel":
+    import torch
+
+    from outliers.models.skeleton import skeleton
+
+    return skeleton(subject.config, torch.bfloat16)
+
+
+def _drawn(features: Sequence[int], width: int, controls: int, seed: int, outliers: Iterable[int]) -> tuple[int, ...]:
+    """Random features that are none of these and no outliers."""
+    from outliers.metrics.ablations import random_features
+    from outliers.models.anatomy import check_features
+
+    check_features(features, width)
+    if controls not in CONTROLS:
+        low, high = CONTROLS[0], CONTROLS[-1]
+        raise UserError(f"{shown(controls)} controls; expected at least {low} random features, {high} at most")
+    (drawn,) = random_features(controls, 1, width, seed, features, outliers)
+    return drawn
+
+
+def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]:
+    """The places that are chosen; by default all that read the residual stream in every layer, one by one and together.
+
+    Raises:
+        UserError: the model has not one of these.
+    """
+    from outliers.models.anatomy import parts
+
+    if chosen is not None:
+        for place in chosen:
+            Ablated(Intervention((0,)), (place,)).check(model)
+        return list(chosen)
+    layers = [{one.name for one in parts(model, layer)} for layer in range(model.config.num_hidden_layers)]
+    everywhere = set.intersection(*layers)
+    places = []
+    for role, names in ROLES.items():
+        there = [name for name in names if name in everywhere]
+        places += [*there, role] if len(there) > 1 else [role]
+    return places
+
+
+def _cells(subject: Subject, features: Sequence[int], places: Sequence[str], controls: Sequence[int]) -> list[Cell]:
+    """The perplexities first; where queries, keys and values alone read a change, what it does to the attention."""
+    taken_out = [(feature, {"subject": "feature"}) for feature in features]
+    taken_out += [(feature, {"subject": "control", "draw": draw}) for draw, feature in enumerate(controls)]
+    ablations = [
+        (Ablated(Intervention((feature,)), (place,)), about) for place in places for feature, about in taken_out
+    ]
+    of_attention = [(ablated, about) for ablated, about in ablations if ablated.in_attention]
+    asked = [((EXACT, {}), Perplexity()), *((pair, Perplexity()) for pair in ablations)]
+    if of_attention:
+        asked += [(pair, metric) for metric in (Top1(), Sinks()) for pair in ((EXACT, {}), *of_attention)]
+    return [Cell(subject, variant, metric, about) for (variant, about), metric in asked]
+
+
+def readers(
+    model: "PreTrainedModel",
+    blocks: "Iterable[torch.Tensor]",
+    features: Iterable[int],
+    places: Iterable[str] | None = None,
+    controls: int = 5,
+    seed: int = 0,
+    attention_mask: "Iterable[torch.Tensor] | None" = None,
+) -> pd.DataFrame:
+    """Take each feature out where only some projections read it, and random features in its place.
+
+    Perplexity: in all layers of a place at once, and the altered states propagate. The attention, where queries, keys
+    and values alone read the change: in one layer at a time. The model is left as it was.
+
+    Args:
+        model: a causal language model, resident or streamed, quantized or not.
+        blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
+        features: dimensions of the residual stream.
+        places: where they are taken out, such as q, k, v, gate, up, attn_in, ffn_in, norm, layers.9:12.k and
+            layers.9.heads.3, see `outliers.variant`; by default all that read the stream in every layer, one by one and
+            together.
+        controls: how many random features are taken out in the place of each, which are no outliers; 2 to 10,000.
+        seed: of their draw; 0 to 2⁶³ − 1.
+        attention_mask: as for `outliers.perplexity`.
+
+    Returns:
+        A row the model as it is ("none"), and one each feature ("feature") and random one ("control") at each place:
+        `subject`, `place`, `feature`, `draw`, `perplexity`, and `cost`, the relative increase of perplexity. Where the
+        place is of the attention `top1_softmax`; `share` and `margin`, the mean over heads of the attention to the
+        first position and of the nats by which queries prefer it (docs/mechanism.md); `sinks`, the share of heads that
+        give it more than 30 %; `shares` and `margins`, both by head, float64 (layers, heads).
+
+    Raises:
+        UserError: there are no features, one is out of range, or too few others are left to draw from; a place is
+            unknown, or the model has it not; controls or seed are out of range; blocks do not fit the model, or the
+            mask does not fit them.
+    """
+    from outliers.metrics.measurement import records_of
+    from outliers.subjects.given import Given
+    from outliers.text.blocks import sequences
+    from outliers.tracing.result import STREAM
+    from outliers.tracing.trace import trace
+
+    blocks, features = list(sequences(blocks, attention_mask)), list(dict.fromkeys(features))
+    places, width = _places(model, None if places is None else list(places)), model.config.hidden_size
+    _drawn(features, width, controls, seed, ())  # mistakes show before the text is traced
+    outliers = trace(model, blocks, STREAM, attention=False).outlier_features()["feature"]
+    drawn = _drawn(features, width, controls, seed, outliers)
+    return readings(records_of(_cells(Given(model, blocks), features, places, drawn)))
+
+
+def readings(records: Iterable[dict]) -> pd.DataFrame:
+    """Rows of such cells, among others, as `readers` returns them."""
+    found: dict[tuple, dict] = {}
+    for one in records:
+        if one["metric"] not in VALUES or not ("subject" in one or one.get("variant", BASELINE) == BASELINE):
+            continue
+        about = {"subject": one.get("subject", "none"), "place": "", "feature": None, "draw": one.get("draw")}
+        if "where" in one:
+            about |= {"place": one["where"][0], "feature": one["features"][0]}
+        row = found.setdefault(tuple(about.values()), about)
+        row |= {column: one[field] for field, column in VALUES[one["metric"]].items()}
+        if one["metric"] == "sinks.head":
+            row.setdefault("heads", {})[one["layer"], one["head"]] = one["value"], one["margin"]
+    rows = []
+    for row in found.values():
+        heads = row.pop("heads", {})
+        layers = 1 + max((layer for layer, _ in heads), default=-1)
+        by_head = np.array([*heads.values()]).reshape(layers, -1, 2) if heads else None
+        rows.append(row | ({} if by_head is None else {"shares": by_head[..., 0], "margins": by_head[..., 1]}))
+    table = pd.DataFrame(rows).astype({"feature": "Int64", "draw": "Int64"})
+    table.insert(5, "cost", table["perplexity"] / table.loc[table["subject"] == "none", "perplexity"].item() - 1)
+    return table

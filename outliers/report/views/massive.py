@@ -1,0 +1,121 @@
+"""Massive activations and attention sinks: where they are, and what becomes of both without what makes them."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from outliers.criterion import MASSIVE
+from outliers.metrics.candidates import removals
+from outliers.models.names import short_name
+from outliers.quantization.schemes import BASELINE
+from outliers.report.section import Finding, Section, printed
+from outliers.report.tables import MISSING, Table
+from outliers.report.words import amount, part, percent
+
+HEADS = 8  # with the largest attention to the first position
+CAPTION = (
+    "What becomes of the largest entry of the residual stream (an infinity norm, with its place) and of the attention "
+    "to the first position (its mean share over heads, and how many heads give it more than 30 %) without what makes "
+    "them, in all layers at once; perplexity, and its increase (%)."
+)
+HEADS_CAPTION = (
+    "The heads that give the first position most of their attention: its mean share over the queries behind it, and by "
+    "how many nats they prefer it to the other positions that they see."
+)
+SAID = {
+    "nothing": "nothing",
+    "weight": "the weight {weight}",
+    "neuron": "the neuron {weight}",
+    "activation": "the entry, behind layer {massive_layer:.0f}",
+    "feature": "feature {feature}, for all that read it",
+    "position": "position {position:.0f}, for all attention",
+}
+COLUMNS = (
+    ("without", "{without}"),
+    ("perplexity", "{perplexity:.2f}"),
+    ("increase", lambda row: percent(row["cost"]).removesuffix(" %") if row["cost"] else MISSING),
+    ("largest entry", "{entry:,.0f}"),
+    ("feature", "{feature:.0f}"),
+    ("layer", "{layer:.0f}"),
+    ("position", "{position:.0f}"),
+    ("first position (%)", lambda row: f"{100 * row['share']:.1f}"),
+    ("heads above 30 % (%)", lambda row: f"{100 * row['heads']:.1f}"),
+)
+HEAD_COLUMNS = (
+    ("layer", "{layer:.0f}"),
+    ("head", "{head:.0f}"),
+    ("first position (%)", lambda row: f"{100 * row['value']:.1f}"),
+    ("margin (nats)", "{margin:.2f}"),
+)
+
+
+def massive_section(rows: list[dict]) -> Section:
+    """Of the rows of an account those of massive activations and sinks."""
+    becomes, heads = becomes_of(rows), _heads(rows)
+    tables = [
+        Table.of("massive", CAPTION, COLUMNS, becomes, names=1),
+        Table.of("sinks", HEADS_CAPTION, HEAD_COLUMNS, heads, heads.head(HEADS), names=0, folded=True),
+    ]
+    findings = [Finding(text, "massive") for _, text, _ in sentences(rows)]
+    title = f"Massive activations and attention sinks of {short_name(rows[0]['model'])}"
+    return Section(title, rows, printed(tables), tables, findings=findings)
+
+
+def becomes_of(rows: list[dict]) -> pd.DataFrame:
+    """One row for each thing that was taken away: `removed`, `perplexity`, `cost`, the largest `entry` of the residual
+    stream with `feature`, `layer` and `position`, and `share` and `heads` of the attention to the first position."""
+    plain = [row for row in rows if row["variant"] == BASELINE]
+    found = []
+    for removed, variant in removals(plain).items():
+        own = [row for row in rows if row["variant"] == variant.name]
+        perplexity = next(row["value"] for row in own if row["metric"] == "perplexity")
+        entry = max((row for row in own if row["metric"] == "residual.value"), key=lambda row: abs(row["value"]))
+        sinks = next(row for row in own if row["metric"] == "sinks")
+        found.append(
+            {
+                "removed": removed,
+                "perplexity": perplexity,
+                "cost": perplexity / found[0]["perplexity"] - 1 if found else 0.0,
+                "entry": entry["value"],
+                **{name: entry[name] for name in ("feature", "layer", "position")},
+                "share": sinks["value"],
+                "heads": sinks["heads"],
+            }
+        )
+    largest = found[0]
+    about = {name: largest[name] for name in ("feature", "position")}
+    variants = removals(plain)
+    for row in found:
+        fields = variants[row["removed"]].fields() | about
+        row["without"] = SAID[row["removed"]].format(**fields)
+    return pd.DataFrame(found)
+
+
+def _heads(rows: list[dict]) -> pd.DataFrame:
+    heads = pd.DataFrame(row for row in rows if row["metric"] == "sinks.head" and row["variant"] == BASELINE)
+    return heads[["layer", "head", "value", "margin"]].sort_values("value", ascending=False, kind="stable")
+
+
+def sentences(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
+    """Where the largest entry is and what the attention there is, then what becomes of both; with its feature."""
+    becomes = {row["removed"]: row for row in becomes_of(rows).to_dict("records")}
+    whole = becomes["nothing"]
+    feature = whole["feature"]
+    entry = f"{amount(whole['entry'])} in feature {feature} at position {whole['position']} behind layer "
+    entry += f"{whole['layer']}"
+    kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "no massive activation"
+    yield (
+        feature,
+        f"The largest entry of the residual stream is {entry}: {kind}. The first position gets {part(whole['share'])} of "
+        f"the attention on average over heads, and more than 30 % from {part(whole['heads'])} of them.",
+        "massive",
+    )
+    for removed in ("weight", "activation", "position"):
+        if removed in becomes:
+            row = becomes[removed]
+            yield (
+                feature,
+                f"Without {row['without']} the largest entry is {amount(row['entry'])}, the first position gets "
+                f"{part(row['share'])} of the attention, and the perplexity changes by {percent(row['cost'])}.",
+                "massive",
+            )

@@ -1,0 +1,176 @@
+"""What reads features: what taking each out at each place costs beside random features, and what attention owes it."""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+import numpy as np
+import pandas as pd
+
+from outliers.models.names import short_name
+from outliers.presets.readers import readings
+from outliers.report.analysis import Value, exact, value_of
+from outliers.report.section import FINDINGS, Finding, Section, printed
+from outliers.report.tables import MISSING, Form, Table, cell, scattered
+from outliers.report.words import amount, listed, part, percent
+
+MEASURES = ("cost", "top1_softmax", "share", "margin")  # of which random features have a mean and a deviation
+NAMED = 4  # places in a sentence
+HEADS = 4  # of a feature and place, in the table of heads
+
+READERS_CAPTION = (
+    "Features set to zero where some projections alone read them: perplexity with the altered states going on through "
+    "all layers, its increase, that of {controls} random features at the same place (mean ± standard deviation), and "
+    "how many of their deviations lie between. Where queries, keys and values alone read the change, it is made in one "
+    "layer at a time and changes nothing behind: mean top-1 softmax probability of the attention, mean over heads of "
+    "the attention to the first position, by how many nats queries prefer that to the other positions that they see, "
+    "and the share of heads that give it more than 30 %."
+)
+HEADS_CAPTION = (
+    "The heads whose preference for the first position changes most without a feature at a place of the attention, "
+    "beyond two standard deviations of what random features change: nats by which queries prefer it, with and without "
+    "the feature, the difference and that of random features, and the attention that the position gets."
+)
+
+
+def _measured(form: Form) -> Form:
+    """A column of the attention, which places of other projections have not."""
+    return lambda row: MISSING if pd.isna(row["margin"]) else form.format(**row)
+
+
+def _deviations(row: Mapping) -> str:
+    mean, deviation = value_of(row, "cost_controls")
+    return f"{(row['cost'] - mean) / deviation:,.1f}" if deviation else MISSING
+
+
+COLUMNS = (
+    ("feature", "{feature:.0f}"),
+    ("read by", lambda row: row["place"] or "as it is"),
+    ("perplexity", "{perplexity:.3f}"),
+    ("cost (%)", lambda row: cell("+.2f", row["cost"] if row["place"] else None, unit=100)),
+    ("random features (%)", scattered("cost_controls", "+.2f", 100)),
+    ("deviations", _deviations),
+    ("top-1 softmax (%)", lambda row: cell(".2f", row["top1_softmax"], unit=100)),
+    ("first position (%)", lambda row: cell(".2f", row["share"], unit=100)),
+    ("margin (nats)", "{margin:.3f}"),
+    ("heads above 30 % (%)", lambda row: cell(".1f", row["sinks"], unit=100)),
+)
+HEAD_COLUMNS = (
+    ("feature", "{feature:.0f}"),
+    ("read by", "{place}"),
+    ("layer", "{layer}"),
+    ("head", "{head}"),
+    ("margin (nats)", "{before:.2f}"),
+    ("without", "{margin:.2f}"),
+    ("difference", "{change:+.2f}"),
+    ("random features", scattered("change_controls", "+.2f")),
+    ("first position (%)", lambda row: cell(".1f", row["share_before"], unit=100)),
+    ("without (%)", lambda row: cell(".1f", row["share"], unit=100)),
+)
+
+
+def readers_section(rows: list[dict]) -> Section:
+    """What reads the features of a model, without the rows of other parts of an account."""
+    found = readings(rows)
+    summary, heads = summary_of(found), heads_of(found)
+    controls = int(found.loc[found["subject"] == "control", "draw"].max()) + 1
+    caption = READERS_CAPTION.format(controls=controls)
+    tables = [Table.of("readers", caption, COLUMNS, summary, names=2)]
+    if len(heads):
+        tables.append(Table.of("heads", HEADS_CAPTION, HEAD_COLUMNS, heads, names=2))
+    findings = [Finding(text, at) for _, text, at in read_by(found)][:FINDINGS]
+    title = f"Readers of features of {short_name(rows[0]['model'])}"
+    return Section(title, rows, printed(tables), tables, findings=findings)
+
+
+def summary_of(found: pd.DataFrame) -> pd.DataFrame:
+    """What `outliers.readers` returns with random features as mean and standard deviation beside each feature: columns
+    MEASURE_controls and MEASURE_controls_deviation. The model as it is comes first."""
+    found = found.drop(columns=["shares", "margins"], errors="ignore").reindex(
+        columns=["subject", "place", "feature", "perplexity", *MEASURES, "sinks"]
+    )
+    controls = found[found["subject"] == "control"].groupby("place")[[*MEASURES]]
+    means, deviations = controls.mean().add_suffix("_controls"), controls.std().add_suffix("_controls_deviation")
+    return found[found["subject"] != "control"].join(means.join(deviations), on="place").reset_index(drop=True)
+
+
+def heads_of(found: pd.DataFrame) -> pd.DataFrame:
+    """The heads whose margin each feature changes most at each place, beyond what random features change."""
+    if "margins" not in found:
+        return pd.DataFrame()
+    whole = found[found["subject"] == "none"].iloc[0]
+    of_attention = found[found["margins"].notna()]
+    heads = []
+    for row in of_attention[of_attention["subject"] == "feature"].to_dict("records"):
+        others = of_attention[(of_attention["subject"] == "control") & (of_attention["place"] == row["place"])]
+        change, drawn = row["margins"] - whole["margins"], np.stack(others["margins"]) - whole["margins"]
+        by_size = np.dstack(np.unravel_index(np.argsort(-abs(change), None), change.shape))[0].tolist()
+        changes = (
+            {
+                "feature": row["feature"],
+                "place": row["place"],
+                "layer": layer,
+                "head": head,
+                "before": whole["margins"][layer, head],
+                "margin": row["margins"][layer, head],
+                "change": change[layer, head],
+                "change_controls": drawn[:, layer, head].mean(),
+                "change_controls_deviation": drawn[:, layer, head].std(ddof=1),
+                "share_before": whole["shares"][layer, head],
+                "share": row["shares"][layer, head],
+            }
+            for layer, head in by_size
+        )
+        heads += islice((one for one in changes if _is_apart(one, "change")), HEADS)
+    return pd.DataFrame(heads)
+
+
+def _is_apart(row: Mapping, measure: str) -> bool:
+    """Whether a feature does more, or less, than random features, beyond their scatter."""
+    return exact(row[measure]).is_apart(value_of(row, f"{measure}_controls"))
+
+
+def read_by(found: pd.DataFrame) -> Iterator[tuple[int, str, str]]:
+    """Of each feature what reads it, and what the attention to the first position owes to it; with the feature and the
+    table that it is from. That something reads it is said only beyond the scatter of random features."""
+    summary = summary_of(found)
+    whole = summary.iloc[0]
+    for feature, rows in summary.iloc[1:].groupby("feature", sort=False):
+        rows = rows.sort_values("cost", ascending=False).to_dict("records")
+        yield feature, _read(feature, rows), "readers"
+        if text := _preferred(feature, rows, whole):
+            yield feature, text, "readers"
+
+
+def _read(feature: int, rows: list[dict]) -> str:
+    reading = [row for row in rows if exact(row["cost"]).is_above(value_of(row, "cost_controls"))]
+    if not reading:
+        most = max(rows, key=lambda row: abs(row["cost"]))
+        return (
+            f"Nothing reads feature {feature} that costs more than random features do: without it at {most['place']} "
+            f"the perplexity changes by {percent(most['cost'])}, without random ones by {_others(most)}."
+        )
+    places = listed(f"{row['place']} ({percent(row['cost'])})" for row in reading[:NAMED])
+    usual = max(reading[:NAMED], key=lambda row: row["cost_controls"])
+    return (
+        f"Feature {feature} is read by {places}: so much the perplexity rises where it is zero there alone; where a "
+        f"random feature is, by at most {_others(usual)} on average."
+    )
+
+
+def _others(row: Mapping) -> str:
+    return percent(*value_of(row, "cost_controls"))
+
+
+def _preferred(feature: int, rows: list[dict], whole: Mapping) -> str | None:
+    """At which place the feature makes most of what the first position is preferred by, if it does."""
+    changed = [row for row in rows if pd.notna(row["margin"]) and _is_apart(row, "margin")]
+    if not changed:
+        return None
+    row = max(changed, key=lambda row: abs(row["margin"] - whole["margin"]))
+    usual: Value = value_of(row, "margin_controls")
+    return (
+        f"Without feature {feature} at {row['place']} the margin of the first position is {amount(row['margin'])} nats "
+        f"on average over heads instead of {amount(whole['margin'])}, and its share of the attention "
+        f"{part(row['share'])} instead of {part(whole['share'])}; without a random feature the margin is "
+        f"{amount(usual.mean)} ± {amount(usual.deviation)} nats."
+    )

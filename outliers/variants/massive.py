@@ -1,0 +1,90 @@
+"""Massive activations set to one value: entries of a feature of the residual stream, behind a layer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outliers.errors import UserError
+from outliers.variants.edges import Place
+from outliers.variants.term import Term
+
+if TYPE_CHECKING:  # to read a variant takes no torch
+    import torch
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Massive:
+    """Entries of features behind a layer become `value` where their magnitude is beyond `above`.
+
+    With the mean of such entries over a text nothing is left of them but a constant (Sun et al., 2024, section 3); with
+    0 they are gone.
+    """
+
+    features: tuple[int, ...]
+    layer: int
+    value: float
+    above: float
+    needs_trace = needs_calibration = False
+
+    @classmethod
+    def read(cls, term: Term) -> "Massive":
+        """`massive(FEATURE@layers.LAYER,value=VALUE,above=MAGNITUDE)`.
+
+        Raises:
+            UserError: an option is missing or not its own, the place is no layer, or a number is not finite.
+        """
+        options = ("value", "above")
+        term.check_options(options)
+        place = Place.read(term.places[0]) if len(term.places) == 1 else None
+        layer = place.layers[0] if place and place.layers else None
+        if layer is None or term.places[0] != f"layers.{layer}" or len(term.options) < len(options):
+            raise UserError(
+                f"'{term}' says no layer, value or magnitude; expected massive(FEATURE@layers.LAYER,value=0,above=100)"
+            )
+        value, above = (float(term.options[name]) for name in options)
+        if not (abs(value) < float("inf") and 0 <= above < float("inf")):
+            raise UserError(f"'{term}' has {value} and {above}; expected a finite value and a magnitude from 0 on")
+        return cls(term.features, layer, value, above)
+
+    @property
+    def name(self) -> str:
+        """What becomes of which entries, as `read` takes it."""
+        options = {"value": self.value, "above": self.above}
+        return str(Term("massive", self.features, (f"layers.{self.layer}",), options))
+
+    def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
+        """Which entries, and what becomes of them."""
+        massive = {"massive_features": list(self.features), "massive_layer": self.layer}
+        return massive | {"massive_value": self.value, "massive_above": self.above}
+
+    def first_layer(self, _model: "PreTrainedModel") -> int:
+        """The layer whose output it changes."""
+        return self.layer
+
+    def check(self, model: "PreTrainedModel") -> None:
+        """Raise UserError if a model, which may be on the meta device, lacks a feature or the layer."""
+        from outliers.models.anatomy import check_features
+
+        check_features(self.features, model.config.hidden_size)
+        Place.read(f"layers.{self.layer}").check(model.config.num_hidden_layers, model.config.num_attention_heads)
+
+    @contextmanager
+    def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
+        """The model itself, with a hook."""
+        from outliers.models.hooks import residual_hooks
+
+        columns = list(self.features)
+
+        def changed(_layer: int, x: "torch.Tensor") -> "torch.Tensor":
+            state, entries = x.clone(), x[:, columns]
+            state[:, columns] = entries.masked_fill(entries.abs() > self.above, self.value)
+            return state
+
+        self.check(model)
+        if layer not in (None, self.layer):
+            yield model
+            return
+        with residual_hooks(model, changed, self.layer):
+            yield model

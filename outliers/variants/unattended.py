@@ -1,0 +1,71 @@
+"""Positions to which no later one attends, as if they were not there for attention."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outliers.errors import UserError
+from outliers.variants.term import Term
+
+if TYPE_CHECKING:  # to read a variant takes no torch
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Unattended:
+    """Attention of all heads and layers without some positions, but for their own: without 0 there is no sink there."""
+
+    positions: tuple[int, ...]
+    needs_trace = needs_calibration = False
+
+    @classmethod
+    def read(cls, term: Term) -> "Unattended":
+        """`unattended(POSITION,POSITION)`; raise UserError if it has places or options."""
+        term.check_options(())
+        if term.places:
+            raise UserError(f"'{term}' has a place; expected positions of a sequence alone, as in unattended(0)")
+        return cls(term.features)
+
+    @property
+    def name(self) -> str:
+        """Which positions, as `read` takes it."""
+        return str(Term("unattended", self.positions, (), {}))
+
+    def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
+        """Which positions."""
+        return {"unattended": list(self.positions)}
+
+    def first_layer(self, _model: "PreTrainedModel") -> int:
+        """All layers attend."""
+        return 0
+
+    @contextmanager
+    def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
+        """The model itself, with hooks on the masks of its attention."""
+        from outliers.models.anatomy import anatomy_of, decoder_layers
+
+        with ExitStack() as stack:
+            for number, block in enumerate(decoder_layers(model)):
+                if layer in (None, number):
+                    attention = block.get_submodule(anatomy_of(model.config).attention)
+                    hook = partial(_masked, list(self.positions))
+                    stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            yield model
+
+
+def _masked(positions: list[int], _attention, inputs: tuple, named: dict) -> tuple[tuple, dict]:
+    """The inputs of an attention, with a mask under which later positions do not see some."""
+    import torch
+
+    states = named["hidden_states"] if "hidden_states" in named else inputs[0]
+    length, mask = states.shape[-2], named.get("attention_mask")
+    queries, keys = torch.arange(length)[:, None], torch.tensor([one for one in positions if one < length])
+    if mask is None:  # a fused kernel makes the causal mask by itself
+        mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=states.device).tril()
+    hidden = torch.zeros(length, length, dtype=torch.bool)
+    hidden[:, keys] = queries > keys
+    # The first position sees itself, so that its entry tells what is visible: in masks of MPT that is False.
+    unseen = not mask[0, ..., 0, 0].any() if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    return inputs, named | {"attention_mask": mask.masked_fill(hidden.to(mask.device), unseen)}

@@ -1,0 +1,351 @@
+"""What reads a feature: attention to the first position, features taken out at places, and what is said of them."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import outliers
+from outliers.errors import UserError
+from outliers.metrics import attention
+from outliers.metrics.origins.view import origins_section
+from outliers.metrics.sinks.measure import SINKS
+from outliers.metrics.top1.measure import TOP1, top1_softmax
+from outliers.models.load import load_model
+from outliers.models.stream import stream_model
+from outliers.presets import readers as preset
+from outliers.report.views.account import account_section
+from outliers.report.views.readers import readers_section
+from outliers.runs.run import run
+from outliers.specification import kinds
+from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.plant import plant
+from outliers.variants.written import variant
+from tests.conftest import C4, make_model, needs_shared, needs_smollm2
+from tests.test_commands import call, refused
+
+AS_IT_IS = Ablated(Intervention(()))
+
+
+# Attention to the first position
+
+
+def probabilities(model, ids, written: str = "fp32") -> list[torch.Tensor]:
+    """What transformers says that each layer attends to, float64 (heads, T, T)."""
+    model.config._attn_implementation = "eager"
+    with torch.no_grad(), variant(written).on(model) as changed:
+        return [one[0].double() for one in changed(ids[None], output_attentions=True).attentions]
+
+
+def by_definition(of_layer: torch.Tensor, window: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The share and the margin of the first position by head."""
+    shares, margins = [], []
+    for head in of_layer.clamp(min=torch.finfo(torch.float32).tiny):
+        of_queries = []
+        for query in range(1, len(head)):
+            keys = range(0 if window is None else max(0, query - window + 1), query + 1)
+            if 0 in keys:
+                logs = [head[query, key].log().item() for key in keys]
+                of_queries.append(logs[0] - np.mean(logs[1:]))
+        margins.append(np.mean(of_queries))
+    for head in of_layer:
+        shares.append(head[1:, 0].mean().item())
+    return np.array(shares), np.array(margins)
+
+
+def sinks(model, blocks, ablated=AS_IT_IS) -> tuple[dict, np.ndarray, np.ndarray]:
+    """What the metric says: over all heads, and shares and margins (layers, heads)."""
+    whole, *heads = SINKS.values(attention.attended(model, blocks, [(ablated, [SINKS])])[0])
+    by_head = pd.DataFrame(heads).pivot(index="layer", columns="head")
+    return whole, by_head["value"].to_numpy(), by_head["margin"].to_numpy()
+
+
+@pytest.mark.parametrize(
+    ("case", "windows"),
+    [
+        *[("gpt2", [None, None]), ("llama", [None, None]), ("falcon", [None, None])],
+        *[("gemma2", [8, None]), ("gpt-oss", [8, None]), ("gpt_neo", [None, 8])],
+    ],
+)
+def test_sinks_are_what_transformers_attends_to(case, windows, blocks):
+    model = make_model(case)
+    ids = blocks[0]
+    want = [by_definition(*pair) for pair in zip(probabilities(model, ids), windows, strict=True)]
+    whole, shares, margins = sinks(model, [ids])
+    assert shares == pytest.approx(np.stack([share for share, _ in want]), rel=1e-5)
+    assert margins == pytest.approx(np.stack([margin for _, margin in want]), rel=1e-4, abs=1e-5)
+    assert (whole["value"], whole["margin"]) == pytest.approx((shares.mean(), margins.mean()), rel=1e-5)
+    assert whole["heads"] == (shares > 0.3).mean()
+
+
+def test_an_ablation_changes_a_layer_at_a_time(blocks):
+    model = make_model("llama")
+    _, shares, margins = sinks(model, blocks[:1], Ablated(Intervention((3,)), ("k",)))
+    for layer in range(2):
+        share, margin = by_definition(probabilities(model, blocks[0], f"zero(3@layers.{layer}.k)")[layer], None)
+        assert (shares[layer], margins[layer]) == (pytest.approx(share, rel=1e-5), pytest.approx(margin, rel=1e-4))
+
+
+def test_a_number_added_to_all_logits_of_a_query_makes_no_margin(blocks):
+    """A key bias that is the same at all positions adds q·b to all logits; one at the first position alone counts."""
+    model = make_model("gpt2")
+    before = sinks(model, blocks)[2]
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.bias[32:64] += 3.0  # of all keys
+    assert sinks(model, blocks)[2][0] == pytest.approx(before[0], rel=1e-3, abs=1e-5)
+
+
+def test_probabilities_that_underflow_are_clamped():
+    logits = torch.zeros(1, 2, 3, 3)
+    logits[0, 0, 2, 0] = -200.0
+    logits += torch.full((3, 3), -torch.inf).triu(1)
+    found = SINKS.see(logits.softmax(-1))
+    least = np.log(torch.finfo(torch.float32).tiny)
+    assert found[0].tolist() == pytest.approx([0.5, 2, least - np.log(0.5), 2])
+    assert found[1].tolist() == pytest.approx([0.5 + 1 / 3, 2, 0, 2], abs=1e-6)
+
+
+def test_parts_of_a_text_add_up(blocks):
+    model, looks = make_model("gpt2"), [SINKS, TOP1]
+    parts = [attention.attended(model, part, [(AS_IT_IS, looks)])[0] for part in (blocks[:1], blocks[1:])]
+    (whole,) = attention.attended(model, blocks, [(AS_IT_IS, looks)])
+    for look, *answers, of_whole in zip(looks, *parts, whole, strict=True):
+        for one, other in zip(look.values(answers), look.values([of_whole]), strict=True):
+            numbers = ["value", *(["margin"] if "margin" in one else [])]
+            assert [one[name] for name in numbers] == pytest.approx([other[name] for name in numbers], rel=1e-6)
+
+
+def test_metrics_of_attention_share_a_pass_and_are_those_alone(tmp_path, monkeypatch, blocks):
+    passes = []
+    usual = attention.attended
+    monkeypatch.setattr(attention, "attended", lambda *given: passes.append(given) or usual(*given))
+    fields = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "zero(3@k)", "zero(3)"], "block": 32, "blocks": 2}
+    rows = run(outliers.Cells(metrics=["top1", "sinks"], **fields), tmp_path / "both")
+    assert len(passes) == 1
+    alone = [run(outliers.Cells(metrics=[one], **fields), tmp_path / one) for one in ("top1", "sinks")]
+
+    def values(rows) -> dict:
+        return {(row["variant"], row["metric"], row.get("layer"), row.get("head")): row["value"] for row in rows}
+
+    assert values(rows) == values(alone[0]) | values(alone[1])
+    fields |= {"metrics": ["sinks"], "variants": ["absmax+zero(3)"]}
+    resident, streamed = (
+        run(outliers.Cells(**fields, stream=stream), tmp_path / str(stream)) for stream in (False, True)
+    )
+    assert [row["value"] for row in resident] == [row["value"] for row in streamed]
+    assert resident[0]["value"] != values(rows)["zero(3)", "sinks", None, None]
+
+
+# Features at places
+
+
+@pytest.mark.parametrize(
+    ("case", "places"),
+    {
+        "gpt2": ["q", "k", "v", "attn_in", "ffn_in"],
+        "llama": ["q", "k", "v", "attn_in", "gate", "up", "ffn_in"],
+        "mixtral": ["q", "k", "v", "attn_in", "router", "experts", "ffn_in"],
+        "qwen3-moe-dense-first": ["q", "k", "v", "attn_in", "ffn_in"],
+    }.items(),
+)
+def test_by_default_all_that_read_the_stream_in_every_layer(case, places, blocks):
+    found = outliers.readers(make_model(case), blocks[:1, :8], [3], controls=2)
+    assert found.loc[found["subject"] == "feature", "place"].tolist() == places
+    of_attention = found[found["margin"].notna()]
+    assert set(of_attention["place"]) == {"", "q", "k", "v", "attn_in"}
+    assert {one.shape for one in of_attention["margins"]} == {(2, 4)}
+
+
+def test_rows_are_perplexities_and_attention_without_a_feature(blocks):
+    model = make_model("llama")
+    found = outliers.readers(model, blocks, [3, 17], ["k", "layers.1.up"], controls=2, seed=4)
+    names = ["fp32" if row.place == "" else f"zero({row.feature}@{row.place})" for row in found.itertuples(index=False)]
+    assert len(names) == 1 + 2 * (2 + 2)
+    want = outliers.perplexities(model, blocks, [variant(one) for one in names])
+    assert found["perplexity"].tolist() == want
+    assert found["cost"].tolist() == pytest.approx([one / want[0] - 1 for one in want])
+    row = found.set_index(["feature", "place"]).loc[(17, "k")]
+    ablated = variant("zero(17@k)")
+    assert row["top1_softmax"] == pytest.approx(top1_softmax(model, blocks, [ablated])[0], rel=1e-12)
+    assert row["margins"] == pytest.approx(sinks(model, blocks, ablated)[2])
+
+
+def test_controls_are_all_others_and_no_outliers(blocks):
+    model = plant(make_model("gpt2"), [5, 6], 64)
+    traced = set(outliers.trace(model, blocks).outlier_features()["feature"])
+    assert {5, 6} <= traced and len(traced) < 25
+    others = set(range(32)) - traced - {3}
+    some = [outliers.readers(model, blocks[:1, :8], [3], ["q"], 2, seed)["feature"].tolist() for seed in (0, 0, 1)]
+    assert some[0] == some[1] != some[2]
+    everyone = preset._drawn([3], 32, len(others), 0, traced)
+    assert sorted(everyone) == sorted(others)
+
+
+def test_a_streamed_model_has_the_same_readers(blocks, tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    some = [blocks[0], blocks[1, :9]]
+    one, other = (
+        outliers.readers(load(str(tmp_path)), some, [3], ["k", "up"], controls=2) for load in (load_model, stream_model)
+    )
+    arrays = ["shares", "margins"]
+    pd.testing.assert_frame_equal(one.drop(columns=arrays), other.drop(columns=arrays), rtol=1e-12)
+    for array in arrays:
+        assert np.stack(one[array].dropna()) == pytest.approx(np.stack(other[array].dropna()), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"places": ["gate"]}, "place 'gate': layer 0 has no such reader of the residual stream; expected some of q"),
+        ({"places": ["x"]}, "unknown place 'x'"),
+        ({"places": ["layers.2.q"]}, "place 'layers.2.q' in a model of 2 layers"),
+        ({"features": [32]}, "feature 32 is out of range"),
+        ({"features": []}, "the list of features is empty"),
+        ({"controls": 1}, "1 controls; expected at least 2 random features, 10000 at most"),
+        ({"controls": 40}, "1 of 32 features leave 31 others that are no outliers, too few to draw 40 random ones"),
+        ({"seed": -1}, "seed is -1; expected"),
+        ({"blocks": []}, "no blocks"),
+    ],
+)
+def test_refused(arguments, message, blocks):
+    with pytest.raises(UserError, match=re.escape(message)):
+        outliers.readers(make_model("gpt2"), **{"blocks": blocks, "features": [3], **arguments})
+
+
+# What is said
+
+
+def made_up(costs: dict[str, float], margins: dict[str, float], controls=(0.0, 0.01, 0.02)) -> list[dict]:
+    """Rows of feature 3 and of random features as nobody measured them, of a model with perplexity 20 and one head."""
+
+    def of_cell(cost, margin, **about) -> list[dict]:
+        heads = {"unit": "1", "margin": margin}
+        return [
+            {"metric": "perplexity", "value": 20 * (1 + cost), **about},
+            *(
+                []
+                if margin is None
+                else [
+                    {"metric": "top1_softmax", "value": 0.4, **about},
+                    {"metric": "sinks", "value": 0.5, "heads": 1.0, **heads, **about},
+                    {"metric": "sinks.head", "value": 0.5, "layer": 0, "head": 0, **heads, **about},
+                ]
+            ),
+        ]
+
+    rows = of_cell(0.0, 8.0)
+    for place, cost in costs.items():
+        margin, about = margins.get(place), {"where": [place]}
+        rows += of_cell(cost, margin, subject="feature", features=[3], **about)
+        for draw, control in enumerate(controls):
+            at = None if margin is None else 8.0 + control
+            rows += of_cell(control, at, subject="control", features=[9 + draw], draw=draw, **about)
+    return [{"model": "a", "variant": f"zero(@{row['where'][0]})" if "where" in row else "fp32", **row} for row in rows]
+
+
+def said(rows: list[dict]) -> list[str]:
+    return [finding.text for finding in readers_section(rows).findings]
+
+
+def test_what_reads_a_feature_is_said_beyond_two_deviations():
+    texts = said(made_up({"q": 0.0295, "k": 0.031, "up": 1.5, "gate": -0.5}, {"q": 8.0295, "k": 5.0}))
+    assert texts[0].startswith("Feature 3 is read by up (+150.0 %) and k (+3.1 %): so much the perplexity rises")
+    assert texts[0].endswith("by at most +1.0 % ± 1.0 on average.")
+    assert texts[1].startswith("Without feature 3 at k the margin of the first position is 5.00 nats on average")
+    assert len(texts) == 2
+
+
+def test_what_nothing_reads_is_said_so():
+    assert said(made_up({"q": 0.0295, "up": -0.009}, {"q": 8.0295})) == [
+        "Nothing reads feature 3 that costs more than random features do: without it at q the perplexity changes by "
+        "+3.0 %, without random ones by +1.0 % ± 1.0."
+    ]
+
+
+def test_tables_of_readers():
+    section = readers_section(made_up({"k": 0.5, "up": 0.0}, {"k": 5.0}))
+    readers, heads = section.tables
+    assert [row[:4] for row in readers.cells] == [
+        ["-", "as it is", "20.000", "-"],
+        ["3", "k", "30.000", "+50.00"],
+        ["3", "up", "20.000", "+0.00"],
+    ]
+    assert readers.cells[1][4:7] == ["+1.00±1.00", "49.0", "40.00"] and readers.cells[2][6] == "-"
+    assert heads.cells == [["3", "k", "0", "0", "8.00", "5.00", "-3.00", "+0.01±0.01", "50.0", "50.0"]]
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def pocket(tmp_path_factory) -> tuple:
+    folder = tmp_path_factory.mktemp("account")
+    fields = {"features": [3, 5], "places": "q,up", "controls": 2, "neurons": 1}
+    spec = kinds.Account(model="pocket/gpt2-0.1m", block=32, blocks=2, **fields)
+    return spec, folder, run(spec, folder)
+
+
+def test_an_account_is_what_python_returns(pocket):
+    _, _, rows = pocket
+    model, tokenizer = load_model("pocket/gpt2-0.1m"), outliers.load_tokenizer("pocket/gpt2-0.1m")
+    blocks = outliers.load_text("sample", tokenizer, block=32, blocks=2)
+    want = outliers.readers(model, blocks, [3, 5], ["q", "up"], controls=2)
+    arrays = ["shares", "margins"]
+    pd.testing.assert_frame_equal(preset.readings(rows).drop(columns=arrays), want.drop(columns=arrays), rtol=1e-12)
+
+
+def test_a_finished_account_is_not_measured_again(pocket, monkeypatch):
+    spec, folder, rows = pocket
+    monkeypatch.setattr(attention, "attended", lambda *_: pytest.fail("it was"))
+    monkeypatch.setattr("outliers.metrics.states._resident", lambda *_: pytest.fail("it was"))
+    assert run(spec, folder) == rows
+
+
+def test_the_sentences_on_a_feature_stand_together(pocket):
+    _, _, rows = pocket
+    section = account_section(rows)
+    assert [table.name for table in section.tables] == ["parts", "writers", "gates", "readers", "heads"]
+    numbers = [re.search(r"[Ff]eature (\d+)", finding.text)[1] for finding in section.findings]
+    assert Counter(numbers).keys() == {"3", "5"} and sorted(numbers) == numbers
+    of_writers = [row for row in rows if "where" not in row]
+    assert account_section(of_writers).printed == origins_section(rows).printed
+
+
+def test_writers_alone_of_given_features_need_no_trace(tmp_path):
+    spec = kinds.Account(model="pocket/gpt2-0.1m", features=[3], by="writers", block=32, blocks=1)
+    assert {row["metric"].partition(".")[0] for row in run(spec, tmp_path)} == {"origins"}
+    assert spec.blocks == 1 and kinds.Account(model="a").blocks == 8
+
+
+def test_the_command(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    small = ["pocket/gpt2-0.1m", "--block", "32", "--blocks", "1"]
+    asked = ["--by", "readers", "--features", "3", "--place", "k,layers.1.up", "--controls", "2"]
+    code, out, err = call(monkeypatch, capsys, *small, *asked, command="origins")
+    assert (code, err) == (0, "")
+    assert "layers.1.up" in out and "random features (%)" in out
+    assert (tmp_path / "results/origins/gpt2-0.1m/readers.csv").is_file()
+    for typed, message in [
+        (["--by", "reader"], "unknown part of the account 'reader'; did you mean readers"),
+        (["--feature", "3", "--place", "gate"], "place 'gate': layer 0 has no such reader"),
+        (["--place", "heads.9.k"], "place 'heads.9.k' in a model of"),
+        (["--controls", "1"], "field 'controls'"),
+    ]:
+        assert message in refused(monkeypatch, capsys, *small, *typed, command="origins")
+
+
+# A real model
+
+
+@needs_shared
+@needs_smollm2
+def test_readers_of_smollm2():
+    """The figures with which the question began."""
+    model, tokenizer = outliers.load_model("smollm2-135m"), outliers.load_tokenizer("smollm2-135m")
+    blocks = outliers.load_text(str(C4), tokenizer, block=512, blocks=2)
+    want = {"fp32": 51.8865, "zero(247@q)": 129.142, "zero(247@k)": 145.343, "zero(247)": 405.843}
+    want |= {"zero(247@up)": 136.526}
+    assert outliers.perplexities(model, blocks, list(map(variant, want))) == pytest.approx([*want.values()], rel=1e-4)

@@ -1,0 +1,208 @@
+"""Single weights that carry a model: planted ones are found, others are not claimed; their controls."""
+
+import re
+
+import pandas as pd
+import pytest
+import torch
+
+import outliers
+from outliers.errors import UserError
+from outliers.metrics.candidates import Candidates, treatments
+from outliers.metrics.candidates.measure import candidates
+from outliers.metrics.measurement import records_along
+from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.models.anatomy import decoder_layers, projections
+from outliers.models.load import load_model
+from outliers.models.stream import stream_model
+from outliers.presets.super_weights import CONTROLLED, compared, search_stages
+from outliers.quantization.linear import stored_weight
+from outliers.report.views.super_weights import super_weights_section
+from outliers.subjects.given import Given
+from outliers.variants.massive import Massive
+from outliers.variants.written import variant
+from tests.conftest import make_model
+
+LAYER, OUTPUT, INPUT = 1, 5, 7
+PLANTED = [("llama", 0), ("gpt2", 1)]
+PLANTED += [(case, seed) for case in ("llama", "gpt2", "opt", "falcon", "gemma") for seed in (0, 1)][2:]
+
+
+@torch.no_grad()
+def written_by(model, seed: int) -> torch.Tensor:
+    """Token blocks (3, 32) that a model writes itself, so that whatever changes it makes them less likely."""
+    generator, ids = torch.Generator().manual_seed(seed), torch.arange(3)[:, None]
+    for _ in range(31):
+        probabilities = model(ids).logits[:, -1].softmax(-1)
+        ids = torch.cat([ids, probabilities.multinomial(1, generator=generator)], 1)
+    return ids
+
+
+def weights_of(model) -> list[torch.Tensor]:
+    """The second feed-forward projections, (outputs, inputs), sharing memory."""
+    return [stored_weight(one.module) for one in projections(model) if one.role == "ffn_out"]
+
+
+def with_super_weight(case: str, seed: int):
+    model = make_model(case)
+    up = [one.module for one in projections(model) if one.role == "ffn_in" and one.layer == LAYER]
+    with torch.no_grad():
+        for module in up:
+            stored_weight(module)[INPUT] *= 12
+        weights_of(model)[LAYER][OUTPUT, INPUT] = 30.0 * (-1) ** seed
+    return model
+
+
+def section_of(model, blocks):
+    records = records_along(search_stages(Given(model, list(blocks)), 5, 0))
+    return super_weights_section([record | {"model": "a/model"} for record in records])
+
+
+@pytest.mark.parametrize(
+    ("case", "seed"), [*PLANTED[:2], *(pytest.param(*one, marks=pytest.mark.slow) for one in PLANTED[2:])]
+)
+def test_a_planted_weight_is_named_first(case, seed):
+    model = with_super_weight(case, seed)
+    section = section_of(model, written_by(model, seed))
+    first = section.tables[0].data.iloc[0]
+    assert (first["layer"], first["output"], first["input"]) == (LAYER, OUTPUT, INPUT)
+    assert section.findings[0].text.startswith(
+        f"One weight, [{OUTPUT}, {INPUT}] of the second feed-forward projection of layer {LAYER}, carries the model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "seed"), [*PLANTED[:2], *(pytest.param(*one, marks=pytest.mark.slow) for one in PLANTED[2:])]
+)
+def test_of_a_model_without_a_plant_nothing_is_claimed(case, seed):
+    model = make_model(case)
+    section = section_of(model, written_by(model, seed))
+    assert [finding.text.partition(" among")[0] for finding in section.findings] == ["No super weight was found"]
+
+
+def test_candidates_are_where_spikes_meet():
+    """Against hooks of torch alone."""
+    model = with_super_weight("gemma", 0)
+    blocks, seen = written_by(model, 0), []
+    (module,) = (one.module for one in projections(model) if one.role == "ffn_out" and one.layer == LAYER)
+    hook = module.register_forward_hook(lambda _module, inputs, output: seen.append((inputs[0], output)))
+    perplexity(model, blocks)
+    hook.remove()
+    inputs, outputs = (torch.cat([one[0] for one in side]) for side in zip(*seen, strict=True))
+    found = pd.DataFrame(candidates(model, blocks, Candidates()))
+    of_layer = found[(found["metric"] == "candidates.layer") & (found["layer"] == LAYER)].iloc[0]
+    assert abs(of_layer["spike"]) == inputs.abs().max()
+    assert abs(of_layer["value"]) == outputs.abs().max()
+    assert (of_layer["feature"], of_layer["neuron"]) == (OUTPUT, INPUT)
+    assert found.iloc[2]["found_by"] == "activations"
+
+
+def test_controls_are_weights_of_equal_magnitude():
+    model = with_super_weight("llama", 0)
+    blocks = written_by(model, 0)
+    found, again, other = (candidates(model, blocks, Candidates(controls=5, seed=seed))[-1] for seed in (0, 0, 1))
+    weight = weights_of(model)[found["layer"]]
+    place = found["output"], found["input"]
+    distances = (weight.abs() - weight[place].abs()).abs()
+    distances[place] = torch.inf
+    among = distances.flatten().sort().values[22]  # of four times as many, but for the largest and other candidates
+    assert found == again
+    assert found["equal"] != other["equal"]
+    drawn = {tuple(map(int, one.split(","))) for one in found["equal"]}
+    assert len(drawn - {place}) == 5
+    assert all(distances[one] <= among for one in drawn)
+
+
+def test_what_is_returned_is_what_perplexity_says():
+    model = with_super_weight("gpt2", 0)
+    blocks = written_by(model, 0)
+    before = [parameter.clone() for parameter in model.parameters()]
+    found = outliers.super_weights(model, blocks, controls=2)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert set(found["treatment"]) == {"weight", "random", "largest", "neuron", "row", "massive", "scaled"}
+    variants = found.drop_duplicates("variant")
+    measured = perplexities(model, blocks, [variant(one) for one in variants["variant"]])
+    assert measured == variants["perplexity"].tolist()
+    assert found["cost"].tolist() == (found["perplexity"] / perplexity(model, blocks) - 1).tolist()
+    assert found["kl"].is_monotonic_decreasing
+    assert found.loc[found["treatment"] == "neuron", "candidate"].nunique() <= CONTROLLED
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_a_streamed_model_has_the_same_super_weights(case, tmp_path):
+    model = with_super_weight(case, 0)
+    blocks = written_by(model, 0)
+    model.save_pretrained(tmp_path)
+    resident, streamed = (
+        outliers.super_weights(load(str(tmp_path)), blocks, controls=2) for load in (load_model, stream_model)
+    )
+    pd.testing.assert_frame_equal(resident, streamed)
+
+
+def test_experts_have_no_second_projection(blocks):
+    with pytest.raises(UserError, match=r"the layers of this model \(mixtral\) have experts"):
+        outliers.super_weights(make_model("mixtral"), blocks)
+
+
+def test_a_candidate_without_a_massive_activation_has_no_such_control():
+    candidate = {"path": "a", "output": 1, "input": 2, "equal": ["3,4"], "largest": [1, 2], "layer": 0, "state": 9.0}
+    kinds = [[kind for kind, _ in treatments(candidate | {"least": least})] for least in (99.0, 101.0)]
+    assert kinds == [["weight", "random", "neuron", "row"], ["weight", "random", "neuron", "row", "massive"]]
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_massive_activations_at_a_value(case, blocks, tmp_path):
+    """Against a hook of torch alone; a streamed model has the same."""
+    model = make_model(case)
+
+    def hook(_module, _inputs, output):
+        state = output[0] if isinstance(output, tuple) else output
+        entries = state[..., 3]
+        entries[entries.abs() > 0.5] = 7.0
+
+    handle = decoder_layers(model)[0].register_forward_hook(hook)
+    want = perplexity(model, blocks)
+    handle.remove()
+    changed = Massive((3,), 0, 7.0, 0.5)
+    assert perplexities(model, blocks, [changed])[0] == want != perplexity(model, blocks)
+    model.save_pretrained(tmp_path)
+    assert perplexities(stream_model(str(tmp_path)), blocks, [changed])[0] == want
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (Massive((3,), 2, 0.0, 1.0), "place 'layers.2' in a model of 2 layers"),
+        (Massive((99,), 0, 0.0, 1.0), "feature 99"),
+    ],
+)
+def test_a_place_that_a_model_has_not(one, message, blocks):
+    with pytest.raises(UserError, match=re.escape(message)):
+        perplexities(make_model("gpt2"), blocks, [one])
+
+
+def test_a_section_says_what_was_compared():
+    """Of made-up costs: a weight that carries, by its controls, and one that does not."""
+    base = {"variant": "fp32", "metric": "perplexity", "value": 10.0, "model": "a/model"}
+    records = [base]
+    for number, (cost, neuron) in enumerate([(5.0, 0.02), (0.06, 0.06)]):
+        candidate = {"metric": "candidates.weight", "variant": "fp32", "found_by": "weights", "value": 2.0, "layer": 1}
+        candidate |= {"path": "h.1.down", "output": 5, "input": number, "largest": [5, number], "least": 0, "state": 0}
+        candidate["equal"] = [f"8,{3 * number + one}" for one in range(3)]
+        costs = {"weight": cost, "neuron": neuron, "row": 1.0}
+        randoms = iter([(-0.01, 0.0, 0.01), (-0.05, 0.0, 0.05)][number])
+        records.append(candidate)
+        for kind, treated in treatments(candidate):
+            value = 10 * (1 + (next(randoms) if kind == "random" else costs[kind]))
+            records.append(base | {"variant": treated.name, "value": value})
+            if kind == "weight":
+                records.append(base | {"variant": treated.name, "metric": "damage.kl", "value": cost})
+    section = super_weights_section(records)
+    assert [finding.text for finding in section.findings] == [
+        "One weight, [5, 0] of the second feed-forward projection of layer 1, carries the model: set to zero it "
+        "multiplies the perplexity by 6.0; random weights of equal magnitude there change it by 0.00 % ± 1.00.",
+        "Beside +500.0 % for that weight, its whole neuron 0 +2.0 % and its whole row +100.0 %: it is not what the "
+        "neuron says that is lost without the weight.",
+    ]
+    assert section.tables[0].data["cost"].tolist() == pytest.approx([5.0, 0.06])
+    assert len(compared(records)) == 2 * 6
