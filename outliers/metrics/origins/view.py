@@ -44,8 +44,8 @@ GATES_CAPTION = (
     "rank among all, and the feature's mean before and behind the norm."
 )
 LIFE_LINE_CAPTION = (
-    "The life of each feature: what attention and feed-forward part of each layer write (bars), the state before each "
-    "layer (line), and the gain of the norms at the feature beside their median (band)."
+    "The life of each feature: what attention and feed-forward part of each layer write (bars; a large one is named by "
+    "a single writer that makes half of it), the state before each layer (line), and the gain of the norms at the feature beside their median (band)."
 )
 
 
