@@ -193,7 +193,8 @@ def path(traced, tmp_path_factory) -> Path:
     """A page with all explorers, whose model has a name and whose text a token that HTML must not take as its own."""
     spec, folder, rows = traced
     damage = Damage(**SMALL, by=["error"], schemes=["absmax", "llm.int8"])
-    of_damage, of_origins = (run(one, tmp_path_factory.mktemp(one.name)) for one in (damage, Account(**SMALL, by=["writers"])))
+    others = (damage, Account(**SMALL, by=["writers"]))
+    of_damage, of_origins = (run(one, tmp_path_factory.mktemp(one.name)) for one in others)
     first = kept_trace_section(spec, folder, rows)
     content = first.explorers[0].content
     tokens = ["<script>alert(1)</script>", *content["tokens"][1:]]

@@ -45,7 +45,8 @@ GATES_CAPTION = (
 )
 LIFE_LINE_CAPTION = (
     "The life of each feature: what attention and feed-forward part of each layer write (bars; a large one is named by "
-    "a single writer that makes half of it), the state before each layer (line), and the gain of the norms at the feature beside their median (band)."
+    "a single writer that makes half of it), the state before each layer (line), and the gain of the norms at the "
+    "feature beside their median (band)."
 )
 
 
