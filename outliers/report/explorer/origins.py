@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from outliers.metrics.origins import PARTS
+from outliers.metrics.origins import PARTS, SINGLE
 from outliers.plot.origins import AT, BARS, BEFORE, GATES, name_of, parts_of
 from outliers.report.section import Explorer
 
@@ -59,12 +59,7 @@ def _writers(rows: pd.DataFrame, part: str) -> list[dict]:
             "name": name_of(writer),
             "values": _at_places(writer),
             "magnitude": _short(writer["magnitude"]),
-            "most": [
-                [token, position, _short(term)]
-                for token, position, term in zip(
-                    writer["largest_tokens"], writer["largest_positions"], writer["largest"], strict=True
-                )
-            ],
+            "most": _most(writer) if writer["writer"] in SINGLE else [],
         }
         for writer in rows.loc[sorted(shown)].to_dict("records")
     ]
@@ -73,6 +68,12 @@ def _writers(rows: pd.DataFrame, part: str) -> list[dict]:
         count = int(others["count"].fillna(1).sum())
         found.append({"name": f"{count:,} others", "values": _at_places(others[["value", "first"]].sum()), "most": []})
     return found
+
+
+def _most(writer: Mapping) -> list[list]:
+    """The tokens on which a writer writes most, with their positions and its terms."""
+    found = zip(writer["largest_tokens"], writer["largest_positions"], writer["largest"], strict=True)
+    return [[token, position, _short(term)] for token, position, term in found]
 
 
 def _read_by(gate: Mapping) -> list[str]:
