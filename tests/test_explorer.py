@@ -165,7 +165,7 @@ def test_the_maps_are_those_of_the_trace(traced):
 def of_smollm2() -> dict:
     """The explorer of the kept origins."""
     rows = pd.DataFrame(kept("mechanism/smollm2-135m"))
-    return origins_explorer(rows, "smollm2-135m").content
+    return origins_explorer(rows, "smollm2-135m", {}).content
 
 
 def test_writers_of_a_part_add_up_to_it(of_smollm2):

@@ -18,7 +18,7 @@ from outliers.metrics.origins.view import account_of, origins_section
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
-from outliers.plot.origins import AT, parts_of
+from outliers.plot.origins import AT, parts_of, readers_of
 from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
 from outliers.specification import kinds
@@ -26,6 +26,7 @@ from outliers.variants.written import variant
 from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but_five
 from tests.kept import kept
 from tests.test_commands import refused
+from tests.test_readers import made_up
 
 FEATURES = [3, 17, 0]
 SUMS = [case for case in (*CONFIGS, *VARIANTS) if case != "opt-350m"]  # whose norms rescale the stream
@@ -350,6 +351,21 @@ def test_names_of_writers_hide_nothing(size, pocket):
             assert overlaps(axes) == []
             named += len(axes.texts)
     assert named >= 3 or size == (1.2, 0.8), "where there is room for them"
+
+
+def test_what_reads_more_than_chance_is_named_behind_the_gates(pocket):
+    """As tests of readers make up their rows; queries, keys and values are named in the place of what they are of."""
+    costs = {"q": 0.5, "k": 0.011, "attn_in": 0.6, "ffn_in": 0.0}
+    rows = made_up(costs, {})
+    (read,) = {feature: [place.written for place in places] for feature, places in readers_of(rows).items()}.values()
+    assert read == ["q", "attn_in"]
+    (feature,) = {str(row["features"][0]) for row in rows if row.get("subject") == "feature"}
+    of_writers = [row | ({"feature": int(feature)} if "feature" in row else {}) for row in pocket[-1]]
+    of_writers = [row for row in of_writers if row["metric"].startswith("origins.")]
+    section = origins_section([*of_writers, *({**row, "model": of_writers[0]["model"]} for row in rows)])
+    bands = [band for axes in section.drawings[0].figure.axes for band in axes.child_axes]
+    assert [text.get_text() for band in bands for text in band.texts] == ["read by q"]
+    assert section.explorers[0].content["features"][0]["readers"] == read
 
 
 # A real model

@@ -17,6 +17,9 @@ from outliers.metrics.origins import PART_OF, SINGLE
 from outliers.plot.axes import log_axis
 from outliers.plot.legends import legend
 from outliers.plot.style import BLACK, BLUE, GREY, ORANGE, SEQUENTIAL, chosen, color_of, figure_function, panels_of
+from outliers.presets.readers import readings
+from outliers.report.analysis import Value, exact, records
+from outliers.variants.edges import ROLES, Place
 
 if TYPE_CHECKING:
     from outliers.metrics.origins.account import Account
@@ -45,9 +48,11 @@ def life_line(
 
     The line has the state before each layer, and at its end that after all. The band below has the gain of each norm at
     the feature, beside the median gain of that norm: what is dark is hidden from the projections that read the norm.
+    Where rows say what a model loses without the feature at single places, those are named behind the band at which
+    that is more than without random features.
 
     Args:
-        account: as `outliers.origins` returns it, or rows of the metric `origins`.
+        account: as `outliers.origins` returns it, or rows of the command.
         feature: the one to draw; by default a row of panels for each.
         at: "mean", over positions after the first, or "first", the first position; by default both, side by side.
         ax: where to draw the panel of one feature and place, in the caller's style; by default a new figure.
@@ -58,7 +63,8 @@ def life_line(
     Raises:
         UserError: there is no such feature or place, or there are several panels for `ax`.
     """
-    rows = pd.DataFrame(account if isinstance(account, list | pd.DataFrame) else account.records())
+    every = records(account) if isinstance(account, list | pd.DataFrame) else account.records()
+    rows, readers = pd.DataFrame(every), readers_of(every)
     rows = rows[rows["metric"].str.startswith("origins.")]  # without those of the trace that has found the features
     of_each = {f"{name:.0f}": of_one for name, of_one in rows.groupby("feature", sort=False)}
     features = chosen("feature", None if feature is None else str(feature), of_each, ax)
@@ -71,7 +77,7 @@ def life_line(
             column, said = AT[place]
             _bars_and_line(axes, of_each[name], column)
             axes.set_title(f"feature {name}, {said}", loc="left")
-            bands += _band(axes, of_each[name], norm)
+            bands += _band(axes, of_each[name], norm, readers.get(name, []) if place == places[-1] else [])
         line[0].set_ylabel("what is written; state")
     _explain(ax, panels, bands, norm)
     panels[0, 0].figure.draw_without_rendering()  # from here on the layout is known
@@ -150,6 +156,20 @@ def _free_place(axes: Axes, label: Annotation, taken: np.ndarray) -> np.ndarray 
     return offsets[np.where(free, gaps, np.inf).argmin()]
 
 
+def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
+    """By feature the places without it at which alone the perplexity rises more than without random features."""
+    if not any(row.get("subject") == "control" for row in rows):
+        return {}
+    found = readings(rows)
+    controls = found[found["subject"] == "control"].groupby("place")["cost"]
+    usual = {place: Value(costs.mean(), costs.std()) for place, costs in controls}
+    reading: dict[str, list[Place]] = {}
+    for row in found[found["subject"] == "feature"].to_dict("records"):
+        if exact(row["cost"]).is_above(usual[row["place"]]):
+            reading.setdefault(str(row["feature"]), []).append(Place.read(row["place"]))
+    return reading
+
+
 def largest_of(rows: pd.DataFrame, part: Mapping, column: str) -> pd.Series | None:
     """The single writer that writes most of a part, as `parts_of` has it; None where none is known."""
     of_layer = rows["layer"].isna() if part["layer"] == BEFORE else rows["layer"] == part["layer"]
@@ -165,8 +185,9 @@ def name_of(writer: Mapping | None) -> str | None:
     return writer["writer"] + ("" if pd.isna(writer.get("index")) else f" {writer['index']:.0f}")
 
 
-def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm) -> list[Axes]:
-    """The gains of the norms below the axes, a row for what reads each; nothing where no norm is read."""
+def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -> list[Axes]:
+    """The gains of the norms below the axes, a row for what reads each, with its readers; nothing where no norm is
+    read."""
     gates = rows[rows["metric"] == "origins.gate"]
     reads = [role for role in GATES if gates["role"].str.contains(role).any()] if len(gates) else []
     if not reads:
@@ -182,6 +203,12 @@ def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm) -> list[Axes]:
     limits = axes.get_xlim()
     band.imshow(gains.clip(FAINTEST), extent=(-0.5, gains.shape[1] - 0.5, len(reads) - 0.5, -0.5), **style)
     band.set_xlim(limits)
+    for row, role in enumerate(reads):
+        there = [place.written for place in readers if set(place.parts) <= set(ROLES[role])]
+        single = [name for name in there if name != role] or there  # of what reads it together only where that is all
+        place = {"xycoords": ("axes fraction", "data"), "fontsize": "x-small", "va": "center"}
+        if single:
+            band.annotate(f"read by {', '.join(single)}", (1.01, row), **place)
     band.set_yticks(range(len(reads)), [GATES[role] for role in reads], fontsize="x-small")
     band.tick_params(axis="y", length=0)
     band.spines[:].set_visible(False)

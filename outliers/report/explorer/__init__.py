@@ -18,7 +18,7 @@ That of origins has features in the place of maps; `at_places` are values after 
 
     places: what these are called. bars: of each part its color, its pattern and how far it stands beside its layer.
     features, a list; left: how many more there are:
-        feature: its number. states: before each layer and after the last one, at_places.
+        feature: its number. readers: the places that read it. states: before each layer and after all, at_places.
         parts: layer, -1 before all, and part; values: what it writes, at_places; writers: of each its name, values and
             magnitude, and as `most` the tokens on which it writes most, [token, position, term].
         gates: layer, part, norm, gain, median, rank; before and behind it the feature, at_places.

@@ -360,8 +360,11 @@
         yaxis2: {domain: [0, BAND], autorange: "reversed", fixedrange: true, showgrid: false, ticks: "", visible: rows.length > 0},
         shapes: shapes(),
       };
-      part("legend").textContent = rows.length
-        ? "Band: |gain| of the norm in front of each part at the feature, beside the median of all features." : "";
+      const {readers} = own();
+      part("legend").textContent = [
+        ...(rows.length ? ["Band: |gain| of the norm in front of each part at the feature, beside the median of all features."] : []),
+        ...(readers.length ? [`Without it at one place alone the perplexity rises more than without random features: ${readers.join(", ")}.`] : []),
+      ].join(" ");
       return Plotly.react(part("map"), [...bars, line, fields, ...(rows.length ? [band] : [])], layout, CONFIG);
     }
 

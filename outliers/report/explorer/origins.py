@@ -1,40 +1,44 @@
 """The explorer of origins."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from outliers.metrics.origins import PARTS, SINGLE
 from outliers.plot.origins import AT, BARS, BEFORE, GATES, name_of, parts_of
 from outliers.report.section import Explorer
+from outliers.variants.edges import Place
 
 FEATURES = 8  # at most
 WRITERS = 6  # of a part, those with the largest means, and as many with the largest terms at the first position
 DIGITS = ".5g"  # of a number
 
 
-def origins_explorer(rows: pd.DataFrame, of: str) -> Explorer:
+def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence[Place]]) -> Explorer:
     """What each part of a layer writes into a feature, its writers one by one, states and gates.
 
-    rows: of the metric `origins`, of one model under one variant; of: what it is called.
+    rows: of the metric `origins`, of one model under one variant; of: what it is called. readers: of a feature the
+    places that read it, where that was measured.
     """
     rows = rows.reindex(columns=rows.columns.union(["count"], sort=False))  # which none has where all are named
     of_each = [of_one for _, of_one in rows[rows["feature"].notna()].groupby("feature", sort=False)]
     content = {
         "places": [said for _, said in AT.values()],
         "bars": {part: dict(zip(("color", "pattern", "beside"), bar, strict=True)) for part, bar in BARS.items()},
-        "features": [_feature(of_one) for of_one in of_each[:FEATURES]],
+        "features": [_feature(of_one, readers) for of_one in of_each[:FEATURES]],
         "left": len(of_each[FEATURES:]),
     }
     return Explorer(f"Explore who writes features of {of}", content)
 
 
-def _feature(rows: pd.DataFrame) -> dict:
+def _feature(rows: pd.DataFrame, readers: Mapping[str, Sequence[Place]]) -> dict:
     states, writers, gates = (rows[rows["metric"] == f"origins.{kind}"] for kind in ("state", "writer", "gate"))
     parts = parts_of(rows).to_dict("records")
     of_layer = dict(iter(writers.groupby(writers["layer"].fillna(BEFORE))))
+    feature = int(rows["feature"].iloc[0])
     return {
-        "feature": int(rows["feature"].iloc[0]),
+        "feature": feature,
+        "readers": [place.written for place in readers.get(str(feature), [])],
         "states": [_at_places(state) for state in states.to_dict("records")],
         "parts": [
             {
