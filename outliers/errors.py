@@ -29,9 +29,14 @@ class BrokenModel(UserError):
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
     """Build the error for a name that is in no table, with the nearest names that are."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    expected = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    expected = meant(name, known) or f"known: {', '.join(known)}"
     return UserError(f"unknown {kind} '{name}'; {expected}{' ' + hint if hint else ''}")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The question whether the nearest names that are known were meant; empty where none is near."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def reason_of(error: BaseException, most: int) -> str:

@@ -105,3 +105,9 @@ def test_a_point_has_its_numbers_in_columns_of_their_own():
         "deviation": 1.0,
         "ratio": 1.5,
     }
+
+
+@pytest.mark.parametrize(("names", "first"), [(1, "a      |       1"), (["value"], "a | 1"), ([], "a |       1")])
+def test_columns_of_text_are_to_the_left(names, first):
+    table = Table("of", "", ["name", "value"], [["a", "1"], ["bcdefg", "longest"]], pd.DataFrame(), names)
+    assert table.form("github").splitlines()[2].strip("| ") == first

@@ -8,26 +8,30 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from outliers.errors import UserError
+from outliers.metrics.origins.view import origins_section
 from outliers.metrics.trace.kept import EXCERPT
 from outliers.metrics.trace.view import kept_trace_section
 from outliers.models.load import load_model
 from outliers.report.explorer.embedding import packed, plotly
+from outliers.report.explorer.origins import WRITERS, origins_explorer
 from outliers.report.explorer.trace import CELLS, _map
 from outliers.report.page import page
 from outliers.report.report import experiments, report
 from outliers.report.section import Finding, Section
 from outliers.report.views.damage import kept_damage_section
 from outliers.runs.run import run
-from outliers.specification.kinds import Damage, OneModel
+from outliers.specification.kinds import Account, Damage, OneModel
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace
 from outliers.tracing.trace import trace
 from tests import test_page
 from tests.conftest import make_model, needs_chromium
+from tests.kept import kept
 
 MODEL = "pocket/gpt2-0.5m"
 SMALL = {"model": MODEL, "block": 64, "blocks": 2}
@@ -157,21 +161,46 @@ def test_the_maps_are_those_of_the_trace(traced):
     assert len(found["tokens"]) == SMALL["block"]
 
 
+@pytest.fixture(scope="module")
+def of_smollm2() -> dict:
+    """The explorer of the kept origins."""
+    rows = pd.DataFrame(kept("mechanism/smollm2-135m"))
+    return origins_explorer(rows, "smollm2-135m", {}).content
+
+
+def test_writers_of_a_part_add_up_to_it(of_smollm2):
+    for part in (part for one in of_smollm2["features"] for part in one["parts"]):
+        assert np.sum([one["values"] for one in part["writers"]], 0) == pytest.approx(part["values"], rel=1e-2, abs=0.1)
+        assert len(part["writers"]) <= 2 * WRITERS + 1
+
+
+def test_the_explorer_of_origins_says_what_rows_say(of_smollm2):
+    one = of_smollm2["features"][1]
+    part = next(part for part in one["parts"] if (part["layer"], part["part"]) == (11, "feed-forward"))
+    neuron = max(part["writers"], key=lambda writer: writer["values"][1])
+    gates = [gate for gate in one["gates"] if gate["layer"] == 11]
+    assert (one["feature"], part["values"][1], len(one["states"])) == (507, 21024, 31)
+    assert (neuron["name"], neuron["values"][1], len(neuron["most"])) == ("neuron 1229", 15735, 3)
+    assert [gate["part"] for gate in gates] == ["attention", "feed-forward"]
+    assert len(packed(of_smollm2)) < 100_000
+
+
 # The page
 
 
 @pytest.fixture(scope="module")
 def path(traced, tmp_path_factory) -> Path:
-    """A page with both explorers, whose model has a name and whose text a token that HTML must not take as its own."""
+    """A page with all explorers, whose model has a name and whose text a token that HTML must not take as its own."""
     spec, folder, rows = traced
     damage = Damage(**SMALL, by=["error"], schemes=["absmax", "llm.int8"])
-    of_damage = run(damage, tmp_path_factory.mktemp("damage"))
+    others = (damage, Account(**SMALL, by=["writers"]))
+    of_damage, of_origins = (run(one, tmp_path_factory.mktemp(one.name)) for one in others)
     first = kept_trace_section(spec, folder, rows)
     content = first.explorers[0].content
     tokens = ["<script>alert(1)</script>", *content["tokens"][1:]]
     first = first._replace(explorers=[first.explorers[0]._replace(content=content | {"tokens": tokens})])
     found = tmp_path_factory.mktemp("page") / "report.html"
-    sections = [first, kept_damage_section(damage, folder, of_damage)]
+    sections = [first, kept_damage_section(damage, folder, of_damage), origins_section(of_origins)]
     found.write_text(page("A look", sections, "python -m outliers.report look"), encoding="utf-8")
     return found
 
@@ -326,6 +355,34 @@ def test_clicking_a_cell_chooses_it(opened):
 
 
 @needs_chromium
+def test_who_writes_is_shown(opened, path):
+    """By the largest part, by a click, by the arrow keys and by what is chosen in a list."""
+    section = opened.locator("#explorer-3")
+    heading, writers = section.locator("[data-part=heading]"), section.locator("tbody tr")
+    said = output(opened, 3)
+    assert " writes " in said and "; the state goes from " in said
+    of_part = heading.inner_text()
+    assert writers.count() > 0
+    assert "position" in writers.first.inner_text()
+    section.locator(".map").focus()
+    opened.keyboard.press("ArrowRight")
+    assert heading.inner_text() != of_part
+    opened.keyboard.press("ArrowLeft")
+    assert heading.inner_text() == of_part
+    section.locator("[name=place]").select_option("first position")
+    assert "first position: " in output(opened, 3)
+    section.locator("[name=part]").select_option("attention of layer 1")
+    assert heading.inner_text().endswith(": attention of layer 1")
+    assert "ln_1" in section.locator("[data-part=gates]").inner_text()
+    section.locator(".map").scroll_into_view_if_needed()
+    box = section.locator(".map .nsewdrag").first.bounding_box()
+    low, high = opened.evaluate("document.querySelector('#explorer-3 .map').layout.xaxis.range")
+    opened.mouse.click(box["x"] + box["width"] * (2.2 - low) / (high - low), box["y"] + 5)
+    opened.wait_for_function("!document.querySelector('#explorer-3 [data-part=heading]').innerText.endsWith('layer 1')")
+    assert heading.inner_text().endswith("the feed-forward part of layer 2")
+
+
+@needs_chromium
 @pytest.mark.parametrize("width", [400, 800, 1400])
 def test_nothing_overflows(browser, path, width):
     with test_page.opened(browser, path, width) as window:
@@ -368,7 +425,7 @@ def test_findings_are_not_broken_before_a_per_cent_sign():
 
 def test_the_set_look():
     specs = experiments("look")
-    assert [spec.shows for spec in specs] == ["trace", "ablation", "damage", "sweep"]
+    assert [spec.shows for spec in specs] == ["trace", "origins", "ablation", "damage", "sweep"]
     specs = experiments("look", models=["pocket/gpt2-0.1m"])
     assert {getattr(spec, "model", None) or spec.models[0] for spec in specs} == {"pocket/gpt2-0.1m"}
     with pytest.raises(UserError, match="takes one model, got 2"):

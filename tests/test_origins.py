@@ -1,11 +1,13 @@
 """Who writes a feature of the residual stream: terms that add up, planted writers, gates, and what is said of them."""
 
+import itertools
 import pickle
 from functools import reduce
 
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 import outliers
@@ -16,13 +18,15 @@ from outliers.metrics.origins.view import account_of, origins_section
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
-from outliers.plot.origins import parts_of
+from outliers.plot.origins import AT, parts_of, readers_of
 from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
 from outliers.specification import kinds
 from outliers.variants.written import variant
 from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but_five
+from tests.kept import kept
 from tests.test_commands import refused
+from tests.test_readers import made_up
 
 FEATURES = [3, 17, 0]
 SUMS = [case for case in (*CONFIGS, *VARIANTS) if case != "opt-350m"]  # whose norms rescale the stream
@@ -320,6 +324,48 @@ def test_life_line_shows_terms_and_states(blocks):
         outliers.plot.life_line(found, at="mean", ax=axes)
     with pytest.raises(UserError, match="unknown feature '7'"):
         outliers.plot.life_line(found, feature=7)
+
+
+def overlaps(axes) -> list[str]:
+    """The names of writers that hide something, or are not wholly within the axes."""
+    axes.figure.draw_without_rendering()
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    line = axes.transData.transform_path(axes.lines[0].get_path())
+    bars = [bar.get_window_extent() for bar in axes.patches]
+    return [
+        name
+        for name, box in boxes.items()
+        if line.intersects_bbox(box, filled=False)
+        or any(box.overlaps(other) for other in [*bars, *(one for to, one in boxes.items() if to != name)])
+        or not (axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max))
+    ]
+
+
+@pytest.mark.parametrize("size", [(5, 4), (3, 2), (1.2, 0.8)], ids=str)
+def test_names_of_writers_hide_nothing(size, pocket):
+    named = 0
+    for rows in (pocket[-1], kept("mechanism/smollm2-135m")):
+        features = {row["feature"] for row in rows if row["metric"] == "origins.rest"}
+        for feature, place in itertools.product(features, AT):
+            axes = outliers.plot.life_line(rows, feature=feature, at=place, ax=Figure(figsize=size).subplots())
+            assert overlaps(axes) == []
+            named += len(axes.texts)
+    assert named >= 3 or size == (1.2, 0.8), "where there is room for them"
+
+
+def test_what_reads_more_than_chance_is_named_behind_the_gates(pocket):
+    """As tests of readers make up their rows; queries, keys and values are named in the place of what they are of."""
+    costs = {"q": 0.5, "k": 0.011, "attn_in": 0.6, "ffn_in": 0.0}
+    rows = made_up(costs, {})
+    (read,) = {feature: [place.written for place in places] for feature, places in readers_of(rows).items()}.values()
+    assert read == ["q", "attn_in"]
+    (feature,) = {str(row["features"][0]) for row in rows if row.get("subject") == "feature"}
+    of_writers = [row | ({"feature": int(feature)} if "feature" in row else {}) for row in pocket[-1]]
+    of_writers = [row for row in of_writers if row["metric"].startswith("origins.")]
+    section = origins_section([*of_writers, *({**row, "model": of_writers[0]["model"]} for row in rows)])
+    bands = [band for axes in section.drawings[0].figure.axes for band in axes.child_axes]
+    assert [text.get_text() for band in bands for text in band.texts] == ["read by q"]
+    assert section.explorers[0].content["features"][0]["readers"] == read
 
 
 # A real model

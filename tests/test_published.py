@@ -250,11 +250,15 @@ def test_all_that_is_published_without_a_model(tmp_path, monkeypatch, capsys):
     assert "Nothing was measured." in (tmp_path / "results" / "published" / "report.html").read_text()
 
 
-def test_a_model_of_which_nothing_is_published(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("model", "expected"), [("qwen", "did you mean qwen2.5-7b or"), ("UNKNOWN", "python -m outliers.report")]
+)
+def test_a_model_of_which_nothing_is_published(tmp_path, monkeypatch, capsys, model, expected):
     monkeypatch.chdir(tmp_path)
-    code, said, _ = call(monkeypatch, capsys, "pocket/gpt2-5.9m")
-    assert code == 0
-    assert "No fact about 'gpt2-5.9m' is in the files; they are about mistral-7b-v0.1," in said
+    code, said, error = call(monkeypatch, capsys, "gpt2", model)
+    assert (code, said, error.count("\n"), list(tmp_path.iterdir())) == (2, "", 1, [])
+    assert f"no fact about '{model.lower()}' is in the files; {expected}" in error
+    assert "python -m outliers.report published --redraw lists all 49 models" in error
 
 
 def test_redraw_runs_nothing(planted, tmp_path, monkeypatch, capsys):

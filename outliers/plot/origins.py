@@ -11,11 +11,15 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Annotation
 
 from outliers.metrics.origins import PART_OF, SINGLE
 from outliers.plot.axes import log_axis
 from outliers.plot.legends import legend
 from outliers.plot.style import BLACK, BLUE, GREY, ORANGE, SEQUENTIAL, chosen, color_of, figure_function, panels_of
+from outliers.presets.readers import readings
+from outliers.report.analysis import Value, exact, records
+from outliers.variants.edges import ROLES, Place
 
 if TYPE_CHECKING:
     from outliers.metrics.origins.account import Account
@@ -23,12 +27,15 @@ if TYPE_CHECKING:
 
 AT = {"mean": ("value", "mean after the first position"), "first": ("first", "first position")}
 # Part: colour, hatch (which tells them apart in grey), place beside its layer.
-BARS = {"embedding": (GREY, "", 0.5), "attention": (ORANGE, "//", -0.2), "feed-forward": (BLUE, "", 0.2)}
+BARS = {"embedding": (GREY, "", 0.3), "attention": (ORANGE, "//", -0.2), "feed-forward": (BLUE, "", 0.2)}
 BEFORE = -1  # where a layer would be, what is before all of them
 GATES = {"attn_in": "attention", "ffn_in": "feed-forward"}  # roles of the inputs that a norm makes: rows of the band
 FAINTEST, BRIGHTEST = 1 / 16, 4  # of gains beside the median: the ends of the band's scale
 NAMED, SHARE = 2, 0.5  # of the largest parts of a panel, those with a single writer of this share are named by it
 WORTH = 0.25  # of the largest state, what a part has to write for that
+PAD, FAR, STEP = 2, 14, 1.5  # points: around a name, from its bar to its edge at most, between places that are tried
+NEARER = 0.1  # what the middle of a name counts for beside its edge, when the nearest place is sought
+PIECES = 40  # of a straight part of the line, each taken for a point
 BAND = (0, -0.2, 1, 0.13)  # of the axes
 TICKS = 8  # at most
 
@@ -41,9 +48,11 @@ def life_line(
 
     The line has the state before each layer, and at its end that after all. The band below has the gain of each norm at
     the feature, beside the median gain of that norm: what is dark is hidden from the projections that read the norm.
+    Where rows say what a model loses without the feature at single places, those are named behind the band at which
+    that is more than without random features.
 
     Args:
-        account: as `outliers.origins` returns it, or rows of the metric `origins`.
+        account: as `outliers.origins` returns it, or rows of the command.
         feature: the one to draw; by default a row of panels for each.
         at: "mean", over positions after the first, or "first", the first position; by default both, side by side.
         ax: where to draw the panel of one feature and place, in the caller's style; by default a new figure.
@@ -54,7 +63,9 @@ def life_line(
     Raises:
         UserError: there is no such feature or place, or there are several panels for `ax`.
     """
-    rows = pd.DataFrame(account if isinstance(account, list | pd.DataFrame) else account.records())
+    every = records(account) if isinstance(account, list | pd.DataFrame) else account.records()
+    rows, readers = pd.DataFrame(every), readers_of(every)
+    rows = rows[rows["metric"].str.startswith("origins.")]  # without those of the trace that has found the features
     of_each = {f"{name:.0f}": of_one for name, of_one in rows.groupby("feature", sort=False)}
     features = chosen("feature", None if feature is None else str(feature), of_each, ax)
     places = chosen("at", at, AT, ax)
@@ -66,9 +77,13 @@ def life_line(
             column, said = AT[place]
             _bars_and_line(axes, of_each[name], column)
             axes.set_title(f"feature {name}, {said}", loc="left")
-            bands += _band(axes, of_each[name], norm)
+            bands += _band(axes, of_each[name], norm, readers.get(name, []) if place == places[-1] else [])
         line[0].set_ylabel("what is written; state")
     _explain(ax, panels, bands, norm)
+    panels[0, 0].figure.draw_without_rendering()  # from here on the layout is known
+    for line, name in zip(panels, features, strict=True):
+        for axes, place in zip(line, places, strict=True):
+            _name_writers(axes, of_each[name], AT[place][0])
     return panels
 
 
@@ -88,7 +103,6 @@ def _bars_and_line(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     states = rows[rows["metric"] == "origins.state"]
     axes.plot(states["layer"] - 0.5, states[column], color=color_of(BLACK), marker=".", markersize=3, linewidth=0.9)
     axes.axhline(0, color="black", linewidth=0.6)
-    _name_writers(axes, rows, column)
     layers = len(states) - 1
     step = -(-layers // TICKS)
     axes.set_xticks(range(0, layers, step))
@@ -97,23 +111,63 @@ def _bars_and_line(axes: Axes, rows: pd.DataFrame, column: str) -> None:
 
 
 def _name_writers(axes: Axes, rows: pd.DataFrame, column: str) -> None:
-    """Name the single writers that make the largest bars."""
+    """Name the single writers that make the largest bars, each at the free place that is nearest to its bar's end."""
     parts = parts_of(rows).sort_values(column, key=abs, ascending=False, kind="stable")
     most = rows.loc[rows["metric"] == "origins.state", column].abs().max()
+    taken = _drawn(axes)
     for part in parts.head(NAMED).to_dict("records"):
         largest = largest_of(rows, part, column)
         worth = abs(part[column]) >= WORTH * most
         if worth and largest is not None and largest[column] / part[column] >= SHARE:
-            down = part[column] < 0
-            axes.annotate(
-                name_of(largest),
-                (part["layer"] + BARS[part["part"]][2], part[column]),
-                (-4, 0),
-                textcoords="offset points",
-                fontsize="x-small",
-                ha="right",
-                va="bottom" if down else "top",
-            )
+            end = part["layer"] + BARS[part["part"]][2], part[column]
+            style = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": "x-small"}
+            label = axes.annotate(name_of(largest), end, (0, 0), **style)
+            place = _free_place(axes, label, taken)
+            if place is None:
+                label.remove()
+            else:
+                label.set_position(place)
+                taken = np.vstack([taken, label.get_window_extent().extents])
+
+
+def _drawn(axes: Axes) -> np.ndarray:
+    """The boxes in pixels, (boxes, 4), of bars, of the line at zero, and of short pieces of the line of states."""
+    bars = [bar.get_window_extent().extents for bar in axes.patches]
+    points = axes.transData.transform(axes.lines[0].get_xydata())
+    pieces = np.linspace(points[:-1], points[1:], PIECES).reshape(-1, 2)
+    zero = axes.transData.transform([0, 0])[1]
+    return np.array([*bars, *np.hstack([pieces, pieces]), [axes.bbox.x0, zero, axes.bbox.x1, zero]])
+
+
+def _free_place(axes: Axes, label: Annotation, taken: np.ndarray) -> np.ndarray | None:
+    """Where a label is in no taken box and within the axes: the points from what it names to its centre; None where
+    that is not near."""
+    point, own = axes.figure.dpi / 72, label.get_window_extent()
+    size = np.array([own.width, own.height]) / point
+    grid = np.meshgrid(*(np.arange(-reach, reach, STEP) for reach in size / 2 + FAR))
+    offsets = np.stack(grid, -1).reshape(-1, 2)
+    centres = axes.transData.transform(label.xy) + offsets[:, None] * point
+    low, high = (centres + side * (size / 2 + PAD) * point for side in (-1, 1))
+    free = ((high <= taken[:, :2]) | (low >= taken[:, 2:])).any(-1).all(-1)
+    free &= ((low >= axes.bbox.min) & (high <= axes.bbox.max)).all((1, 2))
+    if not free.any():
+        return None
+    gaps = np.hypot(*(abs(offsets) - size / 2).clip(0).T) + NEARER * np.hypot(*offsets.T)
+    return offsets[np.where(free, gaps, np.inf).argmin()]
+
+
+def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
+    """By feature the places without it at which alone the perplexity rises more than without random features."""
+    if not any(row.get("subject") == "control" for row in rows):
+        return {}
+    found = readings(rows)
+    controls = found[found["subject"] == "control"].groupby("place")["cost"]
+    usual = {place: Value(costs.mean(), costs.std()) for place, costs in controls}
+    reading: dict[str, list[Place]] = {}
+    for row in found[found["subject"] == "feature"].to_dict("records"):
+        if exact(row["cost"]).is_above(usual[row["place"]]):
+            reading.setdefault(str(row["feature"]), []).append(Place.read(row["place"]))
+    return reading
 
 
 def largest_of(rows: pd.DataFrame, part: Mapping, column: str) -> pd.Series | None:
@@ -131,8 +185,9 @@ def name_of(writer: Mapping | None) -> str | None:
     return writer["writer"] + ("" if pd.isna(writer.get("index")) else f" {writer['index']:.0f}")
 
 
-def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm) -> list[Axes]:
-    """The gains of the norms below the axes, a row for what reads each; nothing where no norm is read."""
+def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -> list[Axes]:
+    """The gains of the norms below the axes, a row for what reads each, with its readers; nothing where no norm is
+    read."""
     gates = rows[rows["metric"] == "origins.gate"]
     reads = [role for role in GATES if gates["role"].str.contains(role).any()] if len(gates) else []
     if not reads:
@@ -148,6 +203,12 @@ def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm) -> list[Axes]:
     limits = axes.get_xlim()
     band.imshow(gains.clip(FAINTEST), extent=(-0.5, gains.shape[1] - 0.5, len(reads) - 0.5, -0.5), **style)
     band.set_xlim(limits)
+    for row, role in enumerate(reads):
+        there = [place.written for place in readers if set(place.parts) <= set(ROLES[role])]
+        single = [name for name in there if name != role] or there  # of what reads it together only where that is all
+        place = {"xycoords": ("axes fraction", "data"), "fontsize": "x-small", "va": "center"}
+        if single:
+            band.annotate(f"read by {', '.join(single)}", (1.01, row), **place)
     band.set_yticks(range(len(reads)), [GATES[role] for role in reads], fontsize="x-small")
     band.tick_params(axis="y", length=0)
     band.spines[:].set_visible(False)

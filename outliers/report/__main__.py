@@ -27,7 +27,8 @@ def report(
 ) -> None:
     """Make tables and figures of the LLM.int8() paper, with the published numbers beside the measured ones.
 
-    Or one page of a model: `look` traces it, takes its outlier features out, and measures what 8-bit schemes damage.
+    Or one page of a model: `look` traces it, finds who writes its outlier features, takes them out, and measures what
+    8-bit schemes damage.
 
     Measures what is not finished and writes rows, tables and figures, and one page with all of them, `report.html`.
     What cannot be measured is printed as not run, with the reason.

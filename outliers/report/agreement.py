@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outliers.errors import UserError
+from outliers.errors import UserError, meant
 from outliers.files import writing
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import check_block, projections
@@ -182,20 +182,27 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
         redraw: run none.
 
     Raises:
-        UserError: a file of facts is damaged, or says what no fact can.
+        UserError: a file of facts is damaged, or says what no fact can; or there is none about a model.
     """
     files = [name for name in names if name.endswith(ENDINGS)]
     models = [name for name in names if name not in files]
     sources = read_sources(files)
     known = list(dict.fromkeys(one.model for source in sources for one in source.facts))
     asked = {model: facts_of(sources, [model]) for model in models or known}
-    unknown = [model for model, facts in asked.items() if not facts]
+    for model in (model for model, facts in asked.items() if not facts):
+        raise _without_facts(model, known, files)
     found = [verdict for model, facts in asked.items() for verdict in _run(model, facts, device, redraw, bool(models))]
     folder = out or Path("results", PUBLISHED, *(map(short_name, models) if len(models) == 1 else ()))
     command = ["python", "-m", "outliers.report", PUBLISHED, *names]
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return write(section(found, unknown, known, sources), folder, shlex.join(command))
+    return write(section(found, sources), folder, shlex.join(command))
+
+
+def _without_facts(model: str, known: Sequence[str], files: Sequence[str]) -> UserError:
+    command = shlex.join(["python", "-m", "outliers.report", PUBLISHED, *files, "--redraw"])
+    hint = f"{meant(key_of(model), map(key_of, known))} {command} lists all {len(known)} models".lstrip()
+    return UserError(f"no fact about '{key_of(model)}' is in the files; {hint}")
 
 
 def _run(model: str, facts: list[Published], device: str, redraw: bool, named: bool) -> list[Verdict]:
@@ -212,10 +219,8 @@ def _here(model: str) -> str | None:
     return key if key in packaged_models() else model if is_cached(model) else None
 
 
-def section(
-    found: Sequence[Verdict], unknown: Sequence[str], known: Sequence[str], sources: Sequence[Source]
-) -> Section:
-    """The tables, notes and findings of some verdicts; unknown: models of which nothing is published, of all known."""
+def section(found: Sequence[Verdict], sources: Sequence[Source]) -> Section:
+    """The tables, notes and findings of some verdicts."""
     of_facts = _table(found)
     of_sources = _sources([source for source in sources if any(one.published.source is source for one in found)])
     reasons = defaultdict(dict)  # why something was not run, to the models, each once
@@ -223,17 +228,12 @@ def section(
         if one.reason:
             reasons[one.reason][key_of(one.published.fact.model)] = None
     notes = [
-        f"No fact about '{key_of(model)}' is in the files; they are about {listed(map(key_of, known))}."
-        for model in unknown
-    ]
-    notes += [
         f"Not run: {listed(models) if len(models) <= NAMED else f'{len(models)} models'}: {reason}"
         for reason, models in reasons.items()
     ]
-    tables = [of_facts, of_sources] if found else []
-    printed = "\n\n".join([*(table.form("simple") for table in tables[:1]), *notes])
-    rows = [_row(one) for one in found if one.made]
-    return Section("Published facts and measured ones", rows, printed, tables, notes=notes, findings=_findings(found))
+    printed = "\n\n".join([of_facts.form("simple"), *notes])
+    title, rows = "Published facts and measured ones", [_row(one) for one in found if one.made]
+    return Section(title, rows, printed, [of_facts, of_sources], notes=notes, findings=_findings(found))
 
 
 def _table(found: Sequence[Verdict]) -> Table:

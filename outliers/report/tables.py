@@ -4,7 +4,7 @@ import math
 import re
 import string
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -38,8 +38,9 @@ Form = str | Callable[[Mapping], str]  # of a column: a format of fields of a ro
 class Table(NamedTuple):
     """A table as people read it.
 
-    name: of its files. cells: row by row, as printed. data: the same unrounded, as its CSV file has it. names: so many
-    columns from the left are text. folded: whether a page shows it only when asked to.
+    name: of its files. cells: row by row, as printed. data: the same unrounded, as its CSV file has it. names: which
+    columns are text, so many from the left or those of these headers. folded: whether a page shows it only when asked
+    to.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Table(NamedTuple):
     headers: list[str]
     cells: list[list[str]]
     data: pd.DataFrame
-    names: int = 1
+    names: int | Collection[str] = 1
     folded: bool = False
 
     @classmethod
@@ -67,7 +68,8 @@ class Table(NamedTuple):
 
     def form(self, tablefmt: str) -> str:
         """The table in a format of the tabulate library: github, latex_booktabs, simple, html."""
-        align = ["left"] * self.names + ["right"] * (len(self.headers) - self.names)
+        text = self.headers[: self.names] if isinstance(self.names, int) else self.names
+        align = ["left" if header in text else "right" for header in self.headers]
         headers, *cells = [list(map(ESCAPED.get(tablefmt, str), row)) for row in (self.headers, *self.cells)]
         return tabulate(cells, headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 
 from outliers.models.names import short_name
-from outliers.plot.origins import BEFORE, GATES, largest_of, life_line, name_of, parts_of
+from outliers.plot.origins import BEFORE, GATES, largest_of, life_line, name_of, parts_of, readers_of
 from outliers.quantization.schemes import BASELINE
+from outliers.report.explorer.origins import origins_explorer
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed, together
 from outliers.report.tables import MISSING, Form, Table
 from outliers.report.words import amount, listed, ranges
@@ -43,8 +44,10 @@ GATES_CAPTION = (
     "rank among all, and the feature's mean before and behind the norm."
 )
 LIFE_LINE_CAPTION = (
-    "The life of each feature: what attention and feed-forward part of each layer write (bars), the state before each "
-    "layer (line), and the gain of the norms at the feature beside their median (band)."
+    "The life of each feature: what attention and feed-forward part of each layer write (bars; a large one is named by "
+    "a single writer that makes half of it), the state before each layer (line), and the gain of the norms at the "
+    "feature beside their median (band); behind it, where that was measured, the projections without the feature at "
+    "which alone the perplexity rises more than without random ones."
 )
 
 
@@ -76,6 +79,7 @@ GATE_COLUMNS = (
     ("before, first position", "{first_before:,.2f}"),
     ("behind, first position", "{first_behind:,.3g}"),
 )
+WORDS = ("part", "most of the mean", "most at the first", "writer", "most on", "norm")  # columns of text
 
 
 def origins_section(rows: list[dict]) -> Section:
@@ -86,30 +90,34 @@ def origins_section(rows: list[dict]) -> Section:
         if row["metric"].startswith("origins."):
             accounts[row["model"], row.get("variant", BASELINE)].append(row)
     endings = ["", *(f"_{number}" for number in range(2, len(accounts) + 1))]
-    sections = [_section(of_one, ending) for of_one, ending in zip(accounts.values(), endings, strict=True)]
+    sections = [_section(of_one, ending, rows) for of_one, ending in zip(accounts.values(), endings, strict=True)]
     return sections[0] if len(sections) == 1 else together("Origins of features", sections)
 
 
-def _section(rows: list[dict], ending: str) -> Section:
-    """That of one model under one variant; ending: of the names of its files."""
+def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
+    """That of one model under one variant; ending: of the names of its files. every: rows, of others too."""
     frame = pd.DataFrame(rows)
     writers, gates, states, rest = (frame[frame["metric"] == f"origins.{one}"] for one in METRICS)
     parts = _with_most(parts_of(frame), writers)
     of_writers = WRITERS_CAPTION.format(rest=rest["value"].max())
     single = writers[writers["largest"].notna()]
     tables = [
-        Table.of(f"parts{ending}", PARTS_CAPTION, PART_COLUMNS, parts, _largest(parts), names=0),
-        Table.of(f"writers{ending}", of_writers, WRITER_COLUMNS, _columns(writers), _largest(single), names=0),
+        Table.of(f"parts{ending}", PARTS_CAPTION, PART_COLUMNS, parts, _largest(parts), names=WORDS),
+        Table.of(f"writers{ending}", of_writers, WRITER_COLUMNS, _columns(writers), _largest(single), names=WORDS),
     ]
     if len(gates):
-        style = {"names": 0, "folded": True}
-        tables.append(Table.of(f"gates{ending}", GATES_CAPTION, GATE_COLUMNS, _columns(gates), **style))
-    drawings = [Drawing.of(f"life_line{ending}", LIFE_LINE_CAPTION, life_line(rows))]
+        of_gates = Table.of(f"gates{ending}", GATES_CAPTION, GATE_COLUMNS, _columns(gates), names=WORDS, folded=True)
+        tables.append(of_gates)
+    of_readers = [row for row in every if row["metric"] == "perplexity" and row.get("model") == rows[0]["model"]]
+    readers = of_readers if rows[0].get("variant", BASELINE) == BASELINE else []
+    drawings = [Drawing.of(f"life_line{ending}", LIFE_LINE_CAPTION, life_line([*rows, *readers]))]
     findings = [Finding(text, f"{at}{ending}") for text, at in account_of(frame)][:FINDINGS]
     variant = rows[0].get("variant", BASELINE)
-    title = f"Origins of features of {short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
+    of = f"{short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
     further = {f"states{ending}": _columns(states)}
-    return Section(title, rows, printed(tables), tables, drawings, further=further, findings=findings)
+    explorers = [origins_explorer(frame, of, readers_of([*rows, *readers]))]
+    title, shown = f"Origins of features of {of}", printed(tables)
+    return Section(title, rows, shown, tables, drawings, [], further, findings, explorers)
 
 
 def _listed_terms(row: Mapping) -> str:

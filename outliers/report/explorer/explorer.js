@@ -300,7 +300,150 @@
     section.dataset.drawn = "";
   }
 
+  const signed = value => value > 0 ? `+${said(value)}` : said(value);
+  const LAYER = {"embedding": () => "the embedding", "attention": layer => `attention of layer ${layer}`,
+                 "feed-forward": layer => `the feed-forward part of layer ${layer}`};
+  const BAND = 0.16, GAP = 0.05; // of the height, the gates, and what is between them and the bars
+  const TICKS = 15; // at most
+  const every = (step, end) => Array.from({length: Math.ceil(end / step)}, (_, n) => n * step);
+  const MOVES_PARTS = {ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1};
+
+  function account(section, data) {
+    const $ = name => section.querySelector(`[name="${name}"]`), part = name => section.querySelector(`[data-part="${name}"]`);
+    const state = {feature: 0, place: 0, at: 0};
+    const own = () => data.features[state.feature], chosen = () => own().parts[state.at];
+    const values = things => things.map(one => one.values?.[state.place] ?? one[state.place]);
+    const words = one => LAYER[one.part](one.layer), across = one => one.layer + data.bars[one.part].beside;
+    const layers = () => own().states.length - 1;
+    const font = {family: getComputedStyle(document.body).fontFamily, size: 12, color: INK};
+
+    function most(one) { // the single writer that writes most of a part
+      const [value] = values([one]), [first] = [...one.writers].filter(writer => writer.most.length)
+        .sort((a, b) => (values([b])[0] - values([a])[0]) * Math.sign(value));
+      return first ? `${first.name} ${signed(values([first])[0])}` : "";
+    }
+
+    function draw() {
+      const {parts, states, gates} = own(), names = Object.keys(data.bars), all = [...values(parts), ...values(states), 0];
+      const low = Math.min(...all), high = Math.max(...all), room = 0.06 * (high - low || 1);
+      const bars = names.map(name => {
+        const of = parts.filter(one => one.part === name), {color, pattern} = data.bars[name];
+        return {type: "bar", name, x: of.map(across), y: values(of), width: 0.4, hoverinfo: "skip",
+                marker: {color, pattern: {shape: pattern[0] || "", fillmode: "overlay", fgcolor: "#fff", size: 6, solidity: 0.15}}};
+      });
+      const fields = { // invisible, as high as the axes, so that small bars can be pointed at
+        type: "bar", x: parts.map(across), y: parts.map(() => high - low + 2 * room), base: low - room, width: 0.4,
+        customdata: parts.map((_, n) => n), marker: {color: "rgba(0,0,0,0)"}, showlegend: false,
+        text: parts.map((one, n) => `${words(one)}: ${signed(values(parts)[n])}<br>${most(one)}`), textposition: "none",
+        hovertemplate: "%{text}<extra></extra>",
+      };
+      const line = {type: "scatter", mode: "lines+markers", name: "state", x: states.map((_, layer) => layer - 0.5),
+                    y: values(states), line: {color: INK, width: 1.2}, marker: {size: 4}, hoverinfo: "skip"};
+      const rows = names.filter(name => gates.some(gate => gate.part === name));
+      const band = {
+        type: "heatmap", yaxis: "y2", colorscale: "Cividis", zmin: -4, zmax: 2, xgap: 1, ygap: 1,
+        y: rows, x: states.slice(1).map((_, layer) => layer),
+        z: rows.map(name => states.slice(1).map((_, layer) => gateOf(name, layer)).map(
+          gate => gate ? Math.log2(Math.max(Math.abs(gate.gain) / gate.median, 1 / 16)) : null)),
+        text: rows.map(name => states.slice(1).map((_, layer) => gateSaid(gateOf(name, layer)))),
+        hovertemplate: "layer %{x}, before %{y}: %{text}<extra></extra>", hoverongaps: false,
+        colorbar: {orientation: "h", thickness: 8, len: 0.6, x: 0.5, y: 0, yref: "container", yanchor: "bottom",
+                   outlinewidth: 0, tickvals: [-4, -2, 0, 2], ticktext: ["≤ 1/16", "1/4", "1", "4"], tickfont: {size: 11}},
+      };
+      const layout = {
+        font, height: 420, margin: {l: 88, r: 8, t: 8, b: rows.length ? 84 : 44}, bargap: 0, barmode: "overlay", hovermode: "closest",
+        dragmode: "zoom", hoverlabel: {font: {size: 12}}, legend: {orientation: "h", y: 1, yanchor: "bottom", x: 0},
+        xaxis: {title: {text: "layer", standoff: 4}, range: [-1.1, layers() - 0.4], showgrid: false, zeroline: false, anchor: "y2",
+                tickvals: every(Math.ceil(layers() / TICKS), layers())},
+        yaxis: {domain: rows.length ? [BAND + GAP, 1] : [0, 1], range: [low - room, high + room], gridcolor: LINE,
+                zerolinecolor: INK, tickformat: ",~g"},
+        yaxis2: {domain: [0, BAND], autorange: "reversed", fixedrange: true, showgrid: false, ticks: "", visible: rows.length > 0},
+        shapes: shapes(),
+      };
+      const {readers} = own();
+      part("legend").textContent = [
+        ...(rows.length ? ["Band: |gain| of the norm in front of each part at the feature, beside the median of all features."] : []),
+        ...(readers.length ? [`Without it at one place alone the perplexity rises more than without random features: ${readers.join(", ")}.`] : []),
+      ].join(" ");
+      return Plotly.react(part("map"), [...bars, line, fields, ...(rows.length ? [band] : [])], layout, CONFIG);
+    }
+
+    function shapes() {
+      const x = across(chosen());
+      return [{type: "rect", xref: "x", yref: "y domain", x0: x - 0.25, x1: x + 0.25, y0: 0, y1: 1, layer: "below",
+               fillcolor: "#56B4E9", opacity: 0.35, line: {width: 0}}];
+    }
+
+    const gateOf = (name, layer) => own().gates.find(gate => gate.part === name && gate.layer === layer);
+    const gateSaid = gate => gate ? `gain ${short(gate.gain)}, median ${short(gate.median)}, rank ${gate.rank}` : "";
+
+    function drawWriters() {
+      const one = chosen(), where = data.places[state.place];
+      part("heading").textContent = `Writers of feature ${own().feature}: ${words(one)}`;
+      part("writers").replaceChildren(...[...one.writers]
+        .sort((a, b) => !a.most.length - !b.most.length || Math.abs(values([b])[0]) - Math.abs(values([a])[0]))
+        .map(writer => {
+          const row = document.createElement("tr"), tokens = writer.most.map(([token, position, term]) =>
+            `${token} ${said(term)} (position ${position})`);
+          const cells = [writer.name, ...writer.values.map(said),
+                         writer.magnitude === undefined ? "-" : said(writer.magnitude), tokens.join(", ") || "-"];
+          row.append(...cells.map(text => Object.assign(document.createElement("td"), {textContent: text})));
+          return row;
+        }));
+      const gate = gateOf(one.part, one.layer), [value] = values([one]);
+      const [before, after] = values(own().states.slice(Math.max(one.layer, 0)));
+      part("gates").textContent = gate ? `The norm in front of it, ${gate.norm}: ${gateSaid(gate)}; ` +
+        `${where}: ${said(gate.before[state.place])} before it, ${said(gate.behind[state.place])} behind it.` : "";
+      section.querySelector("output").value = `Feature ${own().feature}, ${where}: ${words(one)} writes ${signed(value)}` +
+        (one.layer < 0 ? `; the state before layer 0 is ${said(before)}` :
+          `; the state goes from ${said(before)} before layer ${one.layer} to ${said(after)} behind it`) + ".";
+    }
+
+    function choose(change, redraw = false) {
+      Object.assign(state, change);
+      state.at = Math.min(Math.max(state.at, 0), own().parts.length - 1);
+      $("part").replaceChildren(...own().parts.map((one, n) => new Option(words(one), n)));
+      $("part").value = state.at;
+      part("marked").replaceChildren("feature:", ...data.features.map((one, n) => {
+        const button = Object.assign(document.createElement("button"), {type: "button", textContent: one.feature});
+        button.setAttribute("aria-pressed", n === state.feature);
+        button.addEventListener("click", () => choose({feature: n, at: largest(n)}, true));
+        return button;
+      }), data.left ? `and ${data.left} more in the tables` : "");
+      if (redraw) draw();
+      else Plotly.relayout(part("map"), {shapes: shapes()});
+      drawWriters();
+    }
+
+    function largest(feature) {
+      const sizes = values(data.features[feature].parts).map(Math.abs);
+      return sizes.indexOf(Math.max(...sizes));
+    }
+
+    $("place").replaceChildren(...data.places.map((place, n) => new Option(place, n)));
+    $("place").addEventListener("change", event => choose({place: +event.target.value}, true));
+    $("part").addEventListener("change", event => choose({at: +event.target.value}));
+    part("map").addEventListener("keydown", event => {
+      const move = MOVES_PARTS[event.key];
+      if (!move || event.altKey || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      choose({at: state.at + move});
+    });
+
+    section.hidden = false;
+    choose({at: largest(0)}, true);
+    part("map").on("plotly_click", event => {
+      const {customdata, x, y} = event.points[0];
+      const at = customdata ?? own().parts.findIndex(one => one.layer === x && one.part === y);
+      if (at >= 0) choose({at});
+    });
+    section.dataset.drawn = "";
+  }
+
   const source = new TextDecoder().decode(await inflated(document.getElementById("plotly")));
   (0, eval)(source); // which takes a third less than a script element of this size
-  for (const section of sections) explorer(section, unpacked(await inflated(section.querySelector(".data"))));
+  for (const section of sections) {
+    const data = unpacked(await inflated(section.querySelector(".data")));
+    (data.features ? account : explorer)(section, data);
+  }
 })();

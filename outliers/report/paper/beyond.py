@@ -4,15 +4,17 @@ from outliers.metrics.perplexity.view import sweep_section
 from outliers.metrics.trace.view import kept_trace_section
 from outliers.report.paper.published import Artefact
 from outliers.report.views.ablation import ablation_section
+from outliers.report.views.account import account_section
 from outliers.report.views.attention import attention_section
 from outliers.report.views.causes import causes_section
 from outliers.report.views.damage import kept_damage_section
 from outliers.report.views.remedies import remedies_section
-from outliers.specification.kinds import Ablation, Damage, Experiment, OneModel
+from outliers.specification.kinds import Ablation, Account, Damage, Experiment, OneModel
 from outliers.specification.recipe import Training
 
 ARTEFACTS = {
     "trace": Artefact("Outlier features", OneModel, kept_trace_section, of_folder=True),
+    "origins": Artefact("Origins", Account, account_section),
     "ablation": Artefact("Ablation", Ablation, ablation_section),
     "damage": Artefact("Damage", Damage, kept_damage_section, of_folder=True),
     "sweep": Artefact("Sweep", Experiment, sweep_section),
