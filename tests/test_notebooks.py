@@ -122,7 +122,8 @@ CLAIMS = {
         "It starts in layers 0 and 1 and grows over twenty layers; then three heads of layer 24 take back half of it":
             "(s := account.states().query('feature == 247').set_index('layer')['value'])[2] < -25 "
             "and s.idxmin() in (22, 23) and abs(s[25] / s[24]) < 0.5 "
-            "and (h := writers.query('feature == 247 and writer == \"head\"').nlargest(3, 'value'))['layer'].eq(24).all() and h['value'].sum() > 0.4 * -s[24]",
+            "and (h := writers.query('feature == 247 and writer == \"head\"').nlargest(3, 'value'))"
+            "['layer'].eq(24).all() and h['value'].sum() > 0.4 * -s[24]",
         "it is made at once, at the first position, by two neurons of layer 11, and a neuron of layer 28":
             "(t := of_507.head(3))['layer'].tolist() == [11, 28, 11] and t['writer'].eq('neuron').all() "
             "and -t['first'].iloc[1] > 0.5 * t['first'].iloc[[0, 2]].sum()",
