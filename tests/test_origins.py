@@ -260,7 +260,7 @@ def test_refused_by_the_command(monkeypatch, capsys, tmp_path):
 def pocket(tmp_path_factory) -> tuple:
     """The account of what stands out in a pocket model: its specification, folder and rows."""
     folder = tmp_path_factory.mktemp("origins")
-    spec = kinds.Account(model="pocket/gpt2-1.7m", block=64, blocks=2, positions="7", by=["writers"])
+    spec = kinds.Account(model="pocket/gpt2-1.7m", block=64, blocks=2, positions="7", by="writers")
     return spec, folder, run(spec, folder)
 
 

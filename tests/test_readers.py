@@ -284,7 +284,7 @@ def test_tables_of_readers():
 def pocket(tmp_path_factory) -> tuple:
     folder = tmp_path_factory.mktemp("account")
     fields = {"features": [3, 5], "places": "q,up", "controls": 2, "neurons": 1}
-    spec = kinds.Account(model="pocket/gpt2-0.1m", block=32, blocks=2, **fields)
+    spec = kinds.Account(model="pocket/gpt2-0.1m", by="writers,readers", block=32, blocks=2, **fields)
     return spec, folder, run(spec, folder)
 
 

@@ -8,20 +8,25 @@ import torch
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.candidates import Candidates, treatments
+from outliers.metrics.candidates import Candidates, scalings, treatments
 from outliers.metrics.candidates.measure import candidates
 from outliers.metrics.measurement import records_along
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
+from outliers.presets.origins import ToAccount
 from outliers.presets.super_weights import CONTROLLED, compared, search_stages
 from outliers.quantization.linear import stored_weight
+from outliers.report.views.account import account_section
+from outliers.report.views.massive import becomes_of
 from outliers.report.views.super_weights import super_weights_section
+from outliers.runs.run import run
+from outliers.specification.kinds import Account
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
 from outliers.variants.written import variant
-from tests.conftest import make_model
+from tests.conftest import make_model, make_tokenizer
 
 LAYER, OUTPUT, INPUT = 1, 5, 7
 PLANTED = [("llama", 0), ("gpt2", 1)]
@@ -93,7 +98,7 @@ def test_candidates_are_where_spikes_meet():
     of_layer = found[(found["metric"] == "candidates.layer") & (found["layer"] == LAYER)].iloc[0]
     assert abs(of_layer["spike"]) == inputs.abs().max()
     assert abs(of_layer["value"]) == outputs.abs().max()
-    assert (of_layer["feature"], of_layer["neuron"]) == (OUTPUT, INPUT)
+    assert (of_layer["output"], of_layer["input"]) == (OUTPUT, INPUT)
     assert found.iloc[2]["found_by"] == "activations"
 
 
@@ -197,12 +202,58 @@ def test_a_section_says_what_was_compared():
             records.append(base | {"variant": treated.name, "value": value})
             if kind == "weight":
                 records.append(base | {"variant": treated.name, "metric": "damage.kl", "value": cost})
+    records += [base | {"variant": one.name, "value": 10.5} for one in scalings(records[1])]
     section = super_weights_section(records)
     assert [finding.text for finding in section.findings] == [
         "One weight, [5, 0] of the second feed-forward projection of layer 1, carries the model: set to zero it "
         "multiplies the perplexity by 6.0; random weights of equal magnitude there change it by 0.00 % ± 1.00.",
-        "Beside +500.0 % for that weight, its whole neuron 0 +2.0 % and its whole row +100.0 %: it is not what the "
-        "neuron says that is lost without the weight.",
+        "With its whole neuron 0 at zero that is +2.0 %, with its whole row +100.0 %: it is not what the neuron says "
+        "that is lost without the weight.",
+        "Layer 1 [5, 0] multiplied by 0.5 costs +5.0 %, 1.5 costs +5.0 % and 2 costs +5.0 %.",
     ]
     assert section.tables[0].data["cost"].tolist() == pytest.approx([5.0, 0.06])
-    assert len(compared(records)) == 2 * 6
+    assert len(compared([*records, *records])) == 2 * 6 + 3, "of parts that both search, once"
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory) -> tuple[str, list[dict]]:
+    """A model with a massive activation that one weight writes, and the rows of its whole account."""
+    place = tmp_path_factory.mktemp("planted")
+    model = with_super_weight("gemma", 0)
+    with torch.no_grad():
+        weights_of(model)[LAYER][OUTPUT, INPUT] = 300.0
+    model.save_pretrained(place / "model")
+    make_tokenizer().save_pretrained(place / "model")
+    text = written_by(model, 0).tolist()
+    spec = Account(model=str(place / "model"), text=text, block=32, blocks=2, controls=2)
+    return str(place), run(spec, place / "rows")
+
+
+def test_massive_activations_without_what_makes_them(planted):
+    _, rows = planted
+    becomes = becomes_of(rows).set_index("removed")
+    assert becomes.index.tolist() == ["nothing", "weight", "neuron", "activation", "feature", "position"]
+    assert (becomes.loc["nothing", ["feature", "layer"]] == [OUTPUT, LAYER]).all()
+    assert abs(becomes.loc["nothing", "entry"]) > 1000
+    assert (becomes.loc[["weight", "neuron"], "entry"].abs() < 100).all()
+    assert abs(becomes.loc["activation", "entry"]) <= abs(becomes.loc["nothing", "entry"]) / 2
+    assert abs(becomes.loc["feature", "entry"]) > 1000, "it is there, but nobody reads it"
+    assert becomes.loc["position", "share"] == 0
+    assert (becomes["perplexity"].diff().dropna() != 0).all()
+
+
+def test_the_whole_account(planted):
+    _, rows = planted
+    section = account_section(rows)
+    names = ["parts", "writers", "gates", "readers", "heads", "super_weights", "scaled", "massive", "sinks"]
+    assert [table.name for table in section.tables] == names
+    assert any("a massive activation" in finding.text for finding in section.findings)
+
+
+def test_by_default_a_model_with_experts_has_no_search(tmp_path):
+    make_model("mixtral").save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    settings = {"model": str(tmp_path), "block": 24, "blocks": 1}
+    assert len(ToAccount(str(tmp_path), None, Account(**settings)).parts) == 2
+    with pytest.raises(UserError, match="have experts"):
+        run(Account(**settings, by="weights"), tmp_path / "rows")

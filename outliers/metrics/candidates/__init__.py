@@ -74,7 +74,7 @@ def removals(records: Iterable[Mapping]) -> dict[str, "Variant"]:
         removed["neuron"] = Scaled(Weight(path, None, layer["input"]))
         removed["activation"] = Massive((feature,), layer["layer"], 0.0, layer["least"] / 2)
         removed["feature"] = Ablated(Intervention((feature,)), ("attn_in", "ffn_in"))
-    return removed | {"position": Unattended((largest["position"],))}
+    return removed | {"position": Unattended((0,))}
 
 
 def scalings(candidate: Mapping) -> Iterator["Variant"]:

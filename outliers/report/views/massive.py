@@ -28,7 +28,7 @@ SAID = {
     "neuron": "the neuron {weight}",
     "activation": "the entry, behind layer {massive_layer:.0f}",
     "feature": "feature {feature}, for all that read it",
-    "position": "position {position:.0f}, for all attention",
+    "position": "the first position, for all attention",
 }
 COLUMNS = (
     ("without", "{without}"),
@@ -82,12 +82,8 @@ def becomes_of(rows: list[dict]) -> pd.DataFrame:
                 "heads": sinks["heads"],
             }
         )
-    largest = found[0]
-    about = {name: largest[name] for name in ("feature", "position")}
-    variants = removals(plain)
-    for row in found:
-        fields = variants[row["removed"]].fields() | about
-        row["without"] = SAID[row["removed"]].format(**fields)
+    for row, variant in zip(found, removals(plain).values(), strict=True):
+        row["without"] = SAID[row["removed"]].format(**variant.fields(), feature=found[0]["feature"])
     return pd.DataFrame(found)
 
 
@@ -106,8 +102,9 @@ def sentences(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
     kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "no massive activation"
     yield (
         feature,
-        f"The largest entry of the residual stream is {entry}: {kind}. The first position gets {part(whole['share'])} of "
-        f"the attention on average over heads, and more than 30 % from {part(whole['heads'])} of them.",
+        f"The largest entry of the residual stream is {entry}: {kind}. The first position gets "
+        f"{part(whole['share'])} of the attention on average over heads, and more than 30 % from "
+        f"{part(whole['heads'])} of them.",
         "massive",
     )
     for removed in ("weight", "activation", "position"):
