@@ -117,6 +117,38 @@ CLAIMS = {
             "(p := __import__('outliers.plot.published', fromlist=['x']).published_models()"
             "['median'].abs()).min() < abs(table['median']['smollm2-135m']) < p.median() < p.max() / 2",
     },
+    "6_why_it_is_there": {
+        "a single one of 134 million weights": "round(model.num_parameters() / 1e6) in (134, 135)",
+        "It starts in layers 0 and 1 and grows over twenty layers; then three heads of layer 24 take back half of it":
+            "(s := account.states().query('feature == 247').set_index('layer')['value'])[2] < -25 "
+            "and s.idxmin() in (22, 23) and abs(s[25] / s[24]) < 0.5 "
+            "and (h := writers.query('feature == 247 and writer == \"head\"').nlargest(3, 'value'))"
+            "['layer'].eq(24).all() and h['value'].sum() > 0.4 * -s[24]",
+        "it is made at once, at the first position, by two neurons of layer 11, and a neuron of layer 28":
+            "(t := of_507.head(3))['layer'].tolist() == [11, 28, 11] and t['writer'].eq('neuron').all() "
+            "and -t['first'].iloc[1] > 0.5 * t['first'].iloc[[0, 2]].sum()",
+        "In front of the attention of layers 1 to 8 the gain of feature 247 is the smallest of all 576":
+            "(g := of_247['rank'])[1:8].min() >= 575 and len(g) == 30",
+        "From layer 9 on it is larger than the median": "(of_247['value'] > of_247['median'])[9:].all()",
+        "Without it keys cost most of these, and random features cost next to nothing anywhere":
+            "(r := readers.set_index(['place', 'subject'])['cost']).drop('')[:, 'feature'].idxmax() == 'k' "
+            "and r.drop('')[:, 'control'].abs().max() < 0.02",
+        "without the feature in the keys that falls, and fewer heads have a sink there":
+            "readers['margin'][5] < 0.8 * readers['margin'][0] and readers['sinks'][5] < 0.5 * readers['sinks'][0] "
+            "and readers['place'][5] == 'k' and readers['subject'][5] == 'feature'",
+        "Without one weight of layer 11, the one from neuron 1229 to feature 507, the perplexity is several":
+            "best['candidate'].iloc[0].endswith('11.mlp.down_proj[507,1229]') and best['cost'].iloc[0] > 2",
+        "Random weights as large cost nothing": "best.loc[best['treatment'] == 'random', 'cost'].abs().max() < 0.01",
+        "without the whole neuron, this weight included, it costs little":
+            "best.set_index('treatment')['cost']['neuron'] < 0.1",
+        "put at its mean it costs next to nothing": "best.set_index('treatment')['cost']['massive'] < 0.01",
+        "Half of the weight costs a little, and twice the weight nothing":
+            "0.05 < (c := best.set_index('factor')['cost'])[0.5] < 0.5 and c[2] < 0.01",
+        "Without the massive entries the model is broken. Without the first position nothing is lost":
+            "perplexities[1] > 1000 * perplexities[0] and abs(perplexities[2] / perplexities[0] - 1) < 0.01",
+        "for the second takes its place":
+            "states['without the first position'][1] > 0.9 * states['as it is'][0] > 100 * states['as it is'][1]",
+    },
 }
 
 

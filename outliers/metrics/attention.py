@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -16,7 +16,7 @@ from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.subjects.bench import Bench, named_under
 from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention
-from outliers.variants.edges import ROLES
+from outliers.variants.edges import ROLES, Place
 from outliers.variants.together import Together, parts_of
 
 PROBABILITIES = 4  # (heads, T, T) of a layer at once: scores, what is made of them, and of those under an intervention
@@ -59,28 +59,35 @@ def attended(
 
     blocks: token ids, int64 (blocks, T), or any iterable of (T,). variant: what all of it is under, such as a scheme.
     """
-    visited: list[tuple[int, int, list[dict[Look, torch.Tensor]]]] = []
+    places: list[tuple[int, int]] = []  # of each visit the layer, and how many queries there are
+    seen: dict[Look, list[torch.Tensor]] = {look: [] for _, looks in asked for look in looks}
 
     def visit(model: PreTrainedModel, layer: int, probabilities: torch.Tensor, recompute: Callable) -> None:
-        of_layer = []
+        of_layer: dict[Look, list[torch.Tensor]] = {look: [] for look in seen}
         for ablated, looks in asked:
             with ablated.on(model, layer):
-                changed = recompute() if ablated.intervention.features else probabilities
-            of_layer.append({look: look.see(changed) for look in looks})
-        visited.append((layer, probabilities.shape[-2], of_layer))
+                changed = recompute() if _moves(ablated) else probabilities
+            for look in looks:
+                of_layer[look].append(look.see(changed))
+        for look, of_ablations in of_layer.items():  # one small tensor each, for each keeps memory around it in use
+            seen[look].append(torch.stack(of_ablations))
+        places.append((layer, probabilities.shape[-2]))
 
     with eager(model), under(model, Watched(variant, partial(_hooks, visit))) as (changed, left):
         for _ in run_decoder(changed, blocks, variant=left):
             pass
-    layers, queries, of_visits = zip(*visited, strict=True)
-    found: list[dict[Look, Any]] = [{} for _ in asked]
-    for look in dict.fromkeys(look for _, looks in asked for look in looks):
-        numbers = [number for number, (_, looks) in enumerate(asked) if look in looks]
-        seen = [torch.stack([of_visit[number][look] for number in numbers]).cpu() for of_visit in of_visits]
-        visits = Visits(torch.tensor(layers), torch.tensor(queries, dtype=torch.float64), torch.stack(seen))
-        for number, answer in zip(numbers, look.answers(visits), strict=True):
-            found[number][look] = answer
-    return [[of_one[look] for look in looks] for of_one, (_, looks) in zip(found, asked, strict=True)]
+    layers, queries = torch.tensor(places).T
+    answers = {
+        look: iter(look.answers(Visits(layers, queries.double(), torch.stack([one.cpu() for one in of_visits]))))
+        for look, of_visits in seen.items()
+    }
+    return [[next(answers[look]) for look in looks] for _, looks in asked]
+
+
+def _moves(ablated: Ablated) -> bool:
+    """Whether queries or keys read the change: values alone move no probability."""
+    parts = {part for place in map(Place.read, ablated.where) for part in place.parts}
+    return bool(ablated.intervention.features and parts & {"q", "k"})
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from outliers.terminal.interrupt import stop_if_asked
 from outliers.terminal.progress import Progress
 
 OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that models of the same weights have in common
+NAMED = 12  # cells that are measured together in the name of their task, more are counted
 # Of what `environment` says: the code is a fact of each row, and where it ran one of times.
 CODE, MACHINE = "code", ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 
@@ -214,7 +215,8 @@ def _shares(bundle: list[Cell], parts: list[slice]) -> list[int]:
 
 
 def _name(bundle: list[Cell], part: slice) -> str:
-    what = ", ".join(dict.fromkeys(cell.name for cell in bundle))
+    names = list(dict.fromkeys(cell.name for cell in bundle))
+    what = ", ".join([*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])])
     return f"{what}, blocks {part.start} to {part.stop - 1}" if bundle[0].metric.measurement.splits else what
 
 
