@@ -110,7 +110,9 @@ MUTATIONS = {
         ("tensor.numel() + 4 * _outputs(module)", "tensor.numel()"),
         ("share * (number >= without_cache)", "share"),
     ],
-    "outliers/metrics/top1/measure.py": [("weights = counts / counts.mean()", "weights = torch.ones_like(counts)")],
+    "outliers/metrics/top1/measure.py": [
+        ("weights = visits.queries / visits.queries.mean()", "weights = torch.ones_like(visits.queries)"),
+    ],
     "outliers/metrics/ablations.py": [("np.arange(width), [*features, *outliers])", "np.arange(width), features)")],
     "outliers/runs/rows.py": [
         (".removeprefix(codecs.BOM_UTF8)", ""),
