@@ -15,6 +15,7 @@ from outliers.report.paper.table4 import table4_section
 from outliers.report.paper.table7 import table7_section, table10_section
 from outliers.report.section import Section
 from outliers.report.views.ablation import ablation_section
+from outliers.report.views.account import account_section
 from outliers.report.views.attention import attention_section
 from outliers.report.views.causes import causes_section
 from outliers.report.views.damage import damage_section
@@ -44,6 +45,8 @@ SECTIONS = {
     "smollm2-135m/ablation": ablation_section,
     DAMAGED: _damage_section,
     "mechanism/smollm2-135m": origins_section,
+    "mechanism/readers": account_section,
+    "mechanism/weights": account_section,
     "pocket/table3": memory_section,
     "pocket/table4": table4_section,
     "emergence": table4_section,

@@ -26,6 +26,7 @@ from outlier_kernels.reference_formats import LEAST_SHARED
 from outliers import criterion
 from outliers.errors import UserError
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
+from outliers.metrics.candidates import FACTORS
 from outliers.metrics.damages import damages_of
 from outliers.metrics.measurement import Keeps, each_alone
 from outliers.metrics.origins.view import HIDDEN
@@ -38,10 +39,16 @@ from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, V
 from outliers.plot.origins import parts_of
 from outliers.plot.published import TABLE7
 from outliers.plot.training import checkpoints, trained, watched
+from outliers.presets.readers import readings
+from outliers.presets.super_weights import compared
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.report.analysis import CONFIDENCE, Value, costs, of_runs, ratio
 from outliers.report.paper.table7 import table9_section
 from outliers.report.views.causes import ends
+from outliers.report.views.massive import becomes_of
+from outliers.report.views.readers import NATS, heads_of, summary_of
+from outliers.report.views.readers import WORTH as READS
+from outliers.report.views.super_weights import WORTH as CARRIES
 from outliers.runs.callback import EVERY
 from outliers.runs.forecast import Request, forecast, shape_of
 from outliers.runs.room import Room
@@ -152,6 +159,48 @@ def of_mechanism() -> dict[str, float]:
         "neuron1229": neurons[507, 11, 1229],
         "neuron1487": neurons[507, 11, 1487],
         "neuron678": -neurons[507, 28, 678],
+    }
+
+
+READERS, WEIGHTS = "mechanism/readers", "mechanism/weights"
+
+
+def of_readers() -> dict[str, float]:
+    """Perplexities without feature 247 at each place, what random features cost, and the attention to the first one."""
+    found = summary_of(readings(kept(READERS)))
+    without = found[found["feature"] == 247].set_index("place")
+    heads = heads_of(readings(kept(READERS))).set_index(["feature", "place", "layer", "head"])
+    head = heads.loc[(247, "attn_in", 18, 8)]
+    assert round(head["share_before"], 3) == 1
+    return {
+        **without["perplexity"],
+        "plain": found.loc[0, "perplexity"],
+        "random": 100 * without.loc[["q", "k", "v", "attn_in", "gate", "up"], "cost_controls"].max(),
+        "margin": found.loc[0, "margin"],
+        "without": without.loc["attn_in", "margin"],
+        "share": 100 * head["share"],
+    }
+
+
+def of_weights() -> dict[str, float]:
+    """What the model loses without single weights and their controls, in per cent, and what becomes of its sink."""
+    found, becomes = compared(kept(WEIGHTS)), becomes_of(kept(WEIGHTS)).set_index("removed")
+    best = found[found["candidate"] == found["candidate"][0]]
+    assert best["candidate"].iloc[0].endswith("layers.11.mlp.down_proj[507,1229]")
+    costs = 100 * best.groupby("treatment")["cost"].mean()
+    (back,) = 100 * found.loc[(found["layer"] == 28) & (found["treatment"] == "weight"), "cost"]
+    return {
+        **costs,
+        "perplexity": best["perplexity"].iloc[0],
+        "plain": becomes.loc["nothing", "perplexity"],
+        "twice": -100 * best.set_index("factor").loc[2.0, "cost"],
+        "back": back,
+        "entry": becomes.loc["nothing", "entry"],
+        "attention": 100 * becomes.loc["nothing", "share"],
+        "first": 100 * becomes.loc["position", "cost"],
+        "times": best["perplexity"].iloc[0] / becomes.loc["nothing", "perplexity"],
+        "parameters": kept(WEIGHTS)[0]["parameters"] / 1e6,
+        "tokens": kept(WEIGHTS)[0]["block"],
     }
 
 
@@ -347,6 +396,8 @@ CLAIMS = {
     },
     "README.md": {
         "take what absmax costs from {none:+.1f} % to {smoothing+hadamard:+.1f} %": lambda: remedies_of("absmax"),
+        "One weight of {parameters:.1f} million carries this model: set to zero it multiplies the perplexity by "
+        "{times:.1f}, where its whole neuron costs {neuron:.1f} %": of_weights,
         "Python ≥ {}":
             lambda: [tomllib.loads(read("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")],
         "PyTorch {}.0 into it": lambda: (pinned("torch"),),
@@ -374,6 +425,28 @@ CLAIMS = {
         "state stays near 21,000 until": lambda: (),
         "of layer 28 takes away {taken28:,.0f}, of which neuron 678 takes {neuron678:,.0f}, and that of layer 29 "
         "another {taken29:,.0f}": of_mechanism,
+        "in layers in which both are larger than {:.0f}": lambda: (criterion.SPIKE,),
+        "also multiplied by {}, {} and {}": lambda: FACTORS,
+        "and at least {:.0f} % of perplexity. The neuron": lambda: (100 * CARRIES,),
+        "An entry of the residual stream above {:.0f} in magnitude": lambda: (criterion.MASSIVE,),
+        "and at least {:.0f} % of perplexity; else": lambda: (100 * READS,),
+        "a sentence takes {} nats at least": lambda: (NATS,),
+        "Without feature 247 in the queries the perplexity goes from {plain:.2f} to {q:.2f}, without it in the keys to "
+        "{k:.2f}, in queries, keys and values to {attn_in:.2f}, and in the up projections to {up:.2f}": of_readers,
+        "A random feature adds {random:.1f} % at most": of_readers,
+        "queries prefer that by {margin:.2f} nats, and without the feature by {without:.2f}": of_readers,
+        "Head 8 of layer 18, which gives it all of its attention, gives it {share:.1f} %": of_readers,
+        "Four blocks of {tokens} tokens, with a perplexity of {plain:.2f}": of_weights,
+        "two blocks of {1} tokens: features 247 and 507": lambda: size(READERS),
+        "One weight of {parameters:.1f} million, from neuron 1229 to feature 507 in layer 11, carries the model: "
+        "without it the perplexity is {perplexity:.2f}": of_weights,
+        "a huge value in feature 507 beside it": of_weights,
+        "of that magnitude it changes by {random:.2f} %": of_weights,
+        "this weight included, by {neuron:.1f} %": of_weights,
+        "at its mean it costs {massive:.1f} %. Multiplied by 2 the weight takes {twice:.1f} % off": of_weights,
+        "The weight of layer 28 that takes the massive activation back is as large, and costs {back:.1f} %": of_weights,
+        "has an entry of {entry:,.0f} and gets {attention:.0f} % of the attention": of_weights,
+        "the perplexity grows by {first:.1f} %": of_weights,
     },
     "docs/definitions.md": {
         "clipped to [−{0}, {0}]": lambda: (CODE_MAX,),

@@ -41,7 +41,7 @@ def test_words():
         "seven features",
     ]
     assert [ranges(numbers) for numbers in ([2, 3, 4, 7, 9, 10], [5])] == ["2–4, 7, 9–10", "5"]
-    assert [percent(1.106, 0.014), percent(-0.012), percent(113.0)] == ["+110.6 % ± 1.4", "−1.2 %", "+11300 %"]
+    assert [percent(1.106, 0.014), percent(-0.012), percent(113.0)] == ["+110.6 % ± 1.4", "−1.2 %", "+11,300 %"]
     assert [percent(0.0013, 0.0005), percent(0.0)] == ["+0.13 % ± 0.05", "0.00 %"]
 
 

@@ -144,7 +144,7 @@ CLAIMS = {
         "put at its mean it costs next to nothing": "best.set_index('treatment')['cost']['massive'] < 0.01",
         "Half of the weight costs a little, and twice the weight nothing":
             "0.05 < (c := best.set_index('factor')['cost'])[0.5] < 0.5 and c[2] < 0.01",
-        "Without the massive entries the model is broken. Without the first position nothing is lost":
+        "Without the massive entries the model is broken. Without the first position next to nothing is lost":
             "perplexities[1] > 1000 * perplexities[0] and abs(perplexities[2] / perplexities[0] - 1) < 0.01",
         "for the second takes its place":
             "states['without the first position'][1] > 0.9 * states['as it is'][0] > 100 * states['as it is'][1]",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 NAMED = 6  # more things are counted, not named
+MANY = 10  # as a share: such a change is a ratio, not a percentage
 Names = Callable[[int], str]  # what a token is called, by its id, as `outliers.text.tokens` has it
 
 
@@ -42,7 +43,13 @@ def percent(share: float, deviation: float | None = None) -> str:
     digits = 0 if abs(share) >= 10 else 1 if abs(share) >= 0.002 else 2
     scatter = "" if deviation is None or math.isnan(deviation) else f" ± {100 * deviation:.{digits}f}"
     value = round(100 * share, digits) or 0.0  # of −0 the sign goes
-    return f"{value:{'+' if value else ''}.{digits}f} %{scatter}".replace("-", "−")
+    form = f"{'+' if value else ''}{',' if abs(share) >= 100 else ''}.{digits}f"
+    return f"{value:{form}} %{scatter}".replace("-", "−")
+
+
+def changed(share: float) -> str:
+    """What becomes of a quantity that changes by a share: changes by +3.4 %; is multiplied by 26,517."""
+    return f"changes by {percent(share)}" if share < MANY else f"is multiplied by {times(1 + share)}"
 
 
 def part(share: float) -> str:

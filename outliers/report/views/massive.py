@@ -10,7 +10,7 @@ from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.report.section import Finding, Section, printed
 from outliers.report.tables import MISSING, Table
-from outliers.report.words import amount, part, percent
+from outliers.report.words import amount, changed, part, percent
 
 HEADS = 8  # with the largest attention to the first position
 CAPTION = (
@@ -26,7 +26,7 @@ SAID = {
     "nothing": "nothing",
     "weight": "the weight {weight}",
     "neuron": "the neuron {weight}",
-    "activation": "the entry, behind layer {massive_layer:.0f}",
+    "activation": "massive entries behind layer {massive_layer:.0f}",
     "feature": "feature {feature}, for all that read it",
     "position": "the first position, for all attention",
 }
@@ -108,11 +108,11 @@ def sentences(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
         "massive",
     )
     for removed in ("weight", "activation", "position"):
-        if removed in becomes:
+        if removed in becomes and whole["heads"]:
             row = becomes[removed]
             yield (
                 feature,
                 f"Without {row['without']} the largest entry is {amount(row['entry'])}, the first position gets "
-                f"{part(row['share'])} of the attention, and the perplexity changes by {percent(row['cost'])}.",
+                f"{part(row['share'])} of the attention, and the perplexity {changed(row['cost'])}.",
                 "massive",
             )

@@ -15,6 +15,7 @@ from outliers.report.words import amount, listed, part, percent
 
 MEASURES = ("cost", "top1_softmax", "share", "margin")  # of which random features have a mean and a deviation
 NAMED = 4  # places in a sentence
+WORTH, NATS = 0.01, 0.1  # what taking a feature out has to cost, and to change of the margin, to be told
 HEADS = 4  # of a feature and place, in the table of heads
 
 READERS_CAPTION = (
@@ -142,7 +143,9 @@ def read_by(found: pd.DataFrame) -> Iterator[tuple[int, str, str]]:
 
 
 def _read(feature: int, rows: list[dict]) -> str:
-    reading = [row for row in rows if exact(row["cost"]).is_above(value_of(row, "cost_controls"))]
+    reading = [
+        row for row in rows if row["cost"] >= WORTH and exact(row["cost"]).is_above(value_of(row, "cost_controls"))
+    ]
     if not reading:
         most = max(rows, key=lambda row: abs(row["cost"]))
         return (
@@ -163,7 +166,13 @@ def _others(row: Mapping) -> str:
 
 def _preferred(feature: int, rows: list[dict], whole: Mapping) -> str | None:
     """At which place the feature makes most of what the first position is preferred by, if it does."""
-    changed = [row for row in rows if pd.notna(row["margin"]) and _is_apart(row, "margin")]
+    changed = [
+        row
+        for row in rows
+        if pd.notna(row["margin"])
+        and abs(row["margin"] - whole["margin"]) >= NATS
+        and _is_apart(row, "margin")
+    ]
     if not changed:
         return None
     row = max(changed, key=lambda row: abs(row["margin"] - whole["margin"]))

@@ -10,7 +10,7 @@ from outliers.presets.super_weights import compared
 from outliers.report.analysis import Value, exact
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.report.tables import MISSING, Table
-from outliers.report.words import count, listed, percent, times
+from outliers.report.words import changed, count, listed, percent, times
 
 WORTH = 0.05  # of the perplexity: what a single weight has to carry to be called one that does
 CAPTION = (
@@ -22,7 +22,6 @@ CAPTION = (
 )
 SCALED_CAPTION = "The weight that changes most, multiplied: what that adds to the perplexity (%)."
 DRAWING_CAPTION = "What zeroing each candidate adds to the perplexity, beside its controls."
-MANY = 10  # times the perplexity, from which on it is not given in per cent
 SINGLE = {
     "largest": "largest of layer",
     "neuron": "whole neuron",
@@ -135,17 +134,13 @@ def _carried(one: dict) -> str:
 
 def _not_the_neuron(one: dict) -> str:
     """What the controls say of why the weight matters."""
-    text = f"With its whole neuron {one['input']} at zero that is {_cost(one['neuron'])}, with its whole row "
-    text += _cost(one["row"])
+    text = f"With its whole neuron {one['input']} at zero the perplexity {changed(one['neuron'])}; with its whole row "
+    text += f"it {changed(one['row'])}"
     if not pd.isna(one.get("massive")):
-        text += f", and with the massive activation behind the layer at its mean {_cost(one['massive'])}"
+        text += f"; with the massive activation behind the layer at its mean it {changed(one['massive'])}"
     if one["neuron"] < one["cost"] / 2:
-        text += ": it is not what the neuron says that is lost without the weight"
+        text += ". It is not what the neuron says that is lost without the weight"
     return f"{text}."
-
-
-def _cost(share: float) -> str:
-    return percent(share) if share < MANY else f"{times(1 + share)} times as much"
 
 
 def _multiplied(one: dict, scaled: pd.DataFrame) -> str:
