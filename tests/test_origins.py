@@ -296,6 +296,11 @@ def test_the_section(pocket):
     assert [drawing.name for drawing in section.drawings] == ["life_line"]
     several = origins_section([*rows, *({**row, "variant": "zero(3)"} for row in rows)])
     assert [drawing.name for drawing in several.drawings] == ["life_line", "life_line_2"]
+    beside = several.tables[0]
+    assert (beside.name, beside.data["variant"].tolist()) == ("accounts", ["fp32", "zero(3)"])
+    parts, found = parts_of(pd.DataFrame(rows)[lambda every: every["metric"] == "origins.writer"]), beside.data.iloc[0]
+    most = parts.loc[(parts["value"] * found["value"])[parts["layer"] < found["layer"]].idxmax()]
+    assert (found["part_layer"], found["written"]) == (most["layer"], most["value"])
 
 
 def test_any_metric_under_any_variant(tmp_path):

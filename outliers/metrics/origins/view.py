@@ -50,6 +50,11 @@ LIFE_LINE_CAPTION = (
     "which alone the perplexity rises more than without random ones."
 )
 
+ACCOUNTS_CAPTION = (
+    "Each feature where its mean after the first position is largest, before which layer, beside the median magnitude "
+    "of random features there; and the part of a layer that has written most of it."
+)
+
 
 def _number(field: str) -> Form:
     return lambda row: "0" if abs(row[field]) < LEAST else amount(row[field])
@@ -79,7 +84,20 @@ GATE_COLUMNS = (
     ("before, first position", "{first_before:,.2f}"),
     ("behind, first position", "{first_behind:,.3g}"),
 )
-WORDS = ("part", "most of the mean", "most at the first", "writer", "most on", "norm")  # columns of text
+ACCOUNT_COLUMNS = (
+    ("model", "{model}"),
+    ("variant", "{variant}"),
+    ("feature", "{feature:.0f}"),
+    ("before layer", "{layer:.0f}"),
+    ("mean", _number("value")),
+    ("random features", _number("ordinary")),
+    ("written most by", lambda row: _place(row)),
+    ("with", _number("written")),
+)
+WORDS = (  # columns of text
+    *("model", "variant", "written most by"),
+    *("part", "most of the mean", "most at the first", "writer", "most on", "norm"),
+)
 
 
 def origins_section(rows: list[dict]) -> Section:
@@ -91,7 +109,33 @@ def origins_section(rows: list[dict]) -> Section:
             accounts[row["model"], row.get("variant", BASELINE)].append(row)
     endings = ["", *(f"_{number}" for number in range(2, len(accounts) + 1))]
     sections = [_section(of_one, ending, rows) for of_one, ending in zip(accounts.values(), endings, strict=True)]
-    return sections[0] if len(sections) == 1 else together("Origins of features", sections)
+    if len(sections) == 1:
+        return sections[0]
+    beside = pd.DataFrame(record for of_one in accounts.values() for record in _summed_up(of_one))
+    table = Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, beside, names=WORDS)
+    several = Section("", rows, table.printed, [table])
+    return together("Origins of features", [several, *(one._replace(printed="", findings=()) for one in sections)])
+
+
+def _summed_up(rows: list[dict]) -> Iterator[dict]:
+    """Of each feature of an account where its mean is largest, beside random features, and the part that wrote most."""
+    frame = pd.DataFrame(rows)
+    ordinary = frame[(frame["metric"] == "origins.ordinary") & (frame["part"] == "state")].set_index("layer")["value"]
+    for feature, own in frame[frame["feature"].notna()].groupby("feature", sort=False):
+        states = own[own["metric"] == "origins.state"]
+        peak = states.loc[states["value"].abs().idxmax()]
+        parts = parts_of(own).query("layer < @peak.layer")
+        most = parts.loc[(parts["value"] * peak["value"]).idxmax()] if len(parts) else None
+        yield {
+            "model": short_name(rows[0]["model"]),
+            "variant": rows[0].get("variant", BASELINE),
+            "feature": feature,
+            **{name: peak[name] for name in ("layer", "value")},
+            "ordinary": ordinary.get(peak["layer"]),
+            "part": most["part"],
+            "part_layer": most["layer"],
+            "written": most["value"],
+        }
 
 
 def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
@@ -138,6 +182,10 @@ def account_of(frame: pd.DataFrame) -> Iterator[tuple[str, str]]:
                 yield f"Feature {feature:.0f} {text}", "parts"
         for text in _hidden(f"feature {feature:.0f}", rows):
             yield text, "gates"
+
+
+def _place(row: Mapping) -> str:
+    return row["part"] if row["part_layer"] == BEFORE else f"{row['part']} of layer {row['part_layer']}"
 
 
 def _columns(frame: pd.DataFrame) -> pd.DataFrame:
