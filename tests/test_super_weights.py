@@ -207,8 +207,8 @@ def test_a_section_says_what_was_compared():
     assert [finding.text for finding in section.findings] == [
         "One weight, [5, 0] of the second feed-forward projection of layer 1, carries the model: set to zero it "
         "multiplies the perplexity by 6.0; random weights of equal magnitude there change it by 0.00 % ± 1.00.",
-        "With its whole neuron 0 at zero the perplexity changes by +2.0 %; with its whole row it changes by +100.0 %. "
-        "It is not what the neuron says that is lost without the weight.",
+        "With the whole neuron 0 of layer 1 at zero the perplexity changes by +2.0 %; with the whole row 5 it changes "
+        "by +100.0 %. It is not what the neuron says that is lost without the weight.",
         "Layer 1 [5, 0] multiplied by 0.5 costs +5.0 %, 1.5 costs +5.0 % and 2 costs +5.0 %.",
     ]
     assert section.tables[0].data["cost"].tolist() == pytest.approx([5.0, 0.06])

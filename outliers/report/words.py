@@ -43,7 +43,7 @@ def percent(share: float, deviation: float | None = None) -> str:
     digits = 0 if abs(share) >= 10 else 1 if abs(share) >= 0.002 else 2
     scatter = "" if deviation is None or math.isnan(deviation) else f" ± {100 * deviation:.{digits}f}"
     value = round(100 * share, digits) or 0.0  # of −0 the sign goes
-    form = f"{'+' if value else ''}{',' if abs(share) >= 100 else ''}.{digits}f"
+    form = f"{'+' if value else ''}{',' if abs(share) >= 10 else ''}.{digits}f"
     return f"{value:{form}} %{scatter}".replace("-", "−")
 
 

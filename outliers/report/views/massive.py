@@ -15,8 +15,8 @@ from outliers.report.words import amount, changed, part, percent
 HEADS = 8  # with the largest attention to the first position
 CAPTION = (
     "What becomes of the largest entry of the residual stream (an infinity norm, with its place) and of the attention "
-    "to the first position (its mean share over heads, and how many heads give it more than 30 %) without what makes "
-    "them, in all layers at once; perplexity, and its increase (%)."
+    "to the first position (its mean share over heads, and how many heads are sinks, which give it more than 30 %) "
+    "without what makes them, in all layers at once; perplexity, and its increase (%)."
 )
 HEADS_CAPTION = (
     "The heads that give the first position most of their attention: its mean share over the queries behind it, and by "
@@ -25,21 +25,21 @@ HEADS_CAPTION = (
 SAID = {
     "nothing": "nothing",
     "weight": "the weight {weight}",
-    "neuron": "the neuron {weight}",
+    "neuron": "all of that neuron",
     "activation": "massive entries behind layer {massive_layer:.0f}",
     "feature": "feature {feature}, for all that read it",
     "position": "the first position, for all attention",
 }
 COLUMNS = (
     ("without", "{without}"),
-    ("perplexity", "{perplexity:.2f}"),
+    ("perplexity", "{perplexity:,.2f}"),
     ("increase", lambda row: percent(row["cost"]).removesuffix(" %") if row["cost"] else MISSING),
-    ("largest entry", "{entry:,.0f}"),
+    ("largest entry", lambda row: f"{row['entry']:,.0f}".replace("-", "−")),
     ("feature", "{feature:.0f}"),
     ("layer", "{layer:.0f}"),
     ("position", "{position:.0f}"),
     ("first position (%)", lambda row: f"{100 * row['share']:.1f}"),
-    ("heads above 30 % (%)", lambda row: f"{100 * row['heads']:.1f}"),
+    ("sink heads (%)", lambda row: f"{100 * row['heads']:.1f}"),
 )
 HEAD_COLUMNS = (
     ("layer", "{layer:.0f}"),

@@ -24,7 +24,7 @@ READERS_CAPTION = (
     "how many of their deviations lie between. Where queries, keys and values alone read the change, it is made in one "
     "layer at a time and changes nothing behind: mean top-1 softmax probability of the attention, mean over heads of "
     "the attention to the first position, by how many nats queries prefer that to the other positions that they see, "
-    "and the share of heads that give it more than 30 %."
+    "and the share of heads that give it more than 30 %, the sink heads."
 )
 HEADS_CAPTION = (
     "The heads whose preference for the first position changes most without a feature at a place of the attention, "
@@ -53,7 +53,7 @@ COLUMNS = (
     ("top-1 softmax (%)", lambda row: cell(".2f", row["top1_softmax"], unit=100)),
     ("first position (%)", lambda row: cell(".2f", row["share"], unit=100)),
     ("margin (nats)", "{margin:.3f}"),
-    ("heads above 30 % (%)", lambda row: cell(".1f", row["sinks"], unit=100)),
+    ("sink heads (%)", lambda row: cell(".1f", row["sinks"], unit=100)),
 )
 HEAD_COLUMNS = (
     ("feature", "{feature:.0f}"),

@@ -23,10 +23,10 @@ CAPTION = (
 SCALED_CAPTION = "The weight that changes most, multiplied: what that adds to the perplexity (%)."
 DRAWING_CAPTION = "What zeroing each candidate adds to the perplexity, beside its controls."
 SINGLE = {
-    "largest": "largest of layer",
-    "neuron": "whole neuron",
-    "row": "whole row",
-    "massive": "massive activation at mean",
+    "largest": "largest",
+    "neuron": "neuron",
+    "row": "row",
+    "massive": "massive at mean",
 }
 
 
@@ -79,7 +79,7 @@ def _percent(field: str):
 COLUMNS = (
     ("weight", lambda row: called(row["candidate"], row["layer"])),
     ("found by", "{found_by}"),
-    ("value", "{value:.3f}"),
+    ("value", lambda row: f"{row['value']:.3f}".replace("-", "−")),
     ("KL", "{kl:.4f}"),
     ("zero", _percent("cost")),
     (
@@ -134,8 +134,8 @@ def _carried(one: dict) -> str:
 
 def _not_the_neuron(one: dict) -> str:
     """What the controls say of why the weight matters."""
-    text = f"With its whole neuron {one['input']} at zero the perplexity {changed(one['neuron'])}; with its whole row "
-    text += f"it {changed(one['row'])}"
+    text = f"With the whole neuron {one['input']} of layer {one['layer']} at zero the perplexity "
+    text += f"{changed(one['neuron'])}; with the whole row {one['output']} it {changed(one['row'])}"
     if not pd.isna(one.get("massive")):
         text += f"; with the massive activation behind the layer at its mean it {changed(one['massive'])}"
     if one["neuron"] < one["cost"] / 2:
