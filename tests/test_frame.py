@@ -22,6 +22,7 @@ def test_every_kept_run(folder):
     rows = read_rows(folder)
     whole, short = outliers.frame(folder, provenance=True), outliers.frame(rows)
     for row, found in zip(rows, whole.to_dict("records"), strict=True):
+        row = {name: value for name, value in row.items() if value is not None}
         assert {name: value for name, value in found.items() if name in row} == row
         assert all(pd.isna(value) for name, value in found.items() if name not in row)
     assert list(whole.columns) == [*short.columns, *(name for name in PROVENANCE if name in whole)]

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from outliers.errors import unknown_name
 from outliers.metrics.origins import Origins
 from outliers.metrics.trace import Trace
-from outliers.models.anatomy import anatomy_of
 from outliers.presets.emergence import counted
 from outliers.presets.readers import check_readers, readers_stages
 from outliers.presets.super_weights import check_weights, massive_stages, weights_stages
@@ -45,6 +44,8 @@ class ToAccount(Causal):
     @property
     def parts(self) -> list[Part]:
         """Those that are asked for; by default all that the model has, for experts keep their weights together."""
+        from outliers.models.anatomy import anatomy_of  # late, for it brings torch
+
         experts = anatomy_of(self.config).mixture and "by" not in self.settings.model_fields_set
         return [part for name, part in PARTS.items() if name in self.settings.by and not (experts and part.of_weights)]
 

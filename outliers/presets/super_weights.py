@@ -13,7 +13,6 @@ from outliers.metrics.trace import Trace
 from outliers.runs.rows import Row
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject
-from outliers.tracing.result import STREAM
 from outliers.variants.quantized import EXACT
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequenc
 
 def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
     """What becomes of massive activations and sinks without what makes them."""
+    from outliers.tracing.result import STREAM  # late, for it brings torch, and views take this file
+
     spec = subject.settings
     trace = Trace(roles=STREAM, alpha=spec.alpha, details=True)
     traced, searched = yield [Cell(subject, EXACT, trace), _search(subject, spec.controls, spec.seed)]

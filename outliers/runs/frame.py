@@ -15,7 +15,7 @@ WHERE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 # Which of the values of a cell a value is.
 WHICH = (
     *("metric", "subject", "method", "features", "draw", "feature", "layer", "role", "projection", "position", "token"),
-    *("way", "norm", "part", "writer", "index"),
+    *("variant", "way", "norm", "part", "writer", "index", "head", "path", "output", "input"),
     *("bits", "hardware", "owner", "gpus", "gigabytes", "headroom"),
 )
 # With what a value was computed and what that took, beside what was measured.
