@@ -128,6 +128,7 @@ def make_tokenizer(size: int = 100):
     return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>")
 
 
+SLOW = tuple((Path(__file__).parent / "slow.txt").read_text().splitlines())  # beginnings of names of tests
 # Those that differ the most: Conv1D and learned positions; gated layers, rotary positions and few heads of keys; a
 # parallel block with one head of keys; norms after the layers; experts, windows and sinks.
 FIVE = ("gpt2", "llama", "falcon", "opt-350m", "gpt-oss")
@@ -224,9 +225,10 @@ def trace_model(spec: OneModel, out: Path | None = None, force: bool = False) ->
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a browser or a real model is slow."""
+    """What needs a browser or a real model is slow, and so is what takes seconds where another case is like it."""
     for item in items:
-        if any(mark in (needs_chromium.mark, needs_smollm2.mark) for mark in item.iter_markers("skipif")):
+        needs = any(mark in (needs_chromium.mark, needs_smollm2.mark) for mark in item.iter_markers("skipif"))
+        if needs or item.nodeid.startswith(SLOW):
             item.add_marker("slow")
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import pairwise
+from tests.conftest import SLOW, pairwise
 from tests.test_docs import ROOT, read
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -30,6 +30,12 @@ def test_continuous_integration_runs_what_make_test_leaves():
     }
     assert '-m "not slow"' in asked["test"] and '-m "not slow"' not in asked["test-all"]
     assert "make test-all" in read(".ci/run").splitlines()
+
+
+def test_what_is_called_slow_is_there():
+    named = {one.partition("[")[0] for one in SLOW}
+    assert sorted(SLOW) == list(SLOW)
+    assert [one for one in named if f"def {one.partition('::')[2]}(" not in read(one.partition("::")[0])] == []
 
 
 def test_sixty_mistakes_can_be_made_and_have_tests():
