@@ -1,4 +1,4 @@
-"""Sixty small mistakes, one after the other in a copy of the clone, and which of them the tests catch.
+"""Small mistakes, one after the other in a copy of the clone, and which of them the tests catch.
 
 `python scripts/mutations.py` runs for each the tests that concern its module, `python scripts/mutations.py -m "not
 slow"` the fast ones among them: arguments are pytest's. A number in the variable ONLY, such as 7 or 1-20, names some.
@@ -37,6 +37,11 @@ TESTS = {
     "outliers/metrics/errors": "damage",
     "outliers/metrics/places": "damage",
     "outliers/metrics/memory": "memory",
+    "outliers/metrics/candidates": "super_weights",
+    "outliers/metrics/sinks": "readers",
+    "outliers/presets": "super_weights readers",
+    "outliers/report/views": "super_weights readers",
+    "outliers/variants": "super_weights unattended variants",
     "outliers/metrics/ablations": "ablation evaluation attention",
     "outliers/metrics": "cells damage ablation evaluation",
     "outliers/runs": "cells rows results latency paper survival experiment",
@@ -125,6 +130,16 @@ MUTATIONS = {
         ('row.made.get("experiment") == own', 'row.made.get("experiment") != own'),
         ("if cell.about.items() <= row.facts.items()", "if True"),
     ],
+    "outliers/metrics/candidates/measure.py": [
+        ("min(abs(spikes", "max(abs(spikes"),
+        ("distances[place] = torch.inf", "pass"),
+        ("magnitudes.mean(1, keepdim=True).sqrt() * ", ""),
+    ],
+    "outliers/metrics/sinks/measure.py": [("queries = probabilities[0, :, 1:]", "queries = probabilities[0]")],
+    "outliers/presets/super_weights.py": [("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]")],
+    "outliers/report/views/super_weights.py": [("exact(candidate[\"cost\"]).is_above(_random(candidate))", "True")],
+    "outliers/variants/massive.py": [("entries.abs() > self.above", "entries > self.above")],
+    "outliers/variants/unattended.py": [("queries > keys", "queries >= keys")],
     "outliers/runs/planner.py": [(" and not cell.metric.timed", "")],
 }
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import outliers
+from outliers.criterion import SPIKE
 from outliers.errors import UserError
 from outliers.metrics.candidates import Candidates, scalings, treatments
 from outliers.metrics.candidates.measure import candidates
@@ -100,6 +101,27 @@ def test_candidates_are_where_spikes_meet():
     assert abs(of_layer["value"]) == outputs.abs().max()
     assert (of_layer["output"], of_layer["input"]) == (OUTPUT, INPUT)
     assert found.iloc[2]["found_by"] == "activations"
+
+
+def test_a_candidate_by_activations_has_both_spikes():
+    model = make_model("opt")
+    with torch.no_grad():
+        weights_of(model)[LAYER][OUTPUT, INPUT] = 1000.0
+    found = pd.DataFrame(candidates(model, written_by(model, 0), Candidates()))
+    of_layer = found[(found["metric"] == "candidates.layer") & (found["layer"] == LAYER)].iloc[0]
+    assert abs(of_layer["value"]) > SPIKE > abs(of_layer["spike"])
+    assert found["found_by"].dropna().eq("weights").all()
+
+
+def test_a_candidate_by_the_weights_stands_out_of_row_and_column():
+    model = make_model("gpt2")
+    best = candidates(model, written_by(model, 0), Candidates(count=1))[-1]
+    scores = [
+        one.abs() / (one.abs().mean(1, keepdim=True) * one.abs().mean(0, keepdim=True)).sqrt()
+        for one in weights_of(model)
+    ]
+    assert best["score"] == pytest.approx(max(one.max().item() for one in scores), rel=1e-5)
+    assert best["score"] == pytest.approx(scores[best["layer"]][best["output"], best["input"]].item(), rel=1e-5)
 
 
 def test_controls_are_weights_of_equal_magnitude():

@@ -38,8 +38,8 @@ def test_what_is_called_slow_is_there():
     assert [one for one in named if f"def {one.partition('::')[2]}(" not in read(one.partition("::")[0])] == []
 
 
-def test_sixty_mistakes_can_be_made_and_have_tests():
+def test_mistakes_can_be_made_and_have_tests():
     found = [(module, *pair) for module, pairs in mutations.MUTATIONS.items() for pair in pairs]
-    assert len(found) == 60
+    assert len(found) >= 60
     assert [one for one in found if read(one[0]).count(one[1]) != 1 or one[1] == one[2]] == []
     assert all((ROOT / file).exists() for module, *_ in found for file in mutations.test_files(module))
