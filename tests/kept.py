@@ -38,6 +38,12 @@ def _damage_section(rows: list[dict]) -> Section:
     return damage_section(rows, dict(zip(worst["token"], worst["token_text"], strict=True)).get)
 
 
+def _beside_each_other(rows: list[dict]) -> Section:
+    """The table of all accounts alone, without those of each model."""
+    section = origins_section(rows)
+    return section._replace(tables=section.tables[:1], drawings=())
+
+
 SECTIONS = {
     "pocket/table1": sweep_section,
     "smollm2-135m/sweep": sweep_section,
@@ -47,6 +53,7 @@ SECTIONS = {
     "mechanism/smollm2-135m": origins_section,
     "mechanism/readers": account_section,
     "mechanism/weights": account_section,
+    "mechanism/checkpoints": _beside_each_other,
     "pocket/table3": memory_section,
     "pocket/table4": table4_section,
     "emergence": table4_section,

@@ -204,6 +204,20 @@ def of_weights() -> dict[str, float]:
     }
 
 
+CHECKPOINTS_OF = "mechanism/checkpoints"
+
+
+def of_checkpoints() -> dict[str, float]:
+    """Which layer writes most of two features along a training, and how much of them at its last checkpoint."""
+    found = SECTIONS[CHECKPOINTS_OF](kept(CHECKPOINTS_OF)).tables[0].data
+    steps = found["model"].str.removeprefix("step-").astype(int)
+    assert (found["part"] == "feed-forward").all()
+    assert set(steps[found["part_layer"] == 1]) == {100, 150, 200} and steps[found["part_layer"] == 0].min() == 300
+    last = found[steps == 1000].set_index("feature")
+    shares = 100 * last["written"] / last["value"]
+    return {"until": 200, "from": 300, "share40": shares[40], "share224": shares[224], "step": steps.max()}
+
+
 def of_damage(scheme: str) -> dict[str, float]:
     """What its damage on C4 says of a scheme: of the model, of roles alone, and of the projection that is worst."""
     found = damages_of(kept(DAMAGED))[scheme]
@@ -447,6 +461,11 @@ CLAIMS = {
         "The weight of layer 28 that takes the massive activation back is as large, and costs {back:.1f} %": of_weights,
         "has an entry of {entry:,.0f} and gets {attention:.0f} % of the attention": of_weights,
         "the perplexity grows by {first:.1f} %": of_weights,
+        "on 8 blocks of {1} tokens of C4": lambda: size(CHECKPOINTS_OF),
+        "features 40 and 224, which are outlier features": of_checkpoints,
+        "the feed-forward part of layer 1 writes most of them until step {until}. From step {from} on it is that of "
+        "layer 0, which writes {share40:.0f} % of feature 40 and {share224:.0f} % of feature 224 at step {step:,}":
+            of_checkpoints,
     },
     "docs/definitions.md": {
         "clipped to [−{0}, {0}]": lambda: (CODE_MAX,),

@@ -127,7 +127,7 @@ CLAIMS = {
         "it is made at once, at the first position, by two neurons of layer 11, and a neuron of layer 28":
             "(t := of_507.head(3))['layer'].tolist() == [11, 28, 11] and t['writer'].eq('neuron').all() "
             "and -t['first'].iloc[1] > 0.5 * t['first'].iloc[[0, 2]].sum()",
-        "In front of the attention of layers 1 to 8 the gain of feature 247 is the smallest of all 576":
+        "In front of the attention of layers 1 to 8 the gain of feature 247 is one of the two smallest of all 576":
             "(g := of_247['rank'])[1:8].min() >= 575 and len(g) == 30",
         "From layer 9 on it is larger than the median": "(of_247['value'] > of_247['median'])[9:].all()",
         "Without it keys cost most of these, and random features cost next to nothing anywhere":

@@ -104,5 +104,5 @@ def together(title: str, sections: Sequence[Section]) -> Section:
     """Several sections as one, of the rows of the first."""
     lists = {name: [entry for section in sections for entry in getattr(section, name)] for name in JOINED}
     further = {name: frame for section in sections for name, frame in section.further.items()}
-    printed = "\n\n".join(section.printed for section in sections)
+    printed = "\n\n".join(filter(None, (section.printed for section in sections)))
     return Section(title, sections[0].rows, printed, further=further, **lists)
