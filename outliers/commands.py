@@ -17,20 +17,6 @@ from outliers.specification.kinds import MODEL, Named, OfOneModel
 from outliers.terminal.command import Force, Out, called, typed
 from outliers.terminal.options import options, signed
 
-# Module and function that shows the rows of a command, imported when it runs.
-SECTIONS = {
-    "trace": "outliers.metrics.trace.view:kept_trace_section",
-    "ablate": "outliers.report.views.ablation:ablation_section",
-    "origins": "outliers.report.views.account:account_section",
-    "damage": "outliers.report.views.damage:kept_damage_section",
-    "emergence": "outliers.report.paper.table4:emergence_section",
-    "measure": "outliers.report.measured:measured_section",
-    "sweep": "outliers.metrics.perplexity.view:sweep_section",
-    "zeroshot": "outliers.metrics.zeroshot.view:zeroshot_section",
-    "memory": "outliers.metrics.memory.view:memory_section",
-    "latency": "outliers.metrics.latency.view:latency_section",
-    "training": "outliers.report.report:shown_section",
-}
 OF_MODELS = ("models", "candidates")  # what an experiment has others of where models are named
 APART = ("variants",)  # whose entries may have commas: an option each
 ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
@@ -67,7 +53,7 @@ def measuring(
         **given,
     ) -> None:
         if redraw is not None:
-            _redraw(name, redraw, out, [positional, models, force, *given.values()])
+            _redraw(name, kind, redraw, out, [positional, models, force, *given.values()])
             return
         fields = _fields(given)
         experiment, chosen = _named(name, kind, positional or [], models or [], default)
@@ -179,11 +165,11 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Calla
     from outliers.runs.run import run
 
     folder = place_of(spec, out) if isinstance(spec, OfOneModel) else out or spec.folder
-    section = pkgutil.resolve_name(SECTIONS[name])(*shown(spec, folder, run(spec, folder, force)))
+    section = pkgutil.resolve_name(spec.section)(*shown(spec, folder, run(spec, folder, force)))
     print(write(section, folder, typed(name)))
 
 
-def _redraw(name: str, folder: Path, out: Path | None, others: list) -> None:
+def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:
     """Print and write what the finished rows in a folder show, into the same folder by default."""
     from outliers.report.write import write
     from outliers.runs.rows import read
@@ -200,4 +186,4 @@ def _redraw(name: str, folder: Path, out: Path | None, others: list) -> None:
     place = out or folder
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-    print(write(pkgutil.resolve_name(SECTIONS[name])(rows), place, typed(name)))
+    print(write(pkgutil.resolve_name(kind.section)(rows), place, typed(name)))

@@ -1,9 +1,11 @@
-"""`python -m outliers.origins`: what writes a feature, which norms let it through, and what reads it.
+"""`python -m outliers.origins`: what writes a feature, which norms hide it, what reads it, and which weights matter.
 
-Account for features: the heads, neurons and biases that write them, layer by layer, and the projections that read them.
+Account for features: the heads, neurons and biases that write them, the projections that read them, single weights.
 
-Prints what writes each feature, what takes it back, which norms hide it, and what the model loses where projections do
-without it; writes rows, tables and the life lines to results/origins/NAME. Run again, it goes on where it stopped.
+Prints what writes each feature, what takes it back, which norms hide it, what the model loses where projections do
+without it, which single weights carry the model beside controls, and what becomes of massive activations and sinks
+without what makes them; writes rows, tables and figures to results/origins/NAME. Run again, it goes on where it
+stopped.
 
 Examples:
 
@@ -12,6 +14,8 @@ Examples:
 `python -m outliers.origins smollm2-135m --features 247,507 --text c4 --block 512 --blocks 4`
 
 `python -m outliers.origins smollm2-135m --features 247 --by readers --place k,up,norm`
+
+`python -m outliers.origins smollm2-135m --by weights --blocks 4 --block 512`
 """
 
 from outliers.commands import measuring

@@ -8,7 +8,7 @@ import pandas as pd
 from outliers.metrics.latency.view import latency_section
 from outliers.metrics.linear_layer.view import speed_section
 from outliers.metrics.memory.view import memory_section
-from outliers.metrics.origins.view import origins_section
+from outliers.metrics.origins.view import beside_each_other, origins_section
 from outliers.metrics.perplexity.view import sweep_section
 from outliers.metrics.zeroshot.view import zeroshot_section
 from outliers.report.paper.table4 import table4_section
@@ -38,10 +38,9 @@ def _damage_section(rows: list[dict]) -> Section:
     return damage_section(rows, dict(zip(worst["token"], worst["token_text"], strict=True)).get)
 
 
-def _beside_each_other(rows: list[dict]) -> Section:
-    """The table of all accounts alone, without those of each model."""
-    section = origins_section(rows)
-    return section._replace(tables=section.tables[:1], drawings=())
+def _checkpoints_section(rows: list[dict]) -> Section:
+    """All accounts in a table, without those of each model."""
+    return Section("", rows, tables=[beside_each_other(rows)])
 
 
 SECTIONS = {
@@ -53,7 +52,7 @@ SECTIONS = {
     "mechanism/smollm2-135m": origins_section,
     "mechanism/readers": account_section,
     "mechanism/weights": account_section,
-    "mechanism/checkpoints": _beside_each_other,
+    "mechanism/checkpoints": _checkpoints_section,
     "pocket/table3": memory_section,
     "pocket/table4": table4_section,
     "emergence": table4_section,

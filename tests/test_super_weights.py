@@ -8,7 +8,7 @@ import torch
 
 import outliers
 from outliers.criterion import SPIKE
-from outliers.errors import UserError
+from outliers.errors import BrokenModel, UserError
 from outliers.metrics.candidates import Candidates, scalings, treatments
 from outliers.metrics.candidates.measure import candidates
 from outliers.metrics.measurement import records_along
@@ -169,6 +169,14 @@ def test_a_streamed_model_has_the_same_super_weights(case, tmp_path):
 def test_experts_have_no_second_projection(blocks):
     with pytest.raises(UserError, match=r"the layers of this model \(mixtral\) have experts"):
         outliers.super_weights(make_model("mixtral"), blocks)
+
+
+def test_a_broken_model_is_refused(blocks):
+    model = make_model("gpt2")
+    with torch.no_grad():
+        weights_of(model)[LAYER][0, 0] = torch.nan
+    with pytest.raises(BrokenModel, match="NaN or inf at a second feed-forward projection"):
+        outliers.super_weights(model, blocks)
 
 
 def test_a_candidate_without_a_massive_activation_has_no_such_control():

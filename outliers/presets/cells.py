@@ -53,6 +53,7 @@ class _Cells(Calibrated):
     """The cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
 
     plans = "outliers.presets.measure:measure_plans"
+    section = "outliers.report.measured:measured_section"
 
     name: Name = "measure"
     models: Names = Field(description=MODEL)

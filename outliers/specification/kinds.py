@@ -226,6 +226,7 @@ class Named(BaseModel):
     # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.subjects.cell.Plan`.
     plans: ClassVar[str | Callable | None] = None
     experiment: ClassVar[str | None] = None  # what its rows say that they are of, where that is not its name
+    section: ClassVar[str | None] = None  # `module:function` that shows its rows, imported when a command has run
 
     name: Name
     shows: Line | None = None
@@ -312,6 +313,7 @@ class Experiment(OfSchemes, Calibrated):
     """
 
     plans = "outliers.presets.sweep:sweep_plans"
+    section = "outliers.metrics.perplexity.view:sweep_section"
 
     name: Name = "sweep"
     models: Names = Field(description=MODEL)
@@ -340,6 +342,7 @@ class OneModel(OfOneModel):
     """A trace of one model."""
 
     plans, experiment = "outliers.presets.emergence:trace_plans", "trace"
+    section = "outliers.metrics.trace.view:kept_trace_section"
 
     name: Name = "trace"
     by_token: bool = Field(False, title="tokens", description="Find which tokens carry the outlier features.")
@@ -349,6 +352,7 @@ class Ablation(OfOneModel):
     """An ablation of one model, by the arguments of `outliers.ablate`."""
 
     plans, experiment = "outliers.presets.ablate:ablation_plans", "ablate"
+    section = "outliers.report.views.ablation:ablation_section"
 
     name: Name = "ablate"
     scheme: OneScheme = Field(BASELINE, description="What the model is under meanwhile.")
@@ -364,6 +368,7 @@ class Account(OfOneModel):
     """What writes features of one model and what reads them: the arguments of `outliers.origins` and `readers`."""
 
     plans, experiment = "outliers.presets.origins:origins_plans", "origins"
+    section = "outliers.report.views.account:account_section"
 
     name: Name = "origins"
     features: Features | None = Field(
@@ -388,6 +393,7 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     """Where schemes damage one model, by the arguments of `outliers.damage`."""
 
     plans = "outliers.presets.damage:damage_plans"
+    section = "outliers.report.views.damage:kept_damage_section"
 
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
@@ -399,6 +405,7 @@ class Emergence(Settings):
     """Outlier features along a family of models, or along revisions of one."""
 
     plans, experiment = "outliers.presets.emergence:emergence_plans", "emergence"
+    section = "outliers.report.paper.table4:emergence_section"
 
     name: Name = "emergence"
     models: Names = Field(description=MODEL)
@@ -435,6 +442,7 @@ class Memory(Named):
     """
 
     plans = "outliers.presets.memory:memory_plans"
+    section = "outliers.metrics.memory.view:memory_section"
 
     name: Name = "memory"
     models: Names = Field(description=MODEL)
@@ -466,6 +474,7 @@ class Latency(OfSchemes, Machine):
     """Time a generated token with a KV cache; prompts are the first tokens of a text."""
 
     plans = "outliers.presets.latency:latency_plans"
+    section = "outliers.metrics.latency.view:latency_section"
 
     name: Name = "latency"
     dtype: Literal["float32", "float16", "bfloat16"] = Field("bfloat16", description="Of what is not quantized.")
@@ -487,6 +496,7 @@ class ZeroShot(OfSchemes, Spread):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
 
     plans = "outliers.presets.zeroshot:zeroshot_plans"
+    section = "outliers.metrics.zeroshot.view:zeroshot_section"
 
     name: Name = "zeroshot"
     models: Names = Field(description=MODEL)

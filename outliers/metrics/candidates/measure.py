@@ -1,5 +1,6 @@
 """Find candidates for super weights: in one pass over a text, and in the weights alone."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -9,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.criterion import SPIKE
-from outliers.errors import UserError
+from outliers.errors import BrokenModel, UserError
 from outliers.metrics.candidates import Candidates
 from outliers.metrics.measurement import Measurement
 from outliers.models.anatomy import Projection, anatomy_of, check_plain, projections
@@ -34,9 +35,15 @@ class Spike(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor) -> "Spike":
-        """That of x (T, features)."""
+        """That of x (T, features); raise BrokenModel where that is NaN or inf."""
         position, feature = divmod(int(x.abs().argmax()), x.shape[1])
-        return cls(x[position, feature].item(), feature, position)
+        value = x[position, feature].item()
+        if not math.isfinite(value):
+            raise BrokenModel(
+                f"NaN or inf at a second feed-forward projection, position {position}; expected finite numbers: try "
+                "another dtype (float32, bfloat16) or check the weights"
+            )
+        return cls(value, feature, position)
 
     def larger(self, other: "Spike | None") -> "Spike":
         """Of both the larger one; of equal ones the other."""
@@ -156,7 +163,10 @@ class _Observer:
             "value": written.value,
             "layer": layer,
             "path": self.paths[layer],
-            "output": written.feature, "input": spike.feature, "position": written.position, "spike": spike.value,
+            "output": written.feature,
+            "input": spike.feature,
+            "position": written.position,
+            "spike": spike.value,
             **self.peaks[layer].at(written.feature),
         }
 

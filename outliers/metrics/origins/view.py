@@ -1,7 +1,7 @@
 """What the account of features says: sentences, a table of the largest writers, and the life lines."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pandas as pd
 
@@ -103,18 +103,29 @@ WORDS = (  # columns of text
 def origins_section(rows: list[dict]) -> Section:
     """The account of features of each model under each variant; rows of other metrics, such as the trace that has found
     the features, are left out."""
+    accounts = list(_accounts(rows))
+    endings = ["", *(f"_{number}" for number in range(2, len(accounts) + 1))]
+    sections = [_section(of_one, ending, rows) for of_one, ending in zip(accounts, endings, strict=True)]
+    if len(sections) == 1:
+        return sections[0]
+    table = beside_each_other(rows)
+    several = Section("", rows, table.printed, [table])
+    return together("Origins of features", [several, *(one._replace(printed="", findings=()) for one in sections)])
+
+
+def _accounts(rows: list[dict]) -> Iterable[list[dict]]:
+    """The rows of each model under each variant."""
     accounts: dict[tuple, list[dict]] = defaultdict(list)
     for row in rows:
         if row["metric"].startswith("origins."):
             accounts[row["model"], row.get("variant", BASELINE)].append(row)
-    endings = ["", *(f"_{number}" for number in range(2, len(accounts) + 1))]
-    sections = [_section(of_one, ending, rows) for of_one, ending in zip(accounts.values(), endings, strict=True)]
-    if len(sections) == 1:
-        return sections[0]
-    beside = pd.DataFrame(record for of_one in accounts.values() for record in _summed_up(of_one))
-    table = Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, beside, names=WORDS)
-    several = Section("", rows, table.printed, [table])
-    return together("Origins of features", [several, *(one._replace(printed="", findings=()) for one in sections)])
+    return accounts.values()
+
+
+def beside_each_other(rows: list[dict]) -> Table:
+    """The features of several accounts."""
+    found = pd.DataFrame(record for account in _accounts(rows) for record in _summed_up(account))
+    return Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, found, names=WORDS)
 
 
 def _summed_up(rows: list[dict]) -> Iterator[dict]:
