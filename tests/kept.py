@@ -38,7 +38,7 @@ def _damage_section(rows: list[dict]) -> Section:
     return damage_section(rows, dict(zip(worst["token"], worst["token_text"], strict=True)).get)
 
 
-def _checkpoints_section(rows: list[dict]) -> Section:
+def checkpoints_section(rows: list[dict]) -> Section:
     """All accounts in a table, without those of each model."""
     return Section("", rows, tables=[beside_each_other(rows)])
 
@@ -52,7 +52,7 @@ SECTIONS = {
     "mechanism/smollm2-135m": origins_section,
     "mechanism/readers": account_section,
     "mechanism/weights": account_section,
-    "mechanism/checkpoints": _checkpoints_section,
+    "mechanism/massive": account_section,
     "pocket/table3": memory_section,
     "pocket/table4": table4_section,
     "emergence": table4_section,

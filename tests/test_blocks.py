@@ -186,8 +186,12 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
         "pocket/gpt2-1.7m": str(small_model),
         "path/to/folder": str(small_model),
         "path/to/model.gguf": "model.gguf",
-        "247,507": "3,17",  # features of a model of 576
+        "247,507": "3,17",  # features of a model of 576, and places of one of 30 layers
+        "247": "3",
+        "k,layers.9:12.k,norm": "k,layers.0:1.k,norm",
     }
+    if "published" in typed.split():
+        stands_for["smollm2-135m"] = "--redraw"  # nobody published anything about the small one
     arguments = [stands_for.get(argument, argument) for argument in shlex.split(typed)[3:]]
     sizes = ["--block", "32", "--blocks", "1"] if _reads_text(module) and "--redraw" not in arguments else []
     monkeypatch.setattr(sys, "argv", [module, *arguments, *sizes])

@@ -29,7 +29,7 @@ from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.candidates import FACTORS
 from outliers.metrics.damages import damages_of
 from outliers.metrics.measurement import Keeps, each_alone
-from outliers.metrics.origins.view import HIDDEN
+from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
 from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
@@ -60,7 +60,7 @@ from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
 from tests.conftest import needs_smollm2
-from tests.kept import DAMAGED, KEPT, SECTIONS, kept
+from tests.kept import DAMAGED, KEPT, SECTIONS, checkpoints_section, kept
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -162,7 +162,7 @@ def of_mechanism() -> dict[str, float]:
     }
 
 
-READERS, WEIGHTS = "mechanism/readers", "mechanism/weights"
+READERS, WEIGHTS, MASSIVE = "mechanism/readers", "mechanism/weights", "mechanism/massive"
 
 
 def of_readers() -> dict[str, float]:
@@ -184,7 +184,7 @@ def of_readers() -> dict[str, float]:
 
 def of_weights() -> dict[str, float]:
     """What the model loses without single weights and their controls, in per cent, and what becomes of its sink."""
-    found, becomes = compared(kept(WEIGHTS)), becomes_of(kept(WEIGHTS)).set_index("removed")
+    found, becomes = compared(kept(WEIGHTS)), becomes_of(kept(MASSIVE)).set_index("removed")
     best = found[found["candidate"] == found["candidate"][0]]
     assert best["candidate"].iloc[0].endswith("layers.11.mlp.down_proj[507,1229]")
     costs = 100 * best.groupby("treatment")["cost"].mean()
@@ -205,11 +205,12 @@ def of_weights() -> dict[str, float]:
 
 
 CHECKPOINTS_OF = "mechanism/checkpoints"
+OTHERS = [("training-runs/table10", table9_section), (CHECKPOINTS_OF, checkpoints_section)]  # without sentences
 
 
 def of_checkpoints() -> dict[str, float]:
     """Which layer writes most of two features along a training, and how much of them at its last checkpoint."""
-    found = SECTIONS[CHECKPOINTS_OF](kept(CHECKPOINTS_OF)).tables[0].data
+    found = beside_each_other(kept(CHECKPOINTS_OF)).data
     steps = found["model"].str.removeprefix("step-").astype(int)
     assert (found["part"] == "feed-forward").all()
     assert set(steps[found["part_layer"] == 1]) == {100, 150, 200} and steps[found["part_layer"] == 0].min() == 300
@@ -825,7 +826,7 @@ def test_tables_are_those_that_were_kept(page, name):
         pytest.skip(contents[0])
 
 
-@pytest.mark.parametrize(("run", "section"), [*SECTIONS.items(), ("training-runs/table10", table9_section)])
+@pytest.mark.parametrize(("run", "section"), [*SECTIONS.items(), *OTHERS])
 def test_kept_tables_are_those_of_their_rows(run, section):
     for drawn in section(kept(run)).tables:
         assert read(f"results/kept/{run}/{drawn.name}.md") == drawn.form("github") + "\n"

@@ -73,7 +73,8 @@ def removals(records: Iterable[Mapping]) -> dict[str, "Variant"]:
         removed["weight"] = Scaled(Weight(path, feature, layer["input"]))
         removed["neuron"] = Scaled(Weight(path, None, layer["input"]))
         removed["activation"] = Massive((feature,), layer["layer"], 0.0, layer["least"] / 2)
-        removed["feature"] = Ablated(Intervention((feature,)), ("attn_in", "ffn_in"))
+        # by their parts, for the attention under whole roles is that of a layer at a time
+        removed["feature"] = Ablated(Intervention((feature,)), ("q", "k", "v", "ffn_in"))
     return removed | {"position": Unattended((0,))}
 
 
