@@ -26,7 +26,6 @@ from outlier_kernels.reference_formats import LEAST_SHARED
 from outliers import criterion
 from outliers.errors import UserError
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
-from outliers.metrics.candidates import FACTORS
 from outliers.metrics.damages import damages_of
 from outliers.metrics.measurement import Keeps, each_alone
 from outliers.metrics.origins.view import HIDDEN, beside_each_other
@@ -36,18 +35,17 @@ from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
-from outliers.plot.origins import parts_of
+from outliers.plot.origins import READ, parts_of
 from outliers.plot.published import TABLE7
 from outliers.plot.training import checkpoints, trained, watched
 from outliers.presets.readers import readings
-from outliers.presets.super_weights import compared
+from outliers.presets.super_weights import FACTORS, compared
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.report.analysis import CONFIDENCE, Value, costs, of_runs, ratio
 from outliers.report.paper.table7 import table9_section
 from outliers.report.views.causes import ends
 from outliers.report.views.massive import becomes_of
 from outliers.report.views.readers import NATS, heads_of, summary_of
-from outliers.report.views.readers import WORTH as READS
 from outliers.report.views.super_weights import WORTH as CARRIES
 from outliers.runs.callback import EVERY
 from outliers.runs.forecast import Request, forecast, shape_of
@@ -444,7 +442,7 @@ CLAIMS = {
         "also multiplied by {}, {} and {}": lambda: FACTORS,
         "and at least {:.0f} % of perplexity. The neuron": lambda: (100 * CARRIES,),
         "An entry of the residual stream above {:.0f} in magnitude": lambda: (criterion.MASSIVE,),
-        "and at least {:.0f} % of perplexity; else": lambda: (100 * READS,),
+        "and at least {:.0f} % of perplexity; else": lambda: (100 * READ,),
         "a sentence takes {} nats at least": lambda: (NATS,),
         "Without feature 247 in the queries the perplexity goes from {plain:.2f} to {q:.2f}, without it in the keys to "
         "{k:.2f}, in queries, keys and values to {attn_in:.2f}, and in the up projections to {up:.2f}": of_readers,

@@ -9,7 +9,7 @@ import torch
 import outliers
 from outliers.criterion import SPIKE
 from outliers.errors import BrokenModel, UserError
-from outliers.metrics.candidates import Candidates, scalings, treatments
+from outliers.metrics.candidates import Candidates
 from outliers.metrics.candidates.measure import candidates
 from outliers.metrics.measurement import records_along
 from outliers.metrics.perplexity.measure import perplexities, perplexity
@@ -17,7 +17,7 @@ from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
 from outliers.presets.origins import ToAccount
-from outliers.presets.super_weights import CONTROLLED, compared, search_stages
+from outliers.presets.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
 from outliers.quantization.linear import stored_weight
 from outliers.report.views.account import account_section
 from outliers.report.views.massive import becomes_of

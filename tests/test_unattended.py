@@ -23,3 +23,8 @@ def test_no_later_position_attends(case, blocks, tmp_path):
     assert without == pytest.approx(plain, rel=1e-5) != pytest.approx(with_all, rel=1e-5)
     model.save_pretrained(tmp_path)
     assert perplexities(stream_model(str(tmp_path)), blocks, [some]) == [without]
+
+
+def test_a_position_behind_the_text_changes_nothing(blocks):
+    without, with_all = perplexities(make_model("gpt2"), blocks, [Unattended((500,)), AS_IT_IS])
+    assert without == pytest.approx(with_all, rel=1e-6)

@@ -36,6 +36,7 @@ WORTH = 0.25  # of the largest state, what a part has to write for that
 PAD, FAR, STEP = 2, 14, 1.5  # points: around a name, from its bar to its edge at most, between places that are tried
 NEARER = 0.1  # what the middle of a name counts for beside its edge, when the nearest place is sought
 PIECES = 40  # of a straight part of the line, each taken for a point
+READ = 0.01  # of the perplexity: what a feature has to cost at a place that is said to read it
 BAND = (0, -0.2, 1, 0.13)  # of the axes
 TICKS = 8  # at most
 
@@ -157,7 +158,7 @@ def _free_place(axes: Axes, label: Annotation, taken: np.ndarray) -> np.ndarray 
 
 
 def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
-    """By feature the places without it at which alone the perplexity rises more than without random features."""
+    """By feature the places that read it, where rows say what the model loses without it at each."""
     if not any(row.get("subject") == "control" for row in rows):
         return {}
     found = readings(rows)
@@ -165,9 +166,14 @@ def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
     usual = {place: Value(costs.mean(), costs.std()) for place, costs in controls}
     reading: dict[str, list[Place]] = {}
     for row in found[found["subject"] == "feature"].to_dict("records"):
-        if exact(row["cost"]).is_above(usual[row["place"]]):
+        if reads(row["cost"], usual[row["place"]]):
             reading.setdefault(str(row["feature"]), []).append(Place.read(row["place"]))
     return reading
+
+
+def reads(cost: float, usual: Value) -> bool:
+    """Whether a place reads a feature: it costs more without it than without random ones, and enough to be told."""
+    return cost >= READ and exact(cost).is_above(usual)
 
 
 def largest_of(rows: pd.DataFrame, part: Mapping, column: str) -> pd.Series | None:

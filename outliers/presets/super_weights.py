@@ -1,25 +1,34 @@
 """Single weights that carry a model, beside controls; massive activations and sinks without what makes them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from outliers.criterion import MASSIVE
 from outliers.metrics.agreement import Agreement
-from outliers.metrics.candidates import Candidates, removals, scalings, treatments
+from outliers.metrics.candidates import Candidates
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.sinks import Sinks
 from outliers.metrics.trace import Trace
 from outliers.runs.rows import Row
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject
+from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.massive import Massive
 from outliers.variants.quantized import EXACT
+from outliers.variants.term import Weight
+from outliers.variants.unattended import Unattended
+from outliers.variants.weights import Scaled
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from outliers.models.stream import Variant
+
 CONTROLLED = 4  # candidates, those that change most, are compared with controls; the first is multiplied too
+FACTORS = (0.5, 1.5, 2)  # of that one, beside 0 (Yu et al., 2024, section 3.3)
 FOUND = "candidates.weight"  # the metric of their values
 ABOUT = ("layer", "output", "input", "found_by", "value")  # what is said of a candidate
 
@@ -53,10 +62,10 @@ def search_stages(subject: Subject, controls: int, seed: int) -> Stages:
     first = [next(variant for _, variant in treatments(one)) for one in found]
     rows = yield [Cell(subject, variant, metric) for variant in first for metric in (Agreement(), Perplexity())]
     ranked = [one for _, one in sorted(zip(map(_divergence, rows[::2]), found, strict=True), key=lambda pair: -pair[0])]
-    compared = [variant for one in ranked[:CONTROLLED] for _, variant in treatments(one)]
-    compared += [variant for one in ranked[:1] for variant in scalings(one)]
+    treated = [variant for one in ranked[:CONTROLLED] for _, variant in treatments(one)]
+    treated += [variant for one in ranked[:1] for variant in scalings(one)]
     known = {variant.name for variant in first}
-    others = {variant.name: variant for variant in compared if variant.name not in known}
+    others = {variant.name: variant for variant in treated if variant.name not in known}
     yield [Cell(subject, variant, Perplexity()) for variant in others.values()]
 
 
@@ -67,6 +76,53 @@ def _search(subject: Subject, controls: int, seed: int) -> Cell:
 def _divergence(row: Row) -> float:
     """KL divergence from the model as it is, nats a token."""
     return next(value["value"] for value in row.values if value["metric"] == "damage.kl")
+
+
+def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
+    """What is done to find whether a candidate matters, and with what it is compared.
+
+    Kind and variant of each: the "weight" set to zero, then its controls: "random" weights of equal magnitude, the
+    "largest" of its layer, its whole "neuron" and its whole "row", and its "massive" activation at its mean, if there
+    is one.
+    """
+    path, output, input = candidate["path"], candidate["output"], candidate["input"]
+    yield "weight", Scaled(Weight(path, output, input))
+    for place in candidate["equal"]:
+        yield "random", Scaled(Weight(path, *map(int, place.split(","))))
+    if candidate["largest"] != [output, input]:
+        yield "largest", Scaled(Weight(path, *candidate["largest"]))
+    yield "neuron", Scaled(Weight(path, None, input))
+    yield "row", Scaled(Weight(path, output, None))
+    if candidate["least"] > MASSIVE:
+        yield "massive", Massive((output,), candidate["layer"], candidate["state"], candidate["least"] / 2)
+
+
+def removals(records: Iterable[Mapping]) -> dict[str, "Variant"]:
+    """What is taken away to see what becomes of the largest entry of the residual stream and of the attention to it.
+
+    records: values of a trace and of candidates, of the model as it is. Nothing at first; where the entry is a massive
+    activation the weight and the neuron that write most of it, the entry itself, behind the layer that writes it, and
+    its feature, for all that read it; then the first position, for all attention.
+    """
+    records = list(records)
+    largest = max((one for one in records if one["metric"] == "residual.value"), key=lambda one: abs(one["value"]))
+    layers = [one for one in records if one["metric"] == "candidates.layer" and one["output"] == largest["feature"]]
+    removed: dict[str, Variant] = {"nothing": EXACT}
+    if abs(largest["value"]) > MASSIVE and layers:
+        layer = max(layers, key=lambda one: abs(one["value"]))
+        feature, path = layer["output"], layer["path"]
+        removed["weight"] = Scaled(Weight(path, feature, layer["input"]))
+        removed["neuron"] = Scaled(Weight(path, None, layer["input"]))
+        removed["activation"] = Massive((feature,), layer["layer"], 0.0, layer["least"] / 2)
+        # by their parts, for the attention under whole roles is that of a layer at a time
+        removed["feature"] = Ablated(Intervention((feature,)), ("q", "k", "v", "ffn_in"))
+    return removed | {"position": Unattended((0,))}
+
+
+def scalings(candidate: Mapping) -> Iterator["Variant"]:
+    """A candidate multiplied by each of `FACTORS`."""
+    weight = Weight(candidate["path"], candidate["output"], candidate["input"])
+    yield from (Scaled(weight, factor) for factor in FACTORS)
 
 
 def super_weights(
@@ -97,7 +153,8 @@ def super_weights(
         perplexity, and `kl`, how far the predictions without the weight are from those of the model, nats a token.
 
     Raises:
-        UserError: no layer has a second feed-forward projection; as `outliers.perplexity`.
+        UserError: no layer has a second feed-forward projection; controls or seed are out of range; as
+            `outliers.perplexity`.
     """
     from outliers.metrics.measurement import records_along
     from outliers.subjects.given import Given

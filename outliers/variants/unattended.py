@@ -61,7 +61,8 @@ def _masked(positions: list[int], _attention, inputs: tuple, named: dict) -> tup
 
     states = named["hidden_states"] if "hidden_states" in named else inputs[0]
     length, mask = states.shape[-2], named.get("attention_mask")
-    queries, keys = torch.arange(length)[:, None], torch.tensor([one for one in positions if one < length])
+    queries = torch.arange(length)[:, None]
+    keys = torch.tensor([one for one in positions if one < length], dtype=torch.int64)
     if mask is None:  # a fused kernel makes the causal mask by itself
         mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=states.device).tril()
     hidden = torch.zeros(length, length, dtype=torch.bool)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pandas as pd
 
 from outliers.criterion import MASSIVE
-from outliers.metrics.candidates import removals
 from outliers.models.names import short_name
+from outliers.presets.super_weights import removals
 from outliers.quantization.schemes import BASELINE
 from outliers.report.section import Finding, Section, printed
 from outliers.report.tables import MISSING, Table
@@ -62,28 +62,29 @@ def massive_section(rows: list[dict]) -> Section:
 
 
 def becomes_of(rows: list[dict]) -> pd.DataFrame:
-    """One row for each thing that was taken away: `removed`, `perplexity`, `cost`, the largest `entry` of the residual
-    stream with `feature`, `layer` and `position`, and `share` and `heads` of the attention to the first position."""
+    """One row for each thing that was taken away: `removed`, in words `without`, `perplexity`, `cost`, the largest
+    `entry` of the residual stream with `feature`, `layer` and `position`, and `share` and `heads` of the attention to
+    the first position."""
     plain = [row for row in rows if row["variant"] == BASELINE]
-    found = []
+    found: list[dict] = []
     for removed, variant in removals(plain).items():
         own = [row for row in rows if row["variant"] == variant.name]
         perplexity = next(row["value"] for row in own if row["metric"] == "perplexity")
         entry = max((row for row in own if row["metric"] == "residual.value"), key=lambda row: abs(row["value"]))
         sinks = next(row for row in own if row["metric"] == "sinks")
+        whole = found[0] if found else {"perplexity": perplexity, "feature": entry["feature"]}
         found.append(
             {
                 "removed": removed,
+                "without": SAID[removed].format(**variant.fields(), feature=whole["feature"]),
                 "perplexity": perplexity,
-                "cost": perplexity / found[0]["perplexity"] - 1 if found else 0.0,
+                "cost": perplexity / whole["perplexity"] - 1,
                 "entry": entry["value"],
                 **{name: entry[name] for name in ("feature", "layer", "position")},
                 "share": sinks["value"],
                 "heads": sinks["heads"],
             }
         )
-    for row, variant in zip(found, removals(plain).values(), strict=True):
-        row["without"] = SAID[row["removed"]].format(**variant.fields(), feature=found[0]["feature"])
     return pd.DataFrame(found)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from outliers.models.names import short_name
+from outliers.plot.origins import reads
 from outliers.presets.readers import readings
 from outliers.report.analysis import Value, exact, value_of
 from outliers.report.section import FINDINGS, Finding, Section, printed
@@ -15,7 +16,7 @@ from outliers.report.words import amount, listed, part, percent
 
 MEASURES = ("cost", "top1_softmax", "share", "margin")  # of which random features have a mean and a deviation
 NAMED = 4  # places in a sentence
-WORTH, NATS = 0.01, 0.1  # what taking a feature out has to cost, and to change of the margin, to be told
+NATS = 0.1  # what taking a feature out has to change of the margin to be told
 HEADS = 4  # of a feature and place, in the table of heads
 
 READERS_CAPTION = (
@@ -143,9 +144,7 @@ def read_by(found: pd.DataFrame) -> Iterator[tuple[int, str, str]]:
 
 
 def _read(feature: int, rows: list[dict]) -> str:
-    reading = [
-        row for row in rows if row["cost"] >= WORTH and exact(row["cost"]).is_above(value_of(row, "cost_controls"))
-    ]
+    reading = [row for row in rows if reads(row["cost"], value_of(row, "cost_controls"))]
     if not reading:
         most = max(rows, key=lambda row: abs(row["cost"]))
         return (

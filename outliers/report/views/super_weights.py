@@ -100,10 +100,10 @@ def carried_by(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
     that the weight writes, and the table that it is from."""
     found = compared(rows)
     candidates = [_summed_up(one) for one in _each(found)]
-    controlled = [one for one in candidates if not pd.isna(one.get("random"))]
-    carrying = [one for one in controlled if _carries(one)]
-    if not carrying and controlled:
-        most = max(controlled, key=lambda one: one["cost"])
+    beside_controls = [one for one in candidates if not pd.isna(one.get("random"))]
+    carrying = [one for one in beside_controls if _carries(one)]
+    if not carrying and beside_controls:
+        most = max(beside_controls, key=lambda one: one["cost"])
         yield most["output"], _none(most, len(candidates)), "super_weights"
     for number, one in enumerate(carrying):
         yield one["output"], _carried(one), "super_weights"
