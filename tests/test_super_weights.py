@@ -216,6 +216,12 @@ def test_a_place_that_a_model_has_not(one, message, blocks):
         perplexities(make_model("gpt2"), blocks, [one])
 
 
+@pytest.mark.parametrize("wrong", [{"controls": 0}, {"controls": "many"}, {"seed": -1}])
+def test_controls_or_seed_out_of_range(wrong, blocks):
+    with pytest.raises(UserError, match=rf"^field '{next(iter(wrong))}': .*, got {next(iter(wrong.values()))!r}$"):
+        outliers.super_weights(make_model("llama"), blocks, **wrong)
+
+
 def test_a_section_says_what_was_compared():
     """Of made-up costs: a weight that carries, by its controls, and one that does not."""
     base = {"variant": "fp32", "metric": "perplexity", "value": 10.0, "model": "a/model"}

@@ -4,9 +4,9 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from outliers.specification.kinds import DRAWS, Repeats
+from outliers.specification.kinds import DRAWS, Repeats, field_error
 
 if TYPE_CHECKING:
     from outliers.metrics.attention import Look
@@ -31,6 +31,12 @@ class Metric(BaseModel):
     timed: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ()
     view: ClassVar[str | Callable | None] = None
+
+    def __init__(self, **fields):
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise field_error(error, type(self)) from None
 
     @property
     def asked(self) -> dict:

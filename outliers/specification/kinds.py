@@ -235,7 +235,7 @@ class Named(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise _field_error(error, type(self)) from None
+            raise field_error(error, type(self)) from None
 
     @property
     def folder(self) -> Path:
@@ -529,7 +529,7 @@ def layer_shape(dimension: int | str) -> tuple[int, int]:
     return features, outputs
 
 
-def _field_error(error: ValidationError, kind: type[Named]) -> FieldError:
+def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
     """The first mistake of some fields in one line."""
     first = error.errors(include_url=False, include_context=False)[0]
     path = tuple(part for part in first["loc"] if "[" not in str(part))  # but for the types of a union
