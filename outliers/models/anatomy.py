@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 
 from outliers.criterion import ROLES
 from outliers.errors import UserError
@@ -44,9 +45,27 @@ def _capped(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
+def _read_by_the_head(path: str) -> Callable[[PreTrainedModel, torch.Tensor], torch.Tensor]:
+    return lambda model, states: model.get_submodule(path)(states)
+
+
+def _read_as_they_are(_model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    return states
+
+
+def _roberta(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    return model.lm_head.layer_norm(functional.gelu(model.lm_head.dense(states)))
+
+
+def _distilbert(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    return model.vocab_layer_norm(model.activation(model.vocab_transform(states)))
+
+
 @dataclass(frozen=True)
 class Anatomy:
-    """Where the decoder layers are, and the parts of one layer; projections by the role of their input.
+    """Where the layers are, and the parts of one layer; projections by the role of their input.
+
+    family: what kind of model it is, a name in `FAMILIES`. bidirectional: whether positions attend to later ones too.
 
     attention: the module that returns the attention probabilities. norms: those that come before projections. attn_in:
     the q/k/v projection, fused or not. attn_out: the attention output projection. ffn_in: the first feed-forward
@@ -58,7 +77,10 @@ class Anatomy:
     other_norms: those of layers that lack one of `norms`, where an architecture has several kinds of layers; a layer is
     of the first kind of which it has all. mixture: what layers have that lack ffn_in and ffn_out. norm_offset: what
     norms add to their weight before they multiply with it. alibi: the argument of the attention in which its position
-    biases are, if the attention mask may hold them too. logits: what becomes of the head's outputs, each by itself.
+    biases are, if the attention mask may hold them too. head: what the output embedding reads, of the last hidden
+    states. logits: what becomes of its outputs, each by itself. padded_positions: whether the first position has the
+    number after that of padding. norms_of_sums: whether norms are of the residual stream with what a sub-layer adds,
+    so that the projections read the residual stream itself.
 
     What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
     the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
@@ -78,11 +100,20 @@ class Anatomy:
     mixture: Mixture | None = None
     norm_offset: float = 0.0
     alibi: str | None = None
+    family: str = "causal"
+    bidirectional: bool = False
+    head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = _read_as_they_are
+    padded_positions: bool = False
+    norms_of_sums: bool = False
     logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] = _as_projected
     positions: str | None = None
     embedding_norm: str | None = None
     norms_behind: dict[str, str] = field(default_factory=dict)
     residual_scale: str | None = None
+
+
+# Each family by the class of transformers that makes its models with a head.
+FAMILIES = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
 
 
 def _two_norms(attention: str, feed_forward: str) -> Norms:
@@ -136,6 +167,21 @@ _BLOOM = Anatomy(
     ffn_in=("mlp.dense_h_to_4h",),
     ffn_out=("mlp.dense_4h_to_h",),
     by_head=True,
+)
+
+_BERT = Anatomy(
+    family="masked",
+    bidirectional=True,
+    norms_of_sums=True,
+    layers="bert.encoder.layer",
+    attention="attention.self",
+    norms={},
+    attn_in=("attention.self.query", "attention.self.key", "attention.self.value"),
+    attn_out=("attention.output.dense",),
+    ffn_in=("intermediate.dense",),
+    ffn_out=("output.dense",),
+    head=_read_by_the_head("cls.predictions.transform"),
+    positions="bert.embeddings.position_embeddings",
 )
 
 ANATOMIES = {
@@ -208,6 +254,44 @@ ANATOMIES = {
     "gpt_oss": replace(
         _MIXTRAL, mixture=Mixture("mlp", "mlp.experts", {"mlp.router.weight": 1, "mlp.experts.gate_up_proj": 1})
     ),
+    "bert": _BERT,
+    "roberta": replace(
+        _BERT,
+        layers="roberta.encoder.layer",
+        head=_roberta,
+        positions="roberta.embeddings.position_embeddings",
+        padded_positions=True,
+    ),
+    "electra": replace(
+        _BERT,
+        layers="electra.encoder.layer",
+        head=_read_by_the_head("generator_predictions"),
+        positions="electra.embeddings.position_embeddings",
+    ),
+    "distilbert": replace(
+        _BERT,
+        layers="distilbert.transformer.layer",
+        attention="attention",
+        attn_in=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        attn_out=("attention.out_lin",),
+        ffn_in=("ffn.lin1",),
+        ffn_out=("ffn.lin2",),
+        head=_distilbert,
+        positions="distilbert.embeddings.position_embeddings",
+    ),
+    "modernbert": Anatomy(
+        family="masked",
+        bidirectional=True,
+        layers="model.layers",
+        attention="attn",
+        norms=_two_norms("attn_norm", "mlp_norm"),
+        attn_in=("attn.Wqkv",),
+        attn_out=("attn.Wo",),
+        ffn_in=("mlp.Wi",),
+        ffn_out=("mlp.Wo",),
+        fused_gate=True,
+        head=_read_by_the_head("head"),
+    ),
 }
 
 # Models that take pictures too, whose text part is an architecture of its own; and what its tensors are called in their
@@ -254,6 +338,11 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
             f"the projections that read {', '.join(ROLES)}"
         )
     return ANATOMIES[config.model_type]
+
+
+def family_of(config: PretrainedConfig) -> str:
+    """The family of a model by its configuration, a name in `FAMILIES`; an unknown architecture counts as causal."""
+    return getattr(ANATOMIES.get(config.model_type), "family", "causal")
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -357,7 +446,8 @@ def weights_of_experts(model: PreTrainedModel) -> int:
 
 def context_length(config: PretrainedConfig) -> int | None:
     """The longest block that the model takes, in tokens; None where positions are unbounded (ALiBi)."""
-    return next((getattr(config, field) for field in CONTEXTS if getattr(config, field, None)), None)
+    limit = next((getattr(config, field) for field in CONTEXTS if getattr(config, field, None)), None)
+    return limit - config.pad_token_id - 1 if anatomy_of(config).padded_positions else limit
 
 
 def check_block(config, block: int, largest_id: int = 0) -> None:
@@ -387,8 +477,8 @@ def check_features(features: Iterable[int], width: int) -> list[int]:
 
 
 def norms_are_in_the_residual_stream(config: PretrainedConfig) -> bool:
-    """Whether the output of a norm is itself added to what the sub-layer computes (OPT-350m, a variant of BLOOM)."""
-    return not getattr(config, "do_layer_norm_before", True) or getattr(
+    """Whether projections read what is added to the sub-layer's output (BERT, OPT-350m, a variant of BLOOM)."""
+    return anatomy_of(config).norms_of_sums or not getattr(config, "do_layer_norm_before", True) or getattr(
         config, "apply_residual_connection_post_layernorm", False
     )
 

@@ -10,8 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import check_block, decoder_layers
-from outliers.models.stream import AS_IT_IS, Variant, into_layers, is_streamed, out_of_layers, state_in
+from outliers.examples import Block, Example, read_ids
+from outliers.models.anatomy import check_block, decoder_layers, family_of
+from outliers.models.stream import AS_IT_IS, KEYWORDS, Variant, into_layers, is_streamed, out_of_layers, state_in
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
@@ -90,11 +91,12 @@ def run_decoder(
         of_one = model.stream.run(model, blocks, [variant], lambda _variant, *turn: begin(*turn))
         yield from ((number, ids, state) for number, (_, ids, state) in enumerate(of_one))
         return
+    family = family_of(model.config)
     for number, block in enumerate(blocks):
-        _check_ids(model, block)
-        ids = block.to(model.device)
-        begin(number, ids)
-        yield number, ids, model.base_model(ids[None], use_cache=False).last_hidden_state[0]
+        check_example(model, block)
+        block = block.to(model.device)
+        begin(number, read_ids(block))
+        yield number, block, model.base_model(read_ids(block)[None], **KEYWORDS[family]).last_hidden_state[0]
 
 
 def run_from(
@@ -109,8 +111,9 @@ def run_from(
     """
     layers = decoder_layers(model)
     for block, (number, known) in zip(blocks, enumerate(inputs), strict=True):
-        _check_ids(model, block)
-        ids = block.to(model.device)
+        check_example(model, block)
+        block = block.to(model.device)
+        ids = read_ids(block)
         embedded, calls = into_layers(model, ids)
         start = max((layer for layer in known if layer <= first), default=0)
         state = known.get(start, embedded[None])
@@ -119,10 +122,15 @@ def run_from(
                 known[layer] = state
             output = calls[layer].on(layers[layer], state)
             state = state_in(output)
-        yield number, ids, out_of_layers(model, ids, state[0], isinstance(output, tuple))
+        yield number, block, out_of_layers(model, ids, state[0], isinstance(output, tuple))
 
 
-def _check_ids(model: PreTrainedModel, block: torch.Tensor) -> None:
+def check_example(model: PreTrainedModel, block: Block) -> None:
+    """Raise UserError unless a block is what the family of a model reads, of which it has a place for every token."""
+    family = family_of(model.config)
+    if isinstance(block, Example) and family == "causal":
+        raise UserError("an example of another family for a causal language model; expected int64 token ids (T,)")
+    block = read_ids(block)
     if not isinstance(block, torch.Tensor) or block.ndim != 1 or block.is_floating_point() or not len(block):
         found = f"of type {type(block).__name__}"
         if isinstance(block, torch.Tensor):
@@ -143,8 +151,9 @@ def run_exchanged(
     the layers are computed on average. Yields the number of each exchanged layer, and as `run_decoder` the block's ids
     (T,) and its last hidden states (T, features).
     """
-    _check_ids(model, block)
-    ids = block.to(model.device)
+    check_example(model, block)
+    block = block.to(model.device)
+    ids = read_ids(block)
     first, calls = into_layers(model, ids)
     own, state = list(decoder_layers(model)), first[None]
     for number, exchanged in enumerate(decoder_layers(other)[: max(layers, default=-1) + 1]):
@@ -152,5 +161,5 @@ def run_exchanged(
             output = calls[number].on(exchanged, state)
             for call, layer in zip(calls[number + 1 :], own[number + 1 :], strict=True):
                 output = call.on(layer, state_in(output))
-            yield number, ids, out_of_layers(model, ids, state_in(output)[0], isinstance(output, tuple))
+            yield number, block, out_of_layers(model, ids, state_in(output)[0], isinstance(output, tuple))
         state = state_in(calls[number].on(own[number], state))

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import torch
 from accelerate import init_empty_weights
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from outliers.errors import UserError, reason_of
+from outliers.models.anatomy import FAMILIES, family_of
 from outliers.models.source import Source, out_of_reach
 
 
 def skeleton(
     config: PretrainedConfig, dtype: torch.dtype, buffers: bool = False, encoder_decoder: bool = False
 ) -> PreTrainedModel:
-    """A language model on the meta device, where tensors have a shape but no values; in eval mode.
+    """A model with the head of its family on the meta device, where tensors have a shape but no values; in eval mode.
 
     dtype: of its weights. buffers: whether what the architecture computes of its configuration, such as rotary
     frequencies, has values, on the CPU. encoder_decoder: whether it has an encoder too, such as T5.
@@ -24,7 +25,7 @@ def skeleton(
     Raises:
         ValueError: transformers has no such language model; of what cannot be built, whatever its code raises.
     """
-    kind = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
+    kind = AutoModelForSeq2SeqLM if encoder_decoder else FAMILIES[family_of(config)]
     with quiet(), init_empty_weights(include_buffers=not buffers):
         model = kind.from_config(config, dtype=dtype).eval()
     model.tie_weights()  # anew, for accelerate makes a parameter of each

@@ -20,12 +20,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import anatomy_of, check_block, decoder_layers
+from outliers.examples import read_ids
+from outliers.models.anatomy import anatomy_of, check_block, decoder_layers, family_of
 from outliers.models.checkpoint import Checkpoint, dtype_of
 from outliers.models.load import HASHING, check_finite, find_device, hash_of, line_of, open_model
 from outliers.terminal.progress import over
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc
+KEYWORDS = {"causal": {"use_cache": False}, "masked": {}}  # of each family, beside what is read
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
 
 
@@ -258,9 +260,10 @@ class Stream:
 
         begin: called with the numbers of variant and block, and its ids, before a layer is applied to it.
         """
-        ids = [block.to(self.device) for block in blocks]
-        if not ids:
+        examples = [block.to(self.device) for block in blocks]
+        if not examples:
             return
+        ids = list(map(read_ids, examples))
         for block in ids:
             check_block(model.config, len(block), int(block.max()))
         first, of_first = into_layers(model, ids[0])
@@ -286,7 +289,7 @@ class Stream:
                             give_memory_back()
         for of_variant, of_block in itertools.product(range(len(variants)), range(len(ids))):
             state = states[of_variant, of_block, : len(ids[of_block])].to(self.device)
-            yield of_variant, ids[of_block], out_of_layers(model, ids[of_block], state, isinstance(output, tuple))
+            yield of_variant, examples[of_block], out_of_layers(model, ids[of_block], state, isinstance(output, tuple))
 
     def storage(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Zeros, for what is kept of all blocks while they pass: on the GPU, which computes with them, if they leave
@@ -307,7 +310,7 @@ def into_layers(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor
     """What goes into the first layer for ids (T,), (T, features), and what each layer is called with beside it."""
     gates = [_Gate(layer) for layer in decoder_layers(model)]
     with _in_the_place_of_layers(model, gates):
-        model.base_model(ids[None], use_cache=False)
+        model.base_model(ids[None], **KEYWORDS[family_of(model.config)])
     return gates[0].seen[0], [gate.call for gate in gates]
 
 
@@ -321,7 +324,7 @@ def out_of_layers(model: PreTrainedModel, ids: torch.Tensor, state: torch.Tensor
     gates = [_Gate(layer) for layer in decoder_layers(model)]
     gates[-1].output = (state[None],) if in_tuple else state[None]
     with _in_the_place_of_layers(model, gates):
-        return model.base_model(ids[None], use_cache=False).last_hidden_state[0]
+        return model.base_model(ids[None], **KEYWORDS[family_of(model.config)]).last_hidden_state[0]
 
 
 def _mapped_file(size: int) -> mmap.mmap:

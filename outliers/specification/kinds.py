@@ -174,6 +174,7 @@ Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, 
 Tokens = _whole(10**7, ge=2)  # of a sequence
 Count = _whole(10**6)
 Repeats = _whole(10**4)
+Seed = _whole(2**32 - 1, ge=0)
 Batch = _whole(10**5)
 Batches = Annotated[list[Batch], Split, Field(min_length=1), Once]
 Features = Annotated[list[Annotated[int, BeforeValidator(_number)]], Split, Field(min_length=1), Once]
@@ -263,6 +264,7 @@ class Settings(Spread):
     block: Tokens = Field(256, description="Tokens a block.")
     blocks: Count = Field(32, description="How many blocks, from the start of the text.")
     bos: bool = Field(False, description=BEGIN)
+    mask_seed: Seed = Field(0, description="Which tokens are masked, of models that predict masked tokens.")
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
     stream: bool = Field(False, description="Keep a layer while its turn lasts: for models larger than memory.")
     memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes, json_schema_input_type=str)] = Field(

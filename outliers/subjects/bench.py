@@ -11,7 +11,7 @@ from outlier_kernels.dispatch import path
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import BrokenModel, UserError
-from outliers.models.anatomy import anatomy_of, weights_of_experts
+from outliers.models.anatomy import anatomy_of, family_of, weights_of_experts
 from outliers.models.load import (
     find_device,
     load_model,
@@ -36,6 +36,7 @@ from outliers.variants.ablated import Ablated
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of
 
+PROTOCOLS = {"causal": "", "masked": "+masked"}  # of each family, in rows
 logger = logging.getLogger(__name__)
 
 
@@ -194,9 +195,10 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def protocol_of(settings: Machine) -> str:
-    """How the text of an experiment is cut into blocks."""
-    return find_text(settings.text).protocol + (BOS if getattr(settings, "bos", False) else "")
+def protocol_of(settings: Machine, config: PretrainedConfig | None = None) -> str:
+    """How the text of an experiment is cut into blocks, and what of them a model of this configuration predicts."""
+    family = "causal" if config is None else family_of(config)
+    return find_text(settings.text).protocol + (BOS if getattr(settings, "bos", False) else "") + PROTOCOLS[family]
 
 
 def left_fields(model: PreTrainedModel, parameters: int) -> dict:

@@ -153,6 +153,8 @@ class Causal(Pretrained):
     @functools.cached_property
     def calibration(self) -> "torch.Tensor":
         """Blocks for schemes that have to know how large inputs are; raise UserError where one of them is measured."""
+        from outliers.examples import read_ids
+
         settings = self.settings
         own, count = getattr(settings, "calibration", None), getattr(settings, "calibration_blocks", 4)
         first = settings.blocks if own is None else 0
@@ -160,9 +162,9 @@ class Causal(Pretrained):
             blocks = self._read(settings.text if own is None else own, first + count)[first:]
         except UserError as error:
             raise UserError(f"no {count} blocks to calibrate on: {error}") from None
-        measured = {block.numpy().tobytes(): number for number, block in enumerate(self.blocks, 1)}
+        measured = {read_ids(block).numpy().tobytes(): number for number, block in enumerate(self.blocks, 1)}
         for number, block in enumerate(blocks, 1):
-            if same := measured.get(block.numpy().tobytes()):
+            if same := measured.get(read_ids(block).numpy().tobytes()):
                 raise UserError(
                     f"block {number} to calibrate on is block {same} of what is measured, which would look better than "
                     "it is; choose another text with --calibration"
@@ -170,11 +172,18 @@ class Causal(Pretrained):
         return blocks
 
     def _read(self, text: str, blocks: int) -> "torch.Tensor":
-        from outliers.models.anatomy import check_block
+        from outliers.models.anatomy import check_block, family_of
         from outliers.models.load import load_tokenizer
+        from outliers.subjects.masked import masked_text
         from outliers.text.blocks import load_text
 
         settings, tokenizer = self.settings, load_tokenizer(self.model, self.revision)
+        if family_of(self.config) == "masked":
+            if settings.bos:
+                raise UserError(f"'{self.model}' reads [CLS] before each block anyway; leave --bos out")
+            return masked_text(text, tokenizer, settings.block, blocks, settings.mask_seed)
+        if settings.mask_seed:
+            raise UserError(f"'{self.model}' predicts the next token and has no masks; leave --mask-seed out")
         found = load_text(text, tokenizer, settings.block, blocks, settings.bos)
         check_block(self.config, settings.block, int(found.max()))
         return found
@@ -192,7 +201,7 @@ class Causal(Pretrained):
         from outliers.subjects.bench import protocol_of
         from outliers.text.blocks import tokens_hash
 
-        facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings)}
+        facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.config)}
         if any(one.scheme.needs_calibration for one in schemes_of(cell.variant)):
             facts["calibration_hash"] = tokens_hash(self.calibration)
         return super().facts(bench, cell) | facts

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError, shown, unknown_name
+from outliers.examples import Examples
 from outliers.text.documents import c4, open_documents, sample, wikitext2
 from outliers.text.given import Conversation, Text, checked_ids, conversation_text, given_documents, text_name
 from outliers.text.pieces import tokenize
@@ -239,8 +240,9 @@ def _unmasked(number: int, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tenso
     return ids[places[0] : places[-1] + 1]
 
 
-def tokens_hash(blocks: torch.Tensor) -> str:
-    """SHA-256 over shape and int64 ids of a tensor of blocks: 16 hexadecimal digits."""
+def tokens_hash(blocks: torch.Tensor | Examples) -> str:
+    """SHA-256 over shape and int64 ids of blocks, and of examples their labels: 16 hexadecimal digits."""
     digest = hashlib.sha256(str(tuple(blocks.shape)).encode())
-    digest.update(blocks.contiguous().numpy())
+    for tensor in (blocks.ids, blocks.labels) if isinstance(blocks, Examples) else (blocks,):
+        digest.update(tensor.contiguous().numpy())
     return digest.hexdigest()[:16]

@@ -11,6 +11,7 @@ from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, reason_of
+from outliers.examples import Block, Example, read_ids
 from outliers.files import check_file, write_whole
 from outliers.models.anatomy import readers
 from outliers.models.decoder import inference, run_decoder
@@ -88,24 +89,25 @@ def _telling(trace: Trace, roles: tuple[str, ...]) -> list[int]:
 
 
 @inference
-def excerpt(model: PreTrainedModel, block: torch.Tensor, features: Mapping[str, list[int]]) -> Excerpt:
+def excerpt(model: PreTrainedModel, block: Block, features: Mapping[str, list[int]]) -> Excerpt:
     """Run the beginning of a block through a model and keep what projections read at some features.
 
     Args:
         model: a causal language model, which is left as it was.
-        block: token ids, int64 (T,).
+        block: token ids, int64 (T,), or an example of another family, of which all is read.
         features: by role, as `telling_features` finds them.
 
     Raises:
         UserError: the block is longer than the model's context or holds ids outside its vocabulary.
     """
-    ids, layers = block[:POSITIONS], {role: {} for role in features}
+    beginning = block if isinstance(block, Example) else block[:POSITIONS]
+    ids, layers = read_ids(block)[:POSITIONS], {role: {} for role in features}
 
     def keep(layer: int, role: str, x: torch.Tensor) -> None:
-        layers[role][layer] = x[:, features[role]].to("cpu", torch.bfloat16)
+        layers[role][layer] = x[:POSITIONS, features[role]].to("cpu", torch.bfloat16)
 
     with input_hooks([one for one in readers(model) if one.role in features], keep):
-        for _ in run_decoder(model, [ids]):
+        for _ in run_decoder(model, [beginning]):
             pass
     kept = {role: torch.stack([of_role[layer] for layer in sorted(of_role)]) for role, of_role in layers.items()}
     return Excerpt(ids, {role: torch.tensor(some) for role, some in features.items()}, kept)

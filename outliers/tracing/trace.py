@@ -15,7 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
 from outliers.errors import BrokenModel, UserError, unknown_name
-from outliers.models.anatomy import ROLES, decoder_layers, readers
+from outliers.examples import read_ids
+from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, readers
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
@@ -118,16 +119,16 @@ def _trace(
     at_once, room, device = (1, 0), torch.zeros, model.device
     if is_streamed(model):
         blocks = list(blocks)
-        at_once = len(blocks), max(map(len, blocks), default=0)
+        at_once = len(blocks), max((len(read_ids(block)) for block in blocks), default=0)
         room, device = model.stream.storage, model.stream.device
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
-    observer = _Observer(roles, alpha, counts, at_once, room, tokens)
+    observer = _Observer(roles, alpha, counts, at_once, room, tokens, anatomy_of(model.config).bidirectional)
     watched = Watched(variant, partial(_hooks, observer, attention))
     with eager(model, summed=True) if attention else nullcontext(), under(model, watched) as (changed, left):
-        for number, ids, last in run_decoder(changed, blocks, observer.begin, left):
-            observer.end(number, ids)
-            see_last(ids, last)
+        for number, block, last in run_decoder(changed, blocks, observer.begin, left):
+            observer.end(number, read_ids(block))
+            see_last(block, last)
     return observer.result()
 
 
@@ -191,11 +192,13 @@ class _Observer:
         at_once: tuple[int, int],
         room: Callable,
         tokens: PreTrainedTokenizerBase | None,
+        bidirectional: bool,
     ):
         """counts: zeros by token id (V,). at_once: how many sequences take turns, and the tokens of the longest one, as
         far as it is known. room: makes zeros that are kept. tokens: what names them if they are asked for."""
         self.roles, self.alpha, self.total, self.room, self.tokenizer = roles, alpha, counts, room, tokens
         self.at_once, self.block = at_once
+        self.bidirectional = bidirectional
         self.sequences = self.heads = 0
         self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if tokens else None
         self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
@@ -239,7 +242,8 @@ class _Observer:
     def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute) -> None:
         # (heads, keys), over the queries at and after each key, also if they are summed already
         received = probabilities[0].float().sum(1)
-        sinks = received > SINK * torch.arange(received.shape[1], 0, -1, device=received.device)
+        seen_by = torch.arange(received.shape[1], 0, -1, device=received.device)
+        sinks = received > SINK * (len(self.ids) if self.bidirectional else seen_by)
         self.heads, sinks = len(sinks), sinks.sum(0)
         of_layer = self.by_layer["attention"].setdefault(layer, {"sinks": torch.zeros_like(sinks)})
         of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from outliers.examples import Block, predicted
 from outliers.metrics.measurement import Seen
 from outliers.metrics.perplexity.measure import logits_by_parts
 from outliers.variants.draw import scattered
@@ -26,7 +27,7 @@ def _distance(model: PreTrainedModel, exact: torch.Tensor, changed: torch.Tensor
     after the other: KL = Σ p (a − b) − log Σ exp a + log Σ exp b.
     """
     place = model.get_output_embeddings().weight.device
-    parts = (logits_by_parts(model, states[:-1].to(place)) for states in (exact, changed))
+    parts = (logits_by_parts(model, states.to(place)) for states in (exact, changed))
     a_sums, b_sums, weighted = None, None, 0.0
     for (start, a), (_, b) in zip(*parts, strict=True):
         a_sums, scale, exponentials = _Sums.after(a_sums, start, a)
@@ -67,8 +68,9 @@ class _Sums(NamedTuple):
         return cls(largest, token, before.exponentials * scale + total), scale, exponentials
 
 
-def _see(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, exact: torch.Tensor) -> Agreeing:
-    return Agreeing(*_distance(model, exact, states), len(ids) - 1)
+def _see(model: PreTrainedModel, block: Block, states: torch.Tensor, exact: torch.Tensor) -> Agreeing:
+    (before, targets), (after, _) = (predicted(block, one) for one in (exact, states))
+    return Agreeing(*_distance(model, before, after), len(targets))
 
 
 def _values(draws: list[list[Agreeing]]) -> list[dict]:

@@ -10,6 +10,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
+from outliers.examples import Block, predicted, read_ids
 from outliers.metrics.measurement import Seen
 from outliers.models.anatomy import anatomy_of, readers
 from outliers.models.decoder import inference, run_decoder
@@ -115,12 +116,13 @@ def perplexity_of(losses: list[Loss]) -> float:
     return math.exp(mean)
 
 
-def finite_loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> Loss:
-    """The loss of a block, ids (T,), of which these are the last hidden states (T, features); refuses NaN and inf."""
-    loss = _loss(model, ids, states)
+def finite_loss(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss:
+    """The loss of a block, of which these are the last hidden states (T, features); refuses NaN and inf."""
+    hidden_states, targets = predicted(block, states)
+    loss = _loss(model, hidden_states, targets)
     if not torch.isfinite(loss):
-        raise BrokenModel(_where_not_finite(model, ids))
-    return Loss(loss.item(), len(ids) - 1)
+        raise BrokenModel(_where_not_finite(model, read_ids(block)))
+    return Loss(loss.item(), len(targets))
 
 
 def logits_by_parts(model: PreTrainedModel, states: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -130,18 +132,19 @@ def logits_by_parts(model: PreTrainedModel, states: torch.Tensor) -> Iterator[tu
     All logits of a block, (T, vocabulary), are by far the largest tensor of an evaluation, and making them costs more
     than using them.
     """
-    head, finish = model.get_output_embeddings(), anatomy_of(model.config).logits
+    head, anatomy = model.get_output_embeddings(), anatomy_of(model.config)
+    states = anatomy.head(model, states)
     for start in range(0, len(head.weight), HEAD_OUTPUTS):
         part = slice(start, start + HEAD_OUTPUTS)
         bias = None if head.bias is None else head.bias[part]
         logits = functional.linear(states, head.weight[part], bias)
-        yield start, finish(logits.to(torch.promote_types(logits.dtype, torch.float32)), model.config)
+        yield start, anatomy.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), model.config)
 
 
-def _loss(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """Summed negative log-likelihood of ids (T,) after the first, float64; states: last hidden states (T, features)."""
+def _loss(model: PreTrainedModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Summed negative log-likelihood, float64, of ids (T,), which last hidden states (T, features) are to predict."""
     place = model.get_output_embeddings().weight.device
-    hidden_states, targets = states[:-1].to(place), ids[1:, None].to(place)
+    hidden_states, targets = states.to(place), targets[:, None].to(place)
     log_normalizer = torch.full_like(targets, -torch.inf, dtype=torch.float64)
     target_logits = torch.empty_like(log_normalizer)
     for start, logits in logits_by_parts(model, hidden_states):
@@ -167,7 +170,7 @@ def _where_not_finite(model: PreTrainedModel, ids: torch.Tensor) -> str:
             found.append(f"layer {layer}, role {role}, feature {int(bad.nonzero()[0])}")
 
     with input_hooks(readers(model), look_at):
-        model(ids[None], use_cache=False)
+        model(ids[None])
     where = f"first in the hidden states of {found[0]}" if found else "in the logits"
     return f"NaN or inf {where}; {expected}"
 
