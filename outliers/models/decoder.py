@@ -10,8 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.examples import Block, Example, read_ids
-from outliers.models.anatomy import check_block, decoder_layers, family_of
+from outliers.models.anatomy import Block, Example, check_block, decoder_layers, family_of, read_ids
 from outliers.models.stream import AS_IT_IS, KEYWORDS, Variant, into_layers, is_streamed, out_of_layers, state_in
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode

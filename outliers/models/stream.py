@@ -20,8 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.examples import read_ids
-from outliers.models.anatomy import anatomy_of, check_block, decoder_layers, family_of
+from outliers.models.anatomy import anatomy_of, check_block, decoder_layers, family_of, read_ids
 from outliers.models.checkpoint import Checkpoint, dtype_of
 from outliers.models.load import HASHING, check_finite, find_device, hash_of, line_of, open_model
 from outliers.terminal.progress import over

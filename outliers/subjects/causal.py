@@ -153,7 +153,7 @@ class Causal(Pretrained):
     @functools.cached_property
     def calibration(self) -> "torch.Tensor":
         """Blocks for schemes that have to know how large inputs are; raise UserError where one of them is measured."""
-        from outliers.examples import read_ids
+        from outliers.models.anatomy import read_ids
 
         settings = self.settings
         own, count = getattr(settings, "calibration", None), getattr(settings, "calibration_blocks", 4)

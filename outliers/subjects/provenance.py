@@ -24,7 +24,7 @@ import outliers
 
 # What determines numbers, in `outliers`, beside all of `outlier_kernels`.
 ROOMS = (
-    *("criterion.py", "examples.py", "models", "text", "tracing"),
+    *("criterion.py", "models", "text", "tracing"),
     *("quantization", "variants", "training", "subjects", "metrics"),
 )
 SECONDS_BETWEEN_SAMPLES = 0.01  # of the memory, on systems without a high-water mark that can be reset

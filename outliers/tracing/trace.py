@@ -15,8 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
 from outliers.errors import BrokenModel, UserError, unknown_name
-from outliers.examples import read_ids
-from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, readers
+from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, read_ids, readers
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from outliers.examples import Block, predicted
 from outliers.metrics.measurement import Seen
 from outliers.metrics.perplexity.measure import logits_by_parts
+from outliers.models.anatomy import Block, predicted
 from outliers.variants.draw import scattered
 
 

@@ -10,9 +10,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.examples import Block, predicted, read_ids
 from outliers.metrics.measurement import Seen
-from outliers.models.anatomy import anatomy_of, readers
+from outliers.models.anatomy import Block, anatomy_of, predicted, read_ids, readers
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
