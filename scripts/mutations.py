@@ -105,7 +105,7 @@ MUTATIONS = {
     "kernels/outlier_kernels/cpu/passes.py": [(" + ((bits >> np.uint32(16)) & np.uint32(1))", "")],
     "kernels/outlier_kernels/triton/quantization.py": [("dynamic_range * low) - 127", "dynamic_range * low + 127)")],
     "kernels/outlier_kernels/triton/states.py": [("(token > 0)[:, None]", "(token >= 0)[:, None]")],
-    "outliers/metrics/perplexity/measure.py": [("Loss(loss.item(), len(targets))", "Loss(loss.item(), len(targets) + 1)")],
+    "outliers/metrics/perplexity/measure.py": [("loss.item(), len(targets)", "loss.item(), 1 + len(targets)")],
     "outliers/metrics/agreement/measure.py": [("weighted * scale +", "weighted +")],
     "outliers/metrics/errors/measure.py": [("there = energies > 0", "there = energies >= 0")],
     "outliers/metrics/places/measure.py": [

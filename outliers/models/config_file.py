@@ -22,7 +22,7 @@ MOST_LABELS = 1 << 15
 LIGHT = 1 << 26  # bytes of weights that are read to see what is wrong with them
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
-WIDTH = ("hidden_size", "n_embd", "d_model")
+WIDTH = ("hidden_size", "n_embd", "d_model", "dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HEAD_WIDTH = ("head_dim", "d_kv")
@@ -326,5 +326,5 @@ def least_weights(fields: dict) -> int:
     else:
         inner = _first(fields, INNER) or (fields.get("expansion_ratio") or 4) * width
         of_rest = 2 * layers * width * inner
-    embeddings = fields.get("vocab_size", 0) * (fields.get("word_embed_proj_dim") or width)
+    embeddings = fields.get("vocab_size", 0) * (_first(fields, ("word_embed_proj_dim", "embedding_size")) or width)
     return embeddings + 2 * layers * width * heads * of_head + of_rest
