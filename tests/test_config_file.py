@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outliers.errors import UserError
 from outliers.models import config_file, source
-from outliers.models.anatomy import ANATOMIES, FAMILIES, family_of, text_config
+from outliers.models.anatomy import ANATOMIES, family_of, text_config
 from outliers.models.config_file import check_fields, least_weights
 from outliers.models.configs import find_config, known_configs
 from outliers.models.load import load_config, load_model, load_tokenizer
@@ -49,7 +49,7 @@ def passes(config) -> None:
     check_fields(config.to_dict(), "here")
     fields = json.loads(config.to_json_string(use_diff=False))
     check_fields(fields, "here")
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else FAMILIES[family_of(config)]
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else family_of(config).made_by
     with torch.device("meta"):
         model = kind.from_config(text_config(config))
     least = least_weights(text_config(config).to_dict())

@@ -17,11 +17,13 @@ from transformers import (
 
 import outliers
 from outliers.errors import UserError
-from outliers.models.anatomy import IGNORED
+from outliers.models.anatomy import IGNORED, projections
 from outliers.models.stream import stream_model
+from outliers.quantization.calibration import calibrate
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
+from outliers.subjects.served import Served
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 WORDS = "abcdefghijklmnopqrstuvwxyz"
@@ -71,13 +73,23 @@ def test_states_are_those_of_transformers(model, text):
 
 
 def test_trace_and_attention(model, text):
+    for one in projections(model):
+        if one.role == "attn_in":  # so sharp that there are sinks
+            torch.nn.init.normal_(one.module.weight, std=0.6)
     found = outliers.trace(model, text, alpha=0.01)
     assert (found.layers, found.sequences, found.heads) == (3, len(text), 4)
     model.set_attn_implementation("eager")
     attentions = [model(input_ids=one.ids[None], output_attentions=True).attentions for one in text]
     received = torch.stack([torch.stack(of_one)[:, 0].mean(2) for of_one in attentions])  # over all queries
     expected = (received > 0.3).sum((0, 2))
-    assert torch.equal(found.statistics["attention.sinks"], expected)
+    assert expected.any() and torch.equal(found.statistics["attention.sinks"], expected)
+
+
+def test_calibrated_scheme(model, text):
+    found = calibrate(model, text[:2])
+    assert torch.equal(found.blocks, text.ids[:2])
+    with outliers.variant("absmax+smoothing=0.5").calibrated(found).on(model) as changed:
+        assert outliers.perplexity(changed, text) == pytest.approx(outliers.perplexity(model, text), rel=0.05)
 
 
 def test_streamed_equals_resident(model, text, tmp_path):
@@ -112,15 +124,21 @@ def test_no_mask_token():
 
 
 @pytest.mark.parametrize(
-    ("option", "message"), [({"bos": True}, "leave --bos out"), ({"block": 3}, "at least 4"), ({}, "")]
+    ("kind", "option", "message"),
+    [
+        (Causal, {"bos": True}, "leave --bos out"),
+        (Causal, {"block": 3}, "at least 4"),
+        (Causal, {}, ""),
+        (Served, {}, "which generates text"),
+    ],
 )
-def test_subject(tmp_path, option, message):
+def test_subject(tmp_path, kind, option, message):
     torch.manual_seed(0)
     AutoModelForMaskedLM.from_config(BertConfig(**SHAPE, intermediate_size=64)).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     (tmp_path / "text.txt").write_text(" ".join(WORDS) * 20)
     settings = Settings(name="x", text=str(tmp_path / "text.txt"), **{"block": 20, "blocks": 2} | option)
-    subject = Causal(str(tmp_path), None, settings)
+    subject = kind(str(tmp_path), None, settings)
     if message:
         with pytest.raises(UserError, match=message):
             subject.prepare()

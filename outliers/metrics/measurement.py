@@ -97,7 +97,7 @@ class Measurement(ABC):
 class Seen(NamedTuple):
     """How a metric is made of the last hidden states.
 
-    see: called with the model under the variant, ids (T,), its last hidden states (T, features) and, where `compares`,
+    see: called with the model under the variant, the block, its last hidden states (T, features) and, where `compares`,
     those of the unquantized model; what it returns is of a block. values: of what is seen of all blocks, draw by draw,
     the values of a row.
     """

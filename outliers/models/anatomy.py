@@ -112,8 +112,22 @@ class Anatomy:
     residual_scale: str | None = None
 
 
-# Each family by the class of transformers that makes its models with a head.
-FAMILIES = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
+class Family(NamedTuple):
+    """What models of a family have in common.
+
+    made_by: the class of transformers that makes them, with a head. keywords: what they are called with beside token
+    ids. protocol: what rows say of what they predict, behind how the text was cut.
+    """
+
+    made_by: type
+    keywords: dict
+    protocol: str
+
+
+FAMILIES = {
+    "causal": Family(AutoModelForCausalLM, {"use_cache": False}, ""),
+    "masked": Family(AutoModelForMaskedLM, {}, "+masked"),
+}
 
 
 def _two_norms(attention: str, feed_forward: str) -> Norms:
@@ -340,9 +354,9 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
     return ANATOMIES[config.model_type]
 
 
-def family_of(config: PretrainedConfig) -> str:
-    """The family of a model by its configuration, a name in `FAMILIES`; an unknown architecture counts as causal."""
-    return getattr(ANATOMIES.get(config.model_type), "family", "causal")
+def family_of(config: PretrainedConfig) -> Family:
+    """The family of a model by its configuration; an unknown architecture counts as causal."""
+    return FAMILIES[getattr(ANATOMIES.get(config.model_type), "family", "causal")]
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -596,9 +610,9 @@ class Examples:
         return (self[number] for number in range(len(self)))
 
 
-def read_ids(block: Block) -> torch.Tensor:
-    """The token ids of a block, int64 (T,)."""
-    return block.ids if isinstance(block, Example) else block
+def read_ids(block: Block | Examples) -> torch.Tensor:
+    """The token ids of a block, int64 (T,); of examples (examples, T)."""
+    return block.ids if isinstance(block, (Example, Examples)) else block
 
 
 def predicted(block: Block, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Block, Example, check_block, decoder_layers, family_of, read_ids
-from outliers.models.stream import AS_IT_IS, KEYWORDS, Variant, into_layers, is_streamed, out_of_layers, state_in
+from outliers.models.anatomy import Block, Example, anatomy_of, check_block, decoder_layers, family_of, read_ids
+from outliers.models.stream import AS_IT_IS, Variant, into_layers, is_streamed, out_of_layers, state_in
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
@@ -74,12 +74,12 @@ def run_decoder(
 
     Args:
         model: a causal language model; with a `stream` if its layers are not resident.
-        blocks: token ids, int64 (blocks, T), or any iterable of (T,).
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,); or examples of another family.
         begin: called with the number and the ids of a block before hooks see anything of it.
         variant: what a streamed model's layers are under; a resident one is under its own already, see `under`.
 
     Yields:
-        The number of the block, its ids (T,) on the model's device, and its last hidden states (T, features), after the
+        The number of the block, the block on the model's device, and its last hidden states (T, features), after the
         final norm.
 
     Raises:
@@ -90,12 +90,12 @@ def run_decoder(
         of_one = model.stream.run(model, blocks, [variant], lambda _variant, *turn: begin(*turn))
         yield from ((number, ids, state) for number, (_, ids, state) in enumerate(of_one))
         return
-    family = family_of(model.config)
+    keywords = family_of(model.config).keywords
     for number, block in enumerate(blocks):
         check_example(model, block)
         block = block.to(model.device)
         begin(number, read_ids(block))
-        yield number, block, model.base_model(read_ids(block)[None], **KEYWORDS[family]).last_hidden_state[0]
+        yield number, block, model.base_model(read_ids(block)[None], **keywords).last_hidden_state[0]
 
 
 def run_from(
@@ -126,8 +126,7 @@ def run_from(
 
 def check_example(model: PreTrainedModel, block: Block) -> None:
     """Raise UserError unless a block is what the family of a model reads, of which it has a place for every token."""
-    family = family_of(model.config)
-    if isinstance(block, Example) and family == "causal":
+    if isinstance(block, Example) and anatomy_of(model.config).family == "causal":
         raise UserError("an example of another family for a causal language model; expected int64 token ids (T,)")
     block = read_ids(block)
     if not isinstance(block, torch.Tensor) or block.ndim != 1 or block.is_floating_point() or not len(block):
@@ -147,8 +146,8 @@ def run_exchanged(
     """Pass a block through a resident model in which one decoder layer at a time is that of another model.
 
     What goes into that layer is what the layers before it make of the block, which is computed once for all; so half of
-    the layers are computed on average. Yields the number of each exchanged layer, and as `run_decoder` the block's ids
-    (T,) and its last hidden states (T, features).
+    the layers are computed on average. Yields the number of each exchanged layer, and as `run_decoder` the block
+    and its last hidden states (T, features).
     """
     check_example(model, block)
     block = block.to(model.device)

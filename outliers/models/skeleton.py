@@ -10,7 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedMode
 from transformers.utils import logging
 
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy import FAMILIES, family_of
+from outliers.models.anatomy import family_of
 from outliers.models.source import Source, out_of_reach
 
 
@@ -25,7 +25,7 @@ def skeleton(
     Raises:
         ValueError: transformers has no such language model; of what cannot be built, whatever its code raises.
     """
-    kind = AutoModelForSeq2SeqLM if encoder_decoder else FAMILIES[family_of(config)]
+    kind = AutoModelForSeq2SeqLM if encoder_decoder else family_of(config).made_by
     with quiet(), init_empty_weights(include_buffers=not buffers):
         model = kind.from_config(config, dtype=dtype).eval()
     model.tie_weights()  # anew, for accelerate makes a parameter of each

@@ -26,7 +26,6 @@ from outliers.models.load import HASHING, check_finite, find_device, hash_of, li
 from outliers.terminal.progress import over
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc
-KEYWORDS = {"causal": {"use_cache": False}, "masked": {}}  # of each family, beside what is read
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
 
 
@@ -254,7 +253,7 @@ class Stream:
         variants: Sequence[Variant],
         begin: Callable[[int, int, torch.Tensor], None],
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Pass blocks through the decoder under some variants: the number of each variant, token ids (T,) and last
+        """Pass blocks through the decoder under some variants: the number of each variant, the block and its last
         hidden states (T, features), variant by variant and block by block, when all layers are done.
 
         begin: called with the numbers of variant and block, and its ids, before a layer is applied to it.
@@ -309,7 +308,7 @@ def into_layers(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor
     """What goes into the first layer for ids (T,), (T, features), and what each layer is called with beside it."""
     gates = [_Gate(layer) for layer in decoder_layers(model)]
     with _in_the_place_of_layers(model, gates):
-        model.base_model(ids[None], **KEYWORDS[family_of(model.config)])
+        model.base_model(ids[None], **family_of(model.config).keywords)
     return gates[0].seen[0], [gate.call for gate in gates]
 
 
@@ -323,7 +322,7 @@ def out_of_layers(model: PreTrainedModel, ids: torch.Tensor, state: torch.Tensor
     gates = [_Gate(layer) for layer in decoder_layers(model)]
     gates[-1].output = (state[None],) if in_tuple else state[None]
     with _in_the_place_of_layers(model, gates):
-        return model.base_model(ids[None], **KEYWORDS[family_of(model.config)]).last_hidden_state[0]
+        return model.base_model(ids[None], **family_of(model.config).keywords).last_hidden_state[0]
 
 
 def _mapped_file(size: int) -> mmap.mmap:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.models.anatomy import Projection, projections
+from outliers.models.anatomy import Projection, projections, read_ids
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import AS_IT_IS, Watched
@@ -71,16 +71,17 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
 
     Args:
         model: a causal language model with exact weights, resident or streamed; it is left as it was.
-        blocks: token ids, int64 (blocks, T), or any iterable of (T,).
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,); or examples of another family.
 
     Raises:
         UserError: there is no block, one is longer than the model's context, of another length than the first, or holds
             ids outside its vocabulary; an input holds NaN or inf; only codes are left of the model's weights.
     """
     blocks = list(blocks)
+    ids = list(map(read_ids, blocks))
     if not blocks:
         raise UserError("no blocks to calibrate on; expected at least one")
-    if len({len(block) for block in blocks}) > 1:
+    if len(set(map(len, ids))) > 1:
         raise UserError("blocks of several lengths to calibrate on; expected one length")
     weights: dict[tuple[int, str], torch.Tensor] = {}
     found: dict[tuple[int, str], Magnitudes] = {}
@@ -108,7 +109,7 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
     with under(model, Watched(AS_IT_IS, hooks)) as (watched, left):
         for _ in run_decoder(watched, blocks, variant=left):
             pass
-    return Calibration(torch.stack(blocks).cpu(), found)
+    return Calibration(torch.stack(ids).cpu(), found)
 
 
 def _largest_weights(projection: Projection) -> torch.Tensor:

@@ -11,7 +11,7 @@ from outlier_kernels.dispatch import path
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import BrokenModel, UserError
-from outliers.models.anatomy import anatomy_of, family_of, weights_of_experts
+from outliers.models.anatomy import anatomy_of, family_of, read_ids, weights_of_experts
 from outliers.models.load import (
     find_device,
     load_model,
@@ -36,7 +36,6 @@ from outliers.variants.ablated import Ablated
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of
 
-PROTOCOLS = {"causal": "", "masked": "+masked"}  # of each family, in rows
 logger = logging.getLogger(__name__)
 
 
@@ -132,7 +131,7 @@ class Bench:
         """Variants of the last model that know of the text of a subject what they have to, found once."""
         variants, model = list(variants), self._loaded[0]
         if any(one.needs_calibration for one in variants):
-            if self._calibration is None or not torch.equal(self._calibration.blocks, subject.calibration):
+            if self._calibration is None or not torch.equal(self._calibration.blocks, read_ids(subject.calibration)):
                 self._calibration = calibrate(quantize(model, BASELINE), subject.calibration)
             variants = [one.calibrated(self._calibration) if one.needs_calibration else one for one in variants]
         if any(one.needs_trace for one in variants):
@@ -197,8 +196,8 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
 
 def protocol_of(settings: Machine, config: PretrainedConfig | None = None) -> str:
     """How the text of an experiment is cut into blocks, and what of them a model of this configuration predicts."""
-    family = "causal" if config is None else family_of(config)
-    return find_text(settings.text).protocol + (BOS if getattr(settings, "bos", False) else "") + PROTOCOLS[family]
+    predicted = "" if config is None else family_of(config).protocol
+    return find_text(settings.text).protocol + (BOS if getattr(settings, "bos", False) else "") + predicted
 
 
 def left_fields(model: PreTrainedModel, parameters: int) -> dict:

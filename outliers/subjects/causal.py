@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 class Pretrained(Subject):
     """A causal language model without a text; nothing of it is read before `prepare`.
 
-    settings: dtype, device; stream and memory, which change no row.
+    settings: dtype, device; stream and memory, which change no row. families: those that it may be of.
     """
 
     needs = ("architecture", "parameters", "scheme")
+    families: tuple[str, ...] = ("causal",)
     of_variants = True
 
     def __init__(self, model: str, revision: str | None, settings: Spread):
@@ -55,6 +56,7 @@ class Pretrained(Subject):
         Raises:
             UserError: the model, its revision, the device or the text is unknown, or they do not fit together.
         """
+        from outliers.models.anatomy import anatomy_of
         from outliers.models.load import load_tokenizer
         from outliers.models.source import local_files
         from outliers.models.stream import check_one_device
@@ -63,7 +65,8 @@ class Pretrained(Subject):
         check_machine(self.settings)
         if getattr(self.settings, "stream", False):
             check_one_device(self.settings.device)
-        _ = self.config
+        if (family := anatomy_of(self.config).family) not in self.families:
+            raise UserError(f"'{self.model}' is a {family} language model; expected a causal one, which generates text")
         local_files(self.model, self.revision)
         load_tokenizer(self.model, self.revision)
 
@@ -129,11 +132,12 @@ class Pretrained(Subject):
 
 
 class Causal(Pretrained):
-    """A causal language model with its text.
+    """A language model with its text.
 
     settings: text, block, blocks, bos, too; how schemes are calibrated.
     """
 
+    families = ("causal", "masked")
     settings: Settings
 
     @property
@@ -172,20 +176,22 @@ class Causal(Pretrained):
         return blocks
 
     def _read(self, text: str, blocks: int) -> "torch.Tensor":
-        from outliers.models.anatomy import check_block, family_of
+        from outliers.models.anatomy import anatomy_of, check_block, read_ids
         from outliers.models.load import load_tokenizer
         from outliers.subjects.masked import masked_text
         from outliers.text.blocks import load_text
 
         settings, tokenizer = self.settings, load_tokenizer(self.model, self.revision)
-        if family_of(self.config) == "masked":
-            if settings.bos:
-                raise UserError(f"'{self.model}' reads [CLS] before each block anyway; leave --bos out")
-            return masked_text(text, tokenizer, settings.block, blocks, settings.mask_seed)
-        if settings.mask_seed:
+        masked = anatomy_of(self.config).family == "masked"
+        if masked and settings.bos:
+            raise UserError(f"'{self.model}' reads [CLS] before each block anyway; leave --bos out")
+        if settings.mask_seed and not masked:
             raise UserError(f"'{self.model}' predicts the next token and has no masks; leave --mask-seed out")
-        found = load_text(text, tokenizer, settings.block, blocks, settings.bos)
-        check_block(self.config, settings.block, int(found.max()))
+        if masked:
+            found = masked_text(text, tokenizer, settings.block, blocks, settings.mask_seed)
+        else:
+            found = load_text(text, tokenizer, settings.block, blocks, settings.bos)
+        check_block(self.config, settings.block, int(read_ids(found).max()))
         return found
 
     def prepare(self) -> None:

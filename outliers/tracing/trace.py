@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
 from outliers.errors import BrokenModel, UserError, unknown_name
-from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, read_ids, readers
+from outliers.models.anatomy import ROLES, Block, anatomy_of, decoder_layers, read_ids, readers
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
@@ -27,7 +27,7 @@ from outliers.tracing.statistics import BY_POSITION, STREAM, add_from_start, sta
 from outliers.tracing.store import SKETCHED
 from outliers.tracing.tokens import TokenSums
 
-See = Callable[[torch.Tensor, torch.Tensor], None]
+See = Callable[[Block, torch.Tensor], None]
 SKETCHED_AT_ONCE = 1 << 16  # hits, at most,
 STATES_AT_ONCE = 32  # of so many states, whose tensors take memory also if they hold few
 
@@ -66,7 +66,7 @@ def trace(
             see `Trace.tokens`, and call them by their names.
         attention_mask: which tokens count and which are padding, shaped as the blocks, as tokenizers return it; each
             sequence then runs without its padding. None where there is none.
-        see_last: called with the ids (T,) and the last hidden states (T, features) of each sequence, of which the head
+        see_last: called with each block and the last hidden states (T, features) of each sequence, of which the head
             makes logits: what else is made of these needs no pass of its own.
 
     Raises:
@@ -194,7 +194,8 @@ class _Observer:
         bidirectional: bool,
     ):
         """counts: zeros by token id (V,). at_once: how many sequences take turns, and the tokens of the longest one, as
-        far as it is known. room: makes zeros that are kept. tokens: what names them if they are asked for."""
+        far as it is known. room: makes zeros that are kept. tokens: what names them if they are asked for.
+        bidirectional: whether queries attend to later keys too."""
         self.roles, self.alpha, self.total, self.room, self.tokenizer = roles, alpha, counts, room, tokens
         self.at_once, self.block = at_once
         self.bidirectional = bidirectional

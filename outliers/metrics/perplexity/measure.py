@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Seen
-from outliers.models.anatomy import Block, anatomy_of, predicted, read_ids, readers
+from outliers.models.anatomy import Block, anatomy_of, family_of, predicted, read_ids, readers
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
@@ -169,7 +169,7 @@ def _where_not_finite(model: PreTrainedModel, ids: torch.Tensor) -> str:
             found.append(f"layer {layer}, role {role}, feature {int(bad.nonzero()[0])}")
 
     with input_hooks(readers(model), look_at):
-        model(ids[None])
+        model(ids[None], **family_of(model.config).keywords)
     where = f"first in the hidden states of {found[0]}" if found else "in the logits"
     return f"NaN or inf {where}; {expected}"
 
