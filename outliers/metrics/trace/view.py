@@ -126,7 +126,8 @@ def _massive(every: pd.DataFrame) -> Table | str:
 
 def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
     """The positions that are attention sinks for the most heads."""
-    rule = f"a position that receives more than {SINK:g} of a head's attention, on average over the queries from it on"
+    received = f"more than {SINK:g} of a head's attention, on average over the queries that can see it"
+    rule = f"a position that receives {received}"
     sinks = every[every["share"] > 0].sort_values("share", ascending=False, kind="stable").head(SHOWN)
     if sinks.empty:
         return f"No attention sink ({rule})."
