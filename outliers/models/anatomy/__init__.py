@@ -69,8 +69,9 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of a model by its configuration; an unknown architecture counts as causal."""
-    return next((family for family in FAMILIES.values() if config.model_type in family.rows), CAUSAL)
+    """The family of a model by its configuration; an unknown architecture counts as causal, or has an encoder too."""
+    unknown = SEQ2SEQ if config.is_encoder_decoder else CAUSAL
+    return next((family for family in FAMILIES.values() if config.model_type in family.rows), unknown)
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
