@@ -77,7 +77,7 @@ def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks:
     of_text = block // 2 - around
     if of_text < 1:
         raise UserError(
-            f"blocks of {block} tokens; expected at least {2 * (around + 1)}: half of it is read, special tokens included"
+            f"blocks of {block} tokens; expected at least {2 * (around + 1)}: half of it is read, with special ones"
         )
     first, second = load_text(text, tokenizer, block - around, blocks).tensor_split([of_text], 1)
     before, after = (torch.tensor(ends).long().expand(len(first), -1) for ends in (before, after))

@@ -27,9 +27,7 @@ def digits(held_out: bool) -> Digits:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise UserError(
-            "the digits come with scikit-learn; install it (pip install scikit-learn)"
-        ) from None
+        raise UserError("the digits come with scikit-learn; install it (pip install scikit-learn)") from None
     found = load_digits()
     grey = np.rint(found.images * (255 / BRIGHTEST)).astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(grey))
