@@ -50,6 +50,13 @@ class Pretrained(Subject):
 
         return load_config(self.model, self.revision)
 
+    @property
+    def width(self) -> int:
+        """The features of its residual stream."""
+        from outliers.models.anatomy import width_of
+
+        return width_of(self.config)
+
     def prepare(self) -> None:
         """Read the configuration, the tokenizer, and the text if it has one, so that a mistake shows now.
 
@@ -157,7 +164,7 @@ class Causal(Pretrained):
     @functools.cached_property
     def calibration(self) -> "torch.Tensor":
         """Blocks for schemes that have to know how large inputs are; raise UserError where one of them is measured."""
-        from outliers.models.anatomy import read_ids
+        from outliers.models.anatomy.examples import read_ids
 
         settings = self.settings
         own, count = getattr(settings, "calibration", None), getattr(settings, "calibration_blocks", 4)
@@ -176,7 +183,8 @@ class Causal(Pretrained):
         return blocks
 
     def _read(self, text: str, blocks: int) -> "torch.Tensor":
-        from outliers.models.anatomy import anatomy_of, check_block, read_ids
+        from outliers.models.anatomy import anatomy_of, check_block
+        from outliers.models.anatomy.examples import read_ids
         from outliers.models.load import load_tokenizer
         from outliers.subjects.masked import masked_text
         from outliers.text.blocks import load_text

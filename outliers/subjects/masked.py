@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.models.anatomy import IGNORED, Examples
+from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.text.blocks import load_text
 from outliers.text.corruption import chosen_positions
 from outliers.text.given import Text

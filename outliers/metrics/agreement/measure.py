@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Seen
 from outliers.metrics.perplexity.measure import logits_by_parts
-from outliers.models.anatomy import Block, predicted
+from outliers.models.anatomy.examples import Block, predicted
 from outliers.variants.draw import scattered
 
 
