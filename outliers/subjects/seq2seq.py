@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Examples
+from outliers.models.anatomy.examples import Examples
 from outliers.text.blocks import load_text
 from outliers.text.corruption import Spans, corrupted, sentinels_of
 from outliers.text.given import Text

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from outliers.errors import BrokenModel
-from outliers.models.anatomy import Example, Examples, family_of
+from outliers.models.anatomy import family_of
+from outliers.models.anatomy.examples import Example, Examples
 from outliers.models.pocket.ladder import WARMUP
 from outliers.models.skeleton import quiet
 from outliers.specification.recipe import Recipe

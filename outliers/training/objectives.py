@@ -16,7 +16,7 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from outliers.models.anatomy import IGNORED, Examples
+from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.pocket.ladder import CONTEXT
 from outliers.specification.recipe import Recipe
 from outliers.text.corruption import Spans, chosen_positions, corrupted, sentinels_of
