@@ -7,10 +7,10 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Keeps, Measurement, Seen
-from outliers.metrics.metric import resolved
 from outliers.models.anatomy import decoder_layers
 from outliers.models.decoder import Flow, inference, run_decoder, run_from
 from outliers.models.stream import Variant, is_streamed
+from outliers.specification.kinds import resolved
 from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn
