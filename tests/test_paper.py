@@ -11,6 +11,7 @@ import pytest
 
 from outliers.errors import UserError
 from outliers.metrics import metrics
+from outliers.models.load import load_model
 from outliers.plot.published import published_models
 from outliers.presets.cells import Cells
 from outliers.quantization.schemes import SCHEMES, TABLE1
@@ -25,6 +26,7 @@ from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
 from outliers.specification.files import experiment_files
 from outliers.specification.kinds import Experiment, resolved
+from outliers.subjects import bench
 from tests.conftest import SHARED
 
 KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"
@@ -282,8 +284,11 @@ def small_set(tmp_path, monkeypatch):
     return tmp_path / "results"
 
 
-def test_a_set_goes_on_past_what_cannot_run(small_set):
+def test_a_set_goes_on_past_what_cannot_run(small_set, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(bench, "load_model", lambda *place: loaded.append(place) or load_model(*place))
     said = report("small", small_set)
+    assert len(loaded) == 1, "the measurements of a page share a model"
     assert "Not run: file 'nowhere/piqa_valid.jsonl' does not exist" in said
     page = (small_set / "report.html").read_text()
     for title in ("Table 1: perplexity", "Figure 1", "Table 4: emergence", "Figure 4b: number", "Not run: "):

@@ -56,9 +56,12 @@ def check_machine(machine: Machine) -> None:
 
 
 class Bench:
-    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move."""
+    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move.
 
-    def __init__(self, bar: Progress):
+    bar: may come later, with the run that moves it.
+    """
+
+    def __init__(self, bar: Progress | None = None):
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
         self._calibration: Calibration | None = None
