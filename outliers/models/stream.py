@@ -351,7 +351,10 @@ class Stream:
                             state = states[of_variant, of_block, : key[0]]
                             beside = self._there(memory[of_variant, of_block]), carried[key]
                             outputs[key] = calls[key][number].on(layer, state[None].to(self.device), *beside)
-                            state.copy_(outputs[key].state[0])
+                            after = outputs[key].state[0]
+                            if stack.between and not number:
+                                after = behind_first(model, stack, read[of_block], after, outputs[key].in_tuple)
+                            state.copy_(after)
                             give_memory_back()
                 carried.update((key, output.carried) for key, output in outputs.items())
         for of_variant, (of_block, key) in product(range(len(variants)), enumerate(keys)):
@@ -399,6 +402,19 @@ def out_of_layers(
     with _in_the_place_of_layers(model, stack) as gates:
         gates[-1].output = state[None], in_tuple
         return run_stack(model, stack, inputs, memory)
+
+
+def behind_first(
+    model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, state: torch.Tensor, in_tuple: bool
+) -> torch.Tensor:
+    """What a stack makes of the state (T, features) that its first layer puts out: what the second one reads; of a
+    stack of one layer nothing, for `out_of_layers` does it."""
+    with _in_the_place_of_layers(model, stack) as gates:
+        if len(gates) == 1:
+            return state
+        gates[0].output = state[None], in_tuple
+        run_stack(model, stack, inputs)
+    return gates[1].seen[0]
 
 
 def _mapped_file(size: int) -> mmap.mmap:
