@@ -73,4 +73,4 @@ _ROWS = {
     ),
 }
 
-MASKED = Family("masked", _ROWS, AutoModelForMaskedLM, labelled, protocol="+masked")
+MASKED = Family("masked", _ROWS, AutoModelForMaskedLM, labelled)
