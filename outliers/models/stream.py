@@ -219,12 +219,22 @@ class Stream:
             if self._number(own) is None:
                 _assign(model, own, self._read(own))
         model.tie_weights(missing_keys=self.checkpoint.absent(model), recompute_mapping=False)
+        self._compute_what_is_not_stored(model)
         outside = [(own, tensor) for own, tensor in model.named_parameters() if self._number(own) is None]
         with self._hashing(outside):
             pass
         for module in model.modules():
             buffers = {part: buffer for part, buffer in module._buffers.items() if buffer is not None}
             module._buffers.update({part: buffer.to(self.device) for part, buffer in buffers.items()})
+
+    def _compute_what_is_not_stored(self, model: PreTrainedModel) -> None:
+        """What the architecture computes by itself, such as the positions of Marian."""
+        outside = [(own, one) for own, one in model.named_parameters() if self._number(own) is None and one.is_meta]
+        for own, parameter in outside:
+            _assign(model, own, torch.empty_like(parameter, device="cpu"))
+            module = model.get_submodule(own.rpartition(".")[0])
+            model._init_weights(module)
+            module.to(self.device)
 
     def _read(self, own: str) -> torch.Tensor:
         stored = self.stored[own]

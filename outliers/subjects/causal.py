@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from outliers.subjects.bench import Bench
 
-REFUSED = {"mask_seed": "predicts the next token and has no masks"}  # options that say nothing of this family, and why
+REFUSED = {  # options that say nothing of this family, and why
+    "mask_seed": "predicts the next token and has no masks",
+    "objective": "predicts the next token",
+}
 
 
 def read(subject: "Causal", text: str, blocks: int) -> "torch.Tensor":
@@ -156,7 +159,7 @@ class Causal(Pretrained):
     settings: text, block, blocks, bos, too; how schemes are calibrated.
     """
 
-    families = ("causal", "masked")
+    families = ("causal", "masked", "seq2seq")
     settings: Settings
 
     @property
@@ -219,7 +222,7 @@ class Causal(Pretrained):
         from outliers.subjects.bench import protocol_of
         from outliers.text.blocks import tokens_hash
 
-        facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.config)}
+        facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.blocks)}
         if any(one.scheme.needs_calibration for one in schemes_of(cell.variant)):
             facts["calibration_hash"] = tokens_hash(self.calibration)
         return super().facts(bench, cell) | facts

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Bench = Metric = Row = Any
 
 
-USUAL = {"device": "cpu", "bos": False, "mask_seed": 0}
+USUAL = {"device": "cpu", "bos": False, "mask_seed": 0, "objective": None}
 
 
 def unusual(settings: Mapping) -> dict:

@@ -15,7 +15,10 @@ from outliers.text.given import Text
 if TYPE_CHECKING:
     from outliers.subjects.causal import Causal
 
-REFUSED = {"bos": "reads [CLS] before each block anyway"}  # options that say nothing of this family, and why
+REFUSED = {  # options that say nothing of this family, and why
+    "bos": "reads [CLS] before each block anyway",
+    "objective": "predicts the tokens that are masked",
+}
 
 
 def read(subject: "Causal", text: str, blocks: int) -> Examples:
@@ -50,7 +53,7 @@ def masked_text(
     labels = torch.full_like(inner, IGNORED).scatter_(1, chosen, inner.gather(1, chosen))
     around = [torch.full((len(inner), 1), one) for one in (first, last)]
     ids = torch.cat([around[0], inner.scatter(1, chosen, tokenizer.mask_token_id), around[1]], 1)
-    return Examples(ids, torch.nn.functional.pad(labels, (1, 1), value=IGNORED))
+    return Examples(ids, torch.nn.functional.pad(labels, (1, 1), value=IGNORED), "+masked")
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:

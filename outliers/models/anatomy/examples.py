@@ -29,10 +29,14 @@ Block = torch.Tensor | Example  # of a causal language model the token ids alone
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples of one length. ids: int64 (examples, T); labels: int64 (examples, predicted); see `Example`."""
+    """Examples of one length. ids: int64 (examples, T); labels: int64 (examples, predicted); see `Example`.
+
+    protocol: what rows say of what is predicted, behind how the text was cut.
+    """
 
     ids: torch.Tensor
     labels: torch.Tensor
+    protocol: str = ""
 
     @property
     def shape(self) -> torch.Size:
@@ -43,8 +47,8 @@ class Examples:
         return len(self.ids)
 
     def __getitem__(self, part: int | slice) -> "Example | Examples":
-        kind = Examples if isinstance(part, slice) else Example
-        return kind(self.ids[part], self.labels[part])
+        ids, labels = self.ids[part], self.labels[part]
+        return Examples(ids, labels, self.protocol) if isinstance(part, slice) else Example(ids, labels)
 
     def __iter__(self) -> Iterator[Example]:
         return (self[number] for number in range(len(self)))

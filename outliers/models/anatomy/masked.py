@@ -102,4 +102,4 @@ _ROWS = {
     ),
 }
 
-MASKED = Family("masked", _ROWS, AutoModelForMaskedLM, labelled, protocol="+masked")
+MASKED = Family("masked", _ROWS, AutoModelForMaskedLM, labelled)
