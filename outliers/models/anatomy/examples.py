@@ -1,6 +1,6 @@
 """What a model reads at once, and what of it is predicted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,12 +31,20 @@ Block = torch.Tensor | Example  # of a causal language model the token ids alone
 class Examples:
     """Examples of one length. ids: int64 (examples, T); labels: int64 (examples, predicted); see `Example`.
 
-    protocol: what rows say of what is predicted, behind how the text was cut.
+    protocol: what rows say of what is predicted, behind how the text was cut. seeds: how many times the same text is
+    there one after the other, with other tokens predicted each time.
     """
 
     ids: torch.Tensor
     labels: torch.Tensor
     protocol: str = ""
+    seeds: int = 1
+
+    @classmethod
+    def joined(cls, of_seeds: "Sequence[Examples]") -> "Examples":
+        """One text by some seeds."""
+        ids, labels = (torch.cat(parts) for parts in zip(*((one.ids, one.labels) for one in of_seeds), strict=True))
+        return cls(ids, labels, of_seeds[0].protocol, len(of_seeds))
 
     @property
     def shape(self) -> torch.Size:
