@@ -11,8 +11,8 @@ from outlier_kernels.dispatch import path
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import BrokenModel, UserError
-from outliers.models.anatomy import anatomy_of, family_of, weights_of_experts
-from outliers.models.anatomy.examples import read_ids
+from outliers.models.anatomy import anatomy_of, weights_of_experts
+from outliers.models.anatomy.examples import Examples, read_ids
 from outliers.models.load import (
     find_device,
     load_model,
@@ -198,9 +198,9 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def protocol_of(settings: Machine, config: PretrainedConfig | None = None) -> str:
-    """How the text of an experiment is cut into blocks, and what of them a model of this configuration predicts."""
-    predicted = "" if config is None else family_of(config).protocol
+def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:
+    """How the text of an experiment is cut into blocks, and what of these blocks a model predicts."""
+    predicted = blocks.protocol if isinstance(blocks, Examples) else ""
     return find_text(settings.text).protocol + (BOS if getattr(settings, "bos", False) else "") + predicted
 
 
