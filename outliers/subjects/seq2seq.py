@@ -29,7 +29,9 @@ def read(subject: "Causal", text: str, blocks: int) -> Examples:
     if (settings.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
         return span_corrupted(text, tokenizer, settings.block, blocks, settings.mask_seed)
     if settings.mask_seed:
-        raise UserError(f"'{subject.model}' predicts the second half of each block, without a seed; leave --mask-seed out")
+        raise UserError(
+            f"'{subject.model}' predicts second halves, which no seed decides; leave --mask-seed out"
+        )
     return prefixed(text, tokenizer, settings.block, blocks)
 
 

@@ -81,7 +81,7 @@ class Served(Causal):
         from outliers.subjects.bench import describe, left_fields, protocol_of
 
         fields = describe(self, model)
-        small = [module for *_, module in projections(model) if isinstance(module, Int8Linear)]
+        small = [one.module for one in projections(model) if isinstance(one.module, Int8Linear)]
         buffers = [buffer for layer in small for buffer in layer.buffers()]  # codes and scales
         if small:
             digest = hashlib.sha256(fields["weights_hash"].encode())
