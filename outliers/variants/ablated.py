@@ -180,6 +180,6 @@ def feature_means(found: "Trace") -> Means:
     """Mean of every feature over the text of a trace, by layer and role."""
     from outliers.tracing.result import STREAM
 
-    means = {role: found.statistics[f"{role}.sum"] / found.positions for role in STREAM}
+    means = {role: found.statistics[f"{role}.sum"] / found.positions for role in STREAM if role in found.roles}
     numbered = ((role, *one) for role, of_role in means.items() for one in enumerate(of_role, found.first_layer))
     return {(layer, role): mean for role, layer, mean in numbered}
