@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import anatomy_of, check_block, decoder_layers, inputs_of, run_stack, stacks_of
+from outliers.models.anatomy import check_block, decoder_layers, family_of, inputs_of, run_stack, stacks_of
 from outliers.models.anatomy.examples import Block, Example
 from outliers.models.stream import AS_IT_IS, Call, Variant, into_layers, is_streamed, out_of_layers
 
@@ -177,7 +177,7 @@ def run_from(
 
 def checked(model: PreTrainedModel, block: Block) -> Block:
     """A block; raise UserError unless it is what the family of a model reads, which has a place for every token."""
-    if isinstance(block, Example) and anatomy_of(model.config).family == "causal":
+    if isinstance(block, Example) and family_of(model.config).name == "causal":
         raise UserError("an example of another family for a causal language model; expected int64 token ids (T,)")
     for ids in block if isinstance(block, Example) else (block,):
         if not isinstance(ids, torch.Tensor) or ids.ndim != 1 or ids.is_floating_point() or not len(ids):

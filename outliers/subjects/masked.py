@@ -1,13 +1,27 @@
 """Masked language models: blocks between two special tokens, some tokens of which are masked and predicted."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
 from outliers.models.anatomy.examples import IGNORED, Examples
+from outliers.models.load import load_tokenizer
 from outliers.text.blocks import load_text
 from outliers.text.corruption import chosen_positions
 from outliers.text.given import Text
+
+if TYPE_CHECKING:
+    from outliers.subjects.causal import Causal
+
+REFUSED = {"bos": "reads [CLS] before each block anyway"}  # options that say nothing of this family, and why
+
+
+def read(subject: "Causal", text: str, blocks: int) -> Examples:
+    """The first blocks of a text, masked by the seed of the settings."""
+    tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
+    return masked_text(text, tokenizer, settings.block, blocks, settings.mask_seed)
 
 
 def masked_text(

@@ -67,7 +67,7 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
     """
     context = min(context, context_length(config) or context)
     try:
-        model = skeleton(config, torch.bfloat16, encoder_decoder=config.is_encoder_decoder)
+        model = skeleton(config, torch.bfloat16)
         cache, activations = measure_pass(model, context, batch)
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         kind, reason = config.model_type, reason_of(error, 300)

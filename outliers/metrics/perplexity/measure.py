@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Seen
-from outliers.models.anatomy import config_of_stack, readers, stacks_of
-from outliers.models.anatomy.examples import Block, predicted
+from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
+from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
@@ -118,7 +118,7 @@ def perplexity_of(losses: list[Loss]) -> float:
 
 def finite_loss(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss:
     """The loss of a block, of which these are the last hidden states (T, features); refuses NaN and inf."""
-    hidden_states, targets = predicted(block, states)
+    hidden_states, targets = family_of(model.config).predicted(block, states)
     loss = _loss(model, hidden_states, targets)
     if not torch.isfinite(loss):
         raise BrokenModel(_where_not_finite(model, block))

@@ -2,60 +2,25 @@
 
 import difflib
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PretrainedConfig, PreTrainedModel
 
-from outliers.criterion import ROLES
+from outliers.criterion import CROSS, ROLES
 from outliers.errors import UserError
 from outliers.models.anatomy.causal import CAUSAL
-from outliers.models.anatomy.examples import Block, read_ids
+from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.masked import MASKED
 from outliers.models.anatomy.row import Anatomy
 from outliers.models.anatomy.seq2seq import SEQ2SEQ
 
-ANATOMIES = CAUSAL | MASKED | SEQ2SEQ
-
-
-class Family(NamedTuple):
-    """What models of a family have in common.
-
-    made_by: the class of transformers that makes them, with a head. inputs: what each stack reads of a block.
-    keywords: what a stack that predicts tokens is called with beside that. protocol: what rows say of what they
-    predict, behind how the text was cut.
-    """
-
-    made_by: type
-    inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]]
-    keywords: dict
-    protocol: str
-
-
-def _alone(_model: PreTrainedModel, block: Block) -> tuple[torch.Tensor]:
-    return (read_ids(block),)
-
-
-def _shifted(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the encoder reads; and for the decoder what it is to predict, one position later, behind a first token."""
-    return block.ids, model.prepare_decoder_input_ids_from_labels(labels=block.labels[None])[0]
-
-
-FAMILIES = {
-    "causal": Family(AutoModelForCausalLM, _alone, {"use_cache": False}, ""),
-    "masked": Family(AutoModelForMaskedLM, _alone, {}, "+masked"),
-    "seq2seq": Family(AutoModelForSeq2SeqLM, _shifted, {"use_cache": False}, ""),
-}
-
+FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ)}
+ANATOMIES = {kind: row for family in FAMILIES.values() for kind, row in family.rows.items()}  # by the type of model
 # Models that take pictures too, whose text part is an architecture of its own; and what its tensors are called in their
 # checkpoints: patterns, and what stands for them in the text part.
 TEXT_PARTS = ("gemma3",)
@@ -96,16 +61,17 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
         near = difflib.get_close_matches(config.model_type, ANATOMIES, n=3, cutoff=0.5)
         similar = f" (known and similar: {', '.join(near)})" if near else ""
         raise UserError(
-            f"unknown architecture '{config.model_type}'{similar}; it needs a row in ANATOMIES of "
-            "outliers/models/anatomy.py: where its decoder layers are and, in a layer, its attention, its norms and "
-            f"the projections that read {', '.join(ROLES)}"
+            f"unknown architecture '{config.model_type}'{similar}; it needs a row in the table of its family in "
+            "outliers/models/anatomy: where its decoder layers are and, in a layer, its attention, its norms and "
+            f"the projections that read {', '.join(role for role in ROLES if role not in CROSS)}"
         )
     return ANATOMIES[config.model_type]
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of a model by its configuration; an unknown architecture counts as causal."""
-    return FAMILIES[getattr(ANATOMIES.get(config.model_type), "family", "causal")]
+    """The family of a model by its configuration; an unknown architecture counts as causal, or has an encoder too."""
+    unknown = SEQ2SEQ if config.is_encoder_decoder else CAUSAL
+    return next((family for family in FAMILIES.values() if config.model_type in family.rows), unknown)
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:

@@ -2,6 +2,10 @@
 
 from dataclasses import replace
 
+import torch
+from transformers import AutoModelForCausalLM
+
+from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, Mixture, capped, divided, one_norm, two_norms
 
 _SELF_ATTN_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -50,7 +54,7 @@ _BLOOM = Anatomy(
 )
 _FALCON = replace(_BLOOM, alibi="alibi")
 
-CAUSAL = {
+_ROWS = {
     "gpt2": Anatomy(
         layers="transformer.h",
         attention="attn",
@@ -125,3 +129,11 @@ CAUSAL = {
         _MIXTRAL, mixture=Mixture("mlp", "mlp.experts", {"mlp.router.weight": 1, "mlp.experts.gate_up_proj": 1})
     ),
 }
+
+
+def _next(ids: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every position predicts the next one."""
+    return states[:-1], ids[1:]
+
+
+CAUSAL = Family("causal", _ROWS, AutoModelForCausalLM, _next, keywords={"use_cache": False})

@@ -12,8 +12,8 @@ IGNORED = -100  # a label of what is not predicted, as transformers has it
 class Example(NamedTuple):
     """What a model of a family other than causal language models reads at once.
 
-    ids: what positions hold, int64 (T,). labels: what the last hidden states are to predict, int64 (T,), `IGNORED`
-    where nothing is.
+    ids: what positions hold, int64 (T,), of an encoder-decoder those of the encoder. labels: what the last hidden
+    states are to predict, `IGNORED` where nothing is, int64 (T,), of an encoder-decoder those of the decoder.
     """
 
     ids: torch.Tensor
@@ -29,7 +29,7 @@ Block = torch.Tensor | Example  # of a causal language model the token ids alone
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples of one length. ids, labels: int64 (examples, T), see `Example`."""
+    """Examples of one length. ids: int64 (examples, T); labels: int64 (examples, predicted); see `Example`."""
 
     ids: torch.Tensor
     labels: torch.Tensor
@@ -55,9 +55,7 @@ def read_ids(block: Block | Examples) -> torch.Tensor:
     return block.ids if isinstance(block, (Example, Examples)) else block
 
 
-def predicted(block: Block, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of the last hidden states (T, features) that predict a token, and which: int64 (predicted,)."""
-    if isinstance(block, Example):
-        asked = block.labels != IGNORED
-        return states[asked.to(states.device)], block.labels[asked]
-    return states[:-1], block[1:]
+def labelled(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those of the last hidden states (T, features) that have a label, and the labels: int64 (predicted,)."""
+    asked = block.labels != IGNORED
+    return states[asked.to(states.device)], block.labels[asked]

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import torch
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import AutoModelForMaskedLM, PreTrainedModel
 
+from outliers.models.anatomy.examples import labelled
+from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, read_by_the_head, two_norms
 
 
@@ -18,7 +20,6 @@ def _distilbert(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
 
 
 _BERT = Anatomy(
-    family="masked",
     bidirectional=True,
     norms_of_sums=True,
     layers="bert.encoder.layer",
@@ -32,7 +33,7 @@ _BERT = Anatomy(
     positions="bert.embeddings.position_embeddings",
 )
 
-MASKED = {
+_ROWS = {
     "bert": _BERT,
     "roberta": replace(
         _BERT,
@@ -59,7 +60,6 @@ MASKED = {
         positions="distilbert.embeddings.position_embeddings",
     ),
     "modernbert": Anatomy(
-        family="masked",
         bidirectional=True,
         layers="model.layers",
         attention="attn",
@@ -72,3 +72,5 @@ MASKED = {
         head=read_by_the_head("head"),
     ),
 }
+
+MASKED = Family("masked", _ROWS, AutoModelForMaskedLM, labelled, protocol="+masked")

@@ -50,9 +50,8 @@ def read_as_they_are(_model: PreTrainedModel, states: torch.Tensor) -> torch.Ten
 class Anatomy:
     """Where the layers of a stack are, and the parts of one layer; projections by the role of their input.
 
-    family: what kind of model it is, a name in `FAMILIES`. bidirectional: whether positions attend to later ones too.
-
-    attention: the module that returns the attention probabilities. norms: those that come before projections. attn_in:
+    attention: the module that returns the attention probabilities. bidirectional: whether positions attend to later
+    ones too. norms: those that come before projections. attn_in:
     the q/k/v projection, fused or not. attn_out: the attention output projection. ffn_in: the first feed-forward
     projection, gate included. ffn_out: the second feed-forward projection. Of a decoder that reads an encoder, the
     same of its cross-attention: cross_attention; cross_in, the projection of queries; cross_kv, those of keys and
@@ -101,7 +100,6 @@ class Anatomy:
     norm_offset: float = 0.0
     alibi: str | None = None
     carries: dict[int, int] = field(default_factory=dict)
-    family: str = "causal"
     bidirectional: bool = False
     head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = read_as_they_are
     padded_positions: bool = False

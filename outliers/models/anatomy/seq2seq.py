@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
+from outliers.models.anatomy.examples import Example, labelled
+from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, Norms, capped, two_norms
 
 
@@ -28,7 +30,6 @@ def _names(*suffixes: str, of: str) -> tuple[str, ...]:
 
 _T5_FEED_FORWARD = "layer.1.DenseReluDense"
 _T5_ENCODER = Anatomy(
-    family="seq2seq",
     bidirectional=True,
     stack="encoder",
     module="encoder",
@@ -67,7 +68,6 @@ def _t5(gates: tuple[str, ...] = ("wi_0", "wi_1"), **changes) -> Anatomy:
 def _fairseq(norms_of_sums: bool, logits_bias: str | None = "final_logits_bias", **changes) -> Anatomy:
     """BART and its kin; norms_of_sums: whether norms come behind the sub-layers."""
     encoder = Anatomy(
-        family="seq2seq",
         bidirectional=True,
         stack="encoder",
         module="model.encoder",
@@ -118,7 +118,7 @@ _T5GEMMA = replace(
     logits=capped,
 )
 
-SEQ2SEQ = {
+_ROWS = {
     "t5": _t5(head=_scaled_by("scale_decoder_outputs")),
     "mt5": _t5(),
     "umt5": _t5(carries={}, head=_scaled_by("tie_word_embeddings")),
@@ -142,3 +142,11 @@ SEQ2SEQ = {
         decoder=_T5GEMMA,
     ),
 }
+
+
+def _shifted(model: PreTrainedModel, block: Example) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the encoder reads; and for the decoder what it is to predict, one position later, behind a first token."""
+    return block.ids, model.prepare_decoder_input_ids_from_labels(labels=block.labels[None])[0]
+
+
+SEQ2SEQ = Family("seq2seq", _ROWS, AutoModelForSeq2SeqLM, labelled, _shifted, {"use_cache": False})
