@@ -1,15 +1,31 @@
 """Encoder-decoders: what the encoder reads, and what the decoder is to predict of it."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
 from outliers.models.anatomy.examples import Examples
+from outliers.models.load import load_tokenizer
 from outliers.text.blocks import load_text
 from outliers.text.corruption import Spans, corrupted, sentinels_of
 from outliers.text.given import Text
 
+if TYPE_CHECKING:
+    from outliers.subjects.causal import Causal
+
 SHORTEST = Spans.of(2).read
+REFUSED = {"bos": "reads what its tokenizer puts around a text anyway"}  # options that say nothing of it, and why
+
+
+def read(subject: "Causal", text: str, blocks: int) -> Examples:
+    """The first blocks of a text, their spans corrupted by the seed of the settings; halves of them where the tokenizer
+    has no sentinels."""
+    tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
+    if len(sentinels_of(tokenizer)):
+        return span_corrupted(text, tokenizer, settings.block, blocks, settings.mask_seed)
+    return prefixed(text, tokenizer, settings.block, blocks)
 
 
 def span_corrupted(
