@@ -112,7 +112,7 @@ def without_values(config: PretrainedConfig) -> Iterator[None]:
 def skeleton_with_head(config: PretrainedConfig) -> PreTrainedModel:
     """A model with its head on the meta device, in bfloat16."""
     if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        return skeleton(config, torch.bfloat16, encoder_decoder=config.is_encoder_decoder)
+        return skeleton(config, torch.bfloat16)
     with quiet(), init_empty_weights():
         return AutoModelForImageClassification.from_config(config, dtype=torch.bfloat16).eval()
 
