@@ -563,34 +563,6 @@ def zeropoint_codes(
             made.scales[r], zero_points[r], made.sums[r] = np.float32(1) / dynamic_range, zero_point, np.float32(total)
 
 
-@_pass
-def codes_of_columns(
-    work, x: Matrix, width: int, factors: np.float32, zero_points: np.float32, codes: np.int8, sums: np.float32
-):
-    """Codes of a matrix of which each column has a scale of absmax, or a normalized dynamic range and a zero point, and
-    their sums by column; a piece is a strip of so many columns."""
-    row, total = np.empty(width, np.float32), np.empty(width, np.int32)
-    for piece in _pieces(work):
-        start = piece * width
-        count = min(width, x.columns - start)
-        total[:] = 0
-        for r in range(x.rows):
-            load(x.kind, _place(x, r, start), count, row)
-            if _is_given(zero_points):
-                for i in range(count):
-                    row[i] = rint(row[i] * factors[start + i]) + zero_points[start + i]
-            else:
-                for i in range(count):
-                    row[i] = rint(row[i] / factors[start + i])
-            of_row = _at(codes, r * x.columns + start)
-            for i in range(count):
-                code = np.int8(min(max(row[i], -CODE_MAX), CODE_MAX))
-                of_row[i] = code
-                total[i] = np.int32(total[i] + code)
-        for i in range(count):
-            sums[start + i] = np.float32(total[i])
-
-
 @inlined
 def _zeropoint(row, count):
     """Normalized dynamic range and zero point of a row (equations 1 and 2)."""
