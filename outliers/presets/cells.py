@@ -3,12 +3,11 @@
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, create_model
-from pydantic_core import PydanticCustomError
 
 from outliers.errors import UserError
 from outliers.metrics import METRICS
 from outliers.metrics.metric import Metric
-from outliers.specification.kinds import MODEL, REVISION, UNKNOWN, Calibrated, Line, Name, Names, Once, Split
+from outliers.specification.kinds import MODEL, REVISION, Calibrated, Line, Name, Names, Once, Split, saying_all
 
 VARIANT = (
     "What is done to a model, such as absmax+hadamard, 'zero(247)+llm.int8' or 'shuffle(3@ffn_in)'; several by several "
@@ -21,19 +20,14 @@ def _variant(value: Any) -> Any:
     """A variant, by its writing or as it is."""
     from outliers.variants.written import variant  # late, for what is asked of a command with --help
 
-    return _checked(variant, value) if isinstance(value, str) else value
+    with saying_all():
+        return variant(value) if isinstance(value, str) else value
 
 
 def _metric(value: Any) -> Any:
     """The record of a metric, by its name or with its parameters."""
-    return _checked(METRICS.__getitem__, value) if isinstance(value, str) else value
-
-
-def _checked(read, value: str):
-    try:
-        return read(value)
-    except UserError as error:
-        raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
+    with saying_all():
+        return METRICS[value] if isinstance(value, str) else value
 
 
 Variants = Annotated[

@@ -162,7 +162,8 @@ def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) ->
     section = artefact.section(*made_of) if rows else Section("", [])
     beside = []
     if artefact.published:
-        beside.append(comparison(spec.shows, artefact.published, artefact.measured(rows) if rows else {}))
+        ours = artefact.measured(rows) if rows and artefact.measured else {}
+        beside.append(comparison(spec.shows, artefact.published, ours))
     not_run = [f"Not run: {reason}" for reason in reasons]
     title = section.title
     if not title.startswith(artefact.label):

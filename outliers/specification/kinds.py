@@ -95,7 +95,7 @@ def _scheme(value: object, others: tuple[str, ...]) -> str | Scheme:
         return value
     if not isinstance(value, str):
         raise ValueError("expected the name of a scheme, or a Scheme")
-    with _saying_all():
+    with saying_all():
         return get_scheme(_line(value)) and value
 
 
@@ -129,7 +129,7 @@ def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
 
 
 @contextmanager
-def _saying_all() -> Iterator[None]:
+def saying_all() -> Iterator[None]:
     """Let a UserError within be the mistake of a field, whose message says all."""
     try:
         yield
@@ -215,12 +215,22 @@ class FieldError(UserError):
     path: tuple = ()
 
 
-class Named(BaseModel):
-    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for.
+class Checked(BaseModel):
+    """A model of pydantic whose mistakes are those of a user.
 
     Raises:
         FieldError: a field is unknown, missing or out of range.
     """
+
+    def __init__(self, **fields):
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise field_error(error, type(self)) from None
+
+
+class Named(Checked):
+    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
 
@@ -231,12 +241,6 @@ class Named(BaseModel):
 
     name: Name
     shows: Line | None = None
-
-    def __init__(self, **fields):
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise field_error(error, type(self)) from None
 
     @property
     def folder(self) -> Path:
@@ -294,7 +298,7 @@ class OfSchemes(Named):
     def _into_schemes(self):
         if self.transform is None and self.attention == [ATTENTION_16]:
             return self
-        with _saying_all():
+        with saying_all():
             schemes = self.schemes
             if self.transform is not None:
                 changed = [one for one in schemes if one != PEER and get_scheme(one).quantizes_projections]

@@ -32,8 +32,8 @@ class Artefact(NamedTuple):
     """A table or figure of the paper, or what an experiment beyond it shows.
 
     kind: of its experiments. section: what rows of one show. published: its numbers, where some were. measured: ours by
-    the same keys. of_folder: whether the section is made of specification, folder and rows, because the folder holds
-    more, or the tokenizer of the model is needed.
+    the same keys, where the metric is the same. of_folder: whether the section is made of specification, folder and
+    rows, because the folder holds more, or the tokenizer of the model is needed.
     """
 
     label: str
