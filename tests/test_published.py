@@ -188,7 +188,6 @@ def test_facts_that_share_blocks_share_a_trace(planted, tmp_path, monkeypatch):
     assert len(looks) == 2
 
 
-
 def call(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["report", "published", *map(str, arguments)])
     try:
