@@ -66,7 +66,7 @@ MUTATIONS = {
     ],
     "outliers/tracing/tokens.py": [("ids[0] = self.vocabulary", "ids[-1] = self.vocabulary")],
     "outliers/tracing/states.py": [("== len(blocks):\n            raise", "== 1 + len(blocks):\n            raise")],
-    "outliers/tracing/store.py": [("if not statistics[\"text.sequences\"].all() or", "if")],
+    "outliers/tracing/store.py": [('if not statistics["text.sequences"].all() or', "if")],
     "outliers/quantization/schemes.py": [
         ("(scheme.quantizes, operands", "(0, operands"),
         ("math.lcm(*groups)", "max(groups)"),
@@ -137,11 +137,13 @@ MUTATIONS = {
     ],
     "outliers/metrics/sinks/measure.py": [("queries = probabilities[0, :, 1:]", "queries = probabilities[0]")],
     "outliers/presets/super_weights.py": [("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]")],
-    "outliers/report/views/super_weights.py": [("exact(candidate[\"cost\"]).is_above(_random(candidate))", "True")],
+    "outliers/report/views/super_weights.py": [('exact(candidate["cost"]).is_above(_random(candidate))', "True")],
     "outliers/variants/massive.py": [("entries.abs() > self.above", "entries > self.above")],
     "outliers/variants/unattended.py": [("queries > keys", "queries >= keys")],
     "outliers/runs/planner.py": [(" and not cell.metric.timed", "")],
 }
+
+OUTPUT = "mutation.txt"  # of the tests of one mistake, in the clone
 
 
 def test_files(module: str) -> list[str]:
@@ -150,14 +152,14 @@ def test_files(module: str) -> list[str]:
     return [f"tests/test_{name}.py" for name in names.split()]
 
 
-def is_caught(clone: Path, module: str, old: str, new: str, arguments: list[str]) -> bool:
-    """Whether a test fails while a module of a clone says something else."""
+def caught_by(clone: Path, module: str, old: str, new: str, arguments: list[str]) -> str | None:
+    """The first test that fails while a module of a clone says something else."""
     path = clone / module
     sound, times = path.read_text(), path.stat()
     if sound.count(old) != 1:
         raise SystemExit(f"{module} has {sound.count(old)} of '{old}'; expected one: mend the table")
     path.write_text(sound.replace(old, new))
-    tests = ["-x", "-q", "-p", "no:cacheprovider", *arguments, *test_files(module)]
+    tests = ["-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *arguments, *test_files(module)]
     process = get_context("fork").Process(target=run_tests, args=(clone, tests))
     try:
         process.start()
@@ -167,17 +169,19 @@ def is_caught(clone: Path, module: str, old: str, new: str, arguments: list[str]
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # so that what is compiled of it serves again
     if process.exitcode not in (0, 1, 5):  # nothing failed, something failed, nothing was asked
         raise SystemExit(f"pytest ended with {process.exitcode} while {module} had '{new}'; expected tests that run")
-    return process.exitcode == 1
+    failures = [line for line in (clone / OUTPUT).read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failures[0].split()[1] if process.exitcode == 1 else None
 
 
 def run_tests(clone: Path, arguments: list[str]) -> None:
-    """Run tests of a clone silently in this process, a fork of one that has imported what takes long."""
+    """Run tests of a clone, with their output in a file, in this process: a fork of one that has imported what takes
+    long."""
     os.chdir(clone)
     sys.path[:0] = places = [str(clone), str(clone / "kernels")]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
+    output = os.open(OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     sys.exit(int(pytest.main(arguments)))
 
 
@@ -194,10 +198,10 @@ def main() -> None:
         numbers = range(int(first), int(last or first) + 1)
         caught = 0
         for number in numbers:
-            found = is_caught(clone, *table[number - 1], sys.argv[1:])
-            caught += found
-            said = f"{number:2} {'caught  ' if found else 'SURVIVED'} {table[number - 1][0]}: {table[number - 1][2]}"
-            print(said, flush=True)
+            test = caught_by(clone, *table[number - 1], sys.argv[1:])
+            caught += bool(test)
+            module, _, new = table[number - 1]
+            print(f"{number:2} {f'caught by {test}' if test else 'SURVIVED'}, {module}: {new}", flush=True)
     print(f"{caught} of {len(numbers)} caught")
 
 

@@ -12,15 +12,16 @@ from outlier_kernels.formats import Quantizer
 
 import outliers
 from outliers.errors import UserError
+from outliers.metrics import metrics
 from outliers.metrics.measurement import Seen
 from outliers.metrics.memory import Memory as Footprint
 from outliers.metrics.metric import StatesMetric
 from outliers.metrics.perplexity import Perplexity
-from outliers.metrics.registry import Registry
 from outliers.metrics.zeroshot.harness import zeroshot
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.presets.cells import Cells
+from outliers.quantization import plugins
 from outliers.quantization.schemes import Scheme
 from outliers.report.report import drawn_again
 from outliers.runs.rows import Row, Rows, line_of, read
@@ -246,7 +247,12 @@ def test_a_plugin_takes_no_name_that_is_taken(monkeypatch):
     class Entry:
         name, dist = "perplexity", type("Distribution", (), {"name": "theirs"})()
 
-    monkeypatch.setattr("outliers.metrics.registry.entry_points", lambda group: [Entry])
-    registry = Registry("metric", "outliers.metrics", {"perplexity": "outliers.metrics.perplexity:Perplexity"})
-    with pytest.raises(UserError, match="plugin 'perplexity' of the installed distribution 'theirs' is a metric that"):
-        list(registry)
+        load = dict
+
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry])
+    plugins.plugins.cache_clear()
+    try:
+        with pytest.raises(UserError, match=r"plugin 'perplexity' of the installed .* is a metric of a name"):
+            metrics()
+    finally:
+        plugins.plugins.cache_clear()

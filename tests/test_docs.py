@@ -28,6 +28,7 @@ from outliers.errors import UserError
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.damages import damages_of
 from outliers.metrics.measurement import Keeps, each_alone
+from outliers.metrics.memory.view import GIB, footprints
 from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
 from outliers.models.configs import find_config
@@ -324,6 +325,12 @@ def attention_layers() -> list[float]:
         *(least, 100 * layers["damage_without"].min(), other["draws"], *some[0], *some[1]),
         *(worst, other["cost"], other["standard_deviation"]),
     ]
+
+
+def of_t5() -> dict[str, float]:
+    """What T5-11B needs in 8 bits, GiB: all projections in int8, and as transformers loads it."""
+    row = footprints(kept("pocket/table3")).loc["google-t5/t5-11b"]
+    return {"total": row["total 8"] / GIB, "loaded": row["loaded 8"] / GIB}
 
 
 def slower_tokens() -> list[float]:
@@ -692,6 +699,9 @@ CLAIMS = {
             lambda: in_source("outliers/specification/door.py", r"the first ([\d,]+) rows of C4"),
         "the paper's models of {} million and {} billion parameters":
             lambda: [size[:-1] for size in dict.fromkeys(size for size, *_ in TABLE7)],
+        "a decoder of {} layers each": lambda: (find_config("google-t5/t5-11b").num_decoder_layers,),
+        "In 8 bits it needs {total:.1f} GiB, as the blog post says": of_t5,
+        "then T0/T5-11B needs {loaded:.1f} GiB": of_t5,
         "({:.2f} billion parameters)":
             lambda: [row["parameters"] / 1e9 for row in kept("pocket/table3") if row["model"].endswith("/gpt2-xl")][:1],
         "which is exact within {:g} %": lambda: (100 * RELATIVE_ERROR,),

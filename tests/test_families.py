@@ -17,7 +17,8 @@ from transformers import (
 
 import outliers
 from outliers.errors import UserError
-from outliers.models.anatomy import IGNORED, projections
+from outliers.models.anatomy import projections
+from outliers.models.anatomy.examples import IGNORED
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import calibrate
 from outliers.specification.kinds import Settings

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from outliers.errors import UserError
+from outliers.metrics import metrics
 from outliers.plot.published import published_models
+from outliers.presets.cells import Cells
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report import paper
 from outliers.report import report as module
@@ -22,7 +24,7 @@ from outliers.report.report import ARTEFACTS, experiments, report
 from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
 from outliers.specification.files import experiment_files
-from outliers.specification.kinds import Experiment
+from outliers.specification.kinds import Experiment, resolved
 from tests.conftest import SHARED
 
 KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"
@@ -163,9 +165,9 @@ ARTEFACTS = {
     "table2": Artefact(
         "Table 2",
         Experiment,
-        lambda rows: Section("One more", rows, "nothing new"),
         Published("LLM.int8(), Table 2", ("model", "scheme"), grid({"gpt2-0.1m": [1.0]}, ["fp32"])),
         lambda rows: {("gpt2-0.1m", row["scheme"]): row["value"] for row in rows},
+        lambda rows: Section("One more", rows, "nothing new"),
     )
 }
 """
@@ -211,6 +213,14 @@ def test_every_table_and_figure_has_an_experiment_of_each_set():
         }
     others = [spec for name in ("look", "remedies", "attention", "training/causes") for spec in experiments(name)]
     assert [spec.shows for spec in others] == list(beyond.ARTEFACTS)
+
+
+def test_a_view_is_named_in_one_place():
+    kinds = {artefact.kind for artefact in ARTEFACTS.values()} | {Cells}
+    places = [one.view for one in metrics().values()] + [artefact.section for artefact in ARTEFACTS.values()]
+    places += [kind.section for kind in kinds if not kind.section.endswith(".view")]  # not by that of a metric
+    named = [resolved(place) for place in places if place]
+    assert len(named) == len(set(named)) > 20
 
 
 def test_a_device_replaces_that_of_the_files():

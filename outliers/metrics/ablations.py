@@ -14,7 +14,7 @@ from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
 from outliers.metrics.perplexity.measure import perplexities
 from outliers.metrics.top1.measure import top1_softmax
-from outliers.models.anatomy import check_features
+from outliers.models.anatomy import check_features, width_of
 from outliers.text.blocks import sequences
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
@@ -144,7 +144,7 @@ def ablate(
     """
     blocks = list(sequences(blocks, attention_mask))
     features, methods, where = list(features), list(methods), list(where)
-    width = model.config.hidden_size
+    width = width_of(model.config)
     plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
     found = trace(model, blocks, STREAM, alpha, attention=False)
     treatments = plan(features, width, methods, controls, seed, where, found.outlier_features()["feature"])

@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Keeps, Measurement
-from outliers.metrics.metric import resolved
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
+from outliers.specification.kinds import resolved
 from outliers.subjects.bench import Bench, named_under
 from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention

@@ -37,7 +37,7 @@ class ToAblate(Causal):
         scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
         check_calibrated(scheme, None)
         check_scheme(self.config, scheme, spec.skip)
-        planned(spec, self.config.hidden_size, spec.features or [0])  # of outliers that nobody knows yet, of one
+        planned(spec, self.width, spec.features or [0])  # of outliers that nobody knows yet, of one
 
 
 def ablation_plans(spec: Ablation) -> list[Plan]:

@@ -4,11 +4,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, create_model
 
-from outliers.errors import UserError
-from outliers.metrics import METRICS
+from outliers.errors import UserError, unknown_name
+from outliers.metrics import metrics
 from outliers.metrics.metric import Metric
 from outliers.specification.kinds import MODEL, REVISION, Calibrated, Line, Name, Names, Once, Split, saying_all
 
+METRICS = {name: record for name, record in metrics().items() if record.subject}
 VARIANT = (
     "What is done to a model, such as absmax+hadamard, 'zero(247)+llm.int8' or 'shuffle(3@ffn_in)'; several by several "
     "options."
@@ -27,6 +28,8 @@ def _variant(value: Any) -> Any:
 def _metric(value: Any) -> Any:
     """The record of a metric, by its name or with its parameters."""
     with saying_all():
+        if isinstance(value, str) and value not in METRICS:
+            raise unknown_name("metric", value, METRICS)
         return METRICS[value] if isinstance(value, str) else value
 
 
@@ -47,7 +50,7 @@ class _Cells(Calibrated):
     """The cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
 
     plans = "outliers.presets.measure:measure_plans"
-    section = "outliers.report.measured:measured_section"
+    section, of_folder = "outliers.report.measured:measured_section", True
 
     name: Name = "measure"
     models: Names = Field(description=MODEL)

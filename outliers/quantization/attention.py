@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import eager_mask
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Projection, anatomy_of, decoder_layers
+from outliers.models.anatomy import Projection, in_layer, layers_of
 from outliers.models.attending import SUMMED
 from outliers.quantization.products import Products, product
 from outliers.quantization.schemes import Scheme
@@ -89,11 +89,10 @@ def check_attention(model: PreTrainedModel) -> None:
 
 
 def attentions(model: PreTrainedModel) -> Iterator[Projection]:
-    """The attention of each decoder layer; path: of its products, which are no module of their own."""
-    anatomy = anatomy_of(model.config)
-    for layer, block in enumerate(decoder_layers(model)):
-        path = f"{anatomy.layers}.{layer}.{anatomy.attention}.products"
-        yield Projection(layer, ROLE, path, block.get_submodule(anatomy.attention))
+    """The attention of each layer; path: of its products, which are no module of their own."""
+    for layer in layers_of(model):
+        attention = in_layer(layer, ROLE, layer.anatomy.attention)
+        yield attention._replace(path=f"{attention.path}.products")
 
 
 def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Collection[str] = ()) -> None:

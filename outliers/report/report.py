@@ -158,9 +158,9 @@ def _folder(name: str, specs: Sequence[Named]) -> Path:
 def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) -> Section:
     """What one table or figure shows, with the published numbers beside it."""
     artefact = ARTEFACTS[spec.shows]
-    made_of = (spec, folder, rows) if artefact.of_folder else (rows,)
-    section = artefact.section(*made_of) if rows else Section("", [])
-    beside = []
+    section, beside = Section("", []), []
+    if rows:
+        section = artefact.section(rows) if artefact.section else spec.show(folder, rows)
     if artefact.published:
         ours = artefact.measured(rows) if rows and artefact.measured else {}
         beside.append(comparison(spec.shows, artefact.published, ours))

@@ -2,14 +2,13 @@
 
 import importlib.util
 import logging
-import pkgutil
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from outliers.errors import UserError
 from outliers.runs.rows import Row, Rows, key_of
-from outliers.specification.kinds import Experiment, Named, OfOneModel
+from outliers.specification.kinds import Experiment, Named, OfOneModel, resolved
 from outliers.subjects.cell import Cell, Plan, following
 
 logger = logging.getLogger(__name__)
@@ -75,8 +74,7 @@ def sweep(
 
 def plans_of(spec: Named) -> list[Plan]:
     """What a specification asks for; nothing of its subjects is read."""
-    plans = pkgutil.resolve_name(spec.plans) if isinstance(spec.plans, str) else spec.plans
-    return plans(spec)
+    return resolved(spec.plans)(spec)
 
 
 def _is_possible(plan: Plan) -> bool:

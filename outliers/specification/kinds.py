@@ -1,12 +1,13 @@
 """What an experiment needs to know, validated."""
 
 import os
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -237,7 +238,10 @@ class Named(Checked):
     # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.subjects.cell.Plan`.
     plans: ClassVar[str | Callable | None] = None
     experiment: ClassVar[str | None] = None  # what its rows say that they are of, where that is not its name
-    section: ClassVar[str | None] = None  # `module:function` that shows its rows, imported when a command has run
+    # What shows its rows, as `plans`; imported when a command has run. of_folder: whether it takes the specification
+    # and the folder before the rows, because the folder holds more, or the tokenizer of the model is needed.
+    section: ClassVar[str | Callable | None] = None
+    of_folder: ClassVar[bool] = False
 
     name: Name
     shows: Line | None = None
@@ -246,6 +250,10 @@ class Named(Checked):
     def folder(self) -> Path:
         """Where its results go unless the user says otherwise."""
         return Path("results") / self.name
+
+    def show(self, folder: Path, rows: list[dict]) -> Any:
+        """What rows of it in a folder show, an `outliers.report.section.Section`."""
+        return resolved(self.section)(*((self, folder) if self.of_folder else ()), rows)
 
 
 class Machine(Named):
@@ -319,7 +327,7 @@ class Experiment(OfSchemes, Calibrated):
     """
 
     plans = "outliers.presets.sweep:sweep_plans"
-    section = "outliers.metrics.perplexity.view:sweep_section"
+    section = "outliers.metrics.perplexity:Perplexity.view"
 
     name: Name = "sweep"
     models: Names = Field(description=MODEL)
@@ -348,7 +356,7 @@ class OneModel(OfOneModel):
     """A trace of one model."""
 
     plans, experiment = "outliers.presets.emergence:trace_plans", "trace"
-    section = "outliers.metrics.trace.view:kept_trace_section"
+    section, of_folder = "outliers.metrics.trace.view:kept_trace_section", True
 
     name: Name = "trace"
     by_token: bool = Field(False, title="tokens", description="Find which tokens carry the outlier features.")
@@ -399,7 +407,7 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     """Where schemes damage one model, by the arguments of `outliers.damage`."""
 
     plans = "outliers.presets.damage:damage_plans"
-    section = "outliers.report.views.damage:kept_damage_section"
+    section, of_folder = "outliers.report.views.damage:kept_damage_section", True
 
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
@@ -448,7 +456,7 @@ class Memory(Named):
     """
 
     plans = "outliers.presets.memory:memory_plans"
-    section = "outliers.metrics.memory.view:memory_section"
+    section = "outliers.metrics.memory:Memory.view"
 
     name: Name = "memory"
     models: Names = Field(description=MODEL)
@@ -468,6 +476,7 @@ class LinearLayers(Machine):
     """
 
     plans = "outliers.presets.linear_layers:linear_layer_plans"
+    section = "outliers.metrics.linear_layer:LinearLayer.view"
 
     name: Name = "linear-layers"
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
@@ -480,7 +489,7 @@ class Latency(OfSchemes, Machine):
     """Time a generated token with a KV cache; prompts are the first tokens of a text."""
 
     plans = "outliers.presets.latency:latency_plans"
-    section = "outliers.metrics.latency.view:latency_section"
+    section = "outliers.metrics.latency:Latency.view"
 
     name: Name = "latency"
     dtype: Literal["float32", "float16", "bfloat16"] = Field("bfloat16", description="Of what is not quantized.")
@@ -502,7 +511,7 @@ class ZeroShot(OfSchemes, Spread):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
 
     plans = "outliers.presets.zeroshot:zeroshot_plans"
-    section = "outliers.metrics.zeroshot.view:zeroshot_section"
+    section = "outliers.metrics.zeroshot:ZeroShot.view"
 
     name: Name = "zeroshot"
     models: Names = Field(description=MODEL)
@@ -514,6 +523,13 @@ class ZeroShot(OfSchemes, Spread):
     data: Line | None = Field(None, description=DATA)
     limit: Count | None = Field(None, description=LIMIT)
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
+
+
+def resolved(place: Any) -> Any:
+    """What is named as `module:object`, which may be the name of another object; or the object itself."""
+    while isinstance(place, str):
+        place = pkgutil.resolve_name(place)
+    return place
 
 
 def alpha_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) -> float | None:

@@ -11,7 +11,8 @@ from outlier_kernels.dispatch import path
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import BrokenModel, UserError
-from outliers.models.anatomy import anatomy_of, family_of, read_ids, weights_of_experts
+from outliers.models.anatomy import anatomy_of, family_of, weights_of_experts
+from outliers.models.anatomy.examples import read_ids
 from outliers.models.load import (
     find_device,
     load_model,

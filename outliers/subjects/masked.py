@@ -1,14 +1,27 @@
 """Masked language models: blocks between two special tokens, some tokens of which are masked and predicted."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.models.anatomy import IGNORED, Examples
+from outliers.models.anatomy.examples import IGNORED, Examples
+from outliers.models.load import load_tokenizer
 from outliers.text.blocks import load_text
+from outliers.text.corruption import chosen_positions
 from outliers.text.given import Text
 
-SHARE = 0.15  # of the positions: Devlin et al., "BERT", 2019, section 3.1
+if TYPE_CHECKING:
+    from outliers.subjects.causal import Causal
+
+REFUSED = {"bos": "reads [CLS] before each block anyway"}  # options that say nothing of this family, and why
+
+
+def read(subject: "Causal", text: str, blocks: int) -> Examples:
+    """The first blocks of a text, masked by the seed of the settings."""
+    tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
+    return masked_text(text, tokenizer, settings.block, blocks, settings.mask_seed)
 
 
 def masked_text(
@@ -33,9 +46,7 @@ def masked_text(
         raise UserError("the model's tokenizer has no mask token; expected that of a masked language model")
     first, last = _ends(tokenizer)
     inner = load_text(text, tokenizer, block - 2, blocks)
-    count = max(1, round(SHARE * inner.shape[1]))
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.stack([torch.randperm(inner.shape[1], generator=generator)[:count] for _ in inner])
+    chosen = chosen_positions(inner, torch.Generator().manual_seed(seed))
     labels = torch.full_like(inner, IGNORED).scatter_(1, chosen, inner.gather(1, chosen))
     around = [torch.full((len(inner), 1), one) for one in (first, last)]
     ids = torch.cat([around[0], inner.scatter(1, chosen, tokenizer.mask_token_id), around[1]], 1)

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
-from outliers.models.anatomy import Block, Example, read_ids, readers
+from outliers.models.anatomy import readers
+from outliers.models.anatomy.examples import Block, Example, read_ids
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.tracing.result import STREAM, Trace

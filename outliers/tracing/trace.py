@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, reduce
 from itertools import pairwise, takewhile
 from threading import Event
@@ -15,7 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
 from outliers.errors import BrokenModel, UserError, unknown_name
-from outliers.models.anatomy import ROLES, Block, anatomy_of, decoder_layers, read_ids, readers
+from outliers.models.anatomy import ROLES, inputs_of, readers
+from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.views import View, view_of
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
@@ -42,6 +44,7 @@ def trace(
     tokens: PreTrainedTokenizerBase | None = None,
     attention_mask: Iterable[torch.Tensor] | None = None,
     see_last: See = lambda ids, states: None,
+    stack: str | None = None,
 ) -> Trace:
     """Run blocks through a model and keep statistics of bounded size of its hidden states.
 
@@ -68,13 +71,16 @@ def trace(
             sequence then runs without its padding. None where there is none.
         see_last: called with each block and the last hidden states (T, features) of each sequence, of which the head
             makes logits: what else is made of these needs no pass of its own.
+        stack: of an encoder-decoder "encoder", "decoder", or "cross": what the decoder's layers read of the encoder,
+            at the encoder's positions, and the cross-attention to these. None for a model with one stack.
 
     Raises:
-        UserError: a role is unknown, or the model has none of them; alpha is not positive; there is no block, one has
-            less than two tokens, is longer than the model's context or holds ids outside the vocabulary; the attention
-            mask is none of these blocks; a hidden state holds NaN or inf; there is no model, or one is given twice.
+        UserError: there is no such stack, or one must be named; a role is unknown, or the model has none of them; alpha
+            is not positive; there is no block, one has less than two tokens, is longer than the model's context or
+            holds ids outside the vocabulary; the attention mask is none of these blocks; a hidden state holds NaN or
+            inf; there is no model, or one is given twice.
     """
-    how = _check_roles(roles), check_threshold("alpha", alpha), attention, variant, tokens, see_last
+    how = _check_roles(roles), check_threshold("alpha", alpha), attention, variant, tokens, see_last, stack
     found = _of_parts(model, sequences(blocks, attention_mask), lambda *of_part: _trace(*of_part, *how))
     if found is None:
         raise UserError("no blocks to trace; expected at least one")
@@ -113,33 +119,42 @@ def _trace(
     variant: Variant,
     tokens: PreTrainedTokenizerBase | None,
     see_last: See,
+    stack: str | None,
 ) -> Trace | None:
-    roles = _in_every_layer(model, roles)
+    view = view_of(model, stack)
+    roles = _in_every_layer(model, view, roles)
     at_once, room, device = (1, 0), torch.zeros, model.device
     if is_streamed(model):
         blocks = list(blocks)
-        at_once = len(blocks), max((len(read_ids(block)) for block in blocks), default=0)
+        at_once = len(blocks), max((len(view.positions(model, block)) for block in blocks), default=0)
         room, device = model.stream.storage, model.stream.device
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
-    observer = _Observer(roles, alpha, counts, at_once, room, tokens, anatomy_of(model.config).bidirectional)
+    observer = _Observer(view, roles, alpha, counts, at_once, room, tokens)
     watched = Watched(variant, partial(_hooks, observer, attention))
     with eager(model, summed=True) if attention else nullcontext(), under(model, watched) as (changed, left):
         for number, block, last in run_decoder(changed, blocks, observer.begin, left):
-            observer.end(number, read_ids(block))
+            observer.end(number, inputs_of(model, block))
             see_last(block, last)
     return observer.result()
 
 
 @contextmanager
 def _hooks(observer: "_Observer", attention: bool, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-    """Those by which an observer sees all layers of a model, or one."""
-    tracked = [one for one in readers(model) if one.role in observer.roles and layer in (None, one.layer)]
-    with (
-        input_hooks(tracked, observer.see_hidden_state),
-        residual_hooks(model, observer.see_residual, layer),
-        attention_hooks(model, observer.see_attention, layer, summed=True) if attention else nullcontext(),
-    ):
+    """Those by which an observer sees all layers of its view of a model, or one."""
+    view = observer.view
+    layers = [number for number in view.layers if layer in (None, number)]
+    tracked = [one for one in readers(model) if one.role in observer.roles and one.layer in layers]
+
+    def of_view(see: Callable) -> Callable:
+        return lambda number, *seen: see(number, *seen) if number in layers else None
+
+    with ExitStack() as stack:
+        stack.enter_context(input_hooks(tracked, observer.see_memory if view.cross else observer.see_hidden_state))
+        if not view.cross:
+            stack.enter_context(residual_hooks(model, of_view(observer.see_residual), layer))
+        if attention:
+            stack.enter_context(attention_hooks(model, of_view(observer.see_attention), layer, True, view.cross))
         yield
 
 
@@ -154,13 +169,13 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
     return tuple(role for role in ROLES if role in roles)
 
 
-def _in_every_layer(model: PreTrainedModel, roles: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the roles those that every layer has."""
-    places = {(reader.role, reader.layer) for reader in readers(model)}
-    layers = range(len(decoder_layers(model)))
-    found = tuple(role for role in roles if places.issuperset((role, layer) for layer in layers))
+def _in_every_layer(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the roles those that every layer has, and whose positions are those of the view."""
+    places = {(reader.role, reader.layer) for reader in readers(model) if view.cross == (reader.role == "cross_kv")}
+    found = tuple(role for role in roles if places.issuperset((role, layer) for layer in view.layers))
     if not found:
-        raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")
+        of_stack = f" in the view '{view.name}'" if view.name else ""
+        raise UserError(f"not every layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
     return found
 
 
@@ -185,20 +200,19 @@ class _Observer:
 
     def __init__(
         self,
+        view: View,
         roles: tuple[str, ...],
         alpha: float,
         counts: dict,
         at_once: tuple[int, int],
         room: Callable,
         tokens: PreTrainedTokenizerBase | None,
-        bidirectional: bool,
     ):
         """counts: zeros by token id (V,). at_once: how many sequences take turns, and the tokens of the longest one, as
-        far as it is known. room: makes zeros that are kept. tokens: what names them if they are asked for.
-        bidirectional: whether queries attend to later keys too."""
+        far as it is known. room: makes zeros that are kept. tokens: what names them if they are asked for."""
+        self.view = view
         self.roles, self.alpha, self.total, self.room, self.tokenizer = roles, alpha, counts, room, tokens
         self.at_once, self.block = at_once
-        self.bidirectional = bidirectional
         self.sequences = self.heads = 0
         self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if tokens else None
         self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
@@ -210,10 +224,12 @@ class _Observer:
         # others the hits.
         self.kept: dict[str, dict[tuple, torch.Tensor]] = defaultdict(dict)
 
-    def begin(self, number: int, ids: torch.Tensor) -> None:
-        """What the hooks see next is of this sequence."""
+    def begin(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
+        """What the hooks see next is of this sequence; inputs: what each stack reads of it."""
+        ids = inputs[self.view.inputs]
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
+        self.queries = len(inputs[-1 if self.view.cross else self.view.inputs])
         self.number, self.ids, self.block = number % self.at_once, ids, max(self.block, len(ids))
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
@@ -243,16 +259,21 @@ class _Observer:
         # (heads, keys), over the queries at and after each key, also if they are summed already
         received = probabilities[0].float().sum(1)
         seen_by = torch.arange(received.shape[1], 0, -1, device=received.device)
-        sinks = received > SINK * (len(self.ids) if self.bidirectional else seen_by)
+        sinks = received > SINK * (self.queries if self.view.bidirectional else seen_by)
         self.heads, sinks = len(sinks), sinks.sum(0)
         of_layer = self.by_layer["attention"].setdefault(layer, {"sinks": torch.zeros_like(sinks)})
         of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0)
         self._add_by_token("attention.sinks_tokens", sinks)
 
-    def end(self, number: int, ids: torch.Tensor) -> None:
+    def see_memory(self, layer: int, role: str, x: torch.Tensor) -> None:
+        """What the encoder puts out, where a layer of the decoder reads it."""
+        self.see_hidden_state(layer, role, x)
+        self.see_residual(layer, x)
+
+    def end(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
         """Add up what is kept of a sequence, whose last layer is done."""
-        self.begin(number, ids)
-        self.sequences += 1
+        self.begin(number, inputs)
+        self.sequences, ids = self.sequences + 1, self.ids
         self._add("text.sequences", torch.ones_like(ids))
         self._add("residual.massive_positions", torch.zeros_like(ids))  # also where there is none
         hit, magnitudes = {}, {}
@@ -284,7 +305,9 @@ class _Observer:
                 rows = [of_layer[name].cpu() for of_layer in layers.values()]
                 statistics[f"{state}.{name}"] = torch.stack(rows)
         statistics |= {name: value.cpu() for name, value in self.total.items()}
-        found = Trace(self.alpha, self.roles, self.block, self.sequences, self.heads, statistics, self.sketch)
+        of_stack = {"stack": self.view.name, "first_layer": self.view.layers[0]}
+        sizes = self.block, self.sequences, self.heads
+        found = Trace(self.alpha, self.roles, *sizes, statistics, self.sketch, **of_stack)
         if self.tokens:
             statistics |= self.tokens.statistics()
             found.names = named_tokens(self.tokenizer, self.tokens.seen)

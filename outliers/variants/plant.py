@@ -11,15 +11,15 @@ from transformers.pytorch_utils import Conv1D
 from outliers.criterion import check_threshold
 from outliers.errors import UserError
 from outliers.models.anatomy import (
-    Anatomy,
+    Layer,
     anatomy_of,
     check_features,
     check_plain,
     decoder_layers,
-    has_experts,
+    layers_of,
     norms_are_in_the_residual_stream,
-    norms_of,
     projections,
+    width_of,
 )
 
 
@@ -45,10 +45,9 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
             itself, so that nothing could undo the scaling: the norms come after the sub-layers (OLMo 2), or their
             outputs are the residual stream (OPT-350m, BLOOM's variant of that kind).
     """
-    features = check_features(features, model.config.hidden_size)
+    features = check_features(features, width_of(model.config))
     factor = check_threshold("factor", factor)
-    anatomy = anatomy_of(model.config)
-    if not anatomy.norms or norms_are_in_the_residual_stream(model.config):
+    if not anatomy_of(model.config).norms or norms_are_in_the_residual_stream(model.config):
         raise UserError(
             "this model's projections read its residual stream (its norms are not before its sub-layers), where "
             "scaling a feature cannot be undone; plant in a model with norms before its sub-layers"
@@ -57,21 +56,22 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
         check_plain(projection)
     scaled = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters()}
     planted = copy.deepcopy(model, {id(one): one for one in model.parameters() if id(one) not in scaled})
-    for layer in decoder_layers(planted):
-        for path, roles in norms_of(anatomy, layer).items():
-            for name, parameter in layer.get_submodule(path).named_parameters():  # weight, and bias where it has one
-                offset = anatomy.norm_offset if name == "weight" else 0.0
+    for layer in layers_of(planted):
+        for path, roles in layer.anatomy.norms.items():
+            for name, parameter in layer.module.get_submodule(path).named_parameters():  # weight, and a bias if any
+                offset = layer.anatomy.norm_offset if name == "weight" else 0.0
                 parameter[features] = factor * (offset + parameter[features]) - offset
-            for weight in (weight for role in roles for weight in _readers(anatomy, layer, role)):
+            for weight in (weight for role in roles for weight in _readers(layer, role)):
                 weight[features] /= factor
     return planted
 
 
-def _readers(anatomy: Anatomy, layer: nn.Module, role: str) -> list[torch.Tensor]:
+def _readers(layer: Layer, role: str) -> list[torch.Tensor]:
     """The weights of a layer that are multiplied with a role, input features first, sharing memory."""
-    if role == "ffn_in" and has_experts(anatomy, layer):
-        return [layer.get_parameter(path).transpose(0, axis) for path, axis in anatomy.mixture.reads.items()]
-    return [_inputs(layer.get_submodule(name)) for name in getattr(anatomy, role)]
+    if role == "ffn_in" and layer.anatomy.mixture:
+        reads = layer.anatomy.mixture.reads
+        return [layer.module.get_parameter(path).transpose(0, axis) for path, axis in reads.items()]
+    return [_inputs(layer.module.get_submodule(name)) for name in getattr(layer.anatomy, role)]
 
 
 def _inputs(projection: nn.Module) -> torch.Tensor:

@@ -51,7 +51,9 @@ class Together:
 
     def first_layer(self, model: "PreTrainedModel") -> int:
         """From which decoder layer on one of them changes anything."""
-        return min((one.first_layer(model) for one in self.variants), default=model.config.num_hidden_layers)
+        from outliers.models.anatomy import decoder_layers
+
+        return min((one.first_layer(model) for one in self.variants), default=len(decoder_layers(model)))
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":

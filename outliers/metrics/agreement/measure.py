@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Seen
 from outliers.metrics.perplexity.measure import logits_by_parts
-from outliers.models.anatomy import Block, predicted
+from outliers.models.anatomy import family_of
+from outliers.models.anatomy.examples import Block
 from outliers.variants.draw import scattered
 
 
@@ -69,6 +70,7 @@ class _Sums(NamedTuple):
 
 
 def _see(model: PreTrainedModel, block: Block, states: torch.Tensor, exact: torch.Tensor) -> Agreeing:
+    predicted = family_of(model.config).predicted
     (before, targets), (after, _) = (predicted(block, one) for one in (exact, states))
     return Agreeing(*_distance(model, before, after), len(targets))
 

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Seen
-from outliers.models.anatomy import Block, anatomy_of, family_of, predicted, read_ids, readers
+from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
+from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
@@ -117,10 +118,10 @@ def perplexity_of(losses: list[Loss]) -> float:
 
 def finite_loss(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss:
     """The loss of a block, of which these are the last hidden states (T, features); refuses NaN and inf."""
-    hidden_states, targets = predicted(block, states)
+    hidden_states, targets = family_of(model.config).predicted(block, states)
     loss = _loss(model, hidden_states, targets)
     if not torch.isfinite(loss):
-        raise BrokenModel(_where_not_finite(model, read_ids(block)))
+        raise BrokenModel(_where_not_finite(model, block))
     return Loss(loss.item(), len(targets))
 
 
@@ -131,13 +132,14 @@ def logits_by_parts(model: PreTrainedModel, states: torch.Tensor) -> Iterator[tu
     All logits of a block, (T, vocabulary), are by far the largest tensor of an evaluation, and making them costs more
     than using them.
     """
-    head, anatomy = model.get_output_embeddings(), anatomy_of(model.config)
-    states = anatomy.head(model, states)
+    head, stack = model.get_output_embeddings(), stacks_of(model.config)[-1]
+    states, config = stack.head(model, states), config_of_stack(model.config, stack)
+    added = head.bias if stack.logits_bias is None else model.get_buffer(stack.logits_bias)[0]
     for start in range(0, len(head.weight), HEAD_OUTPUTS):
         part = slice(start, start + HEAD_OUTPUTS)
-        bias = None if head.bias is None else head.bias[part]
+        bias = None if added is None else added[part]
         logits = functional.linear(states, head.weight[part], bias)
-        yield start, anatomy.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), model.config)
+        yield start, stack.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), config)
 
 
 def _loss(model: PreTrainedModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -156,7 +158,7 @@ def _loss(model: PreTrainedModel, states: torch.Tensor, targets: torch.Tensor) -
     return (log_normalizer - target_logits).sum().cpu()
 
 
-def _where_not_finite(model: PreTrainedModel, ids: torch.Tensor) -> str:
+def _where_not_finite(model: PreTrainedModel, block: Block) -> str:
     """Run the block again with hooks and say at which projection's input NaN or inf comes first."""
     expected = "expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
     if is_streamed(model):  # its layers are gone
@@ -169,7 +171,8 @@ def _where_not_finite(model: PreTrainedModel, ids: torch.Tensor) -> str:
             found.append(f"layer {layer}, role {role}, feature {int(bad.nonzero()[0])}")
 
     with input_hooks(readers(model), look_at):
-        model(ids[None], **family_of(model.config).keywords)
+        for _ in run_decoder(model, [block]):
+            pass
     where = f"first in the hidden states of {found[0]}" if found else "in the logits"
     return f"NaN or inf {where}; {expected}"
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of, variant_losses
-from outliers.models.anatomy import ROLES, projections
+from outliers.models.anatomy import ROLES, count_layers, projections
 from outliers.models.decoder import inference, run_exchanged
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantized_parts, skipped
@@ -144,7 +144,7 @@ def _count(cell: Cell) -> int:
     if not isinstance(variant, Quantized) or not variant.scheme.quantizes:
         raise UserError(f"places of '{variant.name}'; expected a scheme that quantizes, such as absmax")
     if cell.metric.by == "layer":
-        return cell.subject.config.get_text_config().num_hidden_layers
+        return count_layers(cell.subject.config)
     return len(ROLES) + (variant.scheme.attention is not None)
 
 

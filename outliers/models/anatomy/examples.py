@@ -1,0 +1,61 @@
+"""What a model reads at once, and what of it is predicted."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+IGNORED = -100  # a label of what is not predicted, as transformers has it
+
+
+class Example(NamedTuple):
+    """What a model of a family other than causal language models reads at once.
+
+    ids: what positions hold, int64 (T,), of an encoder-decoder those of the encoder. labels: what the last hidden
+    states are to predict, `IGNORED` where nothing is, int64 (T,), of an encoder-decoder those of the decoder.
+    """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+
+    def to(self, device: torch.device | str) -> "Example":
+        """The same on a device."""
+        return Example(*(tensor.to(device) for tensor in self))
+
+
+Block = torch.Tensor | Example  # of a causal language model the token ids alone, which are its labels too
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Examples of one length. ids: int64 (examples, T); labels: int64 (examples, predicted); see `Example`."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """How many, and their length."""
+        return self.ids.shape
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: int | slice) -> "Example | Examples":
+        kind = Examples if isinstance(part, slice) else Example
+        return kind(self.ids[part], self.labels[part])
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self[number] for number in range(len(self)))
+
+
+def read_ids(block: Block | Examples) -> torch.Tensor:
+    """The token ids of a block, int64 (T,); of examples (examples, T)."""
+    return block.ids if isinstance(block, (Example, Examples)) else block
+
+
+def labelled(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those of the last hidden states (T, features) that have a label, and the labels: int64 (predicted,)."""
+    asked = block.labels != IGNORED
+    return states[asked.to(states.device)], block.labels[asked]
