@@ -48,24 +48,6 @@ def limit(threshold: float | None, in_float16: bool) -> float | None:
     return None if not in_float16 else torch.inf if threshold is None else threshold
 
 
-def columns(matrix: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Some columns of a matrix of one of the passes' dtypes, in any layout: float32 (rows, count)."""
-    matrix = matrix.resolve_neg()
-    found = matrix.new_empty(len(matrix), len(places), dtype=torch.float32)
-    passes().columns(*found.shape, x=matrix, places=places, result=found)
-    return found
-
-
-def rows_with_extremes(codes: torch.Tensor, places: torch.Tensor, least: int) -> torch.Tensor:
-    """Which rows of codes (rows, features), in any layout, have one of at least a magnitude in some columns:
-    bool (rows,)."""
-    flags = codes.new_empty(len(codes), dtype=torch.bool)
-    row_stride, stride = codes.stride()
-    given = {"codes": codes, "row_stride": row_stride, "stride": stride, "places": places, "magnitude": least}
-    passes().rows_with_extremes(len(codes), len(places), **given, flags=flags)
-    return flags
-
-
 def quantize(
     matrix: torch.Tensor,
     quantizer: Quantizer,

@@ -309,29 +309,6 @@ def feature_extremes(work, x: Matrix, width: int, low: np.float32, high: np.floa
             high[start + i] = np.nan if is_nan else float_of(_ordered(most[i]))
 
 
-@_pass
-def columns(work, x: Matrix, places: Places, result: np.float32):
-    """Some columns of a matrix, (rows, count); a piece is a row."""
-    for first, end in _shares(work):
-        for r in range(first, end):
-            row = _at(result, r * places.count)
-            for i in range(places.count):
-                row[i] = _entry(x, r, places.features[i])
-
-
-@_pass
-def rows_with_extremes(
-    work, codes: np.int8, row_stride: int, stride: int, places: Places, magnitude: int, flags: np.uint8
-):
-    """Which rows of codes have one of at least a magnitude in some columns; a piece is a row."""
-    for first, end in _shares(work):
-        for r in range(first, end):
-            most = np.int32(0)
-            for i in range(places.count):
-                most = max(most, abs(np.int32(codes[r * row_stride + places.features[i] * stride])))
-            flags[r] = most >= magnitude
-
-
 @inlined
 def _largest(row, count):
     """The largest |x| of a row, NaN if there is one."""
@@ -436,26 +413,6 @@ def _code_by_chance(quotient, chance):
     """The whole number below a quotient and a chance, a code also where rounding left it just outside. NaN: 0."""
     below = floor(quotient + chance)
     return _code(-CODE_MAX if below < -CODE_MAX else CODE_MAX if below > CODE_MAX else below)
-
-
-@_pass
-def magnitudes(work, x: Matrix, places: np.int64, width: int, magnitudes: np.int32):
-    """The largest |x| of each feature of matrices, bits of float32 (matrices, features), NaN where there is one; a
-    piece is a strip of so many features."""
-    strips = -(-x.columns // width)
-    row, most = np.empty(width, np.float32), np.empty(width, np.int32)
-    for piece in _pieces(work):
-        matrix, start = piece // strips, piece % strips * width
-        count, one = min(width, x.columns - start), _moved(x, places, matrix)
-        for i in range(count):
-            most[i] = 0
-        for r in range(x.rows):
-            load(one.kind, _place(one, r, start), count, row)
-            for i in range(count):
-                most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
-        found = _at(magnitudes, matrix * x.columns + start)
-        for i in range(count):
-            found[i] = most[i]
 
 
 @_pass
@@ -922,23 +879,6 @@ def _add_features(first_row, features, found, joined):
         joined.squares[i] += found.squares[i]
         first = np.float64(first_row[i])
         joined.squares_rest[i] += found.squares[i] - first * first
-
-
-@_pass
-def hits(work, x: Matrix, alpha: np.float32, counts: np.int64, ends: np.int64, features: np.int64, values: np.float32):
-    """The features and values of hits, feature by feature; a piece is a feature.
-
-    counts, ends: hits of each feature, and of those up to it.
-    """
-    for first, end in _shares(work):
-        for feature in range(first, end):
-            place, end, r = ends[feature] - counts[feature], ends[feature], 0
-            while place < end:
-                value = _entry(x, r, feature)
-                if abs(value) >= alpha[0]:
-                    features[place], values[place] = feature, value
-                    place += 1
-                r += 1
 
 
 @inlined
