@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
     from outliers.subjects.bench import Bench
 
-REFUSED = {"mask_seed": "predicts the next token and has no masks"}  # options that say nothing of this family, and why
+REFUSED = {  # options that say nothing of this family, and why
+    "mask_seed": "predicts the next token and has no masks",
+    "mask_seeds": "predicts the next token and has no masks",
+    "objective": "predicts the next token",
+}
 
 
-def read(subject: "Causal", text: str, blocks: int) -> "torch.Tensor":
+def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "torch.Tensor":
     """The first blocks of a text, as a causal language model reads them: int64 (blocks, T)."""
     from outliers.models.load import load_tokenizer
     from outliers.text.blocks import load_text
@@ -156,7 +160,7 @@ class Causal(Pretrained):
     settings: text, block, blocks, bos, too; how schemes are calibrated.
     """
 
-    families = ("causal", "masked")
+    families = ("causal", "masked", "seq2seq")
     settings: Settings
 
     @property
@@ -167,11 +171,19 @@ class Causal(Pretrained):
 
     @functools.cached_property
     def blocks(self) -> "torch.Tensor":
-        """Token ids, int64 (blocks, T)."""
+        """Token ids, int64 (blocks, T); or `Examples`, of several seeds one after the other."""
         from outliers.models.anatomy import check_block
+        from outliers.models.anatomy.examples import Examples
 
-        check_block(self.config, self.settings.block)
-        return self._read(self.settings.text, self.settings.blocks)
+        settings = self.settings
+        check_block(self.config, settings.block)
+        of_seeds = [self._read(settings.text, settings.blocks, number) for number in range(settings.mask_seeds)]
+        return Examples.joined(of_seeds) if len(of_seeds) > 1 else of_seeds[0]
+
+    @property
+    def seeds(self) -> int:
+        """How many times the text is in its blocks."""
+        return getattr(self.blocks, "seeds", 1)
 
     @functools.cached_property
     def calibration(self) -> "torch.Tensor":
@@ -194,7 +206,8 @@ class Causal(Pretrained):
                 )
         return blocks
 
-    def _read(self, text: str, blocks: int) -> "torch.Tensor":
+    def _read(self, text: str, blocks: int, number: int = 0) -> "torch.Tensor":
+        """The first blocks of a text by a seed of some; number: which of them."""
         from outliers.models.anatomy import check_block, family_of
         from outliers.models.anatomy.examples import read_ids
 
@@ -202,7 +215,7 @@ class Causal(Pretrained):
         for option, reason in family.REFUSED.items():
             if unusual({option: getattr(self.settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
-        found = family.read(self, text, blocks)
+        found = family.read(self, text, blocks, self.settings.mask_seed + number)
         check_block(self.config, self.settings.block, int(read_ids(found).max()))
         return found
 
@@ -219,7 +232,7 @@ class Causal(Pretrained):
         from outliers.subjects.bench import protocol_of
         from outliers.text.blocks import tokens_hash
 
-        facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.config)}
+        facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.blocks)}
         if any(one.scheme.needs_calibration for one in schemes_of(cell.variant)):
             facts["calibration_hash"] = tokens_hash(self.calibration)
         return super().facts(bench, cell) | facts

@@ -132,13 +132,13 @@ def logits_by_parts(model: PreTrainedModel, states: torch.Tensor) -> Iterator[tu
     All logits of a block, (T, vocabulary), are by far the largest tensor of an evaluation, and making them costs more
     than using them.
     """
-    head, stack = model.get_output_embeddings(), stacks_of(model.config)[-1]
-    states, config = stack.head(model, states), config_of_stack(model.config, stack)
-    added = head.bias if stack.logits_bias is None else model.get_buffer(stack.logits_bias)[0]
-    for start in range(0, len(head.weight), HEAD_OUTPUTS):
+    stack = stacks_of(model.config)[-1]
+    states, config, (weight, bias) = stack.head(model, states), config_of_stack(model.config, stack), stack.output(model)
+    added = bias if stack.logits_bias is None else model.get_buffer(stack.logits_bias)[0]
+    for start in range(0, len(weight), HEAD_OUTPUTS):
         part = slice(start, start + HEAD_OUTPUTS)
         bias = None if added is None else added[part]
-        logits = functional.linear(states, head.weight[part], bias)
+        logits = functional.linear(states, weight[part], bias)
         yield start, stack.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), config)
 
 

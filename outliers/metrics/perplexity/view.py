@@ -15,7 +15,7 @@ from outliers.report.words import count, listed, percent
 
 def sweep_section(rows: list[dict]) -> Section:
     """What a sweep shows."""
-    note = f"Compare within a column. {scatter_note(rows[0].get('draws', 1))}"
+    note = f"Compare within a column. {scatter_note(rows)}"
     tables = [perplexity_table(rows), *cost_table(rows)]
     caption = (
         "What each 8-bit scheme costs of perplexity, and what it cost the models of the paper (Table 1, grey). Hollow "

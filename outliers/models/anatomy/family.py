@@ -23,7 +23,7 @@ class Family:
     architecture, by the type of model in a configuration. made_by: the class of transformers that makes them, with a
     head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T, features) those
     that predict something, and what: int64 (predicted,). keywords: what the last stack is called with beside what it
-    reads. protocol: what rows say of what they predict, behind how the text was cut.
+    reads.
     """
 
     name: str
@@ -32,4 +32,3 @@ class Family:
     predicted: Callable[[Block, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = read_alone
     keywords: Mapping[str, object] = field(default_factory=dict)
-    protocol: str = ""
