@@ -220,12 +220,22 @@ class FieldError(UserError):
     path: tuple = ()
 
 
-class Named(BaseModel):
-    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for.
+class Checked(BaseModel):
+    """A model of pydantic whose mistakes are those of a user.
 
     Raises:
         FieldError: a field is unknown, missing or out of range.
     """
+
+    def __init__(self, **fields):
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise field_error(error, type(self)) from None
+
+
+class Named(Checked):
+    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
 
@@ -239,12 +249,6 @@ class Named(BaseModel):
 
     name: Name
     shows: Line | None = None
-
-    def __init__(self, **fields):
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise field_error(error, type(self)) from None
 
     @property
     def folder(self) -> Path:
