@@ -22,7 +22,7 @@ from transformers.utils.import_utils import is_env_variable_true
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy import PICTURES, TEXT_KEYS
+from outliers.models.anatomy import OTHER_PARTS, TEXT_KEYS
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
@@ -278,8 +278,8 @@ def check_complete(missing: list[str], name: str) -> None:
 
 def _without_harmless(ignored: list[str], model: PreTrainedModel) -> list[str]:
     patterns = [*HARMLESS, *(model._keys_to_ignore_on_load_unexpected or [])]
-    if model.config.model_type in PICTURES:
-        patterns.append(PICTURES[model.config.model_type])
+    if model.config.model_type in OTHER_PARTS:
+        patterns.append(OTHER_PARTS[model.config.model_type])
     harmless = re.compile("|".join(f"({pattern})" for pattern in patterns))
     return [key for key in ignored if not harmless.search(key)]
 

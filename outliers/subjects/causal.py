@@ -76,7 +76,7 @@ class Pretrained(Subject):
             UserError: the model, its revision, the device or the text is unknown, or they do not fit together.
         """
         from outliers.models.anatomy import family_of
-        from outliers.models.load import load_tokenizer
+        from outliers.models.load import load_reader
         from outliers.models.source import local_files
         from outliers.models.stream import check_one_device
         from outliers.subjects.bench import check_machine
@@ -85,9 +85,11 @@ class Pretrained(Subject):
         if getattr(self.settings, "stream", False):
             check_one_device(self.settings.device)
         if (family := family_of(self.config).name) not in self.families:
-            raise UserError(f"'{self.model}' is a {family} language model; expected a causal one, which generates text")
+            raise UserError(
+                f"'{self.model}' is of the family '{family}'; expected a causal language model, which generates text"
+            )
         local_files(self.model, self.revision)
-        load_tokenizer(self.model, self.revision)
+        load_reader(self.model, self.revision)
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise UserError where a variant or a metric does not fit the model."""
@@ -156,7 +158,7 @@ class Causal(Pretrained):
     settings: text, block, blocks, bos, too; how schemes are calibrated.
     """
 
-    families = ("causal", "masked")
+    families = ("causal", "masked", "vision")
     settings: Settings
 
     @property
@@ -168,9 +170,6 @@ class Causal(Pretrained):
     @functools.cached_property
     def blocks(self) -> "torch.Tensor":
         """Token ids, int64 (blocks, T)."""
-        from outliers.models.anatomy import check_block
-
-        check_block(self.config, self.settings.block)
         return self._read(self.settings.text, self.settings.blocks)
 
     @functools.cached_property
@@ -202,6 +201,9 @@ class Causal(Pretrained):
         for option, reason in family.REFUSED.items():
             if unusual({option: getattr(self.settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
+        if "block" in family.REFUSED:
+            return family.read(self, text, blocks)
+        check_block(self.config, self.settings.block)
         found = family.read(self, text, blocks)
         check_block(self.config, self.settings.block, int(read_ids(found).max()))
         return found

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
-from outliers.models.anatomy import readers
-from outliers.models.anatomy.examples import Block, Example, read_ids
+from outliers.models.anatomy import ids_of, readers
+from outliers.models.anatomy.examples import Block, Example
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.tracing.result import STREAM, Trace
@@ -101,7 +101,7 @@ def excerpt(model: PreTrainedModel, block: Block, features: Mapping[str, list[in
         UserError: the block is longer than the model's context or holds ids outside its vocabulary.
     """
     beginning = block if isinstance(block, Example) else block[:POSITIONS]
-    ids, layers = read_ids(block)[:POSITIONS], {role: {} for role in features}
+    ids, layers = ids_of(model, block)[0][:POSITIONS].cpu(), {role: {} for role in features}
 
     def keep(layer: int, role: str, x: torch.Tensor) -> None:
         layers[role][layer] = x[:POSITIONS, features[role]].to("cpu", torch.bfloat16)

@@ -6,6 +6,7 @@ import pandas as pd
 import torch
 
 from outliers.errors import UserError
+from outliers.models.anatomy.vision import CLASS, PATCH, REGISTER
 from outliers.text.tokens import DELIMITER, INSIDE_WORD, WORD_START
 
 BEFORE, AFTER = 8, 4  # tokens of a context beside its own
@@ -13,7 +14,7 @@ WINDOW = BEFORE + 1 + AFTER
 PLACES = 8  # where each feature is strongest, and as many where it is weakest
 NONE = -1.0  # the magnitude of a place where there are fewer
 FIRST = "first"  # the type of whatever token is at position 0
-TYPES = (FIRST, DELIMITER, WORD_START, INSIDE_WORD)
+TYPES = (FIRST, DELIMITER, WORD_START, INSIDE_WORD, CLASS, REGISTER, PATCH)
 EXTREMES = ("strongest", "weakest")
 # What the names of statistics end in.
 SUMS = ("positions", "token_sum", "token_max")
@@ -161,7 +162,9 @@ def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> 
     """One row a token, the strongest first; position 0 is a row of its own, whatever tokens are there."""
     ids, positions = statistics["tokens.ids"].numpy(), statistics["tokens.positions"].numpy()
     sums, largest = (statistics[f"{state}.{name}"][:, feature].numpy() for name in ("token_sum", "token_max"))
-    said = [names.get(token, ("position 0", FIRST)) for token in ids.tolist()]
+    name, kind = names.get(0, ("", ""))
+    first = name if kind in (CLASS, PATCH) else "position 0"  # which is the same place in every picture
+    said = [names.get(token, (first, FIRST)) for token in ids.tolist()]
     table = pd.DataFrame(
         {
             "token": [token if token in names else -1 for token in ids.tolist()],

@@ -1,6 +1,5 @@
 """What a trace shows."""
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,12 +30,11 @@ STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:
     """What the trace that a run of a specification keeps in a folder shows."""
     from outliers.metrics.trace.kept import EXCERPT, saved_excerpt  # these import torch
-    from outliers.models.load import load_tokenizer
-    from outliers.text.tokens import visible_token
+    from outliers.text.tokens import namer_of
     from outliers.tracing.result import Trace
 
     trace = Trace.load(folder / "trace")
-    names = functools.partial(visible_token, load_tokenizer(spec.model, spec.revision))
+    names = namer_of(spec.model, spec.revision)
     return trace_section(trace, rows, names, saved_excerpt(folder / EXCERPT, trace))
 
 
@@ -245,6 +243,7 @@ CAPTIONS = {
     magnitude_by_position: "Magnitude by position in the sequence, averaged over sequences.",
     sorted_profile: "Largest absolute value of each feature, sorted; one line a layer. The lowest values are cut off.",
 }
+
 
 def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -> list[Finding]:
     """Which features are outliers, where the largest inputs are, massive activations, the attention and its sink.
