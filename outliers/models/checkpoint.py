@@ -22,7 +22,7 @@ from transformers.utils.import_utils import is_env_variable_true
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy import OTHER_PARTS, TEXT_KEYS
+from outliers.models.anatomy import OTHER_PARTS, renamed_keys
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
@@ -210,7 +210,7 @@ def _by_own_names(
     """By transformers' rules for the architecture, and for the format in which its weights are stored; and the keys of
     tensors that are none of the model's."""
     skeleton = quantizer and copy.deepcopy(model)
-    steps = get_model_conversion_mapping(model, TEXT_KEYS, quantizer)
+    steps = get_model_conversion_mapping(model, renamed_keys(model.config), quantizer)
     renamings = [step for step in steps if isinstance(step, WeightRenaming)]
     converters = [step for step in steps if isinstance(step, WeightConverter)]
     converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}

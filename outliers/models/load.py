@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import TEXT_KEYS, anatomy_of, family_of, part_config
+from outliers.models.anatomy import anatomy_of, family_of, part_config, renamed_keys
 from outliers.models.checkpoint import Checkpoint, check_complete, opened, read_checkpoint, said
 from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
 from outliers.models.skeleton import refusals, skeleton
@@ -235,7 +235,7 @@ def _from_pretrained(
         stack.enter_context(refusals(name, source))
         if source.gguf_file:
             return type(skeleton).from_pretrained(None, state_dict=checkpoint.tensors, **options)
-        options |= {"key_mapping": TEXT_KEYS, "quantization_config": DEQUANTIZED.get(stored_as(config))}
+        options |= {"key_mapping": renamed_keys(config), "quantization_config": DEQUANTIZED.get(stored_as(config))}
         files = [stack.enter_context(opened(file, name)) for file in checkpoint.files]
         tensors = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118, no mapping
         model, report = type(skeleton).from_pretrained(None, state_dict=tensors, **options)

@@ -29,6 +29,7 @@ TEXT_KEYS = {r"^language_model\.": "", r"^model\.language_model\.": "model."}
 # Of such a part: the tensors of a checkpoint that it has no place for because they are of the other part.
 _TEXTS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scale$|logit_bias$)"
 OTHER_PARTS = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\.", "clip": _TEXTS, "siglip": _TEXTS}
+TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}  # of a tower alone
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
 # Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
 # no codes.
@@ -84,6 +85,13 @@ def part_config(config: PretrainedConfig) -> PretrainedConfig:
     part = config.get_text_config()
     part._commit_hash = getattr(config, "_commit_hash", None)
     return part
+
+
+def renamed_keys(config: PretrainedConfig) -> dict[str, str]:
+    """What the tensors of a part of a model are called in checkpoints: patterns, and what stands for them."""
+    return TEXT_KEYS | (
+        TOWER_KEYS if config.model_type in ANATOMIES and anatomy_of(config).config == "vision_config" else {}
+    )
 
 
 def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
