@@ -158,6 +158,24 @@ def name_of(token: int, names: Names) -> str:
     return names[token][0] if token in names else f"#{token}"
 
 
+def before_patches(names: Names) -> list[str]:
+    """What stands before the patches of pictures, in order."""
+    return [name for _, (name, kind) in sorted(names.items()) if kind in (CLASS, REGISTER)]
+
+
+def patch_grid(names: Names) -> tuple[int, int]:
+    """Rows and columns of patches.
+
+    Raises:
+        UserError: these are no names of places in pictures.
+    """
+    places = [tuple(map(int, name.split()[1].split(","))) for name, kind in names.values() if kind == PATCH]
+    if not places:
+        raise UserError("the trace knows no patches; trace a vision model with tokens=True (--tokens)")
+    rows, columns = zip(*places, strict=True)
+    return max(rows) + 1, max(columns) + 1
+
+
 def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
     """One row a token, the strongest first; position 0 is a row of its own, whatever tokens are there."""
     ids, positions = statistics["tokens.ids"].numpy(), statistics["tokens.positions"].numpy()
@@ -202,6 +220,8 @@ def by_position(statistics: Statistics, state: str, feature: int, names: Names) 
 def _context(window: list[int], names: Names) -> str:
     """The text of a window in one line, its own token between « and »."""
     texts = [_unquoted(names[token][0]) if token in names else "" for token in window]
+    if names[window[BEFORE]][1] in (REGISTER, PATCH):  # names that have no blanks of their own between them
+        texts = [f" {text}" * bool(text) for text in texts]
     before, own, after = "".join(texts[:BEFORE]), texts[BEFORE], "".join(texts[BEFORE + 1 :])
     blank = " " if own.startswith(" ") and own.strip() else ""  # of the token, but outside of its marks
     return f"{before}{blank}«{own.removeprefix(blank)}»{after}"

@@ -9,7 +9,15 @@ import pandas as pd
 from outliers.criterion import FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
 from outliers.models.names import short_name
 from outliers.plot.emergence import metric_of
-from outliers.plot.trace import READERS, heat_map, magnitude_by_position, outliers_of, sorted_profile, stream_roles
+from outliers.plot.trace import (
+    READERS,
+    heat_map,
+    magnitude_by_position,
+    outliers_of,
+    patch_map,
+    sorted_profile,
+    stream_roles,
+)
 from outliers.report.explorer.trace import trace_explorer
 from outliers.report.paper.table4 import emergence_table
 from outliers.report.section import Drawing, Finding, Section
@@ -60,7 +68,8 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     if missing := ", ".join(role for role in READERS if role not in trace.roles):
         notes.insert(0, f"Not traced, because some layers have no such projection: {missing}.")
     shown = [f"{wrapped(table.caption)}\n\n{table.form('simple')}" for table in tables]
-    drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in CAPTIONS.items()]
+    captions = CAPTIONS | (PATCHES if _is_of_pictures(trace) else {})
+    drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in captions.items()]
     findings = trace_findings(trace, {metric_of(row): row["value"] for row in of_model}, names)
     return Section(
         f"Outlier features of {short_name(rows[0]['model'])}",
@@ -73,6 +82,12 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
         findings,
         [trace_explorer(trace, excerpt, READERS, names)],
     )
+
+
+def _is_of_pictures(trace: "Trace") -> bool:
+    from outliers.tracing.tokens import PATCH  # which imports torch
+
+    return any(kind == PATCH for _, kind in trace.names.values())
 
 
 def _with_names(table: pd.DataFrame, names: Names) -> pd.DataFrame:
@@ -242,6 +257,10 @@ CAPTIONS = {
     heat_map: "Largest absolute value of each feature in each layer; colours have a step at α, so that hits stand out.",
     magnitude_by_position: "Magnitude by position in the sequence, averaged over sequences.",
     sorted_profile: "Largest absolute value of each feature, sorted; one line a layer. The lowest values are cut off.",
+}
+PATCHES = {
+    patch_map: "Where in a picture the most common outlier features are large: the largest |x| over the layers at each "
+    "patch, averaged over pictures; and what stands before the patches, above."
 }
 
 

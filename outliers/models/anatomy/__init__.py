@@ -89,9 +89,8 @@ def part_config(config: PretrainedConfig) -> PretrainedConfig:
 
 def renamed_keys(config: PretrainedConfig) -> dict[str, str]:
     """What the tensors of a part of a model are called in checkpoints: patterns, and what stands for them."""
-    return TEXT_KEYS | (
-        TOWER_KEYS if config.model_type in ANATOMIES and anatomy_of(config).config == "vision_config" else {}
-    )
+    row = ANATOMIES.get(config.model_type)
+    return TEXT_KEYS | (TOWER_KEYS if row and row.config == "vision_config" else {})
 
 
 def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
