@@ -188,7 +188,7 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 
 # What fields of several kinds are; descriptions of fields are the help of their options.
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
-TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file."
+TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 TRANSFORM = "Remedies that all schemes get, such as hadamard or tokens=20+smoothing=0.75; by default none."
 ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
