@@ -263,10 +263,14 @@ def check_shape(shape: tuple | set, expected: torch.Size, key: str, name: str) -
 
 
 def _missing(found: dict, model: PreTrainedModel) -> list[str]:
-    """The model's own names of tensors that are not stored; of those that are tied, one has to be."""
-    tied = model.all_tied_weights_keys
+    """The model's own names of tensors that are not stored; of those that are tied, one has to be.
+
+    None that the architecture computes by itself, such as the positions of Marian.
+    """
+    tied, computed = model.all_tied_weights_keys, model._keys_to_ignore_on_load_missing or ()
     there = {tied.get(own, own) for own in found}
-    return [own for own in model.state_dict() if tied.get(own, own) not in there]
+    missing = [own for own in model.state_dict() if tied.get(own, own) not in there]
+    return [own for own in missing if not any(re.search(pattern, own) for pattern in computed)]
 
 
 def check_complete(missing: list[str], name: str) -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.models.anatomy import check_block, decoder_layers, family_of, ids_of, inputs_of, run_stack, stacks_of
 from outliers.models.anatomy.examples import Block, Example
-from outliers.models.stream import AS_IT_IS, Call, Variant, into_layers, is_streamed, out_of_layers
+from outliers.models.stream import AS_IT_IS, Call, Variant, behind_first, into_layers, is_streamed, out_of_layers
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
@@ -148,7 +148,10 @@ class _Way:
         call = self.calls[place][flow.layer - self.ends[place]]  # counted from the end
         output = call.on(layer, flow.state, flow.memory, flow.carried)
         if flow.layer + 1 < self.ends[place]:
-            return Flow(flow.layer + 1, output.state, flow.memory, output.carried)
+            state, stack = output.state, self.stacks[place]
+            if stack.between and flow.layer + len(self.calls[place]) == self.ends[place]:
+                state = behind_first(self.model, stack, self.inputs[place], state[0], output.in_tuple)[None]
+            return Flow(flow.layer + 1, state, flow.memory, output.carried)
         whole = self.stacks[place], self.inputs[place], output.state[0], output.in_tuple, flow.memory
         last = out_of_layers(self.model, *whole)[None]
         return self._into(place + 1, last) if place + 1 < len(self.stacks) else Flow(flow.layer + 1, last)

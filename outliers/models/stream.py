@@ -219,12 +219,22 @@ class Stream:
             if self._number(own) is None:
                 _assign(model, own, self._read(own))
         model.tie_weights(missing_keys=self.checkpoint.absent(model), recompute_mapping=False)
+        self._compute_what_is_not_stored(model)
         outside = [(own, tensor) for own, tensor in model.named_parameters() if self._number(own) is None]
         with self._hashing(outside):
             pass
         for module in model.modules():
             buffers = {part: buffer for part, buffer in module._buffers.items() if buffer is not None}
             module._buffers.update({part: buffer.to(self.device) for part, buffer in buffers.items()})
+
+    def _compute_what_is_not_stored(self, model: PreTrainedModel) -> None:
+        """What the architecture computes by itself, such as the positions of Marian."""
+        outside = [(own, one) for own, one in model.named_parameters() if self._number(own) is None and one.is_meta]
+        for own, parameter in outside:
+            _assign(model, own, torch.empty_like(parameter, device="cpu"))
+            module = model.get_submodule(own.rpartition(".")[0])
+            model._init_weights(module)
+            module.to(self.device)
 
     def _read(self, own: str) -> torch.Tensor:
         stored = self.stored[own]
@@ -357,7 +367,10 @@ class Stream:
                             state = states[of_variant, of_block, : key[0]]
                             beside = self._there(memory[of_variant, of_block]), carried[key]
                             outputs[key] = calls[key][number].on(layer, state[None].to(self.device), *beside)
-                            state.copy_(outputs[key].state[0])
+                            after = outputs[key].state[0]
+                            if stack.between and not number:
+                                after = behind_first(model, stack, read[of_block], after, outputs[key].in_tuple)
+                            state.copy_(after)
                             give_memory_back()
                 carried.update((key, output.carried) for key, output in outputs.items())
         for of_variant, (of_block, key) in product(range(len(variants)), enumerate(keys)):
@@ -405,6 +418,19 @@ def out_of_layers(
     with _in_the_place_of_layers(model, stack) as gates:
         gates[-1].output = state[None], in_tuple
         return run_stack(model, stack, inputs, memory)
+
+
+def behind_first(
+    model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, state: torch.Tensor, in_tuple: bool
+) -> torch.Tensor:
+    """What a stack makes of the state (T, features) that its first layer puts out: what the second one reads; of a
+    stack of one layer nothing, for `out_of_layers` does it."""
+    with _in_the_place_of_layers(model, stack) as gates:
+        if len(gates) == 1:
+            return state
+        gates[0].output = state[None], in_tuple
+        run_stack(model, stack, inputs)
+    return gates[1].seen[0]
 
 
 def _mapped_file(size: int) -> mmap.mmap:

@@ -4,12 +4,10 @@ from outliers.metrics.accuracy import Accuracy
 from outliers.metrics.agreement import Agreement
 from outliers.metrics.metric import Metric
 from outliers.metrics.perplexity import Perplexity
-from outliers.specification.kinds import Experiment, schemes_of
+from outliers.specification.kinds import PICTURES, Experiment, schemes_of
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages, Subject
 from outliers.variants.quantized import Quantized
-
-PICTURES = "pictures"  # the protocol of vision models
 
 
 def sweep_plans(spec: Experiment) -> list[Plan]:

@@ -132,7 +132,7 @@ def request_of(subject: Any, keeps: Keeps) -> Request:
         **wanted,
         stream=getattr(settings, "stream", False),
         block=keeps.block or (family.vocabulary(subject.config) if family.name_of else settings.block),
-        blocks=getattr(settings, "blocks", 1),
+        blocks=getattr(settings, "sequences", 1),
     )
 
 

@@ -14,6 +14,7 @@ from outliers.errors import UserError, reason_of, shown
 from outliers.files import start_of
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_processor
+from outliers.specification.kinds import PICTURES
 from outliers.text.digits import digits
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 # Options that say nothing of this family, and why.
 REFUSED = {
     "bos": "reads pictures, before which no token stands",
-    "block": "reads pictures of a size of its own",
     "mask_seed": "predicts classes and has no masks",
+    "mask_seeds": "predicts classes and has no masks",
+    "objective": "predicts classes alone",
 }
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP"}  # that are decoded
 LARGEST_FILE = 1 << 26  # bytes
@@ -33,6 +35,7 @@ MOST_PIXELS = 1 << 26  # of a picture, before it is resized
 MOST_FILES = 1 << 21  # of a folder
 MOST_VALUES = 1 << 31  # of all prepared pictures
 SPLITS = ("validation", "test", "train")  # of a data set: the first that it has
+READS_TEXT = False
 SEED = 0  # of the order of pictures
 
 
@@ -44,8 +47,10 @@ class Picture(NamedTuple):
     label: str | None
 
 
-def read(subject: "Causal", text: str, blocks: int) -> Examples:
+def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Examples:
     """The first pictures of those that `--text` names."""
+    if "block" in subject.settings.model_fields_set:
+        raise UserError(f"'{subject.model}' reads pictures of a size of its own; leave --block out")
     processor = load_processor(subject.model, subject.revision)
     return pictures(text, processor, subject.config, blocks)
 
@@ -86,7 +91,7 @@ def pictures(
             raise UserError(f"the model's image processor makes pictures of {sizes} pixels; expected one size for all")
         if pixels[0].numel() * len(found) > MOST_VALUES:
             raise UserError(f"{len(found):,} pictures have more than {MOST_VALUES:,} values; ask for fewer (--blocks)")
-    return Examples(torch.stack(pixels), torch.tensor(labels)[:, None])
+    return Examples(torch.stack(pixels), torch.tensor(labels)[:, None], PICTURES)
 
 
 def _found(source: str, count: int | None) -> list[Picture]:

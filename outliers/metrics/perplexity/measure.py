@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Seen
-from outliers.models.anatomy import config_of_stack, family_of, output_projection, readers, stacks_of
+from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
 from outliers.models.anatomy.examples import IGNORED, Block
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
@@ -136,19 +136,23 @@ def logits_by_parts(model: PreTrainedModel, states: torch.Tensor) -> Iterator[tu
     All logits of a block, (T, vocabulary), are by far the largest tensor of an evaluation, and making them costs more
     than using them.
     """
-    head, stack = output_projection(model), stacks_of(model.config)[-1]
-    states, config = stack.head(model, states), config_of_stack(model.config, stack)
-    added = head.bias if stack.logits_bias is None else model.get_buffer(stack.logits_bias)[0]
-    for start in range(0, len(head.weight), HEAD_OUTPUTS):
+    stack = stacks_of(model.config)[-1]
+    states, config, (weight, bias) = (
+        stack.head(model, states),
+        config_of_stack(model.config, stack),
+        stack.output(model),
+    )
+    added = bias if stack.logits_bias is None else model.get_buffer(stack.logits_bias)[0]
+    for start in range(0, len(weight), HEAD_OUTPUTS):
         part = slice(start, start + HEAD_OUTPUTS)
         bias = None if added is None else added[part]
-        logits = functional.linear(states, head.weight[part], bias)
+        logits = functional.linear(states, weight[part], bias)
         yield start, stack.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), config)
 
 
 def _loss(model: PreTrainedModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Summed negative log-likelihood, float64, of ids (T,), which last hidden states (T, features) are to predict."""
-    place = output_projection(model).weight.device
+    place = stacks_of(model.config)[-1].output(model)[0].device
     hidden_states, targets = states.to(place), targets[:, None].to(place)
     log_normalizer = torch.full_like(targets, -torch.inf, dtype=torch.float64)
     target_logits = torch.empty_like(log_normalizer)

@@ -34,8 +34,8 @@ def sweep_section(rows: list[dict]) -> Section:
 def _classes(rows: list[dict]) -> Section:
     """What of the pictures' classes is right under each scheme, or as without it."""
     frame = pd.DataFrame([row | {"cell": cell(OF_PICTURES[row["metric"]][1], *value_of(row))} for row in rows])
-    columns = [column for metric in OF_PICTURES for column in [metric] if (frame["metric"] == metric).any()]
-    cells = frame.pivot(index=["model", "scheme"], columns="metric", values="cell")
+    columns = [metric for metric in OF_PICTURES if (frame["metric"] == metric).any()]
+    cells = frame.pivot(index=["model", "scheme"], columns="metric", values="cell").fillna(MISSING)
     places = list(dict.fromkeys(zip(frame["model"], frame["scheme"], strict=True)))
     lines = [[*place, *cells.loc[place, columns]] for place in places]
     caption = (
@@ -49,7 +49,7 @@ def _classes(rows: list[dict]) -> Section:
 
 
 def _perplexities(rows: list[dict]) -> Section:
-    note = f"Compare within a column. {scatter_note(rows[0].get('draws', 1))}"
+    note = f"Compare within a column. {scatter_note(rows)}"
     tables = [perplexity_table(rows), *cost_table(rows)]
     caption = (
         "What each 8-bit scheme costs of perplexity, and what it cost the models of the paper (Table 1, grey). Hollow "

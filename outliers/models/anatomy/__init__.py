@@ -45,6 +45,7 @@ class Projection(NamedTuple):
     """One linear projection of a layer, a `Linear` or `Conv1D`, or the block of a mixture of experts.
 
     path: its name in the model. module: itself. inputs: the place of the stack that reads the positions of its input.
+    within: the module whose own input its hidden states are, if it is applied to something else too.
     """
 
     layer: int
@@ -52,6 +53,7 @@ class Projection(NamedTuple):
     path: str
     module: nn.Module
     inputs: int = 0
+    within: nn.Module | None = None
 
 
 def anatomy_of(config: PretrainedConfig) -> Anatomy:
@@ -108,22 +110,6 @@ def ids_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
     """Of what each stack reads of a block the ids of what stands at its positions, int64 (T,); of pictures, places."""
     family = family_of(model.config)
     return tuple(family.ids(model.config, read) for read in family.inputs(model, block))
-
-
-def output_projection(model: PreTrainedModel) -> nn.Module:
-    """What makes logits of that which the head of the last stack puts out.
-
-    Raises:
-        UserError: the model has none, as a tower without a classifier.
-    """
-    path = stacks_of(model.config)[-1].classifier
-    found = model.get_submodule(path) if path else model.get_output_embeddings()
-    if getattr(found, "weight", None) is None:
-        raise UserError(
-            "the model has no classifier, and so predicts nothing; trace it (outliers trace), or measure the errors of "
-            "its projections (outliers damage --by error)"
-        )
-    return found
 
 
 def input_embedding(model: PreTrainedModel) -> nn.Module:
@@ -232,7 +218,10 @@ def projections(model: PreTrainedModel) -> Iterator[Projection]:
 def in_layer(layer: Layer, role: str, name: str) -> "Projection":
     """What of a layer reads a role, by its name in the layer."""
     inputs = layer.stack - (role == "cross_kv")
-    return Projection(layer.number, role, f"{layer.path}.{name}", layer.module.get_submodule(name), inputs)
+    path, module = f"{layer.path}.{name}", layer.module.get_submodule(name)
+    twice = role == "attn_in" and layer.anatomy.projects_positions
+    within = layer.module.get_submodule(layer.anatomy.attention) if twice else None
+    return Projection(layer.number, role, path, module, inputs, within)
 
 
 def check_plain(projection: Projection) -> None:

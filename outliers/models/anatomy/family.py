@@ -33,7 +33,7 @@ class Family:
     architecture, by the type of model in a configuration. made_by: the class of transformers that makes them, with a
     head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T, features) those
     that predict something, and what: int64 (predicted,). keywords: what the last stack is called with beside what it
-    reads. protocol: what rows say of what they predict, behind how the text was cut.
+    reads.
 
     Of what is no text: check: raises UserError where a model of a configuration cannot read a block. ids: what stands
     at the positions of what a stack reads, int64 (T,). vocabulary: how many ids there are. name_of: what an id is
@@ -46,7 +46,6 @@ class Family:
     predicted: Callable[[Block, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = read_alone
     keywords: Mapping[str, object] = field(default_factory=dict)
-    protocol: str = ""
     check: Callable[[PretrainedConfig, Block], None] | None = None
     ids: Callable[[PretrainedConfig, torch.Tensor], torch.Tensor] = as_read
     vocabulary: Callable[[PretrainedConfig], int] = tokens_of

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import nn
 from transformers import AutoModelForImageClassification, CLIPConfig, PretrainedConfig, PreTrainedModel, SiglipConfig
 
 from outliers.errors import UserError
@@ -12,7 +13,6 @@ from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, config_of_stack, two_norms
 
 CLASS, REGISTER, PATCH = "class token", "register", "patch"  # what stands at a position
-CLASSIFIER = "classifier"  # the module that makes logits of what is pooled
 Pool = Callable[[PreTrainedModel, torch.Tensor], torch.Tensor]
 
 
@@ -32,6 +32,15 @@ def _first_and_mean(model: PreTrainedModel, states: torch.Tensor) -> torch.Tenso
     return torch.cat([_first(model, states), _mean_of_patches(model, states)], 1)
 
 
+def _classifier(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if isinstance(model.classifier, nn.Identity):
+        raise UserError(
+            "the model has no classifier, and so predicts nothing; trace it (outliers trace), or measure the errors of "
+            "its projections (outliers damage --by error)"
+        )
+    return model.classifier.weight, model.classifier.bias
+
+
 _SELF_ATTENTION = ("q_proj", "k_proj", "v_proj")
 
 
@@ -46,7 +55,7 @@ def _row(layers: str, attention: str, norms: tuple[str, str], embedding: str, he
         ffn_in=("mlp.fc1",),
         ffn_out=("mlp.fc2",),
         embedding=embedding,
-        classifier=CLASSIFIER,
+        output=_classifier,
         head=head,
         **usual | changes,
     )
@@ -183,7 +192,6 @@ VISION = Family(
     _ROWS,
     AutoModelForImageClassification,
     _one,
-    protocol="pictures",
     check=_check,
     ids=_ids,
     vocabulary=_places,

@@ -1,4 +1,4 @@
-"""Families other than causal language models: masked language models."""
+"""Masked language models."""
 
 import math
 
@@ -8,17 +8,21 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
+    CamembertConfig,
+    DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     ModernBertConfig,
     PreTrainedTokenizerFast,
     RobertaConfig,
+    XLMRobertaConfig,
 )
 
 import outliers
 from outliers.errors import UserError
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import anatomy_of, projections
 from outliers.models.anatomy.examples import IGNORED
+from outliers.models.decoder import run_decoder, run_from
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import calibrate
 from outliers.specification.kinds import Settings
@@ -28,9 +32,22 @@ from outliers.subjects.served import Served
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 WORDS = "abcdefghijklmnopqrstuvwxyz"
+# As of the larger DeBERTa-v2: distances are projected as states are, in buckets, and a convolution follows layer 0.
+DISENTANGLED = {
+    "relative_attention": True,
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 10,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
 CONFIGS = {
     "bert": BertConfig(**SHAPE, intermediate_size=64),
     "roberta": RobertaConfig(**SHAPE, intermediate_size=64),
+    "xlm-roberta": XLMRobertaConfig(**SHAPE, intermediate_size=64),
+    "camembert": CamembertConfig(**SHAPE, intermediate_size=64),
+    "deberta-v2": DebertaV2Config(**SHAPE, **DISENTANGLED, intermediate_size=64, conv_kernel_size=3),
+    "deberta-v3": DebertaV2Config(**SHAPE, **DISENTANGLED, intermediate_size=64, legacy=False),
     "electra": ElectraConfig(**SHAPE, intermediate_size=64, embedding_size=16),
     "distilbert": DistilBertConfig(dim=32, n_layers=3, n_heads=4, hidden_dim=64, vocab_size=99),
     "modernbert": ModernBertConfig(
@@ -69,8 +86,19 @@ def test_loss_is_that_of_transformers(model, text):
 
 def test_states_are_those_of_transformers(model, text):
     states = model(input_ids=text[0].ids[None], output_hidden_states=True).hidden_states
-    found = [next(outliers.hidden_states(model, [text[0]], layer)) for layer in range(2)]
+    between = anatomy_of(model.config).between  # what layer 1 reads is more than layer 0 puts out
+    places = [(1, "attn_in") if between else (0, "residual"), (1, "residual")]
+    found = [next(outliers.hidden_states(model, [text[0]], *place)) for place in places]
     assert all(torch.equal(one, state[0]) for one, state in zip(found, states[1:], strict=False))
+
+
+def test_states_from_a_layer_on(model, text):
+    whole = [state for _, _, state in run_decoder(model, text)]
+    known = [{} for _ in text]
+    with torch.inference_mode():
+        for first in (1, 2):
+            found = [state for _, _, state in run_from(model, text, first, known)]
+            assert all(map(torch.equal, found, whole))
 
 
 def test_trace_and_attention(model, text):
