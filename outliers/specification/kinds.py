@@ -188,7 +188,7 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 
 # What fields of several kinds are; descriptions of fields are the help of their options.
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
-TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file."
+TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 TRANSFORM = "Remedies that all schemes get, such as hadamard or tokens=20+smoothing=0.75; by default none."
 ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
@@ -211,6 +211,7 @@ SEED = "Of random draws."
 LIMIT = "Examples of each task, from its start; by default all."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
+PICTURES = "pictures"  # the protocol of vision models
 BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
 
 

@@ -16,7 +16,7 @@ from outliers.models.anatomy.examples import Examples, read_ids
 from outliers.models.load import (
     find_device,
     load_model,
-    load_tokenizer,
+    load_reader,
     quantized_from,
     some_of,
     stored_as,
@@ -107,10 +107,10 @@ class Bench:
         return self._loaded
 
     def tokenizer(self, subject: Any) -> PreTrainedTokenizerBase:
-        """That of a subject's model."""
+        """What names the ids of a subject's model: its tokenizer, or its image processor."""
         key = subject.model, subject.revision
         if self._tokenizer is None or self._tokenizer[0] != key:
-            self._tokenizer = key, load_tokenizer(*key)
+            self._tokenizer = key, load_reader(*key)
         return self._tokenizer[1]
 
     @contextmanager
@@ -201,6 +201,8 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
 def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:
     """How the text of an experiment is cut into blocks, and what of these blocks a model predicts."""
     predicted = blocks.protocol if isinstance(blocks, Examples) else ""
+    if predicted and not predicted.startswith("+"):  # of what is no text
+        return predicted
     return find_text(settings.text).protocol + (BOS if getattr(settings, "bos", False) else "") + predicted
 
 
