@@ -412,7 +412,7 @@ class Account(OfOneModel):
     blocks: Count = Field(8, description="How many blocks, from the start of the text.")
 
 
-DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently
+DAMAGE_BY = ("error", "role", "layer", "stack", "model")  # parts of the damage, which cost differently
 
 
 class Damage(OfSchemes, OfOneModel, Calibrated):
@@ -423,7 +423,9 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
 
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
-    by: Names = Field(list(DAMAGE_BY), description="Errors of projections, perplexity by role, layer, or of the model.")
+    by: Names = Field(
+        list(DAMAGE_BY), description="Errors of projections, perplexity by role, layer, stack, or of the model."
+    )
     draws: Repeats = Field(1, description=DRAWS)
 
 
