@@ -58,7 +58,7 @@ def by_definition(of_layer: torch.Tensor, window: int | None) -> tuple[np.ndarra
 
 def sinks(model, blocks, ablated=AS_IT_IS) -> tuple[dict, np.ndarray, np.ndarray]:
     """What the metric says: over all heads, and shares and margins (layers, heads)."""
-    whole, *heads = SINKS.values(attention.attended(model, blocks, [(ablated, [SINKS])])[0])
+    whole, *heads = SINKS.values([attention.attended(model, blocks, [(ablated, [SINKS])])[0][0][""]])
     by_head = pd.DataFrame(heads).pivot(index="layer", columns="head")
     return whole, by_head["value"].to_numpy(), by_head["margin"].to_numpy()
 
@@ -102,16 +102,21 @@ def test_probabilities_that_underflow_are_clamped():
     logits = torch.zeros(1, 2, 3, 3)
     logits[0, 0, 2, 0] = -200.0
     logits += torch.full((3, 3), -torch.inf).triu(1)
-    found = SINKS.see(logits.softmax(-1))
+    found = SINKS.see(logits.softmax(-1), False)
     least = np.log(torch.finfo(torch.float32).tiny)
     assert found[0].tolist() == pytest.approx([0.5, 2, least - np.log(0.5), 2])
     assert found[1].tolist() == pytest.approx([0.5 + 1 / 3, 2, 0, 2], abs=1e-6)
 
 
+def _seen(model, blocks, looks) -> list:
+    (found,) = attention.attended(model, blocks, [(AS_IT_IS, looks)])
+    return [of_views[""] for of_views in found]
+
+
 def test_parts_of_a_text_add_up(blocks):
     model, looks = make_model("gpt2"), [SINKS, TOP1]
-    parts = [attention.attended(model, part, [(AS_IT_IS, looks)])[0] for part in (blocks[:1], blocks[1:])]
-    (whole,) = attention.attended(model, blocks, [(AS_IT_IS, looks)])
+    parts = [_seen(model, part, looks) for part in (blocks[:1], blocks[1:])]
+    whole = _seen(model, blocks, looks)
     for look, *answers, of_whole in zip(looks, *parts, whole, strict=True):
         for one, other in zip(look.values(answers), look.values([of_whole]), strict=True):
             numbers = ["value", *(["margin"] if "margin" in one else [])]

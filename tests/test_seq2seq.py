@@ -19,16 +19,13 @@ from transformers import (
 
 import outliers
 from outliers.errors import UserError
-from outliers.models.anatomy import layers_of, projections
+from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import Example
 from outliers.models.anatomy.views import views_of
 from outliers.models.decoder import inference, run_decoder, run_exchanged, run_from
 from outliers.models.load import weights_hash
 from outliers.models.stream import stream_model
 from outliers.quantization.schemes import TABLE1
-from outliers.specification.kinds import Settings
-from outliers.subjects.causal import Causal
-from tests.conftest import pairwise
 from tests.test_quantization import equation
 from tests.test_seq2seq_text import tokenizer
 
@@ -154,7 +151,9 @@ def test_planted_outliers_are_found_and_no_others(case):
             outliers.plant(made(case), [5, 17], 64.0)
         return
     planted = outliers.plant(made(case), [5, 17], 64.0)
-    assert outliers.perplexity(planted, examples()) == pytest.approx(outliers.perplexity(made(case), examples()), rel=1e-5)
+    assert outliers.perplexity(planted, examples()) == pytest.approx(
+        outliers.perplexity(made(case), examples()), rel=1e-5
+    )
     for stack in ("encoder", "decoder"):
         found = outliers.trace(planted, examples(), stack=stack, attention=False).outlier_features()
         assert sorted(found["feature"]) == [5, 17], stack
@@ -184,5 +183,7 @@ def test_layers_run_one_by_one(case):
     first = states(model, lambda of: run_from(of, examples(), 1, known))
     third = states(quantized, lambda of: run_from(of, examples(), 3, known))
     assert all(map(torch.equal, exact, first)) and all(map(torch.equal, under, third))
-    exchanged = states(model, lambda of: run_exchanged(of, outliers.quantize(model, "absmax-vector"), examples()[0], [3]))
+    exchanged = states(
+        model, lambda of: run_exchanged(of, outliers.quantize(model, "absmax-vector"), examples()[0], [3])
+    )
     assert torch.equal(exchanged[0], under[0]) and not torch.equal(under[0], exact[0])

@@ -1,5 +1,6 @@
 """Variants stand for layers, resident or streamed, alone or together, and leave the model as it was."""
 
+import math
 import pickle
 import re
 import subprocess
@@ -117,6 +118,17 @@ def test_resident_and_streamed_models_take_any(name, models, blocks):
     assert variant.name
     assert variant.fields() == FIELDS[name]
     assert variant.fields(models[0]) == FIELDS[name] | ({"kernels": "cpu"} if "scheme" in FIELDS[name] else {})
+
+
+@pytest.mark.parametrize("written", ["shuffle(1,2)", "shuffle(1@ffn_in,seed=3)+llm.int8", "shuffle(2@layers.1.q)"])
+def test_what_is_shuffled_depends_on_no_order(written, models, blocks):
+    """Bit for bit streamed, layer by layer, as resident, block by block; and the same in parts of a text."""
+    resident, streamed = models
+    (whole,) = perplexities(resident, blocks, [outliers.variant(written)])
+    assert whole != perplexity(resident, blocks)
+    assert perplexities(streamed, blocks, [outliers.variant(written)]) == [whole]
+    parts = [perplexities(resident, part[None], [outliers.variant(written)])[0] for part in blocks]
+    assert math.prod(parts) ** (1 / len(parts)) == pytest.approx(whole, rel=1e-12)
 
 
 def test_attention_under_a_variant(models, blocks):

@@ -36,17 +36,22 @@ NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 
 def by_model(rows: Rows) -> pd.DataFrame:
-    """The metrics of `table4_row` and the fields `ABOUT` as columns, one row a model and checkpoint in their order.
+    """The metrics of `table4_row` and the fields `ABOUT` as columns, one row a model and checkpoint in their order; of
+    an encoder-decoder one row a view.
 
-    The index is the model's short name, or its whole one where two models share that.
+    The index is the model's short name, or its whole one where two models share that; with the view, if there is one.
     """
     rows = records(rows)
     wide: dict[tuple, dict] = {}
     names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
+    views = {name: [row["stack"] for row in rows if row["model"] == name[0] and "stack" in row] for name in names}
     for row in rows:
         place = row["model"], row.get("checkpoint")
-        model = wide.setdefault(place, {"model": names[place], **dict.fromkeys(ABOUT)})
-        model |= {name: row[name] for name in ABOUT if name in row} | {metric_of(row): row["value"]}
+        for view in [row["stack"]] if "stack" in row else dict.fromkeys(views[place]) or [""]:
+            if row.get("ablated", view) == view:
+                name = f"{names[place]} ({view})" if view else names[place]
+                model = wide.setdefault((*place, view), {"model": name, **dict.fromkeys(ABOUT)})
+                model |= {name: row[name] for name in ABOUT if name in row} | {metric_of(row): row["value"]}
     table = pd.DataFrame(wide.values()).set_index("model")
     return table.reindex(columns=list(dict.fromkeys([*table, *TABLE4_COLUMNS])))  # those of Table 4 in any case
 

@@ -39,8 +39,12 @@ READERS = {
     "attn_out": "the attention output",
     "ffn_in": "the feed-forward layer",
     "ffn_out": "the feed-forward output",
+    "cross_in": "the queries of cross-attention",
+    "cross_kv": "keys and values of cross-attention",
+    "cross_out": "the output of cross-attention",
 }
-FEATURE_AXIS = {"attn_out": "feature of the concatenated heads", "ffn_out": "feed-forward unit"}  # others: "feature"
+HEADS = "feature of the concatenated heads"
+FEATURE_AXIS = {"attn_out": HEADS, "cross_out": HEADS, "ffn_out": "feed-forward unit"}  # others: "feature"
 COLUMNS = 1024  # of a heat map; more features share columns, each of which shows its largest
 FAINTEST = 0.01  # share of the values that have the darkest colour, or lie below a logarithmic axis
 COLORS = 1024
@@ -70,7 +74,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
     outliers, stream = outliers_of(trace), stream_roles(trace)
     places = {place["role"]: place for place in trace.largest_values().to_dict("records")}
     for axes, (role, values) in zip(panels.flat, largest.items(), strict=True):
-        extent = (-0.5, values.shape[1] - 0.5, trace.layers - 0.5, -0.5)
+        extent = (-0.5, values.shape[1] - 0.5, trace.first_layer + trace.layers - 0.5, trace.first_layer - 0.5)
         style = {"aspect": "auto", "interpolation": "nearest", "cmap": colors, "norm": norm, "extent": extent}
         image = axes.imshow(pooled(values, -(-values.shape[1] // COLUMNS)), **style)
         axes.spines[:].set_visible(True)
@@ -132,9 +136,9 @@ def _number(axes: Axes, features: list[int], width: int) -> None:
 
 def stream_roles(trace: "Trace") -> list[str]:
     """Of the roles that were traced those on the features of the residual stream."""
-    from outliers.tracing.result import STREAM
+    from outliers.tracing.statistics import ON_STREAM
 
-    return [role for role in STREAM if role in trace.roles]
+    return [role for role in ON_STREAM if role in trace.roles]
 
 
 def outliers_of(trace: "Trace") -> list[int]:
@@ -188,10 +192,11 @@ def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None =
     for axes in panels[len(roles) :]:
         axes.remove()
     panels = panels[: len(roles)]
-    shades = ScalarMappable(Normalize(0, max(trace.layers - 1, 1)), SEQUENTIAL)
+    first = trace.first_layer
+    shades = ScalarMappable(Normalize(first, first + max(trace.layers - 1, 1)), SEQUENTIAL)
     for axes, (role, profiles) in zip(panels, largest.items(), strict=True):
         ranks = range(1, profiles.shape[1] + 1)
-        for layer, profile in enumerate(profiles):
+        for layer, profile in enumerate(profiles, first):
             axes.plot(ranks, profile, color=shades.to_rgba(layer))
         threshold(axes, trace.alpha)
         axes.set(xscale="log", yscale="log", ylim=(low, 1.5 * high))

@@ -32,7 +32,7 @@ from outliers.specification.kinds import BOS, Machine
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, tokens_hash
 from outliers.tracing.result import STREAM, Trace
-from outliers.tracing.trace import trace
+from outliers.tracing.trace import traces
 from outliers.variants.ablated import Ablated
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of
@@ -56,9 +56,12 @@ def check_machine(machine: Machine) -> None:
 
 
 class Bench:
-    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move."""
+    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move.
 
-    def __init__(self, bar: Progress):
+    bar: may come later, with the run that moves it.
+    """
+
+    def __init__(self, bar: Progress | None = None):
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
         self._calibration: Calibration | None = None
@@ -67,7 +70,7 @@ class Bench:
         # Of the last model as it is, by draw and part of a text: last hidden states, and what layers read of blocks.
         self.exact: dict[tuple, list[torch.Tensor]] = {}
         self.inputs: dict[tuple, list[dict[int, torch.Tensor]]] = {}
-        self.traces: dict[str, Trace] = {}  # of whole texts, by their hashes
+        self.traces: dict[str, list[Trace]] = {}  # of whole texts, by their hashes: of each view of the model
 
     def load(self, subject: Any, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """The model of a subject, in the form that it was left in, and the facts that all its rows have in common.
@@ -138,8 +141,8 @@ class Bench:
         if any(one.needs_trace for one in variants):
             text = tokens_hash(subject.blocks)
             if text not in self.traces:
-                self.traces[text] = trace(model, subject.blocks, STREAM, attention=False)
-            variants = [one.knowing(self.traces[text]) if one.needs_trace else one for one in variants]
+                self.traces[text] = traces(model, subject.blocks, STREAM, attention=False)
+            variants = [one.knowing(*self.traces[text]) if one.needs_trace else one for one in variants]
         return variants
 
     def weights(self) -> dict:

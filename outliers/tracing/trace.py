@@ -1,7 +1,7 @@
 """Trace a model: hooks, and what they keep of each block."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, reduce
@@ -17,15 +17,15 @@ from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_thresh
 from outliers.errors import BrokenModel, UserError, unknown_name
 from outliers.models.anatomy import ROLES, inputs_of, readers
 from outliers.models.anatomy.examples import Block
-from outliers.models.anatomy.views import View, view_of
+from outliers.models.anatomy.views import View, view_of, views_of
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.text.blocks import sequences
 from outliers.text.tokens import named_tokens
-from outliers.tracing.result import Trace
+from outliers.tracing.result import Trace, merged
 from outliers.tracing.sketch import buckets, pack_keys
-from outliers.tracing.statistics import BY_POSITION, STREAM, add_from_start, states_of_tokens, views
+from outliers.tracing.statistics import BY_POSITION, ON_STREAM, add_from_start, states_of_tokens, views
 from outliers.tracing.store import SKETCHED
 from outliers.tracing.tokens import TokenSums
 
@@ -80,17 +80,49 @@ def trace(
             holds ids outside the vocabulary; the attention mask is none of these blocks; a hidden state holds NaN or
             inf; there is no model, or one is given twice.
     """
-    how = _check_roles(roles), check_threshold("alpha", alpha), attention, variant, tokens, see_last, stack
-    found = _of_parts(model, sequences(blocks, attention_mask), lambda *of_part: _trace(*of_part, *how))
-    if found is None:
+    how = _check_roles(roles), check_threshold("alpha", alpha), attention, variant, tokens, see_last
+
+    def trace_one(model: PreTrainedModel, blocks: Iterable[Block]) -> list[Trace]:
+        view = view_of(model, stack)
+        return _trace(model, blocks, [(view, _in_every_layer(model, view, how[0]))], *how[1:])
+
+    (found,) = _of_parts(model, sequences(blocks, attention_mask), trace_one)
+    return found
+
+
+def traces(
+    model: PreTrainedModel,
+    blocks: Iterable[Block],
+    roles: Iterable[str] = ROLES,
+    alpha: float = ALPHA,
+    attention: bool = True,
+    variant: Variant = AS_IT_IS,
+    tokens: PreTrainedTokenizerBase | None = None,
+) -> list[Trace]:
+    """All views of a model that have some of the roles, in one pass: of one with a single stack of layers one trace, of
+    an encoder-decoder those of "encoder", "decoder" and "cross". Arguments and errors as those of `trace`."""
+    asked = set(_check_roles(roles))
+    asked |= {"cross_kv"} if "attn_in" in asked else set()  # what keys and values read, of the other stack
+    views = [(view, of_view) for view in views_of(model).values() if (of_view := _roles_of(model, view, asked))]
+    if not views:
+        raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")
+    how = check_threshold("alpha", alpha), attention, variant, tokens, lambda ids, states: None
+    return _of_parts(model, blocks, lambda *of_part: _trace(*of_part, views, *how))
+
+
+def _of_parts(
+    models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[Block], trace_one: Callable
+) -> list[Trace]:
+    """The traces of all blocks, dealt out to the models in contiguous parts, a thread each."""
+    found = _of_all(models, blocks, trace_one)
+    if not found:
         raise UserError("no blocks to trace; expected at least one")
     return found
 
 
-def _of_parts(
-    models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[torch.Tensor], trace_one: Callable
-) -> Trace | None:
-    """The trace of all blocks, dealt out to the models in contiguous parts, a thread each."""
+def _of_all(
+    models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[Block], trace_one: Callable
+) -> list[Trace]:
     if isinstance(models, nn.Module):
         return trace_one(models, blocks)
     if not models or len(set(models)) < len(models):  # the hooks of two threads on one model would see both blocks
@@ -106,42 +138,58 @@ def _of_parts(
         finally:
             stop.set()
     found = [part.result() for part in running]
-    return reduce(Trace.merge, [part for part in found if part is not None]) if blocks else None
+    return merged(filter(None, found))
 
 
 @inference  # of the thread that it runs in
 def _trace(
     model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
-    roles: tuple[str, ...],
+    blocks: Iterable[Block],
+    views: Sequence[tuple[View, tuple[str, ...]]],
     alpha: float,
     attention: bool,
     variant: Variant,
     tokens: PreTrainedTokenizerBase | None,
     see_last: See,
-    stack: str | None,
-) -> Trace | None:
-    view = view_of(model, stack)
-    roles = _in_every_layer(model, view, roles)
-    at_once, room, device = (1, 0), torch.zeros, model.device
-    if is_streamed(model):
-        blocks = list(blocks)
-        at_once = len(blocks), max((len(view.positions(model, block)) for block in blocks), default=0)
-        room, device = model.stream.storage, model.stream.device
+) -> list[Trace]:
+    """The traces of some views with their roles; none without a block."""
+    blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
-    counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
-    observer = _Observer(view, roles, alpha, counts, at_once, room, tokens)
-    watched = Watched(variant, partial(_hooks, observer, attention))
+    observers = []
+    for view, roles in views:
+        at_once, room, device = (1, 0), torch.zeros, model.device
+        if is_streamed(model):
+            at_once = len(blocks), max((len(view.positions(model, block)) for block in blocks), default=0)
+            room, device = model.stream.storage, model.stream.device
+        counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
+        observers.append(_Observer(view, roles, alpha, counts, at_once, room, tokens))
+
+    def begin(number: int, inputs: tuple[torch.Tensor, ...]) -> None:
+        for observer in observers:
+            observer.begin(number, inputs)
+
+    watched = Watched(variant, partial(_hooks, observers, attention))
     with eager(model, summed=True) if attention else nullcontext(), under(model, watched) as (changed, left):
-        for number, block, last in run_decoder(changed, blocks, observer.begin, left):
-            observer.end(number, inputs_of(model, block))
+        for number, block, last in run_decoder(changed, blocks, begin, left):
+            for observer in observers:
+                observer.end(number, inputs_of(model, block))
             see_last(block, last)
-    return observer.result()
+    return [observer.result() for observer in observers if observer.sequences]
 
 
 @contextmanager
-def _hooks(observer: "_Observer", attention: bool, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-    """Those by which an observer sees all layers of its view of a model, or one."""
+def _hooks(
+    observers: "Sequence[_Observer]", attention: bool, model: PreTrainedModel, layer: int | None
+) -> Iterator[None]:
+    """Those by which observers see all layers of their views of a model, or one."""
+    with ExitStack() as stack:
+        for observer in observers:
+            stack.enter_context(_hooks_of(observer, attention, model, layer))
+        yield
+
+
+@contextmanager
+def _hooks_of(observer: "_Observer", attention: bool, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
     view = observer.view
     layers = [number for number in view.layers if layer in (None, number)]
     tracked = [one for one in readers(model) if one.role in observer.roles and one.layer in layers]
@@ -170,13 +218,19 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
 
 
 def _in_every_layer(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the roles those that every layer has, and whose positions are those of the view."""
-    places = {(reader.role, reader.layer) for reader in readers(model) if view.cross == (reader.role == "cross_kv")}
-    found = tuple(role for role in roles if places.issuperset((role, layer) for layer in view.layers))
+    """The same; raise UserError where there are none."""
+    found = _roles_of(model, view, roles)
     if not found:
         of_stack = f" in the view '{view.name}'" if view.name else ""
         raise UserError(f"not every layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
     return found
+
+
+def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tuple[str, ...]:
+    """Of the roles those that every layer has, and whose positions are those of the view."""
+    places = {(reader.role, reader.layer) for reader in readers(model) if view.cross == (reader.role == "cross_kv")}
+    every = (role for role in ROLES if role in roles)
+    return tuple(role for role in every if places.issuperset((role, layer) for layer in view.layers))
 
 
 @contextmanager
@@ -233,14 +287,15 @@ class _Observer:
         self.number, self.ids, self.block = number % self.at_once, ids, max(self.block, len(ids))
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
-        kept = self._kept(role, x, x.dtype if role in STREAM else torch.bool)
+        kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
         with _named(layer, role):
             hits = states.add(self._statistics(layer, role, states.STATISTICS, x), x, self.ids, self.alpha, kept)
         self.in_layer[role] = hits.clamp(max=1)
         if role in SKETCHED:
             features, values = states.values_of_hits(x, hits, self.alpha)
             if len(values):
-                self.hits.append((layer, ROLES.index(role), features, values))
+                place = layer - self.view.layers[0], ROLES.index(role)
+                self.hits.append((*place, features, values))
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
         with _named(layer, "residual"):
@@ -279,11 +334,11 @@ class _Observer:
         hit, magnitudes = {}, {}
         for role, of_role in self.kept.items():
             of_layers = [kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()]
-            if role in self.roles and role not in STREAM:
+            if role in self.roles and role not in ON_STREAM:
                 hit[role] = reduce(torch.logical_or, of_layers)
             else:
                 magnitudes[role] = reduce(torch.maximum, of_layers).float()
-        for role in [role for role in STREAM if role in magnitudes]:
+        for role in [role for role in ON_STREAM if role in magnitudes]:
             hit[role] = magnitudes[role] >= self.alpha
             self._add(f"{role}.magnitude", magnitudes[role].double())
         for view in views(self.roles):
@@ -294,10 +349,8 @@ class _Observer:
         for kept in (kept for of_role in self.kept.values() for kept in of_role.values()):
             kept[self.number, : len(ids)].zero_()
 
-    def result(self) -> Trace | None:
-        """The trace of all sequences, in host memory."""
-        if not self.sequences:
-            return None
+    def result(self) -> Trace:
+        """The trace of all sequences, of which there is one at least, in host memory."""
         self._sketch_hits()
         statistics = {}
         for state, layers in self.by_layer.items():

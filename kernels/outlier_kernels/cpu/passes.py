@@ -1,7 +1,8 @@
 """The compiled passes, in numba, over raw memory: what they share first, then one function a pass.
 
 A pass reads its input once. What it computes, and in which order it rounds, is `outlier_kernels.reference`'s. All
-compiled code is in this one file, because numba compiles again what has changed when its file has.
+compiled code is in this one file, because numba compiles again what has changed when its file has; it takes nothing but
+numbers from others.
 """
 
 from collections import namedtuple
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from operator import itemgetter
 from types import FunctionType
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -33,6 +35,9 @@ INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
 BINS = 1 << 10  # of a histogram that a core's first cache holds
 SAMPLED = 2048  # entries of which bounds for a median are learnt
 FLOAT, HALF_FLOAT, BITS = ir.FloatType(), ir.HalfType(), ir.IntType
+# All numbers that compiled code may hold, those of other files too, of which numba sees no change.
+NUMBERS = [f"{name} {one}" for name, one in vars().items() if isinstance(one, int | tuple | np.generic)]
+FILED_BY = f"{crc32(' '.join(NUMBERS).encode()):08x}"
 inlined = njit(error_model="numpy")
 summing = njit(error_model="numpy", fastmath={"reassoc", "contract"})  # sums in any order, as vectors have it
 
@@ -135,7 +140,8 @@ def _pass(function: Callable) -> Pass:
     kinds = function.__annotations__
     own = {"body": inlined(function), "unpacked": _unpacking(kinds.values()), "__name__": __name__}
     entry_point = FunctionType(_entry_point.__code__, own)
-    entry_point.__name__ = entry_point.__qualname__ = function.__name__  # by which numba files it
+    entry_point.__name__ = function.__name__
+    entry_point.__qualname__ = f"{function.__name__}_{FILED_BY}"
     groups = {kind: PARTS.get(kind, tuple) for kind in kinds.values() if issubclass(kind, tuple)}
     return Pass(entry_point, {name: groups.get(kind) for name, kind in kinds.items()})
 

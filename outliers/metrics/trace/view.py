@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from outliers.criterion import FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
+from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
 from outliers.models.names import short_name
 from outliers.plot.emergence import metric_of
 from outliers.plot.trace import READERS, heat_map, magnitude_by_position, outliers_of, sorted_profile, stream_roles
 from outliers.report.explorer.trace import trace_explorer
 from outliers.report.paper.table4 import emergence_table
-from outliers.report.section import Drawing, Finding, Section
+from outliers.report.section import Drawing, Finding, Section, by_stack
 from outliers.report.tables import Table, wrapped
 from outliers.report.words import Names, amount, count, part, ranges
 from outliers.specification.kinds import OneModel
@@ -30,14 +30,18 @@ STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 
 def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:
     """What the trace that a run of a specification keeps in a folder shows."""
-    from outliers.metrics.trace.kept import EXCERPT, saved_excerpt  # these import torch
+    from outliers.metrics.trace.kept import EXCERPT, STEM, of_view, saved_excerpt  # these import torch
     from outliers.models.load import load_tokenizer
     from outliers.text.tokens import visible_token
     from outliers.tracing.result import Trace
 
-    trace = Trace.load(folder / "trace")
     names = functools.partial(visible_token, load_tokenizer(spec.model, spec.revision))
-    return trace_section(trace, rows, names, saved_excerpt(folder / EXCERPT, trace))
+    sections = {}
+    for stack in dict.fromkeys(row["stack"] for row in rows if "stack" in row) or [""]:
+        trace = Trace.load(folder / of_view(STEM, stack))
+        of_stack = [row for row in rows if {row.get("stack", stack), row.get("ablated", stack)} == {stack}]
+        sections[stack] = trace_section(trace, of_stack, names, saved_excerpt(folder / of_view(EXCERPT, stack), trace))
+    return by_stack(sections, rows)
 
 
 def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Excerpt | None" = None) -> Section:
@@ -59,7 +63,8 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     tables = [one for one in (_features(trace), emergence_table(of_model), largest, *rare) if isinstance(one, Table)]
     tables += _tokens(trace)
     notes = [one for one in rare if isinstance(one, str)]
-    if missing := ", ".join(role for role in READERS if role not in trace.roles):
+    expected = () if trace.cross else (role for role in READERS if role not in CROSS)
+    if missing := ", ".join(role for role in expected if role not in trace.roles):
         notes.insert(0, f"Not traced, because some layers have no such projection: {missing}.")
     shown = [f"{wrapped(table.caption)}\n\n{table.form('simple')}" for table in tables]
     drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in CAPTIONS.items()]
@@ -245,6 +250,7 @@ CAPTIONS = {
     magnitude_by_position: "Magnitude by position in the sequence, averaged over sequences.",
     sorted_profile: "Largest absolute value of each feature, sorted; one line a layer. The lowest values are cut off.",
 }
+
 
 def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -> list[Finding]:
     """Which features are outliers, where the largest inputs are, massive activations, the attention and its sink.

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import inputs_of, layers_of, stacks_of
@@ -34,6 +34,18 @@ class View(NamedTuple):
         return inputs_of(model, block)[self.inputs]
 
 
+def view_names(config: PretrainedConfig) -> list[str]:
+    """The names of the views of a model by its configuration."""
+    return [
+        name for stack in stacks_of(config) for name, there in ((stack.stack, True), (CROSS, stack.cross_in)) if there
+    ]
+
+
+def of_stack(name: str) -> dict[str, str]:
+    """What rows say of a view: nothing where a model has one stack."""
+    return {"stack": name} if name else {}
+
+
 def views_of(model: PreTrainedModel) -> dict[str, View]:
     """The views of a model by their names."""
     layers, stacks = layers_of(model), stacks_of(model.config)
@@ -56,6 +68,6 @@ def view_of(model: PreTrainedModel, name: str | None) -> View:
     if name is None and len(found) == 1:
         return next(iter(found.values()))
     if name not in found:
-        kinds = ", ".join(map(repr, found)) if len(found) > 1 else "None: this model has one stack of layers"
-        raise UserError(f"stack {name!r}; expected {kinds}")
+        kinds = ", ".join(map(repr, found)) if len(found) > 1 else "none, for this model has one stack of layers"
+        raise UserError(f"stack {name!r}; expected {kinds}" if name else f"no stack is named; expected {kinds}")
     return found[name]

@@ -1,7 +1,8 @@
-"""Table 6 of the paper: milliseconds a generated token, one row a model and scheme."""
+"""Table 6 of the paper: milliseconds a generated token, of models under schemes, and of decoder layers alone."""
 
+from outliers.metrics.linear_layer.view import tokens_of
 from outliers.report.paper.published import BLOG, Artefact, Key, Published, grid, key_of
-from outliers.specification.kinds import Latency
+from outliers.specification.kinds import DecoderLayers, Latency
 
 PUBLISHED = Published(
     f"LLM.int8(), Table 6; {BLOG}",
@@ -35,4 +36,48 @@ def measured(rows: list[dict]) -> dict[Key, float]:
     }
 
 
-ARTEFACTS = {"table6": Artefact("Table 6", Latency, PUBLISHED, measured)}
+INT8 = "LLM.int8()"
+BESIDE = {"t5-11b": "16 bits", "t5-3b": "32 bits"}  # what int8 was timed beside
+
+
+def _of_layers(times: dict[Key, float]) -> dict[Key, float]:
+    """Milliseconds a token by (model, way, batch) as this table names them, and how many times as long int8 takes."""
+    found = {(model, f"{way}, ms", batch): value for (model, way, batch), value in times.items()}
+    ratios = {
+        (model, f"{INT8} : {BESIDE[model]}", batch): value / times[model, BESIDE[model], batch]
+        for (model, way, batch), value in times.items()
+        if way == INT8
+    }
+    return found | ratios
+
+
+LAYERS_PUBLISHED = Published(
+    f"{BLOG}: whole models, int8 on one T4 and the others on two",
+    ("model", "what", "batch"),
+    _of_layers(
+        {
+            (model, INT8 if scheme == "llm.int8" else BESIDE[model], batch): value
+            for (model, scheme, _, batch), value in PUBLISHED.values.items()
+            if model in BESIDE
+        }
+    ),
+    "{:.3g}",
+)
+
+
+def layers_measured(rows: list[dict]) -> dict[Key, float]:
+    """Milliseconds a token of the projections of all decoder layers, and ratios, by the keys of the published ones."""
+    times = tokens_of(rows)["token"].items()
+    return _of_layers(
+        {
+            (key_of(model), way, str(batch)): time
+            for (model, way, batch), time in times
+            if key_of(model) in BESIDE and way in (INT8, BESIDE[key_of(model)])
+        }
+    )
+
+
+ARTEFACTS = {
+    "table6": Artefact("Table 6", Latency, PUBLISHED, measured),
+    "table6_layers": Artefact("Table 6, decoder layers", DecoderLayers, LAYERS_PUBLISHED, layers_measured),
+}
