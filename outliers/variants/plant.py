@@ -24,7 +24,6 @@ from outliers.models.anatomy import (
     width_of,
 )
 
-
 SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn_out"))  # what each reads and adds
 
 
