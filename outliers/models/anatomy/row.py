@@ -77,10 +77,10 @@ class Anatomy:
     changes the hidden states behind its first layer. asked: the place among the arguments of the attention of the one
     that asks for probabilities, where it gives none by itself. projects_positions: whether the q/k/v projections are
     applied to embeddings of distances too, which are no hidden states. head: what the output embedding reads, of the
-    last hidden states. output: its weight (vocabulary, features) and its bias, if it has one. logits: what becomes of its outputs, each by itself. logits_bias: the buffer that is added to them.
-    padded_positions: whether the first position has the number after that of padding. norms_of_sums: the norms of
-    the residual stream with what a sub-layer adds, one behind each sub-layer, where the projections read the residual
-    stream itself.
+    last hidden states. output: its weight (vocabulary, features) and its bias, if it has one. logits: what becomes of
+    its outputs, each by itself. logits_bias: the buffer that is added to them. padded_positions: whether the first
+    position has the number after that of padding. norms_of_sums: the norms of the residual stream with what a sub-layer
+    adds, one behind each sub-layer, where the projections read the residual stream itself.
 
     What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
     the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
