@@ -77,7 +77,8 @@ def test_all_schemes_in_one_pass(folder, blocks):
     names = [*TABLE1, "llm.int8-bnb"]
     before = streamed.stream.bytes_read
     found = perplexities(streamed, blocks, [Quantized(get_scheme(name, 1.0)) for name in names])
-    stored = (stored for own, stored in streamed.stream.stored.items() if own.startswith(f"{anatomy_of(streamed.config).layers}."))
+    prefix = f"{anatomy_of(streamed.config).layers}."
+    stored = (stored for own, stored in streamed.stream.stored.items() if own.startswith(prefix))
     layers = sum(end - start for of_one in stored for _, start, end in of_one.spans)
     assert streamed.stream.bytes_read - before == layers, "each weight of the layers is read once"
     expected = [perplexity(quantize(resident, get_scheme(name, 1.0)), blocks) for name in names]

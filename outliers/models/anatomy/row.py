@@ -82,8 +82,8 @@ class Anatomy:
     position has the number after that of padding. norms_of_sums: the norms of the residual stream with what a sub-layer
     adds, one behind each sub-layer, where the projections read the residual stream itself.
 
-    Of pictures: embedding: the convolution that makes patches of pixels. special: what stands before the patches, and of what kind it is. any_size: whether
-    pictures may be smaller than the configuration says.
+    Of pictures: embedding: the convolution that makes patches of pixels. special: what stands before the patches, and
+    of what kind it is. any_size: whether pictures may be smaller than the configuration says.
 
     What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
     the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
