@@ -47,7 +47,7 @@ def logged(entries: list[dict]) -> list[tuple]:
 
 
 def test_a_recipe_has_the_rate_and_the_batch_of_its_rung():
-    assert (Recipe().learning_rate, Recipe().batch) == LADDER["gpt2-1.7m"][4:]
+    assert (Recipe().learning_rate, Recipe().batch) == LADDER["gpt2-1.7m"][4:6]
     own = Recipe(start="gpt2-0.5m", learning_rate=1.0)
     assert (own.learning_rate, own.batch) == (1.0, 16)
     assert Recipe(start="smollm2-135m").batch == 8

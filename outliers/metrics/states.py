@@ -6,8 +6,9 @@ from itertools import chain
 import torch
 from transformers import PreTrainedModel
 
-from outliers.metrics.measurement import Keeps, Measurement, Seen
-from outliers.models.decoder import inference, run_decoder, run_from
+from outliers.metrics.measurement import Keeps, Measurement, Seen, by_seed
+from outliers.models.anatomy import decoder_layers
+from outliers.models.decoder import Flow, inference, run_decoder, run_from
 from outliers.models.stream import Variant, is_streamed
 from outliers.specification.kinds import resolved
 from outliers.subjects.bench import Bench, named
@@ -57,8 +58,8 @@ class OfStates(Measurement):
         return [list(of_cell) for of_cell in zip(*found, strict=True)]
 
     def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
-        draws = [list(chain.from_iterable(of_parts)) for of_parts in zip(*answers, strict=True)]
-        return _seen(cell).values(draws)
+        draws = (list(chain.from_iterable(of_parts)) for of_parts in zip(*answers, strict=True))
+        return _seen(cell).values([part for draw in draws for part in by_seed(draw, cell.subject.seeds)])
 
 
 def _variants(cells: Iterable[Cell]) -> dict[str, Variant]:
@@ -89,10 +90,11 @@ def _passed(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: i
     """Blocks through a model whose layers before `first` are those of the model as it is: from what these made of them
     for another variant on, as far as it was kept."""
     counted = bench.counted(blocks)
-    if not 0 < first < model.config.num_hidden_layers:
+    if not 0 < first < len(decoder_layers(model)):
         return run_decoder(model, counted)
     inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
-    if _nbytes(state for of_key in bench.inputs.values() for known in of_key for state in known.values()) > MOST_KEPT:
+    flows: Iterator[Flow] = (flow for of_key in bench.inputs.values() for known in of_key for flow in known.values())
+    if _nbytes(flow.state for flow in flows) > MOST_KEPT:
         inputs = [dict(known) for known in inputs]  # what is added is not kept
     return run_from(model, counted, first, inputs)
 

@@ -2,16 +2,22 @@
 
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Block, Example, anatomy_of, check_block, decoder_layers, family_of, read_ids
-from outliers.models.stream import AS_IT_IS, Variant, into_layers, is_streamed, out_of_layers, state_in
+from outliers.models.anatomy import check_block, decoder_layers, family_of, ids_of, inputs_of, run_stack, stacks_of
+from outliers.models.anatomy.examples import Block, Example
+from outliers.models.stream import AS_IT_IS, Call, Variant, behind_first, into_layers, is_streamed, out_of_layers
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
@@ -63,19 +69,20 @@ def under(model: PreTrainedModel, variant: Variant) -> Iterator[tuple[PreTrained
 
 def run_decoder(
     model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
-    begin: Callable[[int, torch.Tensor], None] = lambda number, ids: None,
+    blocks: Iterable[Block],
+    begin: Callable[[int, tuple[torch.Tensor, ...]], None] = lambda number, ids: None,
     variant: Variant = AS_IT_IS,
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Pass blocks through the decoder, one sequence each.
+) -> Iterator[tuple[int, Block, torch.Tensor]]:
+    """Pass blocks through the layers of all stacks, one sequence each.
 
     A resident model takes one block after the other. A streamed one takes all blocks through one layer after the
     other, so that hooks meet them in turns: `begin` tells whose turn it is.
 
     Args:
-        model: a causal language model; with a `stream` if its layers are not resident.
+        model: a model of any family; with a `stream` if its layers are not resident.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,); or examples of another family.
-        begin: called with the number and the ids of a block before hooks see anything of it.
+        begin: called with the number of a block, and with the ids of what stands at the positions that each stack reads
+            of it, before hooks see anything of it.
         variant: what a streamed model's layers are under; a resident one is under its own already, see `under`.
 
     Yields:
@@ -87,77 +94,128 @@ def run_decoder(
             its vocabulary.
     """
     if is_streamed(model):
-        of_one = model.stream.run(model, blocks, [variant], lambda _variant, *turn: begin(*turn))
+        of_one = model.stream.run(model, map(partial(checked, model), blocks), [variant], lambda _, *turn: begin(*turn))
         yield from ((number, ids, state) for number, (_, ids, state) in enumerate(of_one))
         return
-    keywords = family_of(model.config).keywords
+    stacks = stacks_of(model.config)
     for number, block in enumerate(blocks):
-        check_example(model, block)
-        block = block.to(model.device)
-        begin(number, read_ids(block))
-        yield number, block, model.base_model(read_ids(block)[None], **keywords).last_hidden_state[0]
+        block = checked(model, block).to(model.device)
+        inputs, state = inputs_of(model, block), None
+        begin(number, ids_of(model, block))
+        for stack, read in zip(stacks, inputs, strict=True):
+            state = run_stack(model, stack, read, None if state is None else state[None])
+        yield number, block, state
+
+
+class Flow(NamedTuple):
+    """A block between two layers.
+
+    layer: the number of the next one. state: hidden states (1, T, features). memory: what the stack before has put out,
+    (1, T, features), if there is one. carried: what the last layer puts out for the next one beside them.
+    """
+
+    layer: int
+    state: torch.Tensor
+    memory: torch.Tensor | None = None
+    carried: Mapping[int, object] = MappingProxyType({})
+
+
+class _Way:
+    """A block on its way through the layers of a resident model, which may be exchanged one by one."""
+
+    def __init__(self, model: PreTrainedModel, block: Block):
+        self.block = checked(model, block).to(model.device)
+        self.model, self.inputs, self.stacks = model, inputs_of(model, self.block), stacks_of(model.config)
+        self.ends = list(accumulate(len(model.get_submodule(stack.layers)) for stack in self.stacks))
+        self.calls: dict[int, list[Call]] = {}  # by the place of the stack among all
+
+    def start(self) -> Flow:
+        """Before the first layer."""
+        return self._into(0, None)
+
+    def _into(self, place: int, memory: torch.Tensor | None) -> Flow:
+        state, self.calls[place] = into_layers(self.model, self.stacks[place], self.inputs[place], memory)
+        return Flow(self.ends[place - 1] if place else 0, state[None], memory)
+
+    def step(self, flow: Flow, layer: nn.Module) -> Flow:
+        """Behind a layer in the place of the next one; behind the last of all, the last hidden states (1, T, features).
+
+        Behind the last layer of another stack, before the first of the one that follows.
+        """
+        place = bisect_right(self.ends, flow.layer)
+        if place not in self.calls:
+            self._into(place, flow.memory)
+        call = self.calls[place][flow.layer - self.ends[place]]  # counted from the end
+        output = call.on(layer, flow.state, flow.memory, flow.carried)
+        if flow.layer + 1 < self.ends[place]:
+            state, stack = output.state, self.stacks[place]
+            if stack.between and flow.layer + len(self.calls[place]) == self.ends[place]:
+                state = behind_first(self.model, stack, self.inputs[place], state[0], output.in_tuple)[None]
+            return Flow(flow.layer + 1, state, flow.memory, output.carried)
+        whole = self.stacks[place], self.inputs[place], output.state[0], output.in_tuple, flow.memory
+        last = out_of_layers(self.model, *whole)[None]
+        return self._into(place + 1, last) if place + 1 < len(self.stacks) else Flow(flow.layer + 1, last)
 
 
 def run_from(
-    model: PreTrainedModel, blocks: Iterable[torch.Tensor], first: int, inputs: list[dict[int, torch.Tensor]]
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    model: PreTrainedModel, blocks: Iterable[Block], first: int, known: list[dict[int, Flow]]
+) -> Iterator[tuple[int, Block, torch.Tensor]]:
     """As `run_decoder`, of a resident model whose layers before one may have read the blocks already.
 
     Args:
         model, blocks: as `run_decoder`.
-        first: the layer, from 1 on, before which all is as it was when `inputs` came to be.
-        inputs: of each block what layers read, (1, T, features) by the number of the layer; that of `first` is added.
+        first: the layer, from 1 on, before which all is as it was when what is known came to be.
+        known: of each block what layers read, by the number of the layer; that of `first` is added.
     """
     layers = decoder_layers(model)
-    for block, (number, known) in zip(blocks, enumerate(inputs), strict=True):
-        check_example(model, block)
-        block = block.to(model.device)
-        ids = read_ids(block)
-        embedded, calls = into_layers(model, ids)
-        start = max((layer for layer in known if layer <= first), default=0)
-        state = known.get(start, embedded[None])
-        for layer in range(start, len(layers)):
+    for block, (number, flows) in zip(blocks, enumerate(known), strict=True):
+        way = _Way(model, block)
+        start = max((layer for layer in flows if layer <= first), default=0)
+        flow = flows[start] if start else way.start()
+        for layer in range(flow.layer, len(layers)):
             if layer == first:
-                known[layer] = state
-            output = calls[layer].on(layers[layer], state)
-            state = state_in(output)
-        yield number, block, out_of_layers(model, ids, state[0], isinstance(output, tuple))
+                flows[layer] = flow
+            flow = way.step(flow, layers[layer])
+        yield number, way.block, flow.state[0]
 
 
-def check_example(model: PreTrainedModel, block: Block) -> None:
-    """Raise UserError unless a block is what the family of a model reads, of which it has a place for every token."""
-    if isinstance(block, Example) and anatomy_of(model.config).family == "causal":
+def checked(model: PreTrainedModel, block: Block) -> Block:
+    """A block; raise UserError unless it is what the family of a model reads, which has a place for every token."""
+    family = family_of(model.config)
+    if family.check:
+        family.check(model.config, block)
+        return block
+    if isinstance(block, Example) and family.name == "causal":
         raise UserError("an example of another family for a causal language model; expected int64 token ids (T,)")
-    block = read_ids(block)
-    if not isinstance(block, torch.Tensor) or block.ndim != 1 or block.is_floating_point() or not len(block):
-        found = f"of type {type(block).__name__}"
-        if isinstance(block, torch.Tensor):
-            found = f"{str(block.dtype).removeprefix('torch.')} of shape {tuple(block.shape)}"
-        raise UserError(
-            f"a block is {found}; expected int64 token ids (T,): give blocks (blocks, T), or a list of sequences as "
-            "outliers.load_text(…, block=None) makes it, of lists of ids too"
-        )
-    check_block(model.config, len(block), int(block.max()))
+    for ids in block if isinstance(block, Example) else (block,):
+        if not isinstance(ids, torch.Tensor) or ids.ndim != 1 or ids.is_floating_point() or not len(ids):
+            found = f"of type {type(ids).__name__}"
+            if isinstance(ids, torch.Tensor):
+                found = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
+            raise UserError(
+                f"a block is {found}; expected int64 token ids (T,): give blocks (blocks, T), or a list of sequences "
+                "as outliers.load_text(…, block=None) makes it, of lists of ids too"
+            )
+        check_block(model.config, len(ids), int(ids.max()))
+    return block
 
 
 def run_exchanged(
-    model: PreTrainedModel, other: PreTrainedModel, block: torch.Tensor, layers: Collection[int]
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Pass a block through a resident model in which one decoder layer at a time is that of another model.
+    model: PreTrainedModel, other: PreTrainedModel, block: Block, layers: Collection[int]
+) -> Iterator[tuple[int, Block, torch.Tensor]]:
+    """Pass a block through a resident model in which one layer at a time is that of another model.
 
     What goes into that layer is what the layers before it make of the block, which is computed once for all; so half of
     the layers are computed on average. Yields the number of each exchanged layer, and as `run_decoder` the block
     and its last hidden states (T, features).
     """
-    check_example(model, block)
-    block = block.to(model.device)
-    ids = read_ids(block)
-    first, calls = into_layers(model, ids)
-    own, state = list(decoder_layers(model)), first[None]
-    for number, exchanged in enumerate(decoder_layers(other)[: max(layers, default=-1) + 1]):
+    way, own, exchanged = _Way(model, block), decoder_layers(model), decoder_layers(other)
+    flow, last = way.start(), max(layers, default=-1)
+    for number in range(last + 1):
         if number in layers:
-            output = calls[number].on(exchanged, state)
-            for call, layer in zip(calls[number + 1 :], own[number + 1 :], strict=True):
-                output = call.on(layer, state_in(output))
-            yield number, block, out_of_layers(model, ids, state_in(output)[0], isinstance(output, tuple))
-        state = state_in(calls[number].on(own[number], state))
+            changed = way.step(flow, exchanged[number])
+            for layer in own[number + 1 :]:
+                changed = way.step(changed, layer)
+            yield number, way.block, changed.state[0]
+        if number < last:
+            flow = way.step(flow, own[number])

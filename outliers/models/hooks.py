@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
@@ -10,7 +11,7 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from outliers.errors import UserError, shown, unknown_name
-from outliers.models.anatomy import ROLES, Projection, anatomy_of, decoder_layers, readers
+from outliers.models.anatomy import ROLES, Projection, decoder_layers, layers_of, readers, stack_module, stacks_of
 from outliers.models.attending import SUMMED
 
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
@@ -94,10 +95,12 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[Non
     """
     last: tuple = (None, None, None)
 
-    def hook_of(projection: Projection):
+    def hook_of(projection: Projection, is_state: Callable[[torch.Tensor], bool]):
         def hook(_module, inputs):
             nonlocal last
             x, place = inputs[0], (projection.layer, projection.role)
+            if not is_state(x):
+                return None
             if last[0] is not x or last[1] != place:
                 # OPT joins sequences and positions by itself
                 last = x, place, visit(*place, x.flatten(0, -2))
@@ -107,8 +110,27 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[Non
 
     with ExitStack() as stack:
         for projection in projections:
-            stack.callback(projection.module.register_forward_pre_hook(hook_of(projection)).remove)
+            hook = hook_of(projection, stack.enter_context(_states_of(projection)))
+            stack.callback(projection.module.register_forward_pre_hook(hook).remove)
         yield
+
+
+@contextmanager
+def _states_of(projection: Projection) -> Iterator[Callable[[torch.Tensor], bool]]:
+    """Whether an input of a projection is a hidden state: of one that has a `within`, what that was called with."""
+    if projection.within is None:
+        yield lambda _x: True
+        return
+    given = [None]
+
+    def note(_module, inputs):
+        given[0] = inputs[0]
+
+    handle = projection.within.register_forward_pre_hook(note)
+    try:
+        yield lambda x: x is given[0]
+    finally:
+        handle.remove()
 
 
 @contextmanager
@@ -124,9 +146,11 @@ def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visi
     """
     last: tuple = (None, None, None)
 
-    def change_of(projection: Projection):
+    def change_of(projection: Projection, is_state: Callable[[torch.Tensor], bool]):
         def change(x: torch.Tensor) -> torch.Tensor:
             nonlocal last
+            if not is_state(x):
+                return x
             place = projection.layer, projection.role
             if last[0] is not x or last[1] != place:
                 last = x, place, visit(*place, x.flatten(0, -2)).view(x.shape)
@@ -136,7 +160,8 @@ def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visi
 
     with ExitStack() as stack:
         for projection, outputs in readers:
-            stack.enter_context(_of_two_inputs(projection.module, outputs, change_of(projection)))
+            change = change_of(projection, stack.enter_context(_states_of(projection)))
+            stack.enter_context(_of_two_inputs(projection.module, outputs, change))
         yield
 
 
@@ -174,7 +199,7 @@ def _of_two_inputs(module: nn.Module, outputs: torch.Tensor, change: Callable) -
 def residual_hooks(
     model: PreTrainedModel, visit: Callable[[int, torch.Tensor], torch.Tensor | None], only: int | None = None
 ) -> Iterator[None]:
-    """Call `visit(layer, x)` with the output x (tokens, features) of each decoder layer, or of only one.
+    """Call `visit(layer, x)` with the output x (tokens, features) of each layer, or of only one.
 
     What it returns goes on in the place of x; None leaves x as it is.
     """
@@ -200,7 +225,11 @@ def residual_hooks(
 
 @contextmanager
 def attention_hooks(
-    model: PreTrainedModel, visit: Callable, only: int | None = None, summed: bool = False
+    model: PreTrainedModel,
+    visit: Callable,
+    only: int | None = None,
+    summed: bool = False,
+    cross: bool = False,
 ) -> Iterator[None]:
     """Call `visit(layer, probabilities, recompute)` after the attention of each layer, or of only one.
 
@@ -209,18 +238,20 @@ def attention_hooks(
     model attends eagerly meanwhile, because the fused kernels never make the probabilities; see `eager`.
 
     summed: whether the probabilities may come summed over the queries, (sequences, heads, 1, keys), which costs less.
+    cross: whether it is the cross-attention of a decoder to an encoder.
 
     Raises:
         UserError: the model's attention gives no probabilities.
     """
 
-    alibi = anatomy_of(model.config).alibi
-
-    def only_in_the_mask(_module, args, kwargs):
+    def only_in_the_mask(alibi, _module, args, kwargs):
         # Falcon's eager attention adds its biases to the scores also where they are in the mask, of each head, already
         if kwargs.get(alibi) is not None and kwargs["attention_mask"].shape[1] > 1:
             kwargs = {**kwargs, alibi: torch.zeros_like(kwargs[alibi])}
         return args, kwargs
+
+    def asked_for(place, _module, args, kwargs):
+        return (*args[:place], True, *args[place + 1 :]), kwargs
 
     def hook_of(layer: int):
         def hook(module, args, kwargs, output):
@@ -230,21 +261,23 @@ def attention_hooks(
         return hook
 
     def probabilities(output) -> torch.Tensor:
-        if not isinstance(output, tuple) or output[1] is None:
+        if not isinstance(output, tuple) or output[-1] is None:
             raise UserError(
                 f"the model's attention '{model.config._attn_implementation}' gives no probabilities; expected them "
                 "beside its outputs: load it with attn_implementation='eager', or look at it with attention=False"
             )
-        return output[1]
+        return output[-1]
 
     with eager(model, summed), ExitStack() as stack:
-        for layer, block in enumerate(decoder_layers(model)):
-            if only not in (None, layer):
+        for layer in layers_of(model):
+            path = layer.anatomy.cross_attention if cross else layer.anatomy.attention
+            if path is None or only not in (None, layer.number):
                 continue
-            attention = block.get_submodule(anatomy_of(model.config).attention)
-            if alibi:
-                stack.callback(attention.register_forward_pre_hook(only_in_the_mask, with_kwargs=True).remove)
-            stack.callback(attention.register_forward_hook(hook_of(layer), with_kwargs=True).remove)
+            attention = layer.module.get_submodule(path)
+            befores = {only_in_the_mask: layer.anatomy.alibi, asked_for: layer.anatomy.asked}
+            for hook in (partial(before, of_row) for before, of_row in befores.items() if of_row is not None):
+                stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            stack.callback(attention.register_forward_hook(hook_of(layer.number), with_kwargs=True).remove)
         yield
 
 
@@ -285,12 +318,14 @@ def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
         yield
         return
     upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # which GPT-2 does only under the name of eager
-    # `set_attn_implementation` refuses it for Falcon
-    model.config._attn_implementation = SUMMED if summed and not upcast else "eager"
+    configs = [model.config, *(stack_module(model, stack).config for stack in stacks_of(model.config))]
+    for config in configs:  # `set_attn_implementation` refuses it for Falcon
+        config._attn_implementation = SUMMED if summed and not upcast else "eager"
     try:
         yield
     finally:
-        model.config._attn_implementation = before
+        for config in configs:
+            config._attn_implementation = before
 
 
 def _is_own(implementation: str) -> bool:

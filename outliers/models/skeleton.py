@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from accelerate import init_empty_weights
-from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from outliers.errors import UserError, reason_of
@@ -14,20 +14,17 @@ from outliers.models.anatomy import family_of
 from outliers.models.source import Source, out_of_reach
 
 
-def skeleton(
-    config: PretrainedConfig, dtype: torch.dtype, buffers: bool = False, encoder_decoder: bool = False
-) -> PreTrainedModel:
+def skeleton(config: PretrainedConfig, dtype: torch.dtype, buffers: bool = False) -> PreTrainedModel:
     """A model with the head of its family on the meta device, where tensors have a shape but no values; in eval mode.
 
     dtype: of its weights. buffers: whether what the architecture computes of its configuration, such as rotary
-    frequencies, has values, on the CPU. encoder_decoder: whether it has an encoder too, such as T5.
+    frequencies, has values, on the CPU.
 
     Raises:
         ValueError: transformers has no such language model; of what cannot be built, whatever its code raises.
     """
-    kind = AutoModelForSeq2SeqLM if encoder_decoder else family_of(config).made_by
     with quiet(), init_empty_weights(include_buffers=not buffers):
-        model = kind.from_config(config, dtype=dtype).eval()
+        model = family_of(config).made_by.from_config(config, dtype=dtype).eval()
     model.tie_weights()  # anew, for accelerate makes a parameter of each
     return model
 

@@ -2,17 +2,18 @@
 
 import ctypes
 import errno
-import itertools
 import math
 import mmap
 import os
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, groupby, product
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,7 +21,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import anatomy_of, check_block, decoder_layers, family_of, read_ids
+from outliers.models.anatomy import Anatomy, decoder_layers, ids_of, inputs_of, layers_of, run_stack, stacks_of
+from outliers.models.anatomy.examples import Block
 from outliers.models.checkpoint import Checkpoint, dtype_of
 from outliers.models.load import HASHING, check_finite, find_device, hash_of, line_of, open_model
 from outliers.terminal.progress import over
@@ -66,7 +68,7 @@ class AsItIs(Variant):
 
     def first_layer(self, model: PreTrainedModel) -> int:
         """After the last one."""
-        return model.config.num_hidden_layers
+        return len(decoder_layers(model))
 
     @contextmanager
     def on(self, model: PreTrainedModel, _layer: int | None = None) -> Iterator[PreTrainedModel]:
@@ -109,14 +111,48 @@ def is_streamed(model: PreTrainedModel) -> bool:
 
 
 class Call(NamedTuple):
-    """What a decoder calls a layer with beside the hidden states."""
+    """What a layer is called with beside the hidden states.
+
+    memory: what of it the stack before has put out. carries: see `Anatomy`.
+    """
 
     arguments: tuple
     keywords: dict
+    memory: torch.Tensor | None
+    carries: dict[int, int]
 
-    def on(self, layer: nn.Module, hidden_states: torch.Tensor):
-        """What a layer makes of hidden states (1, T, features)."""
-        return layer(hidden_states, *self.arguments, **self.keywords)
+    def on(
+        self,
+        layer: nn.Module,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        carried: Mapping[int, object] = MappingProxyType({}),
+    ) -> "Output":
+        """What a layer makes of hidden states (1, T, features).
+
+        memory: what takes the place of the call's. carried: what the layer before carries.
+        """
+
+        def present(value: object) -> object:
+            return memory if value is self.memory is not None else value
+
+        arguments = [carried.get(place, present(value)) for place, value in enumerate(self.arguments)]
+        output = layer(hidden_states, *arguments, **{name: present(one) for name, one in self.keywords.items()})
+        if not isinstance(output, tuple):  # as some architectures return it
+            return Output(output, False, {})
+        return Output(output[0], True, {place: output[number] for number, place in self.carries.items()})
+
+
+class Output(NamedTuple):
+    """What a layer puts out.
+
+    state: hidden states (1, T, features). in_tuple: whether they came in one. carried: what the next layer takes as
+    arguments, by their places behind the hidden states.
+    """
+
+    state: torch.Tensor
+    in_tuple: bool
+    carried: dict[int, object]
 
 
 def stream_model(
@@ -165,13 +201,13 @@ class Stream:
         self, name: str, model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device, memory: int | None
     ):
         self.name, self.device, self.dtype, self.memory = name, device, model.dtype, memory
-        self.prefix = f"{anatomy_of(model.config).layers}."
+        self.numbers = {layer.path: layer.number for layer in layers_of(model)}
         self.checkpoint, self.stored = checkpoint, checkpoint.tensors
         self.dtypes = {own: dtype_of(model, own) for own in self.stored}
         self.bytes_read = 0
         self.taken: Counter = Counter()  # bytes by device, of what is kept of blocks while they pass
         parameters = {own for own, _ in model.named_parameters()}
-        self.to_hash = {own for own in self.stored if own.startswith(self.prefix) and own in parameters}
+        self.to_hash = {own for own in self.stored if self._number(own) is not None and own in parameters}
         self.lines: list[str] = []  # of what was hashed, see `outliers.models.load.line_of`
 
     def __deepcopy__(self, _memo) -> "Stream":
@@ -180,15 +216,25 @@ class Stream:
     def load_what_is_not_in_layers(self, model: PreTrainedModel) -> None:
         """Embeddings, final norm and head; they stay."""
         for own in self.stored:
-            if not own.startswith(self.prefix):
+            if self._number(own) is None:
                 _assign(model, own, self._read(own))
         model.tie_weights(missing_keys=self.checkpoint.absent(model), recompute_mapping=False)
-        outside = [(own, tensor) for own, tensor in model.named_parameters() if not own.startswith(self.prefix)]
+        self._compute_what_is_not_stored(model)
+        outside = [(own, tensor) for own, tensor in model.named_parameters() if self._number(own) is None]
         with self._hashing(outside):
             pass
         for module in model.modules():
             buffers = {part: buffer for part, buffer in module._buffers.items() if buffer is not None}
             module._buffers.update({part: buffer.to(self.device) for part, buffer in buffers.items()})
+
+    def _compute_what_is_not_stored(self, model: PreTrainedModel) -> None:
+        """What the architecture computes by itself, such as the positions of Marian."""
+        outside = [(own, one) for own, one in model.named_parameters() if self._number(own) is None and one.is_meta]
+        for own, parameter in outside:
+            _assign(model, own, torch.empty_like(parameter, device="cpu"))
+            module = model.get_submodule(own.rpartition(".")[0])
+            model._init_weights(module)
+            module.to(self.device)
 
     def _read(self, own: str) -> torch.Tensor:
         stored = self.stored[own]
@@ -215,7 +261,7 @@ class Stream:
                     module._parameters[part] = nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     def _names(self, number: int) -> list[str]:
-        return [own for own in self.stored if own.startswith(f"{self.prefix}{number}.")]
+        return [own for own in self.stored if self._number(own) == number]
 
     def _read_ahead(self, number: int) -> None:
         """Let the system read the files of a layer into its cache while something else is computed."""
@@ -235,59 +281,105 @@ class Stream:
 
     def weights_hash(self) -> str:
         """The hash of the weights, the same as that of the resident model; what was not read yet is read for it."""
-        for _, names in itertools.groupby(sorted(self.to_hash), key=self._number):
+        for _, names in groupby(sorted(self.to_hash), key=self._number):
             names = list(names)
             with self._hashing([(own, self.stored[own].read().to(self.dtypes[own])) for own in names]):
                 self.bytes_read += sum(end - start for own in names for _, start, end in self.stored[own].spans)
             self.to_hash -= set(names)
         return hash_of(self.lines)
 
-    def _number(self, own: str) -> str:
-        """The number of the layer of a tensor."""
-        return own.removeprefix(self.prefix).partition(".")[0]
+    def _number(self, own: str) -> int | None:
+        """The number of the layer of a tensor; None for one that is in no layer."""
+        paths = accumulate(own.split("."), "{}.{}".format)
+        return next((self.numbers[path] for path in paths if path in self.numbers), None)
 
     def run(
         self,
         model: PreTrainedModel,
-        blocks: Iterable[torch.Tensor],
+        blocks: Iterable[Block],
         variants: Sequence[Variant],
-        begin: Callable[[int, int, torch.Tensor], None],
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Pass blocks through the decoder under some variants: the number of each variant, the block and its last
-        hidden states (T, features), variant by variant and block by block, when all layers are done.
+        begin: Callable[[int, int, tuple[torch.Tensor, ...]], None],
+    ) -> Iterator[tuple[int, Block, torch.Tensor]]:
+        """Pass blocks through the model under some variants: the number of each variant, the block and its last hidden
+        states (T, features), variant by variant and block by block, when all layers are done.
 
-        begin: called with the numbers of variant and block, and its ids, before a layer is applied to it.
+        begin: called with the numbers of variant and block, and the ids at the positions of the block, see `ids_of`,
+            before a layer is applied.
         """
         examples = [block.to(self.device) for block in blocks]
         if not examples:
             return
-        ids = list(map(read_ids, examples))
-        for block in ids:
-            check_block(model.config, len(block), int(block.max()))
-        first, of_first = into_layers(model, ids[0])
-        calls = {len(first): of_first}  # by the length of what goes through the layers
         self.taken.clear()
-        shape = len(variants), len(ids), max(map(len, ids)), first.shape[1]
-        states = self.storage(shape, self.dtype, self.device)
-        states[:, 0, : len(first)] = first
-        for number, block in enumerate(ids[1:], 1):
-            states[:, number, : len(block)], of_block = into_layers(model, block)
-            calls.setdefault(len(block), of_block)
-        layers = range(len(of_first))
-        for number in over(layers, "layer", f"{self.name}, layers"):
-            with self.layer(model, number):
+        inputs = [inputs_of(model, example) for example in examples]
+        ids = [ids_of(model, example) for example in examples]
+        turns = list(product(range(len(variants)), range(len(examples))))
+        *stacks, last = stacks_of(model.config)
+        memory = dict.fromkeys(turns)
+
+        def told(of_variant: int, of_block: int) -> None:
+            begin(of_variant, of_block, ids[of_block])
+
+        for place, stack in enumerate(stacks):
+            ends = self._through(model, stack, place, inputs, variants, memory, told)
+            memory = {turn: self._kept(next(ends)) for turn in turns}
+        ends = self._through(model, last, len(stacks), inputs, variants, memory, told)
+        yield from ((of_variant, examples[of_block], next(ends)) for of_variant, of_block in turns)
+
+    def _kept(self, state: torch.Tensor) -> torch.Tensor:
+        """What a stack puts out (T, features), kept for the one that reads it: (1, T, features)."""
+        return self.storage((1, *state.shape), state.dtype, state.device).copy_(state)
+
+    def _through(
+        self,
+        model: PreTrainedModel,
+        stack: Anatomy,
+        place: int,
+        inputs: list[tuple[torch.Tensor, ...]],
+        variants: Sequence[Variant],
+        memory: dict[tuple[int, int], torch.Tensor | None],
+        begin: Callable,
+    ) -> Iterator[torch.Tensor]:
+        """Pass blocks through a stack, the one at a place among all: the last hidden states (T, features), variant by
+        variant and block by block.
+
+        inputs: what each stack reads of each block. memory: of each variant and block what the stack before puts out.
+        """
+        read = [of_block[place] for of_block in inputs]
+        # What layers are called with, and what they carry, by the lengths of what goes through them.
+        keys, calls, carried = [], {}, defaultdict(dict)
+        for number, ids in enumerate(read):
+            state, of_block = into_layers(model, stack, ids, self._there(memory[0, number]))
+            if not number:
+                shape = len(variants), len(read), max(len(state), *map(len, read)), state.shape[1]
+                states = self.storage(shape, self.dtype, self.device)
+            states[:, number, : len(state)] = state
+            keys.append((len(state), *map(len, inputs[number])))
+            calls.setdefault(keys[-1], of_block)
+        first, count = self.numbers[f"{stack.layers}.0"], len(next(iter(calls.values())))
+        for number in over(range(count), "layer", f"{self.name}, layers"):
+            with self.layer(model, first + number):
+                outputs = {}
                 for of_variant, variant in enumerate(variants):
-                    with variant.on(model, number) as changed:
-                        layer = decoder_layers(changed)[number]
-                        for of_block in range(len(ids)):
-                            begin(of_variant, of_block, ids[of_block])
-                            state = states[of_variant, of_block, : len(ids[of_block])]
-                            output = calls[len(state)][number].on(layer, state[None].to(self.device))
-                            state.copy_(state_in(output)[0])
+                    with variant.on(model, first + number) as changed:
+                        layer = decoder_layers(changed)[first + number]
+                        for of_block, key in enumerate(keys):
+                            begin(of_variant, of_block)
+                            state = states[of_variant, of_block, : key[0]]
+                            beside = self._there(memory[of_variant, of_block]), carried[key]
+                            outputs[key] = calls[key][number].on(layer, state[None].to(self.device), *beside)
+                            after = outputs[key].state[0]
+                            if stack.between and not number:
+                                after = behind_first(model, stack, read[of_block], after, outputs[key].in_tuple)
+                            state.copy_(after)
                             give_memory_back()
-        for of_variant, of_block in itertools.product(range(len(variants)), range(len(ids))):
-            state = states[of_variant, of_block, : len(ids[of_block])].to(self.device)
-            yield of_variant, examples[of_block], out_of_layers(model, ids[of_block], state, isinstance(output, tuple))
+                carried.update((key, output.carried) for key, output in outputs.items())
+        for of_variant, (of_block, key) in product(range(len(variants)), enumerate(keys)):
+            state = states[of_variant, of_block, : key[0]].to(self.device)
+            beside = outputs[key].in_tuple, self._there(memory[of_variant, of_block])
+            yield out_of_layers(model, stack, read[of_block], state, *beside)
+
+    def _there(self, memory: torch.Tensor | None) -> torch.Tensor | None:
+        return None if memory is None else memory.to(self.device)
 
     def storage(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Zeros, for what is kept of all blocks while they pass: on the GPU, which computes with them, if they leave
@@ -304,25 +396,41 @@ class Stream:
         return torch.frombuffer(_mapped_file(size), dtype=dtype, count=count).view(shape)
 
 
-def into_layers(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
-    """What goes into the first layer for ids (T,), (T, features), and what each layer is called with beside it."""
-    gates = [_Gate(layer) for layer in decoder_layers(model)]
-    with _in_the_place_of_layers(model, gates):
-        model.base_model(ids[None], **family_of(model.config).keywords)
-    return gates[0].seen[0], [gate.call for gate in gates]
+def into_layers(
+    model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, memory: torch.Tensor | None = None
+) -> tuple[torch.Tensor, list[Call]]:
+    """What goes into the first layer of a stack for what it reads of a block, (T, features), and what each layer is
+    called with beside it; memory: what the stack before puts out, (1, T, features)."""
+    with _in_the_place_of_layers(model, stack) as gates:
+        run_stack(model, stack, inputs, memory)
+    return gates[0].seen[0], [Call(*gate.call, memory, stack.carries) for gate in gates]
 
 
-def state_in(output: torch.Tensor | tuple) -> torch.Tensor:
-    """The hidden states in what a layer puts out: some architectures return tuples, the others a tensor."""
-    return output[0] if isinstance(output, tuple) else output
+def out_of_layers(
+    model: PreTrainedModel,
+    stack: Anatomy,
+    inputs: torch.Tensor,
+    state: torch.Tensor,
+    in_tuple: bool,
+    memory: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What comes out of a stack where its last layer puts out a state (T, features), in a tuple or not."""
+    with _in_the_place_of_layers(model, stack) as gates:
+        gates[-1].output = state[None], in_tuple
+        return run_stack(model, stack, inputs, memory)
 
 
-def out_of_layers(model: PreTrainedModel, ids: torch.Tensor, state: torch.Tensor, in_tuple: bool) -> torch.Tensor:
-    """What comes out of the decoder where its last layer puts out a state (T, features), in a tuple or not."""
-    gates = [_Gate(layer) for layer in decoder_layers(model)]
-    gates[-1].output = (state[None],) if in_tuple else state[None]
-    with _in_the_place_of_layers(model, gates):
-        return model.base_model(ids[None], **family_of(model.config).keywords).last_hidden_state[0]
+def behind_first(
+    model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, state: torch.Tensor, in_tuple: bool
+) -> torch.Tensor:
+    """What a stack makes of the state (T, features) that its first layer puts out: what the second one reads; of a
+    stack of one layer nothing, for `out_of_layers` does it."""
+    with _in_the_place_of_layers(model, stack) as gates:
+        if len(gates) == 1:
+            return state
+        gates[0].output = state[None], in_tuple
+        run_stack(model, stack, inputs)
+    return gates[1].seen[0]
 
 
 def _mapped_file(size: int) -> mmap.mmap:
@@ -370,12 +478,13 @@ def give_memory_back() -> None:
 class _Gate(nn.Module):
     """Stands for a layer: notes what it is called with, and puts out what it is told to, or what it was given.
 
-    Some decoders take a layer's output as it is, others the first of a tuple; `_Either` serves both.
+    Some models take a layer's output as it is, others the first of a tuple; `_Either` serves both.
     """
 
-    def __init__(self, layer: nn.Module):
+    def __init__(self, layer: nn.Module, carries: dict[int, int]):
         super().__init__()
         self.__dict__["layer"] = layer  # no submodule of it
+        self.beside = (None,) * max(carries, default=0)
         self.output, self.seen, self.call = None, None, None
 
     def __getattr__(self, name: str):
@@ -386,8 +495,11 @@ class _Gate(nn.Module):
 
     def forward(self, hidden_states, *arguments, **keywords):
         self.seen = hidden_states.as_subclass(torch.Tensor)
-        self.call = Call(arguments, keywords)
-        return self.seen.as_subclass(_Either) if self.output is None else self.output
+        self.call = arguments, keywords
+        if self.output is not None:
+            state, in_tuple = self.output
+            return (state, *self.beside) if in_tuple else state
+        return (self.seen, *self.beside) if self.beside else self.seen.as_subclass(_Either)
 
 
 class _Either(torch.Tensor):
@@ -398,12 +510,13 @@ class _Either(torch.Tensor):
 
 
 @contextmanager
-def _in_the_place_of_layers(model: PreTrainedModel, gates: list[_Gate]) -> Iterator[None]:
-    layers = decoder_layers(model)
+def _in_the_place_of_layers(model: PreTrainedModel, stack: Anatomy) -> Iterator[list[_Gate]]:
+    layers = model.get_submodule(stack.layers)
     originals = dict(layers._modules)
-    layers._modules.update(zip(originals, gates, strict=True))
+    gates = {name: _Gate(layer, stack.carries) for name, layer in originals.items()}
+    layers._modules.update(gates)
     try:
-        yield
+        yield list(gates.values())
     finally:
         layers._modules.update(originals)
 

@@ -34,13 +34,13 @@ def check_readers(subject: Causal, features: Sequence[int]) -> None:
     """Raise UserError where a model has not these features or the places of the settings, or controls are too few."""
     spec = subject.settings
     _places(_skeleton(subject), spec.places)
-    _drawn(features, subject.config.hidden_size, spec.controls, spec.seed, ())
+    _drawn(features, subject.width, spec.controls, spec.seed, ())
 
 
 def readers_stages(subject: Causal, features: Sequence[int], outliers: Sequence[int]) -> Stages:
     """The model as it is, and without each feature and each control where each place reads it."""
     spec = subject.settings
-    controls = _drawn(features, subject.config.hidden_size, spec.controls, spec.seed, outliers)
+    controls = _drawn(features, subject.width, spec.controls, spec.seed, outliers)
     yield _cells(subject, features, _places(_skeleton(subject), spec.places), controls)
 
 
@@ -71,13 +71,14 @@ def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]
     Raises:
         UserError: the model has not one of these.
     """
-    from outliers.models.anatomy import parts
+    from outliers.models.anatomy import decoder_layers
+    from outliers.models.anatomy.parts import parts
 
     if chosen is not None:
         for place in chosen:
             Ablated(Intervention((0,)), (place,)).check(model)
         return list(chosen)
-    layers = [{one.name for one in parts(model, layer)} for layer in range(model.config.num_hidden_layers)]
+    layers = [{one.name for one in parts(model, layer)} for layer in range(len(decoder_layers(model)))]
     everywhere = set.intersection(*layers)
     places = []
     for role, names in ROLES.items():
@@ -138,13 +139,14 @@ def readers(
             mask does not fit them.
     """
     from outliers.metrics.measurement import records_of
+    from outliers.models.anatomy import width_of
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
     from outliers.tracing.result import STREAM
     from outliers.tracing.trace import trace
 
     blocks, features = list(sequences(blocks, attention_mask)), list(dict.fromkeys(features))
-    places, width = _places(model, None if places is None else list(places)), model.config.hidden_size
+    places, width = _places(model, None if places is None else list(places)), width_of(model.config)
     _drawn(features, width, controls, seed, ())  # mistakes show before the text is traced
     outliers = trace(model, blocks, STREAM, attention=False).outlier_features()["feature"]
     drawn = _drawn(features, width, controls, seed, outliers)

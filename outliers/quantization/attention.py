@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import eager_mask
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Projection, anatomy_of, decoder_layers
+from outliers.models.anatomy import Projection, in_layer, layers_of
 from outliers.models.attending import SUMMED
 from outliers.quantization.products import Products, product
 from outliers.quantization.schemes import Scheme
@@ -89,11 +89,10 @@ def check_attention(model: PreTrainedModel) -> None:
 
 
 def attentions(model: PreTrainedModel) -> Iterator[Projection]:
-    """The attention of each decoder layer; path: of its products, which are no module of their own."""
-    anatomy = anatomy_of(model.config)
-    for layer, block in enumerate(decoder_layers(model)):
-        path = f"{anatomy.layers}.{layer}.{anatomy.attention}.products"
-        yield Projection(layer, ROLE, path, block.get_submodule(anatomy.attention))
+    """The attention of each layer; path: of its products, which are no module of their own."""
+    for layer in layers_of(model):
+        attention = in_layer(layer, ROLE, layer.anatomy.attention)
+        yield attention._replace(path=f"{attention.path}.products")
 
 
 def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Collection[str] = ()) -> None:
@@ -126,9 +125,9 @@ def is_in_int8(model: PreTrainedModel) -> bool:
 
 def take_attention_back(model: PreTrainedModel) -> None:
     """Let the attention of a model multiply as it did before `put_attention`."""
-    for *_, module in attentions(model):
-        if vars(module).pop("attention_products", None):
-            module.config = vars(module).pop("config_before")
+    for one in attentions(model):
+        if vars(one.module).pop("attention_products", None):
+            one.module.config = vars(one.module).pop("config_before")
 
 
 AttentionInterface.register(INT8, int8_attention)

@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.models.anatomy import Projection, projections, read_ids
+from outliers.models.anatomy import Projection, projections
+from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import AS_IT_IS, Watched

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps
-from outliers.models.anatomy import decoder_layers, projections
+from outliers.models.anatomy import anatomy_of, config_of_stack, decoder_layers, family_of, projections, width_of
 from outliers.models.load import DTYPES
 from outliers.models.skeleton import skeleton
 from outliers.models.source import missing_download
@@ -122,7 +122,7 @@ def forecast(requests: list[Request], room: Room) -> list[Need]:
 
 def request_of(subject: Any, keeps: Keeps) -> Request:
     """The run of a subject that is a model."""
-    settings = subject.settings
+    settings, family = subject.settings, family_of(subject.config)
     wanted = {name: getattr(settings, name, None) for name in ("dtype", "device", "memory")}
     return Request(
         subject.name,
@@ -131,8 +131,8 @@ def request_of(subject: Any, keeps: Keeps) -> Request:
         keeps,
         **wanted,
         stream=getattr(settings, "stream", False),
-        block=keeps.block or settings.block,
-        blocks=getattr(settings, "blocks", 1),
+        block=keeps.block or (family.vocabulary(subject.config) if family.name_of else settings.block),
+        blocks=getattr(settings, "sequences", 1),
     )
 
 
@@ -148,12 +148,12 @@ def shape_of(config: PretrainedConfig) -> Shape:
 
 
 def _shape(config: PretrainedConfig) -> Shape:
-    model = skeleton(config, torch.bfloat16)
+    model, stack = skeleton(config, torch.bfloat16), config_of_stack(config, anatomy_of(config))
     layers = [sum(map(torch.numel, (*layer.parameters(), *layer.buffers()))) for layer in decoder_layers(model)]
     number = layers.index(max(layers))
     found = [(one.role, stored_weight(one.module)) for one in projections(model) if one.layer == number]
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    of_keys = getattr(config, "num_key_value_heads", None) or heads
+    hidden, heads = width_of(config), stack.num_attention_heads
+    of_keys = getattr(stack, "num_key_value_heads", None) or heads
     return Shape(
         sum(map(torch.numel, (*model.parameters(), *model.buffers()))) - sum(layers),
         max(layers),
@@ -164,8 +164,8 @@ def _shape(config: PretrainedConfig) -> Shape:
         {role: weight.shape[1] for role, weight in reversed(found)},
         hidden,
         heads,
-        2 * of_keys * (getattr(config, "head_dim", None) or hidden // heads),
-        config.vocab_size,
+        2 * of_keys * (getattr(stack, "head_dim", None) or hidden // heads),
+        getattr(config, "vocab_size", None) or config.num_labels,
     )
 
 

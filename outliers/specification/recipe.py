@@ -72,6 +72,16 @@ class Recipe(BaseModel):
         return {"model": self.start, **self.model_dump(exclude={"start"}, exclude_none=True)}
 
     @property
+    def objective(self) -> str:
+        """What it learns, a name in `outliers.training.objectives.OBJECTIVES`."""
+        return LADDER[self.start].objective if self.from_nothing else "next tokens"
+
+    @property
+    def autocast(self) -> bool:
+        """Whether it trains in bfloat16, where autocast has it."""
+        return not self.from_nothing or LADDER[self.start].autocast
+
+    @property
     def from_nothing(self) -> bool:
         """Whether what is trained is built and not loaded."""
         return self.start in LADDER

@@ -76,11 +76,11 @@ class TrainingRun(Subject):
         import numpy as np
 
         from outliers.text.blocks import load_text
-        from outliers.training.corpus import blocks_in_order
+        from outliers.training.objectives import OBJECTIVES
 
         recipe, settings = self.recipe, self.settings
         if recipe.from_nothing:
-            return blocks_in_order(_corpus(settings).ids, recipe.steps, recipe.batch, self.seed)
+            return OBJECTIVES[recipe.objective].examples(self._corpus, recipe, self.seed)
         count = recipe.steps * recipe.batch
         blocks = load_text(settings.wikitext, self._tokenizer, settings.block, count).numpy()
         return np.random.default_rng(self.seed).permutation(blocks)
@@ -97,16 +97,17 @@ class TrainingRun(Subject):
     def _tokenizer(self) -> "PreTrainedTokenizerBase":
         from outliers.models.load import load_tokenizer
 
-        return load_tokenizer(str(_corpus(self.settings).tokenizer) if self.recipe.from_nothing else self.recipe.start)
+        return load_tokenizer(str(self._corpus.reader) if self.recipe.from_nothing else self.recipe.start)
+
+    @property
+    def _corpus(self) -> "Corpus":
+        """What the rung of the pocket ladder is trained on, read once a process."""
+        settings = self.settings
+        return _prepared(self.recipe.objective, settings.c4, settings.wikitext, settings.work)
 
 
 @functools.cache
-def _prepared(c4: str, wikitext: str, work: str) -> "Corpus":
-    from outliers.training.corpus import prepare
+def _prepared(objective: str, c4: str, wikitext: str, work: str) -> "Corpus":
+    from outliers.training.objectives import OBJECTIVES
 
-    return prepare(Path(c4), Path(wikitext), Path(work))
-
-
-def _corpus(settings: Training) -> "Corpus":
-    """What the pocket ladder is trained on, read once a process."""
-    return _prepared(settings.c4, settings.wikitext, settings.work)
+    return OBJECTIVES[objective].prepare(Path(c4), Path(wikitext), Path(work))

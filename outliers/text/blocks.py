@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError, shown, unknown_name
-from outliers.models.anatomy import Examples
+from outliers.models.anatomy.examples import Examples
 from outliers.text.documents import c4, open_documents, sample, wikitext2
 from outliers.text.given import Conversation, Text, checked_ids, conversation_text, given_documents, text_name
 from outliers.text.pieces import tokenize

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from outliers.errors import UserError, shown
 from outliers.tracing import store, tokens
 from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import quantiles, unpack_keys
-from outliers.tracing.statistics import BY_POSITION, STREAM, combine, states_of_tokens, views
+from outliers.tracing.statistics import BY_POSITION, ON_STREAM, STREAM, combine, states_of_tokens, views
 
 PLACE = ["feature", "position", "token"]
 NAMED = 8  # outlier features, in the printed form of a trace
@@ -27,7 +28,8 @@ class Trace:
     """Statistics of the hidden states of a model over sequences; traces of parts of a text add up.
 
     alpha: magnitude of a hit. roles: those that were traced. block: tokens of the longest sequence (T). sequences: how
-    many. heads: attention heads a layer; 0 if the attention was not looked at. about: what was traced, free to use.
+    many. heads: attention heads a layer; 0 if the attention was not looked at. stack: which of several stacks of layers
+    it is of; first_layer: the number of its first layer among all. about: what was traced, free to use.
     names: of each token id that occurred what it is called and its type, see `outliers.text.tokens.named_tokens`; empty
     unless tokens were asked for.
 
@@ -41,7 +43,7 @@ class Trace:
     | ROLE.hits, ROLE.sequences_hit | (L, h) int64 | entries, and sequences with an entry, of at least alpha |
     | ROLE.sum, ROLE.squares, ROLE.squares_rest | (L, h) float64 | power sums; rest: without position 0 |
     | ROLE.kurtosis_tensor, ROLE.kurtosis_token | (L, 2) float64 | sums over sequences, tokens; without position 0 |
-    | ROLE.magnitude | (T, h) float64 | largest absolute value over the layers, summed over sequences; of `STREAM` |
+    | ROLE.magnitude | (T, h) float64 | largest absolute value over the layers, summed over sequences; of `ON_STREAM` |
     | VIEW.layers_hit, VIEW.positions_hit | (h,) int64 | for roles together ("attn_in+ffn_in"), summed over sequences |
     | residual.largest | (L, 5) float64 | as ROLE.largest |
     | residual.sum_of_max, residual.sum_of_ratios | (L,) float64 | of max |x| and max |x| / median |x| |
@@ -72,13 +74,20 @@ class Trace:
     heads: int
     statistics: dict[str, torch.Tensor]
     sketch: Counter
+    stack: str = ""
+    first_layer: int = 0
     about: dict = field(default_factory=dict)
     names: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def layers(self) -> int:
-        """How many decoder layers the model has."""
+        """How many layers were traced."""
         return len(self.statistics["residual.largest"])
+
+    @property
+    def cross(self) -> bool:
+        """Whether it is of what a decoder reads of an encoder."""
+        return self.stack == "cross"
 
     @property
     def positions(self) -> int:
@@ -89,12 +98,13 @@ class Trace:
         """What was traced, its outlier features and its largest value, in five lines."""
         widths = {role: self.statistics[f"{role}.min"].shape[1] for role in self.roles}
         model = f" of {self.about['model']}" if "model" in self.about else ""
+        of_roles = ", ".join(f"{role} {width:,}" for role, width in widths.items())
         lengths = "" if self.positions == self.sequences * self.block else "up to "
         lines = [
             f"Trace{model}: {self.sequences:,} sequences × {lengths}{self.block:,} tokens, alpha {self.alpha:g}",
-            f"{self.layers} layers × features: {', '.join(f'{role} {width:,}' for role, width in widths.items())}",
+            f"{self.layers} {f'{self.stack} ' * bool(self.stack)}layers × features: {of_roles}",
         ]
-        if set(STREAM) & set(self.roles):
+        if set(ON_STREAM) & set(self.roles):
             found, width = self.outlier_features()["feature"], self.statistics["residual.massive"].shape[1]
             few = ", ".join(map(str, found[:NAMED])) + (", …" if len(found) > NAMED else "")
             lines.append(f"outlier features: {len(found):,} of {width:,}{f' ({few})' if few else ''}")
@@ -115,7 +125,7 @@ class Trace:
                 the other has not, or names them otherwise; or what they are about differs, such as the model, its
                 weights or the text.
         """
-        for what in ("alpha", "roles", "heads"):
+        for what in ("alpha", "roles", "heads", "stack"):
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
                 raise UserError(f"cannot merge traces whose {what} are {mine} and {theirs}; trace both alike")
@@ -154,7 +164,8 @@ class Trace:
         store.write(Path(stem), json.dumps(self._header()), self.statistics, self._hit_values())
 
     def _header(self) -> dict:
-        return {name: getattr(self, name) for name in store.Header.model_fields}
+        of_stack = {} if self.stack else {"stack", "first_layer"}
+        return {name: getattr(self, name) for name in store.Header.model_fields if name not in of_stack}
 
     @classmethod
     def load(cls, stem: str | Path) -> "Trace":
@@ -226,8 +237,8 @@ class Trace:
     def _check_view(self, roles: Iterable[str]) -> tuple[str, ...]:
         asked = {roles} if isinstance(roles, str) else set(roles)
         view = tuple(role for role in ROLES if role in asked)
-        if asked == set(STREAM) and len(asked & set(self.roles)) == 1:  # the default of a trace of one of them
-            view = tuple(asked & set(self.roles))
+        if asked == set(STREAM) and not set(view) <= set(self.roles):  # the default of a trace of fewer roles
+            view = tuple(role for role in STREAM if role in self.roles) or self.roles[:1]
         if view not in views(self.roles) or not asked <= set(ROLES):
             known = ", ".join("+".join(view) for view in views(self.roles))
             raise UserError(f"no statistics of the roles {', '.join(sorted(asked))} together; this trace has {known}")
@@ -261,7 +272,13 @@ class Trace:
         index = pd.MultiIndex.from_product([range(size) for size in hits.shape], names=["layer", "feature"])
         table = pd.DataFrame({name: value.flatten().numpy() for name, value in columns.items()}, index)
         table = self._with_quartiles(table, (role,))
-        return table.assign(max=self.largest(role).flatten().numpy(), role=role).reset_index()
+        table = table.assign(max=self.largest(role).flatten().numpy(), role=role).reset_index()
+        return table.assign(layer=table["layer"] + self.first_layer)
+
+    @property
+    def _numbers(self) -> range:
+        """The numbers of its layers among those of all stacks."""
+        return range(self.first_layer, self.first_layer + self.layers)
 
     def _one_sided(self, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
         """Whether there are hits, and of one sign, between these extremes."""
@@ -283,7 +300,7 @@ class Trace:
         """One row a layer and role: infinity norm and the three kurtoses; `_rest`: without position 0."""
         rows, length = [], self.positions / self.sequences  # on average
         for role in self.roles:
-            table = {"layer": range(self.layers), "role": role, "infinity_norm": self.largest(role).amax(1).numpy()}
+            table = {"layer": self._numbers, "role": role, "infinity_norm": self.largest(role).amax(1).numpy()}
             table["infinity_norm_rest"] = self.statistics[f"{role}.rest.max"].numpy()
             for kind, count in (("tensor", (1, 1)), ("token", (length, length - 1))):
                 means = self.statistics[f"{role}.kurtosis_{kind}"] / self.sequences
@@ -320,7 +337,7 @@ class Trace:
     def _largest_entries(self, state: str) -> pd.DataFrame:
         """The largest entry of each layer in a role's hidden states or in the residual stream."""
         table = pd.DataFrame(self.statistics[f"{state}.largest"].numpy(), columns=["max", "value", *PLACE])
-        return table.astype(dict.fromkeys(PLACE, "int64")).rename_axis("layer").reset_index()
+        return table.astype(dict.fromkeys(PLACE, "int64")).assign(layer=self._numbers)
 
     def massive_activations(self) -> Frame:
         """One row a layer: what is largest in the residual stream (docs/definitions.md#massive-activations).
@@ -334,7 +351,7 @@ class Trace:
         means = zip(("massive", "max", "ratio"), (massive.sum(1), *sums), strict=True)
         means = {name: (value.double() / self.sequences).numpy() for name, value in means}
         largest = self._largest_entries("residual")[["value", *PLACE]]
-        return self._named(pd.DataFrame({"layer": range(self.layers), **means}).join(largest))
+        return self._named(pd.DataFrame({"layer": self._numbers, **means}).join(largest))
 
     def attention_sinks(self) -> pd.DataFrame:
         """One row a position: `share` of the (layer, head) pairs for which it is a sink, averaged over the sequences
@@ -388,3 +405,8 @@ class Trace:
         if not self.heads:
             raise UserError("attention sinks were not looked for; trace with attention=True")
         return self.statistics[f"attention.{name}"]
+
+
+def merged(parts: Iterable[list[Trace]]) -> list[Trace]:
+    """The trace of each view of a model over all parts of a text."""
+    return [reduce(Trace.merge, of_view) for of_view in zip(*parts, strict=True)]

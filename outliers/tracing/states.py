@@ -64,7 +64,7 @@ def _run_as_far_as(
     """A hidden state of each block (T,), (T, features)."""
     turn, found = 0, {}
 
-    def begin(number: int, _ids: torch.Tensor) -> None:
+    def begin(number: int, _inputs: tuple[torch.Tensor, ...]) -> None:
         nonlocal turn
         turn = number
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from outliers.criterion import PAPER, ROLES
+from outliers.criterion import CROSS, PAPER, ROLES
 from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
 from outliers.terminal.printing import is_line
@@ -22,7 +22,8 @@ from outliers.tracing.sketch import BUCKETS, pack_keys, unpack_keys
 from outliers.tracing.statistics import tables_of
 from outliers.tracing.tokens import EXTREMES, TYPES
 
-SKETCHED = PAPER  # roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long
+# Roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long.
+SKETCHED = (*PAPER, *CROSS)
 SKETCH = ("layer", "role", "feature", "bucket", "count")  # columns
 MAY_BE_INFINITE = "residual.sum_of_ratios"  # where the median is 0
 
@@ -43,6 +44,8 @@ class Header(BaseModel):
     block: Annotated[int, Field(ge=2)]
     sequences: PositiveInt
     heads: NonNegativeInt
+    stack: str = ""
+    first_layer: NonNegativeInt = 0
     about: dict
     names: dict[NonNegativeInt, tuple[Annotated[str, AfterValidator(_name)], Literal[TYPES[1:]]]] = {}
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from outliers.models.pocket.ladder import CONTEXT, VOCABULARY
 from outliers.text.documents import read_file
 
-END_OF_TEXT = "<|endoftext|>"
 C4_TRAINING_ROWS = 900  # rows 900-999 are held out, and so is everything from WikiText-2 but its train split
 
 
@@ -34,16 +34,37 @@ def wikitext_articles(text: str) -> list[str]:
     return [article.strip() for article in articles if len(article) > 200]
 
 
+class Vocabulary(NamedTuple):
+    """The special tokens that a tokenizer has by their roles, and others; the first of the vocabulary in this order.
+
+    template: what becomes of one text $A and of two, for `TemplateProcessing`; None: they stay as they are.
+    """
+
+    roles: dict[str, str]
+    others: tuple[str, ...] = ()
+    template: tuple[str, str | None] | None = None
+
+    @property
+    def tokens(self) -> list[str]:
+        """All of them, each once."""
+        return list(dict.fromkeys([*self.roles.values(), *self.others]))
+
+
 class Corpus(NamedTuple):
-    """The pocket family's text as ids, uint16 (tokens,), documents in a seeded order; and its tokenizer's folder."""
+    """What the pocket family learns from.
+
+    ids: its text, uint16 (tokens,), documents in a seeded order. reader: the folder of the tokenizer, or of the image
+    processor.
+    """
 
     ids: np.ndarray
-    tokenizer: Path
+    reader: Path
 
 
-def prepare(c4: Path, wikitext: Path, work: Path) -> Corpus:
+def prepare(c4: Path, wikitext: Path, work: Path, vocabulary: Vocabulary) -> Corpus:
     """Train the tokenizer and tokenise the text, once for the same two files: both are kept in a folder of `work`."""
-    digest = hashlib.sha256(c4.read_bytes() + wikitext.read_bytes()).hexdigest()[:12]
+    read = c4.read_bytes() + wikitext.read_bytes() + " ".join(vocabulary.tokens).encode()
+    digest = hashlib.sha256(read).hexdigest()[:12]
     folder = work / f"corpus-{digest}"
     ids_file, tokenizer_folder = folder / "tokens.npy", folder / "tokenizer"
     if ids_file.exists():
@@ -52,24 +73,27 @@ def prepare(c4: Path, wikitext: Path, work: Path) -> Corpus:
     documents = read_file(c4)[:C4_TRAINING_ROWS] + wikitext_articles("\n".join(read_file(wikitext)))
     random.Random(0).shuffle(documents)
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(documents, vocab_size=VOCABULARY, special_tokens=[END_OF_TEXT], show_progress=False)
+    first, end = vocabulary.tokens, vocabulary.tokens.index(vocabulary.roles["eos_token"])
+    tokenizer.train_from_iterator(documents, vocab_size=VOCABULARY, special_tokens=first, show_progress=False)
+    ids = np.concatenate([np.array([*row.ids, end], dtype=np.uint16) for row in tokenizer.encode_batch(documents)])
+    if vocabulary.template:
+        numbered = list(zip(first, range(len(first)), strict=True))
+        tokenizer.post_processor = TemplateProcessing(*vocabulary.template, special_tokens=numbered)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer._tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        unk_token=END_OF_TEXT,
+        additional_special_tokens=list(vocabulary.others),
         model_max_length=CONTEXT,
+        **vocabulary.roles,
     )
     fast.save_pretrained(tokenizer_folder)
-    ids = np.concatenate([np.array([*row.ids, 0], dtype=np.uint16) for row in tokenizer.encode_batch(documents)])
     part = folder / "part.npy"
     np.save(part, ids)
     part.replace(ids_file)  # which is there once all of it is
     return Corpus(ids, tokenizer_folder)
 
 
-def blocks_in_order(ids: np.ndarray, steps: int, batch: int, seed: int = 0) -> np.ndarray:
-    """Blocks (steps · batch, CONTEXT) of ids (tokens,), as often over them as it takes.
+def blocks_in_order(ids: np.ndarray, steps: int, batch: int, seed: int = 0, block: int = CONTEXT) -> np.ndarray:
+    """Blocks (steps · batch, block) of ids (tokens,), as often over them as it takes.
 
     Each epoch cuts the text at another offset and shuffles the blocks; what is left of an epoch beyond whole batches is
     not seen.
@@ -77,8 +101,8 @@ def blocks_in_order(ids: np.ndarray, steps: int, batch: int, seed: int = 0) -> n
     generator = np.random.default_rng(seed)
     epochs, missing = [], steps
     while missing > 0:
-        offset = generator.integers(CONTEXT)
-        blocks = ids[offset:][: (len(ids) - offset) // CONTEXT * CONTEXT].reshape(-1, CONTEXT)
+        offset = generator.integers(block)
+        blocks = ids[offset:][: (len(ids) - offset) // block * block].reshape(-1, block)
         order = generator.permutation(len(blocks))
         whole = order[: min(missing, len(order) // batch) * batch]
         epochs.append(blocks[whole])

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from outliers.errors import BrokenModel
+from outliers.models.anatomy import family_of
+from outliers.models.anatomy.examples import Example, Examples
 from outliers.models.pocket.ladder import WARMUP
 from outliers.models.skeleton import quiet
 from outliers.specification.recipe import Recipe
@@ -33,13 +36,13 @@ def learning_rate(step: int, peak: float, steps: int) -> float:
 def train(
     model: PreTrainedModel,
     recipe: Recipe,
-    blocks: np.ndarray,
+    blocks: np.ndarray | Examples,
     folder: Path,
     seen: Callable[[PreTrainedModel, int], dict] = lambda model, step: {},
     at: Collection[int] = (),
     moved: Callable[[int], object] = lambda steps: None,
 ) -> list[dict]:
-    """Train a model in place: clip 1.0, bfloat16 autocast, decay on matrices only.
+    """Train a model in place: clip 1.0, bfloat16 autocast where the recipe has it, decay on matrices only.
 
     Every 100 steps a checkpoint is written; a run that was stopped at any moment goes on from the last one that is
     whole, and its losses are those of one that was not.
@@ -47,7 +50,8 @@ def train(
     Args:
         model: as `outliers.training.start.start` makes it.
         recipe: by which it was made.
-        blocks: token ids, integers (steps · batch, T), in the order in which they are seen.
+        blocks: token ids, integers (steps · batch, T), of which the next ones are learnt, or examples (steps · batch)
+            with labels; in the order in which they are seen.
         folder: of this run alone, for checkpoints.
         seen: what to log of the model after so many steps; called with both.
         at: after how many steps.
@@ -77,7 +81,9 @@ def train(
         dataloader_pin_memory=False,
         disable_tqdm=True,
     )
-    trainer = _Trainer(model, arguments, train_dataset=blocks, data_collator=_batch, optimizers=(optimizer, schedule))
+    batch = partial(_batch, name=model.main_input_name)
+    trainer = _Trainer(model, arguments, train_dataset=blocks, data_collator=batch, optimizers=(optimizer, schedule))
+    trainer.autocast = recipe.autocast
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Looking(trainer.log, seen, at, moved))
     found = last_checkpoint(folder)
@@ -91,9 +97,12 @@ def train(
     return trainer.state.log_history
 
 
-def _batch(blocks: list[np.ndarray]) -> dict:
-    """Blocks (T,) as the model takes them."""
-    return {"input_ids": torch.from_numpy(np.stack(blocks).astype(np.int64))}
+def _batch(blocks: list[np.ndarray | Example], name: str) -> dict:
+    """Blocks (T,), or examples, as the model takes them under the name of its input."""
+    if isinstance(blocks[0], Example):
+        inputs, labels = map(torch.stack, zip(*blocks, strict=True))
+        return {name: inputs, "labels": labels}
+    return {name: torch.from_numpy(np.stack(blocks).astype(np.int64))}
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -124,10 +133,13 @@ class _Trainer(Trainer):
         torch.compiler.reset()  # which gives up after some models of one process
         self.compiled = torch.compile(self._loss)
 
-    def _loss(self, input_ids: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(input_ids.device.type, torch.bfloat16):
-            logits = self.model(input_ids, use_cache=False).logits
-        return functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), input_ids[:, 1:].flatten())
+    def _loss(self, **inputs) -> torch.Tensor:
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.autocast):
+            outputs = self.model(**inputs, **family_of(self.model.config).keywords)
+        if "labels" in inputs:
+            return outputs.loss
+        following = inputs["input_ids"][:, 1:].flatten()
+        return functional.cross_entropy(outputs.logits[:, :-1].float().flatten(0, 1), following)
 
     def compute_loss(self, _model, inputs: dict, **_others) -> torch.Tensor:
         return self.compiled(**inputs)

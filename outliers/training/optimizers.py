@@ -7,8 +7,6 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
-from outliers.models.anatomy import decoder_layers
-
 Groups = list[dict]  # of parameters, with their weight decay, and whether they are matrices of a layer
 
 
@@ -60,10 +58,11 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 def optimizer_of(name: str, model: nn.Module, learning_rate: float, weight_decay: float) -> Optimizer:
     """The optimizer of this name for all parameters that are trained; embeddings and matrices alone decay."""
-    inside = {id(parameter) for parameter in decoder_layers(model).parameters()}
+    outside = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    outside = {id(p) for module in (*outside, model.get_output_embeddings()) if module for p in module.parameters()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [p for p in trained if p.ndim >= 2 and id(p) in inside]
-    embeddings = [p for p in trained if p.ndim >= 2 and id(p) not in inside]
+    matrices = [p for p in trained if p.ndim >= 2 and id(p) not in outside]
+    embeddings = [p for p in trained if p.ndim >= 2 and id(p) in outside]
     vectors = [p for p in trained if p.ndim < 2]
     groups = [
         {"params": matrices, "weight_decay": weight_decay, "matrices": True},

@@ -1,29 +1,74 @@
 """The model with which a recipe starts."""
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig, OPTConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    BertConfig,
+    GPT2Config,
+    GPTJConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    T5Config,
+    ViTConfig,
+)
 
 from outliers.models.load import load_model
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY, Rung
 from outliers.specification.recipe import Recipe
+from outliers.text.digits import CLASSES, SIDE
 from outliers.training.architectures import change
 from outliers.training.layers import train_int8
+from outliers.training.objectives import OBJECTIVES
 
 
 def build_config(rung: Rung) -> PretrainedConfig:
     """The transformers configuration of one rung; no dropout, embeddings tied to the head."""
-    architecture, width, layers, heads = rung[:4]
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": True, "vocab_size": VOCABULARY}
-    if architecture == "opt":
-        dropouts = {"dropout": 0.0, "attention_dropout": 0.0, "layerdrop": 0.0, "pad_token_id": None}
-        shape = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
-        widths = {"ffn_dim": 4 * width, "word_embed_proj_dim": width, "max_position_embeddings": CONTEXT}
-        return OPTConfig(**shape, **widths, **dropouts, **ends)
-    shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": CONTEXT}
-    dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    if architecture == "gptj":
-        return GPTJConfig(rotary_dim=width // heads // 2, **shape, **dropouts, **ends)
-    return GPT2Config(**shape, **dropouts, **ends)
+    return CONFIGS[rung.architecture](rung)
+
+
+ENDS = {"bos_token_id": 0, "eos_token_id": 0}
+TIED = {"tie_word_embeddings": True, "vocab_size": VOCABULARY}
+
+
+def _gpt2(rung: Rung, kind: type = GPT2Config, **more) -> PretrainedConfig:
+    shape = {"n_embd": rung.width, "n_layer": rung.layers, "n_head": rung.heads, "n_positions": CONTEXT}
+    return kind(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **shape, **ENDS, **TIED, **more)
+
+
+def _gptj(rung: Rung) -> PretrainedConfig:
+    return _gpt2(rung, GPTJConfig, rotary_dim=rung.width // rung.heads // 2)
+
+
+def _shape(rung: Rung) -> dict:
+    return {"hidden_size": rung.width, "num_hidden_layers": rung.layers, "num_attention_heads": rung.heads}
+
+
+def _opt(rung: Rung) -> PretrainedConfig:
+    dropouts = {"dropout": 0.0, "attention_dropout": 0.0, "layerdrop": 0.0, "pad_token_id": None}
+    widths = {"ffn_dim": 4 * rung.width, "word_embed_proj_dim": rung.width, "max_position_embeddings": CONTEXT}
+    return OPTConfig(**_shape(rung), **widths, **dropouts, **ENDS, **TIED)
+
+
+def _t5(rung: Rung) -> PretrainedConfig:
+    """The first T5, as the paper and its blog post measure it: ReLU, and embeddings that are the head."""
+    shape = {"d_model": rung.width, "num_layers": rung.layers, "num_heads": rung.heads, "d_ff": 4 * rung.width}
+    return T5Config(**shape, d_kv=rung.width // rung.heads, dropout_rate=0.0, decoder_start_token_id=0, **TIED)
+
+
+def _encoder(rung: Rung) -> dict:
+    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return {**_shape(rung), **dropouts, "intermediate_size": 4 * rung.width}
+
+
+def _bert(rung: Rung) -> PretrainedConfig:
+    return BertConfig(**_encoder(rung), max_position_embeddings=CONTEXT, **TIED)
+
+
+def _vit(rung: Rung) -> PretrainedConfig:
+    return ViTConfig(**_encoder(rung), image_size=SIDE, patch_size=1, num_labels=CLASSES)
+
+
+CONFIGS = {"gpt2": _gpt2, "gptj": _gptj, "opt": _opt, "t5": _t5, "bert": _bert, "vit": _vit}
 
 
 def start(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:
@@ -35,7 +80,8 @@ def start(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:
     """
     if recipe.from_nothing:
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(build_config(LADDER[recipe.start])).to(device)
+        rung = LADDER[recipe.start]
+        model = OBJECTIVES[rung.objective].made_by.from_config(build_config(rung)).to(device)
     else:
         model = load_model(recipe.start, device=device)
     change(model, recipe.attention, recipe.gated, recipe.positions, recipe.norm)

@@ -137,9 +137,10 @@ class Ablated:
         """Whether the values that it puts in are not known yet."""
         return self.intervention.method == "mean" and bool(self.intervention.features) and not self.intervention.means
 
-    def knowing(self, trace: "Trace") -> "Ablated":
-        """The same with the means over the text that a trace has seen, which the method "mean" needs."""
-        return replace(self, intervention=replace(self.intervention, means=feature_means(trace)))
+    def knowing(self, *traces: "Trace") -> "Ablated":
+        """The same with the means over the text that a trace of each stack has seen, which the method "mean" needs."""
+        means = {place: mean for trace in traces for place, mean in feature_means(trace).items()}
+        return replace(self, intervention=replace(self.intervention, means=means))
 
     @property
     def in_attention(self) -> bool:
@@ -149,7 +150,9 @@ class Ablated:
     def first_layer(self, model: "PreTrainedModel") -> int:
         """From which decoder layer on it changes anything, if there are features."""
         if not self.intervention.features:
-            return model.config.num_hidden_layers
+            from outliers.models.anatomy import decoder_layers
+
+            return len(decoder_layers(model))
         return min(place.layers[0] if place.layers else 0 for place in map(Place.read, self.where))
 
     def check(self, model: "PreTrainedModel") -> None:
@@ -158,10 +161,10 @@ class Ablated:
         edges(model, self.where)
 
     def _check_features(self, model: "PreTrainedModel") -> None:
-        from outliers.models.anatomy import check_features
+        from outliers.models.anatomy import check_features, width_of
 
         if self.intervention.features:
-            check_features(self.intervention.features, model.config.hidden_size)
+            check_features(self.intervention.features, width_of(model.config))
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
@@ -177,5 +180,6 @@ def feature_means(found: "Trace") -> Means:
     """Mean of every feature over the text of a trace, by layer and role."""
     from outliers.tracing.result import STREAM
 
-    means = {role: found.statistics[f"{role}.sum"] / found.positions for role in STREAM}
-    return {(layer, role): mean for role, of_role in means.items() for layer, mean in enumerate(of_role)}
+    means = {role: found.statistics[f"{role}.sum"] / found.positions for role in STREAM if role in found.roles}
+    numbered = ((role, *one) for role, of_role in means.items() for one in enumerate(of_role, found.first_layer))
+    return {(layer, role): mean for role, layer, mean in numbered}

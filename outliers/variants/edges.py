@@ -11,7 +11,8 @@ if TYPE_CHECKING:  # to read a place takes no torch
     import torch
     from transformers import PreTrainedModel
 
-    from outliers.models.anatomy import Part, Projection
+    from outliers.models.anatomy import Projection
+    from outliers.models.anatomy.parts import Part
 
 ROLES = {"attn_in": ("q", "k", "v"), "ffn_in": ("gate", "up", "router", "experts")}
 NORMS = ("attn_norm", "ffn_norm")
@@ -56,8 +57,12 @@ class Place(NamedTuple):
         """Whether it is of a layer."""
         return self.layers is None or self.layers[0] <= layer < self.layers[1]
 
-    def check(self, layers: int, heads: int) -> None:
+    def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError where a model has not so many layers, or heads."""
+        from outliers.models.anatomy import anatomy_of, config_of_stack, decoder_layers, heads_of
+
+        stack = anatomy_of(model.config)
+        layers, heads = len(decoder_layers(model)), heads_of(config_of_stack(model.config, stack), stack)
         if self.layers and self.layers[1] > layers:
             raise UserError(f"place '{self.written}' in a model of {layers} layers; expected some of layers.0:{layers}")
         if self.head is not None and self.head >= heads:
@@ -77,14 +82,14 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
     Raises:
         UserError: a layer or a head is out of range, or a layer of a place has nothing of what the place says.
     """
-    from outliers.models.anatomy import readers
+    from outliers.models.anatomy import decoder_layers, readers
 
-    places, config = [Place.read(one) for one in written], model.config
+    places = [Place.read(one) for one in written]
     for place in places:
-        place.check(config.num_hidden_layers, config.num_attention_heads)
+        place.check(model)
     every = [one for one in readers(model) if layer in (None, one.layer)]
     found = Edges([], [])
-    for number in range(config.num_hidden_layers) if layer is None else (layer,):
+    for number in range(len(decoder_layers(model))) if layer is None else (layer,):
         here = [place for place in places if place.has(number)]
         roles = {place.written for place in here} & ROLES.keys()
         others = [place for place in here if place.written not in roles]
@@ -99,9 +104,10 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
     """What is at places of a layer and not of roles; roles of which all readers are there are added to these."""
     import torch
 
-    from outliers.models.anatomy import parts
+    from outliers.models.anatomy.parts import parts
 
-    there, heads = list(parts(model, layer)), model.config.num_attention_heads
+    there = list(parts(model, layer))
+    heads = next(len(one.outputs) for one in there if one.name == "q")
     outputs = {one.reader.path: torch.empty(0, dtype=torch.bool) for one in there}  # what of each reader is chosen
     for one in there:
         outputs[one.reader.path] = torch.cat([outputs[one.reader.path], torch.zeros(_count(one), dtype=torch.bool)])

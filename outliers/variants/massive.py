@@ -65,10 +65,10 @@ class Massive:
 
     def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError if a model, which may be on the meta device, lacks a feature or the layer."""
-        from outliers.models.anatomy import check_features
+        from outliers.models.anatomy import check_features, width_of
 
-        check_features(self.features, model.config.hidden_size)
-        Place.read(f"layers.{self.layer}").check(model.config.num_hidden_layers, model.config.num_attention_heads)
+        check_features(self.features, width_of(model.config))
+        Place.read(f"layers.{self.layer}").check(model)
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":

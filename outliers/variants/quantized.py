@@ -90,11 +90,12 @@ class Quantized:
 
     def first_layer(self, model: "PreTrainedModel") -> int:
         """From which decoder layer on it changes anything of a model that is not quantized."""
+        from outliers.models.anatomy import decoder_layers
         from outliers.quantization.convert import quantized_parts, skipped
 
         left = skipped(model, self.skip, self.scheme, self.only)
         layers = (one.layer for one in quantized_parts(model, self.scheme) if one.path not in left)
-        return min(layers, default=model.config.num_hidden_layers)
+        return min(layers, default=len(decoder_layers(model)))
 
     def served(self, model: str, dtype: str, device: str, revision: str | None) -> "PreTrainedModel":
         """A model by its name, as `outliers.load_model` takes it, with all of the scheme that stands in the place of

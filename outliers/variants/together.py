@@ -36,9 +36,9 @@ class Together:
         """Whether one of them does."""
         return any(variant.needs_trace for variant in self.variants)
 
-    def knowing(self, trace: "Trace") -> "Together":
+    def knowing(self, *traces: "Trace") -> "Together":
         """The same with what those need that need a trace."""
-        return Together(tuple(one.knowing(trace) if one.needs_trace else one for one in self.variants))
+        return Together(tuple(one.knowing(*traces) if one.needs_trace else one for one in self.variants))
 
     @property
     def needs_calibration(self) -> bool:
@@ -51,7 +51,9 @@ class Together:
 
     def first_layer(self, model: "PreTrainedModel") -> int:
         """From which decoder layer on one of them changes anything."""
-        return min((one.first_layer(model) for one in self.variants), default=model.config.num_hidden_layers)
+        from outliers.models.anatomy import decoder_layers
+
+        return min((one.first_layer(model) for one in self.variants), default=len(decoder_layers(model)))
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":

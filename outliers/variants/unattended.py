@@ -44,12 +44,12 @@ class Unattended:
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """The model itself, with hooks on the masks of its attention."""
-        from outliers.models.anatomy import anatomy_of, decoder_layers
+        from outliers.models.anatomy import layers_of
 
         with ExitStack() as stack:
-            for number, block in enumerate(decoder_layers(model)):
-                if layer in (None, number):
-                    attention = block.get_submodule(anatomy_of(model.config).attention)
+            for one in layers_of(model):
+                if layer in (None, one.number):
+                    attention = one.module.get_submodule(one.anatomy.attention)
                     hook = partial(_masked, list(self.positions))
                     stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
             yield model

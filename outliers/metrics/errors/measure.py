@@ -94,10 +94,11 @@ class _Observer:
     def __init__(self, variants: Sequence[Quantized]):
         self.variants = variants
         self.found: dict[int, BlockErrors] = {}
+        self.reading: dict[tuple[int, str], int] = {}  # layer and role: which stack's positions these are
 
-    def begin(self, number: int, ids: torch.Tensor) -> None:
-        """What the hooks see next is of this block, ids (T,)."""
-        self.ids, self.block = ids, self.found.setdefault(number, BlockErrors({}, {}))
+    def begin(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
+        """What the hooks see next is of this block; inputs: what each stack reads of it."""
+        self.inputs, self.block = inputs, self.found.setdefault(number, BlockErrors({}, {}))
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
@@ -107,6 +108,7 @@ class _Observer:
             under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
             layers = {of_one[0].path: [one.module for one in of_one] for of_one in under_schemes}
             seen = [one for one in projections(model) if layer in (None, one.layer)]
+            self.reading |= {(one.layer, one.role): one.inputs for one in seen}
             stack.enter_context(input_hooks(seen, self._see_input))
             for projection in seen:
                 modules = enumerate(layers.get(projection.path, ()))
@@ -119,7 +121,8 @@ class _Observer:
     def _see_input(self, layer: int, role: str, x: torch.Tensor) -> None:
         of_tokens = x.abs().amax(1)
         position = of_tokens.argmax().item()
-        place = x[position].abs().argmax().item(), position, self.ids[position].item()
+        ids = self.inputs[self.reading[layer, role]]
+        place = x[position].abs().argmax().item(), position, ids[position].item()
         self.block.largest[layer, role] = Largest(of_tokens[position].item(), *place)
 
     def _see_output(

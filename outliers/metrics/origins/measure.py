@@ -24,7 +24,7 @@ class OfWriters(Measurement):
                 raise UserError(f"position {position} in blocks of {block} tokens; expected 0 to {block - 1}")
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        return {"controls": controls_of(cell.metric.features, cell.subject.config.hidden_size)}
+        return {"controls": controls_of(cell.metric.features, cell.subject.width)}
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Account]:
         (cell,) = cells

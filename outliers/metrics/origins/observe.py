@@ -11,14 +11,16 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.metrics.origins.account import Account, Gains, Sums
 from outliers.models.anatomy import (
+    Layer,
     Projection,
     anatomy_of,
     check_features,
     check_plain,
-    decoder_layers,
-    has_experts,
+    in_layer,
+    layers_of,
     norms_are_in_the_residual_stream,
-    norms_of,
+    stacks_of,
+    width_of,
 )
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import residual_hooks
@@ -60,7 +62,7 @@ def origins(
             two tokens; the norms rescale the residual stream itself (OPT-350m), so that it is no sum of terms; an
             output projection is no plain layer.
     """
-    decoder_layers(model)  # which refuses what is no model
+    layers_of(model)  # which refuses what is no model
     features, positions = list(dict.fromkeys(features)), sorted(set(positions))
     check_accountable(model.config, features)
     observer = _observed(model, sequences(blocks, attention_mask), features, positions, variant)
@@ -73,8 +75,9 @@ def origins(
 
 def check_accountable(config, features: Iterable[int]) -> None:
     """Raise UserError where a model has not these features, or its residual stream is no sum."""
-    anatomy_of(config)
-    check_features(features, config.hidden_size)
+    check_features(features, width_of(config))
+    if len(stacks_of(config)) > 1:
+        raise UserError("accounts are of models with one stack of layers; expected no encoder-decoder")
     if norms_are_in_the_residual_stream(config):
         raise UserError(
             "this model's norms rescale its residual stream, which is then no sum of what was written; expected norms "
@@ -104,15 +107,16 @@ class _Observer:
 
     def __init__(self, model: PreTrainedModel, features: list[int], chosen: list[int]):
         self.model, self.anatomy, self.features, self.chosen = model, anatomy_of(model.config), features, chosen
-        self.controls = controls_of(features, model.config.hidden_size)
+        self.controls = controls_of(features, width_of(model.config))
         self.columns = [*features, *self.controls]
         self.sequences, self.counts = 0, torch.zeros(2 + len(chosen), dtype=torch.float64)
         self.sums: dict[tuple, Sums] = {}
         self.weights: dict[int, torch.Tensor] = {}
         self.gains: dict[tuple[int, str], Gains] = {}
 
-    def begin(self, number: int, ids: torch.Tensor) -> None:
+    def begin(self, number: int, inputs: tuple[torch.Tensor]) -> None:
         """What the hooks see next is of this sequence; each comes first to what is before the layers."""
+        (ids,) = inputs
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
         self.ids, self.masks = ids, torch.zeros(2 + len(self.chosen), len(ids), device=ids.device)
@@ -135,7 +139,7 @@ class _Observer:
             if positions:
                 hook = self.model.get_submodule(positions).register_forward_hook(keep)
                 stack.callback(hook.remove)
-            state = into_layers(self.model, ids)[0][:, self.columns].float()
+            state = into_layers(self.model, self.anatomy, ids)[0][:, self.columns].float()
         if norm:
             bias = self.model.get_submodule(norm).bias[self.columns].float()
             found["embedding norm"] = bias.expand_as(state)
@@ -148,26 +152,26 @@ class _Observer:
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
         """Those that see all layers of a model, or one."""
         with ExitStack() as stack:
-            for number, block in enumerate(decoder_layers(model)):
-                if layer in (None, number):
-                    self._hook_norms(stack, number, block)
+            for one in layers_of(model):
+                if layer in (None, one.number):
+                    self._hook_norms(stack, one)
                     for role in ("attn_out", "ffn_out"):
-                        stack.enter_context(_SubLayer(self, number, block, role).hooks())
+                        stack.enter_context(_SubLayer(self, one, role).hooks())
             stack.enter_context(residual_hooks(model, self.see_state, layer))
             yield
 
     def see_state(self, layer: int, x: torch.Tensor) -> None:
         self.add((layer + 1, "state"), x[:, self.columns].float())
 
-    def _hook_norms(self, stack: ExitStack, layer: int, block: nn.Module) -> None:
-        for path, roles in norms_of(self.anatomy, block).items():
-            norm = block.get_submodule(path)
-            self.gains.setdefault((layer, path), self._gains(norm, roles))
-            hook = norm.register_forward_hook(partial(self._see_norm, layer, path))
+    def _hook_norms(self, stack: ExitStack, layer: Layer) -> None:
+        for path, roles in layer.anatomy.norms.items():
+            norm = layer.module.get_submodule(path)
+            self.gains.setdefault((layer.number, path), self._gains(norm, roles))
+            hook = norm.register_forward_hook(partial(self._see_norm, layer.number, path))
             stack.callback(hook.remove)
 
     def _gains(self, norm: nn.Module, roles: tuple[str, ...]) -> Gains:
-        gain = gain_of(norm, self.anatomy.norm_offset, self.model.config.hidden_size)
+        gain = gain_of(norm, self.anatomy.norm_offset, width_of(self.model.config))
         magnitudes = gain.abs()
         ranks = [1 + int((magnitudes > magnitudes[one]).sum()) for one in self.columns]
         return Gains(roles, gain[self.columns].tolist(), magnitudes.median().item(), ranks)
@@ -199,21 +203,22 @@ class _SubLayer:
     behind the projection its gain, and at each position one number more, as soon as that norm has seen the output.
     """
 
-    def __init__(self, observer: _Observer, layer: int, block: nn.Module, role: str):
-        self.observer, self.layer, self.part, self.written = observer, layer, WRITTEN[role], {}
-        anatomy, config = observer.anatomy, observer.model.config
+    def __init__(self, observer: _Observer, layer: Layer, role: str):
+        self.observer, self.layer, self.part, self.written = observer, layer.number, WRITTEN[role], {}
+        anatomy, config, block = layer.anatomy, observer.model.config, layer.module
         behind = [path for path, of in anatomy.norms_behind.items() if of == role]
         self.norm = block.get_submodule(behind[0]) if behind else None
         self.centred = isinstance(self.norm, nn.LayerNorm)
         self.scale = getattr(config, anatomy.residual_scale) if anatomy.residual_scale else 1.0
-        self.gain = None if self.norm is None else gain_of(self.norm, anatomy.norm_offset, config.hidden_size)
+        self.gain = None if self.norm is None else gain_of(self.norm, anatomy.norm_offset, width_of(config))
         self.heads = config.num_attention_heads
-        if role == "ffn_out" and has_experts(anatomy, block):
+        if role == "ffn_out" and anatomy.mixture:
             self.module, self.see = block.get_submodule(anatomy.mixture.experts), self._see_experts
         else:
             (name,) = getattr(anatomy, role)
-            self.module, self.see = block.get_submodule(name), self._see_projection
-            self._read(Projection(layer, role, f"{anatomy.layers}.{layer}.{name}", self.module))
+            projection = in_layer(layer, role, name)
+            self.module, self.see = projection.module, self._see_projection
+            self._read(projection)
 
     def _read(self, projection: Projection) -> None:
         """The rows that are needed of a weight, and the bias."""

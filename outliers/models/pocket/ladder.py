@@ -10,7 +10,12 @@ CHECKPOINTS = (25, 50, 100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1200, 
 
 
 class Rung(NamedTuple):
-    """One model of the family. learning_rate: the peak, about 3e-3 · sqrt(128 / width) and at most 5e-3."""
+    """One model of the family.
+
+    layers: of each stack. learning_rate: the peak, about 3e-3 · sqrt(128 / width) and at most 5e-3. objective: what it
+    learns, a name in `outliers.training.objectives.OBJECTIVES`. autocast: whether it is trained in bfloat16, where
+    autocast has it, and not in float32 alone, which is many times as fast on a CPU without such units.
+    """
 
     architecture: str
     width: int
@@ -18,6 +23,8 @@ class Rung(NamedTuple):
     heads: int
     learning_rate: float
     batch: int = 16
+    objective: str = "next tokens"
+    autocast: bool = True
 
 
 LADDER = {
@@ -28,4 +35,7 @@ LADDER = {
     "gpt2-5.9m": Rung("gpt2", 256, 6, 8, 2.1e-3),
     "opt-1.7m": Rung("opt", 128, 6, 4, 3e-3),
     "gptj-1.7m": Rung("gptj", 128, 6, 4, 3e-3),
+    "t5-1.9m": Rung("t5", 128, 3, 4, 3e-3, objective="corrupted spans", autocast=False),
+    "bert-1.4m": Rung("bert", 128, 4, 4, 3e-3, objective="masked tokens", autocast=False),
+    "vit-0.3m": Rung("vit", 64, 6, 4, 3e-3, batch=32, objective="pictures", autocast=False),
 }

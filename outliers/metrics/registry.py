@@ -1,0 +1,59 @@
+"""Names that stand for what is imported when somebody wants it: those of this project, and those of other packages."""
+
+import functools
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from outliers.errors import UserError, unknown_name
+
+Kind = TypeVar("Kind")
+
+
+class Registry(Mapping[str, Kind], Generic[Kind]):
+    """Things of a kind by their names, such as metrics; a further one is an entry point of an installed package.
+
+    Args:
+        what: one of them is called in messages.
+        group: of entry points, such as `outliers.metrics`.
+        own: name to `module:object`.
+
+    Raises:
+        UserError: nothing has the name that is asked for; or a plugin takes one that is taken, or cannot be imported.
+    """
+
+    def __init__(self, what: str, group: str, own: dict[str, str]):
+        self.what, self.group, self.own = what, group, own
+
+    def __getitem__(self, name: str) -> Kind:
+        if name in self.own:
+            return pkgutil.resolve_name(self.own[name])
+        if name not in self._others:
+            raise unknown_name(self.what, name, self)
+        entry = self._others[name]
+        try:
+            return entry.load()
+        except Exception as error:  # whatever the code of others raises
+            why = f"{type(error).__name__}: {error}"
+            raise UserError(f"{_origin(entry)} cannot be imported ({why}); remove it") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self.own, *self._others])
+
+    def __len__(self) -> int:
+        return len(self.own) + len(self._others)
+
+    @functools.cached_property
+    def _others(self) -> dict:
+        found: dict = {}
+        for entry in sorted(entry_points(group=self.group), key=lambda entry: (entry.dist.name, entry.name)):
+            if entry.name in self.own or entry.name in found:
+                other = _origin(found[entry.name]) if entry.name in found else "outliers itself"
+                raise UserError(f"{_origin(entry)} is a {self.what} that {other} has; remove one of them")
+            found[entry.name] = entry
+        return found
+
+
+def _origin(entry) -> str:
+    return f"plugin '{entry.name}' of the installed distribution '{entry.dist.name}'"

@@ -1,0 +1,309 @@
+"""What the parts of each architecture are called; the only place that knows architecture names."""
+
+import difflib
+import operator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outliers.criterion import CROSS, ROLES
+from outliers.errors import UserError
+from outliers.models.anatomy.causal import CAUSAL
+from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.family import Family
+from outliers.models.anatomy.masked import MASKED
+from outliers.models.anatomy.row import Anatomy, config_of_stack
+from outliers.models.anatomy.seq2seq import SEQ2SEQ
+from outliers.models.anatomy.vision import VISION, vision_config
+
+FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ, VISION)}
+ANATOMIES = {kind: row for family in FAMILIES.values() for kind, row in family.rows.items()}  # by the type of model
+# Models that take pictures too, whose text part is an architecture of its own; and what its tensors are called in their
+# checkpoints: patterns, and what stands for them in the text part.
+TEXT_PARTS = ("gemma3",)
+TEXT_KEYS = {r"^language_model\.": "", r"^model\.language_model\.": "model."}
+# Of such a part: the tensors of a checkpoint that it has no place for because they are of the other part.
+_TEXTS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scale$|logit_bias$)"
+OTHER_PARTS = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\.", "clip": _TEXTS, "siglip": _TEXTS}
+TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}  # of a tower alone
+CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
+# Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
+# no codes.
+PLAIN = (
+    "torch.nn.modules.linear.Linear",
+    "transformers.pytorch_utils.Conv1D",
+    "transformers.models.falcon.modeling_falcon.FalconLinear",
+)
+WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Projection(NamedTuple):
+    """One linear projection of a layer, a `Linear` or `Conv1D`, or the block of a mixture of experts.
+
+    path: its name in the model. module: itself. inputs: the place of the stack that reads the positions of its input.
+    within: the module whose own input its hidden states are, if it is applied to something else too.
+    """
+
+    layer: int
+    role: str
+    path: str
+    module: nn.Module
+    inputs: int = 0
+    within: nn.Module | None = None
+
+
+def anatomy_of(config: PretrainedConfig) -> Anatomy:
+    """The anatomy of a model by its configuration.
+
+    Raises:
+        UserError: the architecture is in no row of the table.
+    """
+    if config.model_type not in ANATOMIES:
+        near = difflib.get_close_matches(config.model_type, ANATOMIES, n=3, cutoff=0.5)
+        similar = f" (known and similar: {', '.join(near)})" if near else ""
+        raise UserError(
+            f"unknown architecture '{config.model_type}'{similar}; it needs a row in the table of its family in "
+            "outliers/models/anatomy: where its decoder layers are and, in a layer, its attention, its norms and "
+            f"the projections that read {', '.join(role for role in ROLES if role not in CROSS)}"
+        )
+    return ANATOMIES[config.model_type]
+
+
+def family_of(config: PretrainedConfig) -> Family:
+    """The family of a model by its configuration; an unknown architecture counts as causal, or has an encoder too."""
+    unknown = SEQ2SEQ if config.is_encoder_decoder else CAUSAL
+    return next((family for family in FAMILIES.values() if config.model_type in family.rows), unknown)
+
+
+def part_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the part of a model that is measured: of one that takes pictures too its text part, of a
+    vision tower this one; of others their own."""
+    if config.model_type not in TEXT_PARTS:
+        return vision_config(config)
+    part = config.get_text_config()
+    part._commit_hash = getattr(config, "_commit_hash", None)
+    return part
+
+
+def renamed_keys(config: PretrainedConfig) -> dict[str, str]:
+    """What the tensors of a part of a model are called in checkpoints: patterns, and what stands for them."""
+    row = ANATOMIES.get(config.model_type)
+    return TEXT_KEYS | (TOWER_KEYS if row and row.config == "vision_config" else {})
+
+
+def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
+    """The anatomy of each stack of layers, in the order in which they run."""
+    first = anatomy_of(config)
+    return [first, first.decoder] if first.decoder else [first]
+
+
+def inputs_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
+    """What each stack reads of a block, on the block's device: token ids, int64 (T,), or the pixels of a picture."""
+    return family_of(model.config).inputs(model, block)
+
+
+def ids_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
+    """Of what each stack reads of a block the ids of what stands at its positions, int64 (T,); of pictures, places."""
+    family = family_of(model.config)
+    return tuple(family.ids(model.config, read) for read in family.inputs(model, block))
+
+
+def input_embedding(model: PreTrainedModel) -> nn.Module:
+    """What the residual stream begins with: the embedding of tokens, or the convolution of pixels."""
+    path = stacks_of(model.config)[0].embedding
+    return model.get_submodule(path) if path else model.get_input_embeddings()
+
+
+def stack_module(model: PreTrainedModel, stack: Anatomy) -> PreTrainedModel:
+    """The module that runs a stack."""
+    return model.base_model if stack.module is None else model.get_submodule(stack.module)
+
+
+def run_stack(
+    model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, memory: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The last hidden states (T, features) of a stack, after its final norm.
+
+    inputs: what it reads of a block. memory: what the stack before it puts out, (1, T, features), if there is one.
+    """
+    keywords = {} if stack.decoder else family_of(model.config).keywords
+    if memory is not None:
+        keywords = keywords | {"encoder_hidden_states": memory}
+    return stack_module(model, stack)(inputs[None], **keywords).last_hidden_state[0]
+
+
+def width_of(config: PretrainedConfig) -> int:
+    """The features of the residual stream, which all stacks of a model have in common."""
+    return config_of_stack(config, anatomy_of(config)).hidden_size
+
+
+def count_layers(config: PretrainedConfig) -> int:
+    """How many layers all stacks have together, by the configuration."""
+    counts = ((config_of_stack(config, stack), stack.stack) for stack in stacks_of(config))
+    names = ("num_{}_layers", "{}_layers")
+    return sum(
+        next((found for name in names if (found := getattr(of_stack, name.format(stack), None))), None)
+        or of_stack.num_hidden_layers
+        for of_stack, stack in counts
+    )
+
+
+def heads_of(config: PretrainedConfig, stack: Anatomy) -> int:
+    """How many heads the attention of a stack has, by its configuration."""
+    return getattr(config, f"{stack.stack}_attention_heads", None) or config.num_attention_heads
+
+
+class Layer(NamedTuple):
+    """One layer of a stack.
+
+    number: counted through all stacks of the model. path: its name in the model. module: itself. anatomy: of its kind.
+    stack: the place of its stack among all.
+    """
+
+    number: int
+    path: str
+    module: nn.Module
+    anatomy: Anatomy
+    stack: int
+
+
+def layers_of(model: PreTrainedModel) -> list[Layer]:
+    """The layers of all stacks, in the order in which they run.
+
+    Raises:
+        UserError: the architecture is in no row of the table, or something is wrapped around the model.
+    """
+    stacks = stacks_of(model.config) if hasattr(model, "config") else ()
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"{_kind(model)} is no transformers model; expected a PreTrainedModel: give the one that it wraps (compile "
+            "or parallelize afterwards, and merge adapters before)"
+        )
+    of_stacks = (
+        (place, stack, *named)
+        for place, stack in enumerate(stacks)
+        for named in model.get_submodule(stack.layers).named_children()
+    )
+    return [
+        Layer(number, f"{stack.layers}.{name}", module, _of_kind(stack, module), place)
+        for number, (place, stack, name, module) in enumerate(of_stacks)
+    ]
+
+
+def _of_kind(stack: Anatomy, layer: nn.Module) -> Anatomy:
+    """The first kind of layers of a stack of which a layer has all parts."""
+    if not stack.others:
+        return stack
+    there = {path for path, _ in layer.named_modules()}
+    return next((kind for kind in (stack, *stack.others) if kind.parts <= there), stack)
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers of all stacks; raises as `layers_of`."""
+    return [layer.module for layer in layers_of(model)]
+
+
+def projections(model: PreTrainedModel) -> Iterator[Projection]:
+    """Every linear projection of the layers, layer by layer in the order of `ROLES`; raises as `layers_of`."""
+    for layer in layers_of(model):
+        for role in ROLES:
+            for name in getattr(layer.anatomy, role):
+                yield in_layer(layer, role, name)
+
+
+def in_layer(layer: Layer, role: str, name: str) -> "Projection":
+    """What of a layer reads a role, by its name in the layer."""
+    inputs = layer.stack - (role == "cross_kv")
+    path, module = f"{layer.path}.{name}", layer.module.get_submodule(name)
+    twice = role == "attn_in" and layer.anatomy.projects_positions
+    within = layer.module.get_submodule(layer.anatomy.attention) if twice else None
+    return Projection(layer.number, role, path, module, inputs, within)
+
+
+def check_plain(projection: Projection) -> None:
+    """Raise UserError unless all that a projection does is to multiply with its weight and add its bias.
+
+    Whoever takes the weight of anything else in its place computes something else: an adapter around a layer and a
+    layer of codes have a `weight` too, and a parametrized weight is made of others at every call.
+    """
+    module, parameters = projection.module, projection.module._parameters
+    weight = parameters.get("weight")
+    if _kind(module) not in PLAIN:
+        found = f"is of {_kind(module)}"
+    elif weight is None or set(parameters) != {"weight", "bias"}:
+        found = f"makes its weight of {', '.join(sorted({*parameters} - {'bias'}))}"
+    elif is_traceable_wrapper_subclass(weight):
+        found = f"has a weight of {_kind(weight)}"
+    elif weight.dtype not in WEIGHTS:
+        found = f"has a weight of {weight.dtype}"
+    else:
+        return
+    raise UserError(
+        f"'{projection.path}' {found}; expected a plain torch.nn.Linear or transformers Conv1D with floating-point "
+        "weights: merge adapters, remove parametrizations, or load the model that is not quantized"
+    )
+
+
+def _kind(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def readers(model: PreTrainedModel) -> Iterator[Projection]:
+    """The projections, and the blocks of mixtures of experts: all that reads a tracked hidden state."""
+    yield from projections(model)
+    for layer in layers_of(model):
+        if layer.anatomy.mixture:
+            yield in_layer(layer, "ffn_in", layer.anatomy.mixture.block)
+
+
+def weights_of_experts(model: PreTrainedModel) -> int:
+    """How many of a model's parameters are those of experts."""
+    mixtures = [layer for layer in layers_of(model) if layer.anatomy.mixture]
+    experts = (layer.module.get_submodule(layer.anatomy.mixture.experts) for layer in mixtures)
+    return sum(parameter.numel() for one in experts for parameter in one.parameters())
+
+
+def context_length(config: PretrainedConfig) -> int | None:
+    """The longest block that the model takes, in tokens; None where positions are unbounded (ALiBi)."""
+    row = ANATOMIES.get(config.model_type)
+    limit = next((getattr(config, field) for field in CONTEXTS if getattr(config, field, None)), None)
+    return limit - config.pad_token_id - 1 if limit and row and row.padded_positions else limit
+
+
+def check_block(config, block: int, largest_id: int = 0) -> None:
+    """Raise UserError if a block of so many tokens does not fit a model's context, or its ids not the vocabulary."""
+    limit = context_length(config)
+    if limit is not None and block > limit:
+        raise UserError(f"blocks of {block} tokens are longer than the model's context of {limit}; use --block {limit}")
+    if largest_id >= config.vocab_size:
+        raise UserError(
+            f"token id {largest_id} is outside the model's vocabulary of {config.vocab_size}; the text was "
+            "tokenised by another model's tokenizer"
+        )
+
+
+def check_features(features: Iterable[int], width: int) -> list[int]:
+    """The features in ascending order; raise UserError if there is none, or one is no feature of so many."""
+    try:
+        features = sorted(set(map(operator.index, features)))
+    except TypeError:
+        raise UserError(f"features are whole numbers; expected some of 0 to {width - 1}") from None
+    if not features:
+        raise UserError(f"the list of features is empty; expected some of 0 to {width - 1}")
+    if features[0] < 0 or features[-1] >= width:
+        wrong = features[0] if features[0] < 0 else features[-1]
+        raise UserError(f"feature {wrong} is out of range; the model's hidden states have features 0 to {width - 1}")
+    return features
+
+
+def norms_are_in_the_residual_stream(config: PretrainedConfig) -> bool:
+    """Whether projections read what is added to the sub-layer's output (BERT, OPT-350m, a variant of BLOOM)."""
+    return (
+        bool(anatomy_of(config).norms_of_sums)
+        or not getattr(config, "do_layer_norm_before", True)
+        or getattr(config, "apply_residual_connection_post_layernorm", False)
+    )

@@ -1,0 +1,74 @@
+"""What a model reads at once, and what of it is predicted."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+IGNORED = -100  # a label of what is not predicted, as transformers has it
+
+
+class Example(NamedTuple):
+    """What a model of a family other than causal language models reads at once.
+
+    ids: what positions hold, int64 (T,), of an encoder-decoder those of the encoder; of a picture its pixels, float32
+    (channels, height, width). labels: what the last hidden states are to predict, `IGNORED` where nothing is, int64
+    (T,), of an encoder-decoder those of the decoder, of a picture its class (1,).
+    """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+
+    def to(self, device: torch.device | str) -> "Example":
+        """The same on a device."""
+        return Example(*(tensor.to(device) for tensor in self))
+
+
+Block = torch.Tensor | Example  # of a causal language model the token ids alone, which are its labels too
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Examples of one length. ids: int64 (examples, T), or pixels; labels: int64 (examples, predicted); see `Example`.
+
+    protocol: what rows say of what is predicted, behind how the text was cut; of pictures alone. seeds: how many times
+    the same text is there one after the other, with other tokens predicted each time.
+    """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    protocol: str = ""
+    seeds: int = 1
+
+    @classmethod
+    def joined(cls, of_seeds: "Sequence[Examples]") -> "Examples":
+        """One text by some seeds."""
+        ids, labels = (torch.cat(parts) for parts in zip(*((one.ids, one.labels) for one in of_seeds), strict=True))
+        return cls(ids, labels, of_seeds[0].protocol, len(of_seeds))
+
+    @property
+    def shape(self) -> torch.Size:
+        """How many, and their length."""
+        return self.ids.shape
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: int | slice) -> "Example | Examples":
+        ids, labels = self.ids[part], self.labels[part]
+        return Examples(ids, labels, self.protocol) if isinstance(part, slice) else Example(ids, labels)
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self[number] for number in range(len(self)))
+
+
+def read_ids(block: Block | Examples) -> torch.Tensor:
+    """The token ids of a block, int64 (T,); of examples (examples, T)."""
+    return block.ids if isinstance(block, (Example, Examples)) else block
+
+
+def labelled(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those of the last hidden states (T, features) that have a label, and the labels: int64 (predicted,)."""
+    asked = block.labels != IGNORED
+    return states[asked.to(states.device)], block.labels[asked]

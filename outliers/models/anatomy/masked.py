@@ -1,0 +1,106 @@
+"""Masked language models."""
+
+from dataclasses import replace
+
+import torch
+from torch.nn import functional
+from transformers import AutoModelForMaskedLM, PreTrainedModel
+
+from outliers.models.anatomy.examples import labelled
+from outliers.models.anatomy.family import Family
+from outliers.models.anatomy.row import Anatomy, output_embedding, read_by_the_head, two_norms
+
+
+def _roberta(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    return model.lm_head.layer_norm(functional.gelu(model.lm_head.dense(states)))
+
+
+def _distilbert(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    return model.vocab_layer_norm(model.activation(model.vocab_transform(states)))
+
+
+def _deberta(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    if model.legacy:
+        return model.cls.predictions.transform(states)
+    head = model.lm_predictions.lm_head
+    return head.LayerNorm(head.transform_act_fn(head.dense(states)))
+
+
+def _deberta_output(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """The head that DeBERTa was trained with shares its weight with the embedding, which transformers' does not say."""
+    if model.legacy:
+        return output_embedding(model)
+    return model.get_input_embeddings().weight, model.lm_predictions.lm_head.bias
+
+
+_BERT = Anatomy(
+    bidirectional=True,
+    norms_of_sums=("attention.output.LayerNorm", "output.LayerNorm"),
+    layers="bert.encoder.layer",
+    attention="attention.self",
+    norms={},
+    attn_in=("attention.self.query", "attention.self.key", "attention.self.value"),
+    attn_out=("attention.output.dense",),
+    ffn_in=("intermediate.dense",),
+    ffn_out=("output.dense",),
+    head=read_by_the_head("cls.predictions.transform"),
+    positions="bert.embeddings.position_embeddings",
+)
+
+_ROBERTA = replace(
+    _BERT,
+    layers="roberta.encoder.layer",
+    head=_roberta,
+    positions="roberta.embeddings.position_embeddings",
+    padded_positions=True,
+)
+_ROWS = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "electra": replace(
+        _BERT,
+        layers="electra.encoder.layer",
+        head=read_by_the_head("generator_predictions"),
+        positions="electra.embeddings.position_embeddings",
+    ),
+    "distilbert": replace(
+        _BERT,
+        layers="distilbert.transformer.layer",
+        norms_of_sums=("sa_layer_norm", "output_layer_norm"),
+        attention="attention",
+        attn_in=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        attn_out=("attention.out_lin",),
+        ffn_in=("ffn.lin1",),
+        ffn_out=("ffn.lin2",),
+        head=_distilbert,
+        positions="distilbert.embeddings.position_embeddings",
+    ),
+    "deberta-v2": replace(
+        _BERT,
+        layers="deberta.encoder.layer",
+        attn_in=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
+        carries={1: None},
+        between=True,
+        asked=2,
+        projects_positions=True,
+        head=_deberta,
+        output=_deberta_output,
+        positions=None,
+    ),
+    "modernbert": Anatomy(
+        bidirectional=True,
+        layers="model.layers",
+        attention="attn",
+        norms=two_norms("attn_norm", "mlp_norm"),
+        attn_in=("attn.Wqkv",),
+        attn_out=("attn.Wo",),
+        ffn_in=("mlp.Wi",),
+        ffn_out=("mlp.Wo",),
+        fused_gate=True,
+        head=read_by_the_head("head"),
+    ),
+}
+
+MASKED = Family("masked", _ROWS, AutoModelForMaskedLM, labelled)

@@ -1,0 +1,75 @@
+"""Parts of what reads the residual stream: queries, keys, values, gate and up, the experts, norms."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outliers.models.anatomy import (
+    Layer,
+    Projection,
+    config_of_stack,
+    heads_of,
+    in_layer,
+    layers_of,
+    norms_are_in_the_residual_stream,
+)
+
+QKV = ("q", "k", "v")
+GATE_UP = ("gate", "up")
+NORMS = {"attn_in": "attn_norm", "ffn_in": "ffn_norm"}  # in front of the projections of a role
+
+
+class Part(NamedTuple):
+    """What reads the residual stream for one purpose: outputs of a projection, a norm, the router or the experts.
+
+    outputs: those of its purpose, int64 (heads, head size), of a feed-forward projection (1, units); None for what is a
+    module of its own. Where queries have more heads than keys and values, some in a row share one of these.
+    """
+
+    name: str
+    reader: Projection
+    outputs: torch.Tensor | None = None
+
+
+def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
+    """The parts of a decoder layer: q, k, v, gate and up; router and experts; attn_norm and ffn_norm.
+
+    A norm is there if it comes before projections and its output is not itself the residual stream.
+    """
+    of_layer = layers_of(model)[layer]
+    anatomy, config = of_layer.anatomy, config_of_stack(model.config, of_layer.anatomy)
+    attn_in = [in_layer(of_layer, "attn_in", name) for name in anatomy.attn_in]
+    for number, outputs in enumerate(_by_heads(attn_in, of_layer, config)):
+        yield Part(QKV[number], attn_in[number % len(attn_in)], outputs)
+    if anatomy.mixture:
+        router = next(iter(anatomy.mixture.reads)).removesuffix(".weight")
+        yield Part("router", in_layer(of_layer, "ffn_in", router))
+        yield Part("experts", in_layer(of_layer, "ffn_in", anatomy.mixture.experts))
+    else:
+        ffn_in = [in_layer(of_layer, "ffn_in", name) for name in anatomy.ffn_in]
+        units = [one[None] for reader in ffn_in for one in _numbers(reader).chunk(1 + anatomy.fused_gate)]
+        for number, outputs in enumerate(units):
+            yield Part(GATE_UP[number - len(units)], ffn_in[number % len(ffn_in)], outputs)
+    if not norms_are_in_the_residual_stream(model.config):
+        for name, roles in anatomy.norms.items():
+            yield from (Part(NORMS[role], in_layer(of_layer, NORMS[role], name)) for role in roles if role in NORMS)
+
+
+def _by_heads(attn_in: list[Projection], layer: Layer, config: PretrainedConfig) -> list[torch.Tensor]:
+    """The outputs that are queries, keys and values, each (heads, head size)."""
+    heads, numbers = heads_of(config, layer.anatomy), [_numbers(one) for one in attn_in]
+    if len(numbers) > 1:
+        return [one.view(-1, len(numbers[0]) // heads) for one in numbers]
+    fused = numbers[0].view(-1, getattr(config, "head_dim", None) or config.hidden_size // heads)
+    of_keys = (len(fused) - heads) // 2
+    groups = of_keys if layer.anatomy.by_head else 1
+    of_group = [heads // groups, of_keys // groups, of_keys // groups]
+    return [one.flatten(0, 1) for one in fused.view(groups, -1, fused.shape[1]).split(of_group, 1)]
+
+
+def _numbers(projection: Projection) -> torch.Tensor:
+    """Those of all outputs, of a projection under a scheme too."""
+    module = projection.module  # Linear, Conv1D, or a layer of codes
+    return torch.arange(getattr(module, "out_features", None) or getattr(module, "nf", None) or module.shape[0])

@@ -1,0 +1,150 @@
+"""A row of the table of architectures: where the layers of a stack are, and the parts of one layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outliers.criterion import ROLES
+
+Norms = dict[str, tuple[str, ...]]  # each norm, and the roles whose projections read its output
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts in the place of the feed-forward projections.
+
+    block: the module that sends each token to some of the experts; its input is ffn_in. experts: the module that holds
+    their weights, which are parameters of three dimensions. reads: the parameters that are multiplied with ffn_in, the
+    router's and the experts', each with its axis of input features.
+    """
+
+    block: str
+    experts: str
+    reads: dict[str, int]
+
+
+def as_projected(logits: torch.Tensor, _config: PretrainedConfig) -> torch.Tensor:
+    return logits
+
+
+def divided(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
+    return logits / config.logits_scaling
+
+
+def capped(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
+    cap = config.final_logit_softcapping
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def read_by_the_head(path: str) -> Callable[[PreTrainedModel, torch.Tensor], torch.Tensor]:
+    return lambda model, states: model.get_submodule(path)(states)
+
+
+def output_embedding(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
+    head = model.get_output_embeddings()
+    return head.weight, head.bias
+
+
+def read_as_they_are(_model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    return states
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Where the layers of a stack are, and the parts of one layer; projections by the role of their input.
+
+    attention: the module that returns the attention probabilities. bidirectional: whether positions attend to later
+    ones too. norms: those that come before projections. attn_in:
+    the q/k/v projection, fused or not. attn_out: the attention output projection. ffn_in: the first feed-forward
+    projection, gate included. ffn_out: the second feed-forward projection. Of a decoder that reads an encoder, the
+    same of its cross-attention: cross_attention; cross_in, the projection of queries; cross_kv, those of keys and
+    values, whose input is what the encoder puts out; cross_out.
+
+    stack: what this stack is called where a model has several. module: the module that runs it, if that is not the base
+    model. decoder: the stack that reads what this one puts out. config: the field of the configuration that holds that
+    of this stack, if it has one of its own.
+
+    by_head: whether a fused q/k/v projection has the outputs of each head of keys together, and not all queries first.
+    fused_gate: whether the first feed-forward projection is the gate too, whose outputs come first.
+
+    others: other kinds of layers that there may be; a layer is of the first kind of which it has all parts. mixture:
+    what layers have that lack ffn_in and ffn_out. norm_offset: what norms add to their weight before they multiply with
+    it. alibi: the argument of the attention in which its position biases are, if the attention mask may hold them too.
+    carries: what a layer puts out beside the hidden states for the next one: the place of each among its outputs, and
+    among the arguments behind the hidden states, None if the next one takes it not. between: whether the stack itself
+    changes the hidden states behind its first layer. asked: the place among the arguments of the attention of the one
+    that asks for probabilities, where it gives none by itself. projects_positions: whether the q/k/v projections are
+    applied to embeddings of distances too, which are no hidden states. head: what the output embedding reads, of the
+    last hidden states. output: its weight (vocabulary, features) and its bias, if it has one. logits: what becomes of
+    its outputs, each by itself. logits_bias: the buffer that is added to them. padded_positions: whether the first
+    position has the number after that of padding. norms_of_sums: the norms of the residual stream with what a sub-layer
+    adds, one behind each sub-layer, where the projections read the residual stream itself.
+
+    Of pictures: embedding: the convolution that makes patches of pixels. special: what stands before the patches, and
+    of what kind it is. any_size: whether pictures may be smaller than the configuration says.
+
+    What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
+    the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
+    projection's input. residual_scale: the field of the configuration with which outputs of sub-layers are multiplied.
+    """
+
+    layers: str
+    attention: str
+    norms: Norms
+    attn_in: tuple[str, ...]
+    attn_out: tuple[str, ...]
+    ffn_in: tuple[str, ...] = ()
+    ffn_out: tuple[str, ...] = ()
+    cross_attention: str | None = None
+    cross_in: tuple[str, ...] = ()
+    cross_kv: tuple[str, ...] = ()
+    cross_out: tuple[str, ...] = ()
+    stack: str = ""
+    module: str | None = None
+    decoder: "Anatomy | None" = None
+    config: str | None = None
+    by_head: bool = False
+    fused_gate: bool = False
+    others: tuple["Anatomy", ...] = ()
+    mixture: Mixture | None = None
+    norm_offset: float = 0.0
+    alibi: str | None = None
+    carries: dict[int, int | None] = field(default_factory=dict)
+    between: bool = False
+    asked: int | None = None
+    projects_positions: bool = False
+    bidirectional: bool = False
+    head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = read_as_they_are
+    output: Callable[[PreTrainedModel], tuple[torch.Tensor, torch.Tensor | None]] = output_embedding
+    padded_positions: bool = False
+    norms_of_sums: tuple[str, ...] = ()
+    logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] = as_projected
+    logits_bias: str | None = None
+    embedding: str | None = None
+    special: tuple[tuple[str, str], ...] = ()
+    any_size: bool = False
+    positions: str | None = None
+    embedding_norm: str | None = None
+    norms_behind: dict[str, str] = field(default_factory=dict)
+    residual_scale: str | None = None
+
+    @property
+    def parts(self) -> set[str]:
+        """The norms, projections and experts that a layer of this kind has."""
+        experts = [self.mixture.experts] if self.mixture else []
+        return {*self.norms, *experts, *(name for role in ROLES for name in getattr(self, role))}
+
+
+def config_of_stack(config: PretrainedConfig, stack: Anatomy) -> PretrainedConfig:
+    """The configuration of a stack, which may be a part of the model's."""
+    return getattr(config, stack.config) if stack.config else config
+
+
+def two_norms(attention: str, feed_forward: str) -> Norms:
+    return {attention: ("attn_in",), feed_forward: ("ffn_in",)}
+
+
+def one_norm(of_both: str) -> Norms:
+    return {of_both: ("attn_in", "ffn_in")}

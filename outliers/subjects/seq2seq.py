@@ -1,0 +1,118 @@
+"""Encoder-decoders: what the encoder reads, and what the decoder is to predict of it."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from outliers.errors import UserError
+from outliers.models.anatomy.examples import Examples
+from outliers.models.load import load_tokenizer
+from outliers.text.blocks import load_text
+from outliers.text.corruption import Spans, corrupted, sentinels_of
+from outliers.text.given import Text
+
+if TYPE_CHECKING:
+    from outliers.subjects.causal import Causal
+
+READS_TEXT = True
+REFUSED = {"bos": "reads what its tokenizer puts around each block"}  # options that say nothing of this family, and why
+SHORTEST = Spans.of(2).read
+
+
+def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
+    """The first blocks of a text with what is to be predicted: spans of them by a seed, or their second halves.
+
+    Raises:
+        UserError: as `span_corrupted` and `prefixed`; or there is a seed, and no spans that it decides.
+    """
+    tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
+    if (settings.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
+        return span_corrupted(text, tokenizer, settings.block, blocks, seed)
+    if settings.objective == "each":
+        raise UserError("objective 'each' is of masked language models; expected span or prefix")
+    if seed or settings.mask_seeds > 1:
+        raise UserError(
+            f"'{subject.model}' predicts the second half of each block, without a seed; leave --mask-seed and "
+            "--mask-seeds out"
+        )
+    return prefixed(text, tokenizer, settings.block, blocks)
+
+
+def span_corrupted(
+    text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None, seed: int = 0
+) -> Examples:
+    """A text for an encoder-decoder that learnt to undo span corruption, as T5 did.
+
+    Raffel et al., "T5", 2020, sections 3.1.4 and 3.3.4, and their `random_spans_helper` and `random_spans_noise_mask`.
+
+    15 % of the tokens of a block are predicted, in spans of three in the mean. In the encoder's input a sentinel stands
+    in the place of each span; the decoder predicts the spans, each behind its sentinel; </s> ends both. As in T5, a
+    block is cut so long that the encoder reads exactly `block` tokens of it: of 568 tokens it reads 512, and the
+    decoder predicts 114. Everything that the decoder predicts counts.
+
+    Args:
+        text, tokenizer, blocks: as `outliers.load_text`.
+        block: tokens that the encoder reads with sentinels and </s>, at least 3.
+        seed: of the spans, the same for all models and block by block.
+
+    Returns:
+        ids (examples, block) and labels (examples, targets), the same number for each.
+
+    Raises:
+        UserError: as `outliers.load_text`; the block is too short; the tokenizer has no end of a sequence, no
+            sentinels, or fewer than a block has spans.
+    """
+    if block < SHORTEST:
+        raise UserError(
+            f"blocks of {block} tokens; expected at least {SHORTEST}: a token, a sentinel and the end of the sequence"
+        )
+    spans, sentinels, end = Spans.read_in(block), sentinels_of(tokenizer), tokenizer.eos_token_id
+    if end is None or not len(sentinels):
+        raise UserError(
+            "the model's tokenizer has no sentinels (<extra_id_0>, …) or no end of a sequence; span corruption expects "
+            "that of a T5: for other encoder-decoders predict the second half of each block from the first"
+        )
+    if spans.spans > len(sentinels):
+        raise UserError(
+            f"blocks of {block} tokens have {spans.spans} spans, and the model's tokenizer {len(sentinels)} sentinels; "
+            "use shorter blocks"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    cut = load_text(text, tokenizer, spans.tokens, blocks)
+    pairs = [corrupted(tokens, sentinels, end, generator) for tokens in cut]
+    return Examples(*map(torch.stack, zip(*pairs, strict=True)), "+span")
+
+
+def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None) -> Examples:
+    """A text for any encoder-decoder: the first half of each block is read, the second half is predicted.
+
+    What the tokenizer puts around a text, such as </s>, stands around what is read, and counts among its tokens.
+
+    Args:
+        text, tokenizer, blocks: as `outliers.load_text`.
+        block: tokens of a block, both halves together.
+
+    Returns:
+        ids (examples, block // 2) and labels (examples, block − block // 2).
+
+    Raises:
+        UserError: as `outliers.load_text`; half a block has no room for a token.
+    """
+    before, after = _around(tokenizer)
+    around = len(before) + len(after)
+    of_text = block // 2 - around
+    if of_text < 1:
+        raise UserError(
+            f"blocks of {block} tokens; expected at least {2 * (around + 1)}: half of it is read, with special ones"
+        )
+    first, second = load_text(text, tokenizer, block - around, blocks).tensor_split([of_text], 1)
+    before, after = (torch.tensor(ends).long().expand(len(first), -1) for ends in (before, after))
+    return Examples(torch.cat([before, first, after], 1), second, "+prefix")
+
+
+def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer puts before and behind a text."""
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+    return ids[: special.index(0)], ids[len(ids) - special[::-1].index(0) :]
