@@ -1,6 +1,5 @@
 """`python -m outliers`, or the script `outliers`: lists commands and models, or runs a command."""
 
-import ast
 import runpy
 import sys
 from pathlib import Path
@@ -10,32 +9,20 @@ from outliers.errors import unknown_name
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
 from outliers.terminal.command import answering, called
 
-NAMES = (
-    "get",
-    "trace",
-    "ablate",
-    "origins",
-    "damage",
-    "emergence",
-    "sweep",
-    "measure",
-    "zeroshot",
-    "memory",
-    "latency",
-    "training",
-    "report",
-)
+
+def _commands() -> dict[str, str]:
+    """What each command does: the first line of its file, which is not run for it."""
+    folder, found = Path(__file__).parent, {}
+    for file in sorted([*folder.glob("*.py"), *folder.glob("*/__main__.py")]):
+        name = file.parent.name if file.name == "__main__.py" else file.stem
+        with open(file, encoding="utf-8") as lines:
+            called_so, _, does = lines.readline().partition("`: ")
+        if called_so == f'"""`python -m outliers.{name}':
+            found[name] = does.rstrip('."\n')
+    return found
 
 
-def _description(name: str) -> str:
-    """What a command does: the first line of its file, which is not run for it."""
-    places = [Path(__file__).with_name(f"{name}.py"), Path(__file__).with_name(name) / "__main__.py"]
-    file = next(place for place in places if place.exists())
-    first = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))).partition("\n")[0]
-    return first.partition(": ")[2].removesuffix(".")
-
-
-COMMANDS = {name: _description(name) for name in NAMES}
+COMMANDS = _commands()
 
 
 def overview() -> None:

@@ -77,7 +77,7 @@ MUTATIONS = {
         (" and self.magnitudes is other.magnitudes", ""),
         ("one.transform.weight(weights, fitted[-1])[0].abs())", "weights[0].abs())"),
     ],
-    "outliers/quantization/remedies/clipping.py": [("math.ceil(quantile", "math.floor(quantile")],
+    "outliers/quantization/remedies/clip.py": [("math.ceil(quantile", "math.floor(quantile")],
     "outliers/quantization/remedies/smoothing.py": [("weights.pow(1 - strength)", "weights.pow(strength)")],
     "outliers/quantization/remedies/tokens.py": [("(high >= threshold) | (low <= -threshold)", "high >= threshold")],
     "outliers/quantization/convert.py": [("return new.train(module.training)", "return new")],

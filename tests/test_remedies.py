@@ -25,8 +25,8 @@ from outliers.quantization.calibration import calibrate, neutral
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of
-from outliers.quantization.remedies.clipping import clip
-from outliers.quantization.remedies.rotation import HADAMARD, drawn, rotate
+from outliers.quantization.remedies.clip import clip
+from outliers.quantization.remedies.hadamard import HADAMARD, drawn, rotate
 from outliers.quantization.remedies.smoothing import factors
 from outliers.quantization.schemes import (
     SCHEMES,
@@ -338,7 +338,7 @@ def test_remedies_at_some_roles():
     ("name", "message"),
     [
         ("absmax+smothing", "unknown remedy 'smothing'; did you mean smoothing"),
-        ("absmax+", "unknown remedy ''; known: smoothing, hadamard, reorder, tokens, clip"),
+        ("absmax+", "unknown remedy ''; known: hadamard, reorder, smoothing, tokens, clip"),
         ("absmx+hadamard", "unknown scheme 'absmx'; did you mean absmax"),
         ("absmax+smoothing=2", "the number of 'smoothing=2' is 2; expected a strength from 0 to 1"),
         ("absmax+smoothing=-0.1", "expected a strength from 0 to 1"),
@@ -371,7 +371,7 @@ def test_a_mistake_is_one_line(name, message):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"transform": "xyz"}, "unknown transform 'xyz'; known: smoothing, hadamard, reorder"),
+        ({"transform": "xyz"}, "unknown transform 'xyz'; known: hadamard, reorder, smoothing"),
         ({"transform": 5}, "transform of scheme 'mine' is 5; expected a name"),
         ({"transform": ""}, "unknown transform ''"),
         ({"token_threshold": True}, "token_threshold of scheme 'mine' is True; expected a positive number"),

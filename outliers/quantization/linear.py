@@ -9,7 +9,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.gradient import refuse_gradient
-from outliers.quantization.remedies.clipping import clip
+from outliers.quantization.remedies.clip import clip
 from outliers.quantization.remedies.tokens import multiply_by_token
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.transforms import Magnitudes

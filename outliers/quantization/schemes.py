@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, fields, replace
 from functools import partial, wraps
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from outlier_kernels.formats import ARITHMETICS, BLOCK, FORMATS, GROUPS, OPERANDS, Quantizer, granularities
 from pydantic import AfterValidator, ConfigDict, Field, InstanceOf, ValidationError
@@ -16,6 +16,7 @@ from outliers.criterion import ALPHA, THRESHOLDS, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.quantization.plugins import plugin_schemes
 from outliers.quantization.transforms import (
+    SETTINGS,
     TRANSFORMS,
     Applied,
     Remedy,
@@ -36,27 +37,6 @@ SHARE = "None, or the share of its products that stays in 16 bits, from 0 on and
 def _roles(remedy: str) -> object:
     """The roles where a remedy applies, in the order of their table."""
     return Annotated[tuple[str, ...], Field(strict=False), AfterValidator(partial(checked_roles, remedy=remedy))]
-
-
-class Setting(NamedTuple):
-    """A remedy that is no transform: the fields of a scheme that have its number and its roles, what labels say of it,
-    a number that it may have, and the one that it has where none is said, with a label of its own."""
-
-    field: str
-    roles: str
-    label: str
-    example: float
-    default: float | None = None
-    plain: str = ""
-
-
-SETTINGS = {
-    "tokens": Setting("token_threshold", "token_roles", "tokens from {:g} on exact", 20),
-    "clip": Setting("clip", "clip_roles", "clipped at {:g}", 0.999),
-    "attention": Setting(
-        "attention", "attention_products", "attention in int8 but for {percent:g} %", 0.02, 0.0, "attention in int8"
-    ),
-}
 
 
 def _in_one_line(kind: type) -> type:

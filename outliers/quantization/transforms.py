@@ -1,9 +1,10 @@
 """Function-preserving changes of the features: (X T)(T⁻¹ W) = X W, made before anything is quantized.
 
-A transform is one file in `outliers/quantization/remedies`, and its row here.
+A transform is one file in `outliers/quantization/remedies`, which has its name.
 """
 
 import math
+import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +12,7 @@ from outlier_kernels.formats import find
 
 from outliers.criterion import ROLES
 from outliers.errors import UserError, shown, unknown_name
+from outliers.quantization import remedies
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +64,32 @@ class Transform(NamedTuple):
     name: str = ""
 
 
+class Setting(NamedTuple):
+    """A remedy that is no transform: the fields of a scheme that have its number and its roles, what labels say of it,
+    a number that it may have, and the one that it has where none is said, with a label of its own."""
+
+    field: str
+    roles: str
+    label: str
+    example: float
+    default: float | None = None
+    plain: str = ""
+
+
+SETTINGS = {
+    "tokens": Setting("token_threshold", "token_roles", "tokens from {:g} on exact", 20),
+    "clip": Setting("clip", "clip_roles", "clipped at {:g}", 0.999),
+    "attention": Setting(
+        "attention", "attention_products", "attention in int8 but for {percent:g} %", 0.02, 0.0, "attention in int8"
+    ),
+}
+
+
 # By name: itself, or where it is, "module:name".
 TRANSFORMS: dict[str, str | Transform] = {
-    "smoothing": "outliers.quantization.remedies.smoothing:SMOOTHING",
-    "hadamard": "outliers.quantization.remedies.rotation:HADAMARD",
-    "reorder": "outliers.quantization.remedies.reordering:REORDER",
+    file.name: f"{remedies.__name__}.{file.name}:{file.name.upper()}"
+    for file in pkgutil.iter_modules(remedies.__path__)
+    if file.name not in SETTINGS
 }
 
 
