@@ -19,7 +19,8 @@ def read_alone(_model: PreTrainedModel, block: Block) -> tuple[torch.Tensor]:
 class Family:
     """What models of a family have in common.
 
-    name: to call it; `outliers.subjects` has a file of this name, which makes its blocks. rows: the anatomy of each
+    name: to call it. subject: what makes its blocks, with a function `read` and the options that it refuses, `REFUSED`;
+    by default the file of its name in `outliers.subjects`. rows: the anatomy of each
     architecture, by the type of model in a configuration. made_by: the class of transformers that makes them, with a
     head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T, features) those
     that predict something, and what: int64 (predicted,). keywords: what the last stack is called with beside what it
@@ -32,3 +33,4 @@ class Family:
     predicted: Callable[[Block, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = read_alone
     keywords: Mapping[str, object] = field(default_factory=dict)
+    subject: object = None
