@@ -24,7 +24,7 @@ class Family:
     architecture, by the type of model in a configuration. made_by: the class of transformers that makes them, with a
     head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T, features) those
     that predict something, and what: int64 (predicted,). keywords: what the last stack is called with beside what it
-    reads.
+    reads; of a model that generates `use_cache` is False among them.
     """
 
     name: str
