@@ -1064,4 +1064,4 @@ def test_python_runs(block, monkeypatch, tmp_path):
 
 
 def test_the_readme_is_short():
-    assert len(read("README.md").splitlines()) <= 150
+    assert len(read("README.md").splitlines()) <= 130
