@@ -11,7 +11,8 @@ import json
 import re
 import sys
 from ast import literal_eval
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -87,7 +88,7 @@ def architectures() -> str:
 TELLING = ("fp32", "absmax", "zeropoint", "absmax-vector", "llm.int8")  # schemes of the first page
 
 
-def smollm2() -> str:
+def smollm2(schemes: Collection[str] = SCHEMES) -> str:
     """What some schemes cost SmolLM2-135M, with their scatter, beside what they cost models of the paper."""
     rows = read_rows(ROOT / "results/kept/smollm2-135m/sweep")
     own, sizes = {row["scheme"]: row["cost"] for row in costs_of_schemes(rows)}, ("1.3b", "6.7b", "13b")
@@ -99,7 +100,7 @@ def smollm2() -> str:
 
     cells = []
     for row in sorted(rows, key=lambda row: list(SCHEMES).index(row["scheme"])):
-        if row["scheme"] not in TELLING:
+        if row["scheme"] not in schemes:
             continue
         scheme, scatter = row["scheme"], row["standard_deviation"]
         cost = own.get(scheme)
@@ -134,6 +135,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "schemes": schemes,
     "architectures": architectures,
     "smollm2-135m": smollm2,
+    "five schemes": partial(smollm2, TELLING),
     "fits": fits,
 }
 
