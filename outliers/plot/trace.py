@@ -15,19 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from outliers.plot.axes import log_axis, threshold
 from outliers.plot.legends import legend
-from outliers.plot.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    SEQUENTIAL,
-    VERMILION,
-    chosen,
-    color_of,
-    figure_function,
-    panels_of,
-)
+from outliers.plot.style import GREY, SEQUENTIAL, chosen, color_of, figure_function, panels_of
 
 if TYPE_CHECKING:
     import torch
@@ -131,8 +119,8 @@ def _number(axes: Axes, features: list[int], width: int) -> None:
         if all(abs(feature - other) > digit * len(str(width)) * width for other in numbered):
             numbered.append(feature)
     above = axes.secondary_xaxis("top")
-    above.set_xticks(numbered, map(str, numbered), fontsize="small", color=color_of(VERMILION))
-    above.tick_params(color=color_of(VERMILION), length=3, pad=1)
+    above.set_xticks(numbered, map(str, numbered), fontsize="small", color=color_of("vermilion"))
+    above.tick_params(color=color_of("vermilion"), length=3, pad=1)
 
 
 def stream_roles(trace: "Trace") -> list[str]:
@@ -165,7 +153,7 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
     means = magnitudes(trace)
     features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
     axes = panels_of(ax, 1, 1, (5.2, 3.0)).item()
-    styles = zip(features, (BLACK, BLUE, ORANGE, GREEN), ("-", "--", "-.", ":"), strict=False)
+    styles = zip(features, ("black", "blue", "orange", "green"), ("-", "--", "-.", ":"), strict=False)
     for feature, color, line in styles:
         axes.plot(means[:, feature], color=color_of(color), linestyle=line, label=f"feature {feature}")
     axes.plot(means.median(1).values, color=GREY, label="median feature")

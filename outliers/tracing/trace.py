@@ -29,6 +29,7 @@ from outliers.tracing.statistics import BY_POSITION, ON_STREAM, add_from_start, 
 from outliers.tracing.store import SKETCHED
 from outliers.tracing.tokens import TokenSums
 
+ALIKE = {"attn_in": ("cross_in", "cross_kv"), "attn_out": ("cross_out",)}
 See = Callable[[Block, torch.Tensor], None]
 SKETCHED_AT_ONCE = 1 << 16  # hits, at most,
 STATES_AT_ONCE = 32  # of so many states, whose tensors take memory also if they hold few
@@ -100,9 +101,10 @@ def traces(
     tokens: PreTrainedTokenizerBase | None = None,
 ) -> list[Trace]:
     """All views of a model that have some of the roles, in one pass: of one with a single stack of layers one trace, of
-    an encoder-decoder those of "encoder", "decoder" and "cross". Arguments and errors as those of `trace`."""
+    an encoder-decoder those of "encoder", "decoder" and "cross". Arguments and errors as those of `trace`; a role of
+    self-attention brings those of cross-attention."""
     asked = set(_check_roles(roles))
-    asked |= {"cross_kv"} if "attn_in" in asked else set()  # what keys and values read, of the other stack
+    asked = asked.union(*(others for role, others in ALIKE.items() if role in asked))
     views = [(view, of_view) for view in views_of(model).values() if (of_view := _roles_of(model, view, asked))]
     if not views:
         raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")

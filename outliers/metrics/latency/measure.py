@@ -33,7 +33,7 @@ class Timings(NamedTuple):
     prefills: list[float]
     steps: list[list[float]]
     ids: torch.Tensor
-    encodings: list[float] = []
+    encodings: Sequence[float] = ()
 
     @property
     def per_token(self) -> list[float]:

@@ -8,6 +8,7 @@ from outliers.models.configs import known_configs
 from outliers.models.names import short_name
 from outliers.report.section import Finding, Section
 from outliers.report.tables import Table, cell, with_interval
+from outliers.report.words import amount, listed
 from outliers.specification.kinds import layer_shape
 
 
@@ -95,7 +96,7 @@ def decoder_table(rows: list[dict]) -> Table:
     cells = []
     for model, way in dict.fromkeys(key[:2] for key in tokens.index):
         of_way = [tokens.loc[model, way, batch] for batch in batches]
-        times = [with_interval("{:.4g}".format, *(row[name] for name in ("token", "q1", "q3"))) for row in of_way]
+        times = [with_interval(amount, *(row[name] for name in ("token", "q1", "q3"))) for row in of_way]
         cells.append([_shown(model), way, *times, *(f"{row['long']:.2f}" for row in of_way)])
     headers = [f"{value} {batch}" for value in ("batch", "times as long") for batch in batches]
     return Table("decoder_layers", caption, ["model", "way", *headers], cells, tokens.reset_index(), names=2)
@@ -110,14 +111,12 @@ def decoder_findings(tokens: pd.DataFrame) -> list[Finding]:
     of_int8 = tokens.xs("LLM.int8()", level="way")
     apart = (of_int8["long_q1"] > 1) | (of_int8["long_q3"] < 1)
     return [
-        Finding(
-            f"LLM.int8() takes {_range(ratios)} as long as 16 bits for a token of {_shown(model)}.", "decoder_layers"
-        )
-        for model, ratios in of_int8["long"].groupby(level="model", sort=False)
+        Finding(_long(_shown(model), of_int8["long"][model]), "decoder_layers")
+        for model in of_int8.index.unique("model")
         if apart[model].all()
     ]
 
 
-def _range(ratios: pd.Series) -> str:
-    low, high = f"{ratios.min():.1f}", f"{ratios.max():.1f}"
-    return f"{low} times" if low == high else f"{low} to {high} times"
+def _long(model: str, ratios: pd.Series) -> str:
+    times, batches = listed(f"{ratio:.1f}" for ratio in ratios), listed(ratios.index)
+    return f"For a token of {model} LLM.int8() takes {times} times as long as 16 bits at batch {batches}."

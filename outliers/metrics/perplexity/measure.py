@@ -137,11 +137,8 @@ def logits_by_parts(model: PreTrainedModel, states: torch.Tensor) -> Iterator[tu
     than using them.
     """
     stack = stacks_of(model.config)[-1]
-    states, config, (weight, bias) = (
-        stack.head(model, states),
-        config_of_stack(model.config, stack),
-        stack.output(model),
-    )
+    states, (weight, bias) = stack.head(model, states), stack.output(model)
+    config = config_of_stack(model.config, stack)
     added = bias if stack.logits_bias is None else model.get_buffer(stack.logits_bias)[0]
     for start in range(0, len(weight), HEAD_OUTPUTS):
         part = slice(start, start + HEAD_OUTPUTS)

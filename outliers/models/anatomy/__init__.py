@@ -303,7 +303,7 @@ def check_features(features: Iterable[int], width: int) -> list[int]:
 def norms_are_in_the_residual_stream(config: PretrainedConfig) -> bool:
     """Whether projections read what is added to the sub-layer's output (BERT, OPT-350m, a variant of BLOOM)."""
     return (
-        anatomy_of(config).norms_of_sums
+        bool(anatomy_of(config).norms_of_sums)
         or not getattr(config, "do_layer_norm_before", True)
         or getattr(config, "apply_residual_connection_post_layernorm", False)
     )

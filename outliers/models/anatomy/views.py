@@ -25,6 +25,11 @@ class View(NamedTuple):
     bidirectional: bool
 
     @property
+    def written(self) -> str:
+        """Its layers as a place: layers.0:6."""
+        return f"layers.{self.layers[0]}:{self.layers[-1] + 1}"
+
+    @property
     def cross(self) -> bool:
         """Whether it is of cross-attention."""
         return self.name == CROSS
