@@ -20,6 +20,8 @@ from transformers import (
     SiglipConfig,
     SiglipVisionConfig,
     SiglipVisionModel,
+    Trainer,
+    TrainingArguments,
     ViTConfig,
     ViTImageProcessorPil,
 )
@@ -32,8 +34,9 @@ from outliers.models.load import load_config, load_processor
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.schemes import TABLE1
+from outliers.runs.rows import read
 from outliers.runs.run import run
-from outliers.specification.kinds import Damage, Experiment, OneModel, Settings
+from outliers.specification.kinds import Damage, Experiment, Latency, OneModel, Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.served import Served
 from outliers.subjects.vision import pictures
@@ -143,7 +146,7 @@ def test_planted_outliers_are_found_and_only_they(model, shown):
     assert outliers.perplexity(planted, shown) == outliers.perplexity(model, shown), "64 is a power of two"
 
 
-@pytest.mark.parametrize("kind", ["vit", "registers", "clip", "siglip"])
+@pytest.mark.parametrize("kind", ["vit", "dinov2-gated", "registers", "clip", "siglip"])
 def test_streamed_equals_resident(model, shown, tmp_path):
     model.save_pretrained(tmp_path)
     found = [outliers.perplexity(load(str(tmp_path)), shown) for load in (stream_model, outliers.load_model)]
@@ -168,10 +171,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
     if name == "fp32" or outside.all():
         return x @ weight.T
     by_column = by_row and "row" not in name
-    x8, w8 = (
-        quantized(matrix[:, ~outside], symmetric, apart)
-        for matrix, apart in ((x, by_row), (weight, by_column))
-    )
+    x8, w8 = (quantized(matrix[:, ~outside], symmetric, apart) for matrix, apart in ((x, by_row), (weight, by_column)))
     return x[:, outside] @ weight[:, outside].T + x8 @ w8.T
 
 
@@ -326,7 +326,8 @@ def test_bad_pictures(saved, case, message):
         (Causal, {"bos": True}, "leave --bos out"),
         (Causal, {"blocks": 25}, "has 24 pictures, not 25"),
         (Causal, {"blocks": 3}, ""),
-        (Served, {}, "of the family 'vision'; expected a causal language model"),
+        (Causal, {"block": 64}, "leave --block out"),
+        (Served, {"blocks": 3, "block": 64}, ""),
     ],
 )
 def test_subject(saved, kind, option, message):
@@ -370,6 +371,32 @@ def test_tower_without_a_classifier(saved, make):
     assert len(errors) == 18 and all(0 < error < 0.1 for error in errors)
     with pytest.raises(UserError, match="the model has no classifier"):
         run(Experiment(models=[name], text=text, blocks=3, schemes=["absmax"]), out=saved / "sweep")
+
+
+def test_latency_of_a_pass(saved):
+    asked = Latency(
+        models=[str(saved / "vit")], text=str(saved / "pictures"), batches=[1, 2], schemes=["llm.int8"], dtype="float32"
+    )
+    rows = run(asked, out=saved / "latency")
+    assert [row["metric"] for row in rows] == ["latency.encode"] * 2 and all(row["value"] > 0 for row in rows)
+
+
+def test_callback(saved, vit, shown):
+    class Pictures(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(shown)
+
+        def __getitem__(self, number):
+            return {"pixel_values": shown.ids[number], "labels": shown.labels[number, 0]}
+
+    settings = TrainingArguments(str(saved / "run"), max_steps=2, report_to=[], save_strategy="no", use_cpu=True)
+    trainer = Trainer(vit, settings, train_dataset=Pictures())
+    trainer.add_callback(outliers.OutlierCallback(trainer, shown, every=1))
+    trainer.train()
+    rows = list(read(saved / "run" / "outliers"))
+    assert [row.asked["subject"]["checkpoint"] for row in rows] == ["step0", "step1", "step2"]
+    perplexities = [value["value"] for row in rows for value in row.values if value["metric"] == "perplexity"]
+    assert perplexities[-1] == pytest.approx(outliers.perplexity(vit, shown)) != perplexities[0]
 
 
 def test_sweep_with_and_without_classes(saved):
