@@ -16,6 +16,7 @@ from outliers.models.anatomy import (
     anatomy_of,
     check_features,
     check_plain,
+    family_of,
     in_layer,
     layers_of,
     norms_are_in_the_residual_stream,
@@ -78,6 +79,8 @@ def check_accountable(config, features: Iterable[int]) -> None:
     check_features(features, width_of(config))
     if len(stacks_of(config)) > 1:
         raise UserError("accounts are of models with one stack of layers; expected no encoder-decoder")
+    if family_of(config).name_of:
+        raise UserError("accounts begin with the embedding of tokens; expected a model that reads a text, no pictures")
     if norms_are_in_the_residual_stream(config):
         raise UserError(
             "this model's norms rescale its residual stream, which is then no sum of what was written; expected norms "
