@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import pkgutil
 from collections.abc import Callable, Iterable
 from inspect import Parameter
 from pathlib import Path
@@ -13,7 +12,7 @@ from typer import Argument, Option
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.specification.files import experiment_files, is_experiment, specify
-from outliers.specification.kinds import MODEL, Named, OfOneModel
+from outliers.specification.kinds import MODEL, Named, OfOneModel, resolved
 from outliers.terminal.command import Force, Out, called, typed
 from outliers.terminal.options import options, signed
 
@@ -33,15 +32,14 @@ def measuring(
     doc: str,
     default: str | None = None,
     instead: Callable[[dict], dict] = lambda fields: {},
-    shown: Callable[[Named, Path, list[dict]], tuple] = lambda spec, folder, rows: (rows,),
     redraws: bool = False,
 ) -> Callable:
     """A command that measures a kind of specification, as a function from whose parameters Typer makes its options.
 
     kind: whose fields are its options; one with `models` takes several, and an experiment before them. doc: of the
     command's file, whose further paragraphs are its help. default: the experiment that is measured where neither one
-    nor models are given. instead: what fields of that experiment are instead, by those that are given. shown: what its
-    section is made of. redraws: whether it can draw the rows of a folder that something else wrote.
+    nor models are given. instead: what fields of that experiment are instead, by those that are given. redraws: whether
+    it can draw the rows of a folder that something else wrote.
     """
 
     def command(
@@ -59,7 +57,7 @@ def measuring(
         experiment, chosen = _named(name, kind, positional or [], models or [], default)
         if experiment is None and not chosen:
             chosen = instead(fields)
-        _measure(name, specify(experiment, chosen | fields, default, kind), out, force, shown)
+        _measure(name, specify(experiment, chosen | fields, default, kind), out, force)
 
     metavar, said = ("MODEL", MODEL) if _of_one(kind) else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
     places = Annotated[list[str] | None, Argument(metavar=metavar, help=said, show_default=False)]
@@ -81,7 +79,7 @@ def of_experiments(name: str, kind: type[Named], doc: str, without: Iterable[str
         from outliers.report.report import check_shown
 
         check_shown(spec)
-        _measure(name, spec, out, force, lambda *kept: kept)
+        _measure(name, spec, out, force)
 
     said = f"The name of one that comes along, such as {example}, or a file."
     place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=said, show_default=False)]
@@ -154,7 +152,7 @@ def is_meant_as_experiment(name: str) -> bool:
     )
 
 
-def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Callable) -> None:
+def _measure(name: str, spec: Named, out: Path | None, force: bool) -> None:
     """Print and write what a specification measures; what needs torch is imported after a look at the models."""
     from outliers.specification.door import checked
 
@@ -165,8 +163,7 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Calla
     from outliers.runs.run import run
 
     folder = place_of(spec, out) if isinstance(spec, OfOneModel) else out or spec.folder
-    section = pkgutil.resolve_name(spec.section)(*shown(spec, folder, run(spec, folder, force)))
-    print(write(section, folder, typed(name)))
+    print(write(spec.show(folder, run(spec, folder, force)), folder, typed(name)))
 
 
 def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:
@@ -186,4 +183,4 @@ def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others
     place = out or folder
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-    print(write(pkgutil.resolve_name(kind.section)(rows), place, typed(name)))
+    print(write(resolved(kind.section)(rows), place, typed(name)))

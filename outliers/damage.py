@@ -15,7 +15,7 @@ from outliers.commands import measuring
 from outliers.specification.kinds import Damage
 from outliers.terminal.command import run
 
-damage = measuring("damage", Damage, __doc__, shown=lambda *kept: kept)
+damage = measuring("damage", Damage, __doc__)
 
 if __name__ == "__main__":
     run(damage)

@@ -18,7 +18,7 @@ from outliers.commands import measuring
 from outliers.specification.kinds import OneModel
 from outliers.terminal.command import run
 
-trace = measuring("trace", OneModel, __doc__, shown=lambda *kept: kept)
+trace = measuring("trace", OneModel, __doc__)
 
 if __name__ == "__main__":
     run(trace)

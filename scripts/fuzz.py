@@ -266,15 +266,11 @@ def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
     def read(folder: Path, choose: random.Random) -> None:
         import matplotlib.pyplot as plt
 
-        from outliers.report.report import ARTEFACTS, drawn_again, experiments
+        from outliers.report.report import drawn_again, experiments, shown_section
 
-        name = choose.choice(names)
-        (spec,) = experiments(f"pocket/{name}")
+        (spec,) = experiments(f"pocket/{choose.choice(names)}")
         if rows := drawn_again(spec, folder):
-            artefact = ARTEFACTS[name]
-            artefact.section(rows)
-            if artefact.measured:
-                artefact.measured(rows)
+            shown_section(spec, folder, rows)
         plt.close("all")
 
     return read

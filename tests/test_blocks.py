@@ -244,11 +244,11 @@ def test_an_entry_point_installs_schemes(block, tmp_path, monkeypatch):
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(f"[{group}]\n{entry} = {place}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    plugins._loaded.cache_clear()
+    plugins.plugins.cache_clear()
     try:
         assert get_scheme("of-a-page").name == "of-a-page"
     finally:
-        plugins._loaded.cache_clear()
+        plugins.plugins.cache_clear()
 
 
 # Commands elsewhere: in the help of a command, on the card of a model, in the words of a notebook

@@ -5,15 +5,30 @@ import itertools
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+)
+from transformers.quantizers.base import HfQuantizer
 
 from outliers.errors import UserError
 from outliers.metrics.memory import measure
-from outliers.metrics.memory.footprint import GIB, Footprint, Storages, fits, measure_footprint, measure_pass, prompt
+from outliers.metrics.memory.footprint import (
+    GIB,
+    Footprint,
+    Storages,
+    fits,
+    measure_footprint,
+    measure_pass,
+    prompt,
+    skeleton_with_head,
+)
 from outliers.metrics.memory.view import footprints, largest, memory_section
 from outliers.models.configs import find_config, known_configs
 from outliers.models.load import load_config
-from outliers.models.skeleton import skeleton
 from outliers.quantization.convert import quantize
 from outliers.report.paper.table3 import PUBLISHED, measured
 from outliers.runs.run import run
@@ -47,7 +62,11 @@ PARAMETERS = {  # by the model cards, but for OPT's and GPT-2's: as their publis
     "google-t5/t5-3b": 2_851_598_336,
     "google-t5/t5-11b": 11_307_321_344,
 }
-ABOUT = {  # by their names
+ABOUT = {  # by their names; BERT's and ViT's by their papers
+    "google-bert/bert-base-uncased": 110e6,
+    "google-bert/bert-large-uncased": 340e6,
+    "google/vit-base-patch16-224": 86e6,
+    "google/vit-large-patch16-224": 307e6,
     "facebook/opt-66b": 66e9,
     "facebook/opt-175b": 175e9,
     "KoboldAI/fairseq-dense-125M": 125e6,
@@ -58,20 +77,21 @@ ABOUT = {  # by their names
     "KoboldAI/fairseq-dense-13B": 13e9,
 }
 T5 = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": 100}
-SMALL = {**CONFIGS, "t5": ("t5", T5)}
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+VIT = {**BERT, "image_size": 16, "patch_size": 4}
+SMALL = {**CONFIGS, "t5": ("t5", T5), "bert": ("bert", BERT), "vit": ("vit", VIT)}
+KINDS = {"t5": AutoModelForSeq2SeqLM, "bert": AutoModelForMaskedLM, "vit": AutoModelForImageClassification}
 
 
 def small_config(case: str):
-    """One of the small architectures of all tests, or a small T5."""
+    """One of the small architectures of all tests, or a small T5, BERT or ViT."""
     model_type, fields = SMALL[case]
     return AutoConfig.for_model(model_type, **{"vocab_size": 100, "pad_token_id": None, **fields})
 
 
 def small_model(case: str, dtype: torch.dtype):
     """A real model on the CPU."""
-    config = small_config(case)
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return kind.from_config(config, dtype=dtype).eval()
+    return KINDS.get(case, AutoModelForCausalLM).from_config(small_config(case), dtype=dtype).eval()
 
 
 def nbytes(model) -> int:
@@ -82,7 +102,7 @@ def nbytes(model) -> int:
 @pytest.mark.parametrize("name", known_configs())
 def test_known_configurations_have_the_published_parameters(name):
     config = find_config(name)
-    count = skeleton(config, torch.bfloat16, encoder_decoder=config.is_encoder_decoder).num_parameters()
+    count = skeleton_with_head(config).num_parameters()
     if name in PARAMETERS:
         assert count == PARAMETERS[name]
     else:
@@ -99,7 +119,7 @@ def test_configurations_from_elsewhere(tmp_path):
         find_config("pocket/nothing")
 
 
-@pytest.mark.parametrize("case", slow_but_five(CONFIGS))
+@pytest.mark.parametrize("case", [*slow_but_five(CONFIGS), "bert"])
 def test_weights_are_the_bytes_of_real_models(case):
     model = small_model(case, torch.bfloat16)
     found = measure_footprint(model.config, 16)
@@ -116,6 +136,40 @@ def test_weights_of_an_encoder_and_a_decoder():
     assert found.weights(16) - found.weights(8) == weights - 4 * outputs
 
 
+def test_weights_of_a_model_of_pictures():
+    found = measure_footprint(small_config("vit"), 256)
+    assert found.weights(16) == nbytes(small_model("vit", torch.bfloat16))
+    weights, outputs = 2 * (4 * 32 * 32 + 2 * 32 * 64), 2 * (4 * 32 + 32 + 64)
+    assert found.weights(16) - found.weights(8) == weights - 4 * outputs
+    assert found.context == 4 * 4 + 1  # patches and [CLS], whatever was asked for
+    assert found.cache == 0
+
+
+def test_what_transformers_keeps_in_float32(tmp_path):
+    small_model("t5", torch.float32).save_pretrained(tmp_path)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float16)
+    found = measure_footprint(model.config, 16)
+    assert found.loaded[16] == nbytes(model) == found.weights(16) + 2 * 4 * 32 * 64
+    assert "wo" in HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    assert found.loaded[8] - found.weights(8) == 4 * (3 * 32 * 64 - 4 * 32)
+    others = measure_footprint(small_config("bert"), 16)
+    assert others.loaded == {bits: others.weights(bits) for bits in (16, 8)}
+
+
+@pytest.mark.parametrize(("model", "features", "heads"), [("3b", 16384, 32), ("11b", 65536, 128)])
+def test_large_t5s_follow_their_formula(model, features, heads):
+    """24 layers each side: attention, twice in the decoder, of 1,024 features and heads of 128; two feed-forward
+    projections; norms; one table of 32 positions a side; and one of tokens."""
+    attention, forward = 4 * 1024 * 128 * heads, 2 * 1024 * features
+    layers = 24 * (3 * attention + 2 * forward + 5 * 1024)
+    found = measure_footprint(find_config(f"google-t5/t5-{model}"), 256)
+    assert found.parameters == layers + 2 * (1024 + 32 * heads) + 32128 * 1024
+    assert found.weights(16) == 2 * found.parameters
+    assert (len(found.layers[16]), found.decoder_layers) == (48, 24)
+    assert found.cache == 2 * 24 * 2 * 128 * heads * 128 * 2  # keys and values of 128 tokens of each side, 2 bytes
+    assert found.loaded[8] - found.weights(8) == 48 * (3 * features * 1024 - 4 * 1024)
+
+
 @pytest.mark.parametrize("case", SMALL)
 def test_cache_follows_the_formula(case):
     config = small_config(case)
@@ -126,6 +180,7 @@ def test_cache_follows_the_formula(case):
     size = 2 * 2 * heads * features * 24 * 3 * 2
     windows = getattr(config, "layer_types", None) or []
     size += 8 * windows.count("sliding_attention")  # each counts the tokens that it has seen
+    size = 0 if case in ("bert", "vit") else size
     assert measure_footprint(config, 24, batch=3).cache == size
 
 
@@ -165,13 +220,16 @@ def test_peak_is_what_the_profiler_sees_of_a_real_model(case):
     model.config._experts_implementation = "batched_mm"  # the usual one has no float32 on the meta device
     with torch.device("meta"):
         shapes = type(model)(model.config).eval()
-    cache, activations = measure_pass(shapes, 64, 4)
     inputs = prompt(shapes, 64, 4)
+    cache, activations = measure_pass(shapes, inputs)
     with torch.inference_mode(), Storages() as storages:
         output = shapes(**inputs)
-    assert output.logits.shape[1] == (32 if case == "t5" else 1)
+    assert output.logits.shape[1] == {"t5": 32, "bert": 64, "vit": 2}.get(case, 1)
     assert storages.peak() == pytest.approx(profiled_peak(model), rel=0.1 if case == "falcon" else 0.01)
-    assert max(activations, cache) < storages.peak() <= activations + cache
+    if cache:
+        assert max(activations, cache) < storages.peak() <= activations + cache
+    else:
+        assert activations == storages.peak()
 
 
 @torch.inference_mode()
@@ -181,7 +239,7 @@ def profiled_peak(model) -> int:
     model(**inputs)  # what only a first call sets up
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         output = model(**inputs)
-    assert output.past_key_values is not None
+    assert hasattr(output, "past_key_values") == model.can_generate()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return max(itertools.accumulate(changes))
@@ -195,9 +253,9 @@ def test_fused_attention_makes_no_scores():
     assert bloom.activations > scores
 
 
-def test_what_is_no_language_model():
-    with pytest.raises(UserError, match="cannot run a model of type 'vit' without its weights: Unrecognized") as error:
-        measure_footprint(AutoConfig.for_model("vit"), 16)
+def test_what_is_neither_a_language_model_nor_one_of_pictures():
+    with pytest.raises(UserError, match="cannot run a model of type 'clap' without its weights: Unrecognized") as error:
+        measure_footprint(AutoConfig.for_model("clap"), 16)
     assert "\n" not in str(error.value)
 
 
@@ -206,7 +264,7 @@ def of_gib(embeddings, layers, rest, cache=0, decoder_layers=None, activations=0
     sizes = [int(size * GIB) for size in layers]
     of_layers = {16: sizes, 8: [size // 2 for size in sizes]}
     embeddings, rest, cache, activations = (int(size * GIB) for size in (embeddings, rest, cache, activations))
-    return Footprint(1, embeddings, of_layers, rest, cache, decoder_layers or len(layers), activations, 16)
+    return Footprint(1, embeddings, of_layers, rest, cache, decoder_layers or len(layers), activations, 16, {})
 
 
 @pytest.mark.parametrize(
@@ -269,6 +327,10 @@ def test_footprints_are_the_rows(table3_rows):
     row = table.loc["facebook/opt-2.7b"]
     assert row["total 8"] == opt.weights(8) + opt.cache + opt.activations
     assert (row["weights 16"], row["parameters"]) == (opt.weights(16), opt.parameters)
+    t5 = measure_footprint(find_config("google-t5/t5-11b"), 256)
+    assert table["loaded 8"].dropna().to_dict() == {"google-t5/t5-11b": t5.loaded[8] + t5.cache + t5.activations}
+    said = [finding.text for finding in memory_section(table3_rows).findings]
+    assert "transformers keeps some weights of T0/T5-11B in float32: so its 8 bits need 20.0 GiB, not 11.0 GiB." in said
 
 
 def test_window_of_headroom():

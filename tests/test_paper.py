@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from outliers.errors import UserError
+from outliers.metrics import metrics
+from outliers.models.load import load_model
 from outliers.plot.published import published_models
+from outliers.presets.cells import Cells
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report import paper
 from outliers.report import report as module
@@ -22,7 +25,8 @@ from outliers.report.report import ARTEFACTS, experiments, report
 from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
 from outliers.specification.files import experiment_files
-from outliers.specification.kinds import Experiment
+from outliers.specification.kinds import Experiment, resolved
+from outliers.subjects import bench
 from tests.conftest import SHARED
 
 KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"
@@ -116,6 +120,25 @@ def test_table6_is_as_published():
         assert ("blog" in hardware) == (row["source"] == "blog")
 
 
+@needs_paper
+def test_latencies_of_t5_are_as_published():
+    ours = ARTEFACTS["table6_layers"].published.values
+    beside = {"T5-11B": "16 bits", "T5-3B": "32 bits"}
+    rows = [row for row in read("table6_latency_ms_per_token.csv") if row["model"] in beside]
+    of_ways = {(row["model"], row["precision"]): row for row in rows}
+    assert len(rows) == 4
+    for model, exact in beside.items():
+        native, int8 = (
+            of_ways[model, exact.replace("16 bits", "fp16").replace("32 bits", "fp32")],
+            of_ways[model, "int8"],
+        )
+        for batch in ("1", "8", "32"):
+            times = [float(row[f"batch_{batch}"]) for row in (native, int8)]
+            keys = [f"{exact}, ms", "LLM.int8(), ms", f"LLM.int8() : {exact}"]
+            assert [ours[model.lower(), key, batch] for key in keys] == [*times, times[1] / times[0]]
+    assert len(ours) == 2 * 3 * 3
+
+
 def test_measured_beside_published():
     def beside(name: str, measured: dict):
         return comparison(name, ARTEFACTS[name].published, measured)
@@ -163,9 +186,9 @@ ARTEFACTS = {
     "table2": Artefact(
         "Table 2",
         Experiment,
-        lambda rows: Section("One more", rows, "nothing new"),
         Published("LLM.int8(), Table 2", ("model", "scheme"), grid({"gpt2-0.1m": [1.0]}, ["fp32"])),
         lambda rows: {("gpt2-0.1m", row["scheme"]): row["value"] for row in rows},
+        lambda rows: Section("One more", rows, "nothing new"),
     )
 }
 """
@@ -211,6 +234,14 @@ def test_every_table_and_figure_has_an_experiment_of_each_set():
         }
     others = [spec for name in ("look", "remedies", "attention", "training/causes") for spec in experiments(name)]
     assert [spec.shows for spec in others] == list(beyond.ARTEFACTS)
+
+
+def test_a_view_is_named_in_one_place():
+    kinds = {artefact.kind for artefact in ARTEFACTS.values()} | {Cells}
+    places = [one.view for one in metrics().values()] + [artefact.section for artefact in ARTEFACTS.values()]
+    places += [kind.section for kind in kinds if not kind.section.endswith(".view")]  # not by that of a metric
+    named = [resolved(place) for place in places if place]
+    assert len(named) == len(set(named)) > 20
 
 
 def test_a_device_replaces_that_of_the_files():
@@ -272,8 +303,11 @@ def small_set(tmp_path, monkeypatch):
     return tmp_path / "results"
 
 
-def test_a_set_goes_on_past_what_cannot_run(small_set):
+def test_a_set_goes_on_past_what_cannot_run(small_set, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(bench, "load_model", lambda *place: loaded.append(place) or load_model(*place))
     said = report("small", small_set)
+    assert len(loaded) == 1, "the measurements of a page share a model"
     assert "Not run: file 'nowhere/piqa_valid.jsonl' does not exist" in said
     page = (small_set / "report.html").read_text()
     for title in ("Table 1: perplexity", "Figure 1", "Table 4: emergence", "Figure 4b: number", "Not run: "):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig
 
 import outliers
 from outliers.errors import UserError
@@ -18,6 +18,7 @@ from outliers.report.agreement import AGREES, DIFFERS, NOT_MEASURED, NOT_RUN, ve
 from outliers.report.paper.facts import Published, facts_of, read_sources
 from outliers.terminal.command import run
 from tests.conftest import CONFIGS, needs_smollm2
+from tests.test_masked import SHAPE, tokenizer
 
 SOURCE = {"name": "mine", "source": "Somebody, 2026", "where": "nowhere", "licence": "MIT", "protocol": "any"}
 FEATURE, UNIT, LARGE = 5, 7, 3000.0
@@ -74,6 +75,19 @@ def plant_position(model) -> None:
         layer.attn.c_attn.weight[FEATURE, width : 2 * width] = 10
 
 
+def plant_norms(folder: Path) -> Path:
+    """A BERT whose layers end in norms with an outlier weight and, in all but one layer, an outlier bias."""
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(BertConfig(**SHAPE | {"num_hidden_layers": 5}, intermediate_size=64))
+    for number, layer in enumerate(model.bert.encoder.layer):
+        layer.output.LayerNorm.weight.data[FEATURE] = 20
+        layer.output.LayerNorm.bias.data[UNIT] = -20 if number else 0
+        layer.output.LayerNorm.bias.data[UNIT + 1] = -20 if number > 1 else 0
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory) -> dict[str, Path]:
     """Folders of models with and without plants."""
@@ -86,6 +100,7 @@ def planted(tmp_path_factory) -> dict[str, Path]:
     position = build("gpt2")
     plant_position(position)
     found["position"] = save(position, folder / "position")
+    found["norms"] = plant_norms(folder / "norms")
     found["features"] = save(outliers.plant(build("llama"), [3, 17], 64.0), folder / "features")
     return found
 
@@ -101,6 +116,8 @@ SUPER = {"kind": "super_weight"}
 MASSIVE = {"kind": "massive_activation", "layers": [0, 1]}
 OUTLIERS = {"kind": "outlier_features", "criterion": "llm.int8"}
 FIRST = {"kind": "outlier_features", "criterion": "position 0"}
+NORM = {"kind": "outlier_features", "criterion": "layer norm"}
+HIGH = {"kind": "high_norm", "norm": LARGE / 2}
 SINK = {"kind": "sink", "position": 0}
 CASES = [
     *(
@@ -124,6 +141,16 @@ CASES = [
     ("features", OUTLIERS | {"features": [3, 4]}, False),
     ("position", FIRST | {"features": [FEATURE]}, True),
     ("position", FIRST | {"features": [FEATURE + 1]}, False),
+    ("norms", NORM | {"features": [FEATURE, UNIT]}, True),
+    ("norms", NORM | {"features": [FEATURE, UNIT + 1]}, False),  # an outlier in three layers
+    ("norms", OUTLIERS | {"features": [FEATURE, UNIT]}, True),
+    ("position", HIGH | {"share": 1 / 32}, True),
+    ("position", HIGH | {"share": 1 / 10}, False),
+    ("position", HIGH | {"layer": 0}, True),
+    ("position", HIGH | {"layer": 9}, False),
+    ("position", HIGH | {"norm": 2 * LARGE}, False),
+    ("plain", HIGH, False),
+    ("plain", HIGH | {"share": 0.0}, True),
     ("position", SINK | {"share": 1.0}, True),
     ("position", SINK | {"share": 0.4}, False),
     ("position", {"kind": "sink", "position": 40, "share": 0.5}, False),
@@ -165,6 +192,8 @@ def test_perplexities(planted, tmp_path):
 @pytest.mark.parametrize(
     ("model", "fact", "reason"),
     [
+        ("plain", NORM | {"features": [FEATURE]}, "no norm ends the layers of this model"),
+        ("plain", HIGH | {"block": None}, "field 'block'"),
         ("experts", SUPER | {"weights": [[0, 1, 2]]}, "not every layer of this model has one second feed-forward"),
         ("plain", MASSIVE | {"block": 512}, "blocks of 512 tokens are longer than the model's context of 64"),
         ("plain", {"kind": "perplexity", "text": "nothing", "value": 1.0}, "unknown text 'nothing'"),
@@ -178,6 +207,11 @@ def test_what_cannot_be_run(planted, tmp_path, model, fact, reason):
     assert not found.made
 
 
+def test_a_criterion_that_is_not_measured(planted, tmp_path):
+    fact = {"kind": "outlier_features", "criterion": "six sigma", "features": [FEATURE]}
+    assert verdict(planted["norms"], tmp_path, **fact).agreement == NOT_MEASURED
+
+
 def test_facts_that_share_blocks_share_a_trace(planted, tmp_path, monkeypatch):
     looks, look = [], agreement.look
     monkeypatch.setattr(agreement, "look", lambda *given: looks.append(given) or look(*given))
@@ -186,7 +220,6 @@ def test_facts_that_share_blocks_share_a_trace(planted, tmp_path, monkeypatch):
     found = verdicts(str(planted["position"]), [Published(fact, source) for fact in source.facts])
     assert [one.made["block"] for one in found] == [32, 32, 16]
     assert len(looks) == 2
-
 
 
 def call(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
@@ -239,6 +272,18 @@ def test_a_page_of_a_model(planted, tmp_path, monkeypatch, capsys):
         assert part in page
 
 
+def test_a_page_of_a_masked_model(planted, tmp_path, monkeypatch, capsys):
+    """One of the name of a public model, which it is not."""
+    folder = shutil.copytree(planted["norms"], tmp_path / "bert-base-uncased")
+    monkeypatch.chdir(tmp_path)
+    code, said, _ = call(monkeypatch, capsys, folder)
+    assert code == 0
+    (line,) = (line for line in said.splitlines() if "308 and 381 (layer norm)" in line and "Puccetti" in line)
+    assert "differs" in line and f"layer norm: {FEATURE} and {UNIT}" in line
+    (line,) = (line for line in said.splitlines() if "(six sigma)" in line)
+    assert "not measured" in line
+
+
 def test_all_that_is_published_without_a_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(agreement, "packaged_models", list)
@@ -258,7 +303,7 @@ def test_a_model_of_which_nothing_is_published(tmp_path, monkeypatch, capsys, mo
     code, said, error = call(monkeypatch, capsys, "gpt2", model)
     assert (code, said, error.count("\n"), list(tmp_path.iterdir())) == (2, "", 1, [])
     assert f"no fact about '{model.lower()}' is in the files; {expected}" in error
-    assert "python -m outliers.report published --redraw lists all 49 models" in error
+    assert "python -m outliers.report published --redraw lists all 58 models" in error
 
 
 def test_redraw_runs_nothing(planted, tmp_path, monkeypatch, capsys):
@@ -285,6 +330,10 @@ def test_what_stands_in_the_files():
     assert "outlier features 138, 378 and 447 (position 0)" in said("gpt2")
     assert "no massive activation" in said("allenai/OLMo-2-1124-7B")
     assert "row 11[507, :]" in said("smollm2-135m")
+    assert {f"outlier features 308 and 381 ({by})" for by in ("layer norm", "llm.int8")} <= said("bert-base-uncased")
+    assert "outlier features 77 and 588 (layer norm)" in said("FacebookAI/roberta-base")
+    assert said("facebook/dinov2-giant") == {"2.4 % of the positions have a norm above 150 after the last layer"}
+    assert said("facebook/dino-vitb16") == {"0 % of the positions have a norm above 150 after the last layer"}
 
 
 @needs_smollm2

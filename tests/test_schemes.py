@@ -258,11 +258,11 @@ def install(tmp_path, monkeypatch):
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[outliers.schemes]\n{entry}\n")
         monkeypatch.syspath_prepend(home)
-        plugins._loaded.cache_clear()
+        plugins.plugins.cache_clear()
 
-    plugins._loaded.cache_clear()
+    plugins.plugins.cache_clear()
     yield make
-    plugins._loaded.cache_clear()
+    plugins.plugins.cache_clear()
 
 
 ONE = "import outliers\nONE = outliers.Scheme('{}', outliers.Quantizer('int8', 'row'), None)\n"

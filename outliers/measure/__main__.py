@@ -17,7 +17,7 @@ from outliers.commands import measuring
 from outliers.presets.cells import Cells
 from outliers.terminal.command import run
 
-measure = measuring("measure", Cells, __doc__, shown=lambda *measured: measured)
+measure = measuring("measure", Cells, __doc__)
 
 if __name__ == "__main__":
     run(measure)

@@ -1,23 +1,27 @@
 """What is asked of a subject: a folder each, with its record, how it is measured, and how it is shown."""
 
-from outliers.metrics.registry import Registry
+import pkgutil
+from importlib import import_module
 
-METRICS = Registry(
-    "metric",
-    "outliers.metrics",
-    {
-        "perplexity": "outliers.metrics.perplexity:Perplexity",
-        "agreement": "outliers.metrics.agreement:Agreement",
-        "errors": "outliers.metrics.errors:Errors",
-        "inputs": "outliers.metrics.inputs:Inputs",
-        "places": "outliers.metrics.places:Places",
-        "trace": "outliers.metrics.trace:Trace",
-        "origins": "outliers.metrics.origins:Origins",
-        "candidates": "outliers.metrics.candidates:Candidates",
-        "top1": "outliers.metrics.top1:Top1",
-        "sinks": "outliers.metrics.sinks:Sinks",
-        "zeroshot": "outliers.metrics.zeroshot:ZeroShot",
-        "latency": "outliers.metrics.latency:Latency",
-        "memory": "outliers.metrics.memory:Memory",
-    },
-)
+from outliers.errors import UserError
+from outliers.quantization.plugins import plugins
+
+
+def metrics() -> dict[str, type]:
+    """The records of metrics by their names: of each folder here, and of installed packages, as entry points.
+
+    Raises:
+        UserError: a plugin has a name that is taken, or cannot be imported.
+    """
+    found = {folder.name: _record(folder.name) for folder in pkgutil.iter_modules(__path__) if folder.ispkg}
+    for name, origin, record in plugins(__name__):
+        if name in found:
+            raise UserError(f"{origin} is a metric of a name that is taken; remove one of them")
+        found[name] = record
+    return found
+
+
+def _record(name: str) -> type:
+    """The class of a folder that has its name."""
+    classes = (one for one in vars(import_module(f"{__name__}.{name}")).values() if isinstance(one, type))
+    return next(one for one in classes if getattr(one, "name", None) == name)

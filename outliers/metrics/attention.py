@@ -1,18 +1,19 @@
 """Metrics of attention probabilities: all that are asked of what one variant makes of a model ride on one pass."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Keeps, Measurement
-from outliers.metrics.metric import resolved
+from outliers.models.anatomy.views import of_stack, views_of
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
+from outliers.specification.kinds import resolved
 from outliers.subjects.bench import Bench, named_under
 from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention
@@ -23,7 +24,7 @@ PROBABILITIES = 4  # (heads, T, T) of a layer at once: scores, what is made of t
 
 
 class Visits(NamedTuple):
-    """What a look saw of the attention of layers, a visit each layer and sequence, under some ablations.
+    """What a look saw of the attention of a view's layers, a visit each layer and sequence, under some ablations.
 
     layers: their numbers, int64 (visits,). queries: how many a sequence has, float64 (visits,). seen: float64 (visits,
     ablations, …).
@@ -37,11 +38,12 @@ class Visits(NamedTuple):
 class Look(NamedTuple):
     """How a metric is made of attention probabilities.
 
-    see: of those of a layer, (1, heads, T, T), a float64 tensor. answers: of all visits to a part of the text, the
-    answer of each ablation. values: of the answers of all parts, the values of a row.
+    see: of those of a layer, (1, heads, queries, keys), a float64 tensor; told whether the keys are of another stack.
+    answers: of all visits to a part of the text, the answer of each ablation. values: of the answers of all parts, the
+    values of a row.
     """
 
-    see: Callable[[torch.Tensor], torch.Tensor]
+    see: Callable[[torch.Tensor, bool], torch.Tensor]
     answers: Callable[[Visits], list]
     values: Callable[[list], list[dict]]
 
@@ -52,36 +54,48 @@ def attended(
     blocks: Iterable[torch.Tensor],
     asked: Sequence[tuple[Ablated, Sequence[Look]]],
     variant: Variant = AS_IT_IS,
-) -> list[list]:
-    """The answer of each look at the attention under each ablation, which changes a layer at a time.
+) -> list[list[dict[str, Any]]]:
+    """The answer of each look at the attention under each ablation, which changes a layer at a time, by the views of
+    the model.
 
     What goes on through the model is the layer's unchanged output. Probabilities of one layer at a time are held.
 
     blocks: token ids, int64 (blocks, T), or any iterable of (T,). variant: what all of it is under, such as a scheme.
     """
-    places: list[tuple[int, int]] = []  # of each visit the layer, and how many queries there are
-    seen: dict[Look, list[torch.Tensor]] = {look: [] for _, looks in asked for look in looks}
+    of_views = views_of(model)
+    places: dict[str, list] = {name: [] for name in of_views}  # of each visit the layer, and how many queries there are
+    seen: dict[str, dict[Look, list[torch.Tensor]]] = {
+        name: {look: [] for _, looks in asked for look in looks} for name in of_views
+    }
 
-    def visit(model: PreTrainedModel, layer: int, probabilities: torch.Tensor, recompute: Callable) -> None:
-        of_layer: dict[Look, list[torch.Tensor]] = {look: [] for look in seen}
+    def visit(
+        cross: bool, model: PreTrainedModel, layer: int, probabilities: torch.Tensor, recompute: Callable
+    ) -> None:
+        name = next(one.name for one in of_views.values() if one.cross is cross and layer in one.layers)
+        of_layer: dict[Look, list[torch.Tensor]] = {look: [] for look in seen[name]}
         for ablated, looks in asked:
             with ablated.on(model, layer):
                 changed = recompute() if _moves(ablated) else probabilities
             for look in looks:
-                of_layer[look].append(look.see(changed))
+                of_layer[look].append(look.see(changed, cross))
         for look, of_ablations in of_layer.items():  # one small tensor each, for each keeps memory around it in use
-            seen[look].append(torch.stack(of_ablations))
-        places.append((layer, probabilities.shape[-2]))
+            seen[name][look].append(torch.stack(of_ablations))
+        places[name].append((layer, probabilities.shape[-2]))
 
     with eager(model), under(model, Watched(variant, partial(_hooks, visit))) as (changed, left):
         for _ in run_decoder(changed, blocks, variant=left):
             pass
+    answers = {name: _answers(places[name], of_view) for name, of_view in seen.items()}
+    return [[{name: next(of_view[look]) for name, of_view in answers.items()} for look in looks] for _, looks in asked]
+
+
+def _answers(places: list[tuple[int, int]], seen: dict[Look, list[torch.Tensor]]) -> dict[Look, Iterator]:
+    """Of each look the answers of the ablations, one after the other."""
     layers, queries = torch.tensor(places).T
-    answers = {
+    return {
         look: iter(look.answers(Visits(layers, queries.double(), torch.stack([one.cpu() for one in of_visits]))))
         for look, of_visits in seen.items()
     }
-    return [[next(answers[look]) for look in looks] for _, looks in asked]
 
 
 def _moves(ablated: Ablated) -> bool:
@@ -93,7 +107,9 @@ def _moves(ablated: Ablated) -> bool:
 @contextmanager
 def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
     """Let `visit` see the attention of all layers, or of one."""
-    with attention_hooks(model, partial(visit, model), layer):
+    with ExitStack() as stack:
+        for cross in (False, True):
+            stack.enter_context(attention_hooks(model, partial(visit, cross, model), layer, cross=cross))
         yield
 
 
@@ -129,8 +145,9 @@ class OfAttention(Measurement):
         answers = {name: iter(of_one) for name, of_one in zip(asked, found, strict=True)}
         return [next(answers[ablated.name]) for _, ablated in parted]
 
-    def values(self, cell: Cell, answers: list) -> list[dict]:
-        return _look(cell).values(answers)
+    def values(self, cell: Cell, answers: list[dict[str, Any]]) -> list[dict]:
+        values = {name: _look(cell).values([of_part[name] for of_part in answers]) for name in answers[0]}
+        return [of_stack(name) | value for name, of_view in values.items() for value in of_view]
 
 
 def _parted(variant: Variant) -> tuple[Variant, Ablated]:

@@ -1,42 +1,36 @@
 """The record of a metric: what it is called, its parameters, and where it is measured."""
 
-import pkgutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
-from outliers.specification.kinds import DRAWS, Repeats, field_error
+from outliers.specification.kinds import DRAWS, Checked, Repeats, resolved
 
 if TYPE_CHECKING:
     from outliers.metrics.attention import Look
     from outliers.metrics.measurement import Measurement, Seen
 
 
-class Metric(BaseModel):
+class Metric(Checked):
     """What is asked of a subject under a variant; its fields are its parameters, and options of commands.
 
     name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
     something is measured. subject: the class of what it is asked of, by its place, made of model, revision and
-    settings. timed: whether it measures time, so that the machine is a fact of its rows. needs: facts, and fields of
-    each value, that its tables and figures take. view: what shows its flat rows as an
-    `outliers.report.section.Section`, or its place; the field `scheme` of rows is their variant then.
+    settings; None where it is asked of something else than a model. timed: whether it measures time, so that the
+    machine is a fact of its rows. needs: facts, and fields of each value, that its tables and figures take. view: what
+    shows its flat rows as an `outliers.report.section.Section`, or its place; the field `scheme` of rows is their
+    variant then.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
     measured_by: "ClassVar[str | Measurement]"
-    subject: "ClassVar[str]" = "outliers.subjects.causal:Causal"
+    subject: ClassVar[str | None] = "outliers.subjects.causal:Causal"
     timed: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ()
     view: ClassVar[str | Callable | None] = None
-
-    def __init__(self, **fields):
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise field_error(error, type(self)) from None
 
     @property
     def asked(self) -> dict:
@@ -70,8 +64,3 @@ class AttentionMetric(Metric):
 
     measured_by = "outliers.metrics.attention:ATTENTION"
     seen_by: "ClassVar[str | Look]"
-
-
-def resolved(place: Any) -> Any:
-    """What a record names as `module:object`, or the object itself."""
-    return pkgutil.resolve_name(place) if isinstance(place, str) else place

@@ -22,7 +22,7 @@ from transformers.utils.import_utils import is_env_variable_true
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy import PICTURES, TEXT_KEYS
+from outliers.models.anatomy import OTHER_PARTS, renamed_keys
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
@@ -210,7 +210,7 @@ def _by_own_names(
     """By transformers' rules for the architecture, and for the format in which its weights are stored; and the keys of
     tensors that are none of the model's."""
     skeleton = quantizer and copy.deepcopy(model)
-    steps = get_model_conversion_mapping(model, TEXT_KEYS, quantizer)
+    steps = get_model_conversion_mapping(model, renamed_keys(model.config), quantizer)
     renamings = [step for step in steps if isinstance(step, WeightRenaming)]
     converters = [step for step in steps if isinstance(step, WeightConverter)]
     converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
@@ -263,10 +263,14 @@ def check_shape(shape: tuple | set, expected: torch.Size, key: str, name: str) -
 
 
 def _missing(found: dict, model: PreTrainedModel) -> list[str]:
-    """The model's own names of tensors that are not stored; of those that are tied, one has to be."""
-    tied = model.all_tied_weights_keys
+    """The model's own names of tensors that are not stored; of those that are tied, one has to be.
+
+    None that the architecture computes by itself, such as the positions of Marian.
+    """
+    tied, computed = model.all_tied_weights_keys, model._keys_to_ignore_on_load_missing or ()
     there = {tied.get(own, own) for own in found}
-    return [own for own in model.state_dict() if tied.get(own, own) not in there]
+    missing = [own for own in model.state_dict() if tied.get(own, own) not in there]
+    return [own for own in missing if not any(re.search(pattern, own) for pattern in computed)]
 
 
 def check_complete(missing: list[str], name: str) -> None:
@@ -278,8 +282,8 @@ def check_complete(missing: list[str], name: str) -> None:
 
 def _without_harmless(ignored: list[str], model: PreTrainedModel) -> list[str]:
     patterns = [*HARMLESS, *(model._keys_to_ignore_on_load_unexpected or [])]
-    if model.config.model_type in PICTURES:
-        patterns.append(PICTURES[model.config.model_type])
+    if model.config.model_type in OTHER_PARTS:
+        patterns.append(OTHER_PARTS[model.config.model_type])
     harmless = re.compile("|".join(f"({pattern})" for pattern in patterns))
     return [key for key in ignored if not harmless.search(key)]
 

@@ -15,38 +15,32 @@ from outliers.models.names import distinct_names, short_name
 from outliers.plot.axes import parameters_axis, perplexity_axis, threshold
 from outliers.plot.legends import entry, legend
 from outliers.plot.published import TABLE4_COLUMNS, published_models
-from outliers.plot.style import (
-    BLUE,
-    COLORS,
-    GREY,
-    MARKERS,
-    VERMILION,
-    brief,
-    chosen,
-    color_of,
-    figure_function,
-    panels_of,
-)
+from outliers.plot.style import COLORS, GREY, MARKERS, brief, chosen, color_of, figure_function, panels_of
 from outliers.report.analysis import Rows, reach, records
 
 # Of the most common outlier feature: what it affects, colour, line, and how marks are filled.
-AFFECTED = {"layers": ("layers", BLUE, "-", "full"), "positions": ("sequence positions", VERMILION, "--", "none")}
+AFFECTED = {"layers": ("layers", "blue", "-", "full"), "positions": ("sequence positions", "vermilion", "--", "none")}
 ABOUT = ("parameters", "architecture", "checkpoint", "alpha", "same_weights_as", "tokens_hash")  # fields of rows
 NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 
 def by_model(rows: Rows) -> pd.DataFrame:
-    """The metrics of `table4_row` and the fields `ABOUT` as columns, one row a model and checkpoint in their order.
+    """The metrics of `table4_row` and the fields `ABOUT` as columns, one row a model and checkpoint in their order; of
+    an encoder-decoder one row a view.
 
-    The index is the model's short name, or its whole one where two models share that.
+    The index is the model's short name, or its whole one where two models share that; with the view, if there is one.
     """
     rows = records(rows)
     wide: dict[tuple, dict] = {}
     names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
+    views = {name: [row["stack"] for row in rows if row["model"] == name[0] and "stack" in row] for name in names}
     for row in rows:
         place = row["model"], row.get("checkpoint")
-        model = wide.setdefault(place, {"model": names[place], **dict.fromkeys(ABOUT)})
-        model |= {name: row[name] for name in ABOUT if name in row} | {metric_of(row): row["value"]}
+        for view in [row["stack"]] if "stack" in row else dict.fromkeys(views[place]) or [""]:
+            if row.get("ablated", view) == view:
+                name = f"{names[place]} ({view})" if view else names[place]
+                model = wide.setdefault((*place, view), {"model": name, **dict.fromkeys(ABOUT)})
+                model |= {name: row[name] for name in ABOUT if name in row} | {metric_of(row): row["value"]}
     table = pd.DataFrame(wide.values()).set_index("model")
     return table.reindex(columns=list(dict.fromkeys([*table, *TABLE4_COLUMNS])))  # those of Table 4 in any case
 
@@ -210,7 +204,7 @@ def _fit_words(fit: Fit | None) -> str:
 
 def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
     handles = _publish(axes, published.abs(), "perplexity", 1, "median")
-    style = {"color": color_of(BLUE), "linestyle": "none"}
+    style = {"color": color_of("blue"), "linestyle": "none"}
     for marker, group in _by_marker(models):
         for fill, part in (("full", group[group["count"] > 0]), ("none", group[group["count"] == 0])):
             _plot(axes, part, "perplexity", part["median"].abs(), {**style, "marker": marker, "fillstyle": fill})
@@ -219,13 +213,13 @@ def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> lis
     axes.set_ylabel("median |x|, most common outlier")
     _whole_perplexity_axis(axes, models, published)
     hollow = models.loc[models["count"] == 0, "median"].notna().any()
-    return [*handles, entry(NONE, marker="o", fillstyle="none", color=color_of(BLUE))] if hollow else handles
+    return [*handles, entry(NONE, marker="o", fillstyle="none", color=color_of("blue"))] if hollow else handles
 
 
 def _number(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
     handles = _publish(axes, published, "perplexity", 1, "count")
     for marker, group in _by_marker(models):
-        style = {"color": color_of(BLUE), "linestyle": "none", "marker": marker}
+        style = {"color": color_of("blue"), "linestyle": "none", "marker": marker}
         _plot(axes, group, "perplexity", group["count"], style)
     axes.set(ylabel="outlier features", ylim=(-0.2, None))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -302,7 +296,7 @@ def along_training(
     names = dict(zip(models, brief(map(short_name, models)), strict=True))
     for axes, name in zip(panels, shown, strict=True):
         for number, (model, points) in enumerate(checkpoints.groupby("model", sort=False)):
-            style = {"color": color_of(COLORS[number % 8]), "marker": MARKERS[number % 8], "markersize": 4}
+            style = {"color": color_of(list(COLORS)[number % 8]), "marker": MARKERS[number % 8], "markersize": 4}
             axes.plot(points[name], points["max"], label=names[model], **style)
         TRAINING[name](axes)
     panels[0].set_ylabel("largest |hidden state|")

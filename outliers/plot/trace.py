@@ -15,19 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from outliers.plot.axes import log_axis, threshold
 from outliers.plot.legends import legend
-from outliers.plot.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    SEQUENTIAL,
-    VERMILION,
-    chosen,
-    color_of,
-    figure_function,
-    panels_of,
-)
+from outliers.plot.style import GREY, SEQUENTIAL, chosen, color_of, figure_function, panels_of
 
 if TYPE_CHECKING:
     import torch
@@ -39,14 +27,19 @@ READERS = {
     "attn_out": "the attention output",
     "ffn_in": "the feed-forward layer",
     "ffn_out": "the feed-forward output",
+    "cross_in": "the queries of cross-attention",
+    "cross_kv": "keys and values of cross-attention",
+    "cross_out": "the output of cross-attention",
 }
-FEATURE_AXIS = {"attn_out": "feature of the concatenated heads", "ffn_out": "feed-forward unit"}  # others: "feature"
+HEADS = "feature of the concatenated heads"
+FEATURE_AXIS = {"attn_out": HEADS, "cross_out": HEADS, "ffn_out": "feed-forward unit"}  # others: "feature"
 COLUMNS = 1024  # of a heat map; more features share columns, each of which shows its largest
 FAINTEST = 0.01  # share of the values that have the darkest colour, or lie below a logarithmic axis
 COLORS = 1024
 STEP = (0.5, 0.75)  # shades of the largest value below the threshold and of the threshold
 DIGIT = 0.85  # of the size of its font takes one of a feature's number in width, and some room
 LINES = 4
+BESIDE = 2  # positions before the patches in a line of a title
 
 
 @figure_function
@@ -70,7 +63,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
     outliers, stream = outliers_of(trace), stream_roles(trace)
     places = {place["role"]: place for place in trace.largest_values().to_dict("records")}
     for axes, (role, values) in zip(panels.flat, largest.items(), strict=True):
-        extent = (-0.5, values.shape[1] - 0.5, trace.layers - 0.5, -0.5)
+        extent = (-0.5, values.shape[1] - 0.5, trace.first_layer + trace.layers - 0.5, trace.first_layer - 0.5)
         style = {"aspect": "auto", "interpolation": "nearest", "cmap": colors, "norm": norm, "extent": extent}
         image = axes.imshow(pooled(values, -(-values.shape[1] // COLUMNS)), **style)
         axes.spines[:].set_visible(True)
@@ -126,15 +119,15 @@ def _number(axes: Axes, features: list[int], width: int) -> None:
         if all(abs(feature - other) > digit * len(str(width)) * width for other in numbered):
             numbered.append(feature)
     above = axes.secondary_xaxis("top")
-    above.set_xticks(numbered, map(str, numbered), fontsize="small", color=color_of(VERMILION))
-    above.tick_params(color=color_of(VERMILION), length=3, pad=1)
+    above.set_xticks(numbered, map(str, numbered), fontsize="small", color=color_of("vermilion"))
+    above.tick_params(color=color_of("vermilion"), length=3, pad=1)
 
 
 def stream_roles(trace: "Trace") -> list[str]:
     """Of the roles that were traced those on the features of the residual stream."""
-    from outliers.tracing.result import STREAM
+    from outliers.tracing.statistics import ON_STREAM
 
-    return [role for role in STREAM if role in trace.roles]
+    return [role for role in ON_STREAM if role in trace.roles]
 
 
 def outliers_of(trace: "Trace") -> list[int]:
@@ -160,7 +153,7 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
     means = magnitudes(trace)
     features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
     axes = panels_of(ax, 1, 1, (5.2, 3.0)).item()
-    styles = zip(features, (BLACK, BLUE, ORANGE, GREEN), ("-", "--", "-.", ":"), strict=False)
+    styles = zip(features, ("black", "blue", "orange", "green"), ("-", "--", "-.", ":"), strict=False)
     for feature, color, line in styles:
         axes.plot(means[:, feature], color=color_of(color), linestyle=line, label=f"feature {feature}")
     axes.plot(means.median(1).values, color=GREY, label="median feature")
@@ -168,6 +161,36 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
     axes.set(xlabel="position in the sequence (tokens)", ylabel="largest |x| over the layers", ylim=(0, None))
     legend(ax, axes, axes.get_legend_handles_labels()[0], "upper center", 3)
     return axes
+
+
+@figure_function
+def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Axes | np.ndarray:
+    """Largest |x| over the layers at each patch, averaged over pictures, as a map over the picture: of the most common
+    outlier features (without one, of the feature that comes nearest), with what stands before the patches beside it.
+
+    Args:
+        trace: as `outliers.trace` returns it of a vision model with `tokens`, with roles of the residual stream.
+    """
+    from outliers.tracing.tokens import before_patches, patch_grid
+
+    means, (rows, columns) = magnitudes(trace), patch_grid(trace.names)
+    features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
+    if ax is not None:
+        features = features[:1]
+    names = before_patches(trace.names)
+    panels = panels_of(ax, 1, len(features), (2.6 * len(features), 2.9)).ravel()
+    high = means[:, features].max().item()
+    for axes, feature in zip(panels, features, strict=True):
+        of_patches = means[len(means) - rows * columns :, feature].reshape(rows, columns)
+        image = axes.imshow(of_patches, cmap=SEQUENTIAL, vmin=0, vmax=high)
+        axes.set(xlabel="column of patches", ylabel="row of patches" if axes is panels[0] else "")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        beside = [f"{name} {value:.1f}" for name, value in zip(names, means[:, feature], strict=False)]
+        lines = [", ".join(beside[start : start + BESIDE]) for start in range(0, len(beside), BESIDE)]
+        axes.set_title("\n".join([f"feature {feature}", *lines]), loc="left", fontsize="small")
+    panels[0].figure.colorbar(image, ax=list(panels), label="largest |x| over the layers", shrink=0.7)
+    return panels if ax is None else panels.item()
 
 
 @figure_function
@@ -188,10 +211,11 @@ def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None =
     for axes in panels[len(roles) :]:
         axes.remove()
     panels = panels[: len(roles)]
-    shades = ScalarMappable(Normalize(0, max(trace.layers - 1, 1)), SEQUENTIAL)
+    first = trace.first_layer
+    shades = ScalarMappable(Normalize(first, first + max(trace.layers - 1, 1)), SEQUENTIAL)
     for axes, (role, profiles) in zip(panels, largest.items(), strict=True):
         ranks = range(1, profiles.shape[1] + 1)
-        for layer, profile in enumerate(profiles):
+        for layer, profile in enumerate(profiles, first):
             axes.plot(ranks, profile, color=shades.to_rgba(layer))
         threshold(axes, trace.alpha)
         axes.set(xscale="log", yscale="log", ylim=(low, 1.5 * high))

@@ -3,13 +3,13 @@
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, create_model
-from pydantic_core import PydanticCustomError
 
-from outliers.errors import UserError
-from outliers.metrics import METRICS
+from outliers.errors import UserError, unknown_name
+from outliers.metrics import metrics
 from outliers.metrics.metric import Metric
-from outliers.specification.kinds import MODEL, REVISION, UNKNOWN, Calibrated, Line, Name, Names, Once, Split
+from outliers.specification.kinds import MODEL, REVISION, Calibrated, Line, Name, Names, Once, Split, saying_all
 
+METRICS = {name: record for name, record in metrics().items() if record.subject}
 VARIANT = (
     "What is done to a model, such as absmax+hadamard, 'zero(247)+llm.int8' or 'shuffle(3@ffn_in)'; several by several "
     "options."
@@ -21,19 +21,16 @@ def _variant(value: Any) -> Any:
     """A variant, by its writing or as it is."""
     from outliers.variants.written import variant  # late, for what is asked of a command with --help
 
-    return _checked(variant, value) if isinstance(value, str) else value
+    with saying_all():
+        return variant(value) if isinstance(value, str) else value
 
 
 def _metric(value: Any) -> Any:
     """The record of a metric, by its name or with its parameters."""
-    return _checked(METRICS.__getitem__, value) if isinstance(value, str) else value
-
-
-def _checked(read, value: str):
-    try:
-        return read(value)
-    except UserError as error:
-        raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
+    with saying_all():
+        if isinstance(value, str) and value not in METRICS:
+            raise unknown_name("metric", value, METRICS)
+        return METRICS[value] if isinstance(value, str) else value
 
 
 Variants = Annotated[
@@ -53,7 +50,7 @@ class _Cells(Calibrated):
     """The cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
 
     plans = "outliers.presets.measure:measure_plans"
-    section = "outliers.report.measured:measured_section"
+    section, of_folder = "outliers.report.measured:measured_section", True
 
     name: Name = "measure"
     models: Names = Field(description=MODEL)

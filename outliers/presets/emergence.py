@@ -1,6 +1,8 @@
 """Where outlier features are and how large, and the row of Table 4: of one model, or along a family."""
 
-from outliers.criterion import ROLES
+from collections.abc import Sequence
+
+from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.top1 import Top1
@@ -9,8 +11,10 @@ from outliers.runs.rows import Row
 from outliers.specification.kinds import Emergence, OneModel
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages
-from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT
+
+CROSS = "cross"  # a view of an encoder-decoder, whose features are those of the encoder
 
 
 def emergence_plans(spec: Emergence) -> list[Plan]:
@@ -27,7 +31,7 @@ def emergence_plans(spec: Emergence) -> list[Plan]:
 
 def trace_plans(spec: OneModel) -> list[Plan]:
     """The row of Table 4 of a model, and all that its trace says, which is kept."""
-    metric = KeptTrace(roles=ROLES, alpha=spec.alpha, attention=True, details=True, tokens=spec.by_token)
+    metric = KeptTrace(roles=OF_EVERY_STACK, alpha=spec.alpha, attention=True, details=True, tokens=spec.by_token)
     subject = Causal(spec.model, spec.revision, spec)
     return [Plan(subject, _stages(subject, metric))]
 
@@ -35,11 +39,24 @@ def trace_plans(spec: OneModel) -> list[Plan]:
 def _stages(subject: Causal, metric: Trace) -> Stages:
     """Perplexity and trace; then how sure attention is, with and, where there are outlier features, without them."""
     _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
-    outliers = counted(traced)["features"]
-    without = [Ablated(Intervention(tuple(outliers)))] if outliers else []
-    yield [Cell(subject, variant, Top1()) for variant in (EXACT, *without)]
+    without = [one for one in counted(traced) if one["features"] and one.get("stack") != CROSS]
+    ablated = [(Ablated(Intervention(tuple(one["features"])), where(one)), ablated_in(one)) for one in without]
+    yield [Cell(subject, variant, Top1(), about) for variant, about in ((EXACT, {}), *ablated)]
 
 
-def counted(traced: Row) -> dict:
-    """The value of a row of a trace that counts outlier features: which, in ascending order, and `hidden_size`."""
-    return next(value for value in traced.values if value["metric"] == "count")
+def counted(traced: Row) -> list[dict]:
+    """The values of a row of a trace that count outlier features, one each view of the model: which, in ascending
+    order, and `hidden_size`; where there are several views `stack` and its `layers`, from the first to behind the last.
+    """
+    return [value for value in traced.values if value["metric"] == "count"]
+
+
+def where(view: dict, roles: Sequence[str] = WHERE) -> tuple[str, ...]:
+    """The places of some roles in the layers of a view that was counted."""
+    before = "layers.{}:{}.".format(*view["layers"]) if "layers" in view else ""
+    return tuple(f"{before}{role}" for role in roles)
+
+
+def ablated_in(view: dict) -> dict[str, str]:
+    """What rows say of an ablation in the layers of such a view; nothing where there is one."""
+    return {"ablated": view["stack"]} if "stack" in view else {}

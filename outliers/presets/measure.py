@@ -5,8 +5,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
-from outliers.metrics.metric import resolved
 from outliers.presets.cells import Cells
+from outliers.specification.kinds import resolved
 from outliers.subjects.cell import Cell, Plan
 
 if TYPE_CHECKING:

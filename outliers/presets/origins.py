@@ -63,7 +63,8 @@ def _stages(subject: ToAccount) -> Stages:
     parts = subject.parts
     if not features or any(part.of_outliers for part in parts):
         (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha, details=True))]
-        features, outliers = features or standing_out(traced), counted(traced)["features"]
+        (count,) = counted(traced)
+        features, outliers = features or standing_out(traced), count["features"]
     for part in parts:
         yield from part.stages(subject, features, outliers)
 
@@ -72,7 +73,7 @@ def standing_out(traced: Row) -> list[int]:
     """The outlier features, and that of the largest entry of the residual stream."""
     largest = [value for value in traced.values if value["metric"] == "residual.value"]
     massive = max(largest, key=lambda value: abs(value["value"]))["feature"]
-    return list(dict.fromkeys([*counted(traced)["features"], massive]))
+    return list(dict.fromkeys([*counted(traced)[0]["features"], massive]))
 
 
 def _check_writers(subject: ToAccount, features: Sequence[int]) -> None:

@@ -125,9 +125,9 @@ def is_in_int8(model: PreTrainedModel) -> bool:
 
 def take_attention_back(model: PreTrainedModel) -> None:
     """Let the attention of a model multiply as it did before `put_attention`."""
-    for *_, module in attentions(model):
-        if vars(module).pop("attention_products", None):
-            module.config = vars(module).pop("config_before")
+    for one in attentions(model):
+        if vars(one.module).pop("attention_products", None):
+            one.module.config = vars(one.module).pop("config_before")
 
 
 AttentionInterface.register(INT8, int8_attention)

@@ -1,12 +1,38 @@
-"""Schemes that other installed distributions declare, under the entry point group `outliers.schemes`."""
+"""What other installed distributions declare as entry points: schemes in the group `outliers.schemes`, and metrics."""
 
 import functools
 from collections.abc import Container
 from importlib.metadata import entry_points
+from typing import Any, NamedTuple
 
 from outliers.errors import UserError
 
-GROUP = "outliers.schemes"
+SCHEMES = "outliers.schemes"
+
+
+class Plugin(NamedTuple):
+    """An entry point: its name, what to call it in messages, and what it holds."""
+
+    name: str
+    origin: str
+    holds: Any
+
+
+@functools.cache
+def plugins(group: str) -> list[Plugin]:
+    """The entry points of a group.
+
+    Raises:
+        UserError: one cannot be imported.
+    """
+    found = []
+    for entry in sorted(entry_points(group=group), key=lambda entry: (entry.dist.name, entry.name)):
+        origin = f"plugin '{entry.name}' of the installed distribution '{entry.dist.name}'"
+        try:
+            found.append(Plugin(entry.name, origin, entry.load()))
+        except Exception as error:  # whatever the code of others raises
+            raise UserError(f"{origin} cannot be imported ({type(error).__name__}: {error}); remove it") from None
+    return found
 
 
 def plugin_schemes(kind: type, taken: Container[str]) -> dict:
@@ -16,7 +42,7 @@ def plugin_schemes(kind: type, taken: Container[str]) -> dict:
         UserError: a plugin cannot be imported, holds something else, or a name that is taken.
     """
     found, origins = {}, {}
-    for origin, schemes in _loaded():
+    for _, origin, schemes in plugins(SCHEMES):
         for scheme in schemes if isinstance(schemes, list | tuple) else [schemes]:
             if not isinstance(scheme, kind):
                 raise UserError(f"{origin} is {type(scheme).__name__}; expected a Scheme or a list of them: remove it")
@@ -25,16 +51,3 @@ def plugin_schemes(kind: type, taken: Container[str]) -> dict:
                 raise UserError(f"{origin} has a scheme '{scheme.name}', as {other} has; remove one of them")
             found[scheme.name], origins[scheme.name] = scheme, origin
     return found
-
-
-@functools.cache
-def _loaded() -> list[tuple[str, object]]:
-    """What each entry point holds, and what to call it."""
-    loaded = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.dist.name, entry.name)):
-        origin = f"plugin '{entry.name}' of the installed distribution '{entry.dist.name}'"
-        try:
-            loaded.append((origin, entry.load()))
-        except Exception as error:  # whatever the code of others raises
-            raise UserError(f"{origin} cannot be imported ({type(error).__name__}: {error}); remove it") from None
-    return loaded

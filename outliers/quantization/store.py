@@ -47,11 +47,11 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
         UserError: the model's weights are not kept as int8 codes, or the folder cannot be written.
     """
     found = list(projections(model))
-    schemes = {module.scheme for *_, module in found if isinstance(module, Int8Linear)}
-    exact = [path for *_, path, module in found if not isinstance(module, Int8Linear)]
+    schemes = {one.module.scheme for one in found if isinstance(one.module, Int8Linear)}
+    exact = [one.path for one in found if not isinstance(one.module, Int8Linear)]
     if is_in_int8(model):
         exact += [one.path for one in attentions(model) if not hasattr(one.module, "attention_products")]
-    if len(schemes) != 1 or any(isinstance(module, QuantizedLinear) for *_, module in found):
+    if len(schemes) != 1 or any(isinstance(one.module, QuantizedLinear) for one in found):
         raise UserError("this model does not keep int8 codes alone; make one with quantize(model, scheme, keep='int8')")
     folder, tensors, seen = Path(folder), {}, set()
     for name, tensor in model.state_dict().items():

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from outliers.errors import UserError, meant
 from outliers.files import writing
 from outliers.metrics.perplexity.measure import perplexity
-from outliers.models.anatomy import check_block, projections
+from outliers.models.anatomy import anatomy_of, check_block, decoder_layers, projections
+from outliers.models.hooks import residual_hooks
 from outliers.models.load import load_model, load_tokenizer, weights_hash
 from outliers.models.names import packaged_models, short_name
 from outliers.models.source import is_cached
@@ -26,6 +27,8 @@ from outliers.report.tables import MISSING, Table
 from outliers.report.words import NAMED, listed
 from outliers.report.write import write
 from outliers.specification.files import ENDINGS, PUBLISHED
+from outliers.specification.kinds import Settings
+from outliers.subjects.causal import Causal
 from outliers.subjects.provenance import measuring
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.tracing.result import Trace
@@ -46,12 +49,15 @@ class Seen(NamedTuple):
 
     first: the largest |x| of each feature of the residual stream at position 0 (features,) float32. outputs: of each
     layer the largest |x| of each output of its second feed-forward projection (outputs,) float32; empty where some
-    layer has none.
+    layer has none. norms: after each layer the L2 norms of the states of all positions (layers, positions) float32.
+    layer_norms: weight and bias of the norm that ends each layer (layers, 2, features); empty where none does.
     """
 
     trace: Trace
     first: np.ndarray
     largest_outputs: list[np.ndarray]
+    norms: np.ndarray
+    layer_norms: list[np.ndarray]
 
     @property
     def outputs(self) -> list[np.ndarray]:
@@ -63,6 +69,17 @@ class Seen(NamedTuple):
         if not self.largest_outputs:
             raise UserError("not every layer of this model has one second feed-forward projection")
         return self.largest_outputs
+
+    @property
+    def norm_weights(self) -> np.ndarray:
+        """As `layer_norms`, in one array.
+
+        Raises:
+            UserError: no norm ends the layers, as those of models whose norms stand before the projections.
+        """
+        if not self.layer_norms:
+            raise UserError("no norm ends the layers of this model")
+        return np.stack(self.layer_norms)
 
     @property
     def inputs(self) -> list[np.ndarray]:
@@ -86,12 +103,27 @@ def look(model: PreTrainedModel, blocks: torch.Tensor, tokenizer: PreTrainedToke
     Raises:
         UserError: as `outliers.trace`.
     """
-    with _largest_outputs(model) as outputs:
+    norms = defaultdict(list)
+    see_norms = residual_hooks(model, lambda layer, state: norms[layer].append(state.float().norm(dim=-1).cpu()))
+    with _largest_outputs(model) as outputs, see_norms:
         found = trace(model, blocks, attention=sinks, tokens=tokenizer)
     of_first = found.statistics["tokens.ids"] == model.config.vocab_size  # position 0 is a token of its own
     first = found.statistics["residual.token_max"][of_first][0].numpy()
     whole = "ffn_out" in found.roles
-    return Seen(found, first, [outputs[layer].cpu().numpy() for layer in range(found.layers)] if whole else [])
+    return Seen(
+        found,
+        first,
+        [outputs[layer].cpu().numpy() for layer in range(found.layers)] if whole else [],
+        np.stack([torch.cat(norms[layer]).numpy() for layer in range(found.layers)]),
+        list(_layer_norms(model)) if anatomy_of(model.config).norms_of_sums else [],
+    )
+
+
+def _layer_norms(model: PreTrainedModel) -> Iterator[np.ndarray]:
+    """Weight and bias of the last norm of each layer (2, features)."""
+    for layer in decoder_layers(model):
+        *_, last = (module for module in layer.modules() if isinstance(module, torch.nn.LayerNorm))
+        yield torch.stack([last.weight, last.bias]).detach().float().cpu().numpy()
 
 
 @contextmanager
@@ -128,13 +160,13 @@ def verdicts(name: str, facts: Sequence[Published], device: str = "cpu") -> list
     looks = defaultdict(list)
     for number, one in enumerate(facts):
         looks[one.protocol if one.fact.measured_by == "trace" else number].append(one)
-    found = [verdict for some in looks.values() for verdict in _of_look(model, tokenizer, some, device)]
+    found = [verdict for some in looks.values() for verdict in _of_look(name, model, tokenizer, some, device)]
     found = [one._replace(made=about | one.made) if one.made else one for one in found]
     return sorted(found, key=lambda one: facts.index(one.published))
 
 
 def _of_look(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: list[Published], device: str
+    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: list[Published], device: str
 ) -> Iterator[Verdict]:
     """The verdicts on facts that share the blocks on which they are measured."""
     fact = facts[0].fact
@@ -143,7 +175,7 @@ def _of_look(
         return
     try:
         with measuring(device) as spent:
-            seen, read = _measure(model, tokenizer, [one.fact for one in facts])
+            seen, read = _measure(name, model, tokenizer, [one.fact for one in facts])
     except (UserError, torch.OutOfMemoryError) as error:
         reason = str(error) if isinstance(error, UserError) else f"device '{device}' has too little memory"
         yield from (Verdict(one, NOT_RUN, reason=reason) for one in facts)
@@ -157,18 +189,19 @@ def _of_look(
 
 
 def _measure(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: list[Fact]
+    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: list[Fact]
 ) -> tuple[Seen | float, dict]:
     """What facts of one protocol are compared with, and what was read for it."""
     fact = facts[0]
-    of_text = fact.measured_by == "perplexity"
-    text, count = (fact.text, None) if of_text else (TEXT, BLOCKS)
-    check_block(model.config, fact.block)
-    blocks = load_text(text, tokenizer, fact.block, count, fact.bos)
-    read = {"text": text, "block": fact.block, "blocks": len(blocks), "tokens_hash": tokens_hash(blocks)}
-    if of_text:
-        return perplexity(model, blocks), read
-    return look(model, blocks, tokenizer, any(isinstance(one, Sink) for one in facts)), read
+    if fact.measured_by == "perplexity":
+        check_block(model.config, fact.block)
+        text, blocks = fact.text, load_text(fact.text, tokenizer, fact.block, None, fact.bos)
+        seen = perplexity(model, blocks)
+    else:  # blocks as models of this family read them
+        settings = Settings(name=PUBLISHED, text=TEXT, block=fact.block, blocks=BLOCKS, bos=fact.bos)
+        text, blocks = TEXT, Causal(name, None, settings).blocks
+        seen = look(model, blocks, tokenizer, any(isinstance(one, Sink) for one in facts))
+    return seen, {"text": text, "block": fact.block, "blocks": len(blocks), "tokens_hash": tokens_hash(blocks)}
 
 
 def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, redraw: bool = False) -> str:
@@ -248,7 +281,7 @@ def _table(found: Sequence[Verdict]) -> Table:
 
 def _blocks(fact: Fact) -> str:
     first = " with first token" if fact.bos else ""
-    return f"{fact.block:,}{first}" if fact.measured_by else MISSING
+    return f"{fact.block:,}{first}" if fact.measured_by and fact.block else MISSING
 
 
 def _sources(sources: Sequence[Source]) -> Table:

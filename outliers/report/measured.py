@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from outliers.metrics.metric import resolved
 from outliers.models.names import short_name
 from outliers.presets.cells import Cells
 from outliers.report.analysis import value_of
@@ -13,6 +12,7 @@ from outliers.report.section import Section, together
 from outliers.report.tables import Table, cell
 from outliers.runs.rows import read
 from outliers.runs.run import rows_of
+from outliers.specification.kinds import resolved
 
 PLACES = ("model", "variant", "metric")
 

@@ -97,6 +97,36 @@ def printed(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:
     return "\n\n".join([*(table.printed for table in tables if not table.folded), *map(wrapped, notes)])
 
 
+STACKS = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Cross-attention"}  # views of a model in sentences
+
+
+def by_stack(sections: Mapping[str, Section], rows: list[dict]) -> Section:
+    """The sections of the views of a model as one, of all rows; what is in them says of which it is.
+
+    sections: by the names of the views, "" of the only one.
+    """
+    if len(sections) == 1:
+        return next(iter(sections.values()))
+    named = [_of_stack(section, stack, FINDINGS // len(sections)) for stack, section in sections.items()]
+    return together(named[0].title, named)._replace(rows=rows)
+
+
+def _of_stack(section: Section, stack: str, findings: int) -> Section:
+    """A section whose tables, drawings, notes and first findings name a view."""
+
+    def named(text: str) -> str:
+        return f"{STACKS[stack]}: {text}"
+
+    return section._replace(
+        printed=f"{STACKS[stack]}\n\n{section.printed}",
+        tables=[one._replace(name=f"{one.name}_{stack}", caption=named(one.caption)) for one in section.tables],
+        drawings=[Drawing(f"{one.name}_{stack}", named(one.caption), one.figure) for one in section.drawings],
+        notes=list(map(named, section.notes)),
+        further={f"{name}_{stack}": table for name, table in section.further.items()},
+        findings=[Finding(named(one.text), f"{one.at}_{stack}") for one in section.findings[:findings]],
+    )
+
+
 JOINED = ("tables", "drawings", "notes", "findings", "explorers")
 
 

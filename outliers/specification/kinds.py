@@ -1,12 +1,13 @@
 """What an experiment needs to know, validated."""
 
 import os
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -95,7 +96,7 @@ def _scheme(value: object, others: tuple[str, ...]) -> str | Scheme:
         return value
     if not isinstance(value, str):
         raise ValueError("expected the name of a scheme, or a Scheme")
-    with _saying_all():
+    with saying_all():
         return get_scheme(_line(value)) and value
 
 
@@ -129,7 +130,7 @@ def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
 
 
 @contextmanager
-def _saying_all() -> Iterator[None]:
+def saying_all() -> Iterator[None]:
     """Let a UserError within be the mistake of a field, whose message says all."""
     try:
         yield
@@ -187,10 +188,14 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 
 # What fields of several kinds are; descriptions of fields are the help of their options.
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
-TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file."
+TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 TRANSFORM = "Remedies that all schemes get, such as hadamard or tokens=20+smoothing=0.75; by default none."
 ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
+OBJECTIVE = (
+    "Of encoder-decoders: spans taken out of a block, by default where the tokenizer has sentinels for them, or the "
+    "second half of a block (prefix). Of masked language models: each token, masked by itself, for pseudo-perplexity."
+)
 OUTLIER = "From which magnitude on a value is an outlier."
 SKIP = "What stays exact: roles such as ffn_out, layers.N, or patterns such as *.down_proj; by default none."
 DRAWS = "Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
@@ -206,6 +211,7 @@ SEED = "Of random draws."
 LIMIT = "Examples of each task, from its start; by default all."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
+PICTURES = "pictures"  # the protocol of vision models
 BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
 
 
@@ -215,22 +221,12 @@ class FieldError(UserError):
     path: tuple = ()
 
 
-class Named(BaseModel):
-    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for.
+class Checked(BaseModel):
+    """A model of pydantic whose mistakes are those of a user.
 
     Raises:
         FieldError: a field is unknown, missing or out of range.
     """
-
-    model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
-
-    # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.subjects.cell.Plan`.
-    plans: ClassVar[str | Callable | None] = None
-    experiment: ClassVar[str | None] = None  # what its rows say that they are of, where that is not its name
-    section: ClassVar[str | None] = None  # `module:function` that shows its rows, imported when a command has run
-
-    name: Name
-    shows: Line | None = None
 
     def __init__(self, **fields):
         try:
@@ -238,10 +234,31 @@ class Named(BaseModel):
         except ValidationError as error:
             raise field_error(error, type(self)) from None
 
+
+class Named(Checked):
+    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for."""
+
+    model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
+
+    # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.subjects.cell.Plan`.
+    plans: ClassVar[str | Callable | None] = None
+    experiment: ClassVar[str | None] = None  # what its rows say that they are of, where that is not its name
+    # What shows its rows, as `plans`; imported when a command has run. of_folder: whether it takes the specification
+    # and the folder before the rows, because the folder holds more, or the tokenizer of the model is needed.
+    section: ClassVar[str | Callable | None] = None
+    of_folder: ClassVar[bool] = False
+
+    name: Name
+    shows: Line | None = None
+
     @property
     def folder(self) -> Path:
         """Where its results go unless the user says otherwise."""
         return Path("results") / self.name
+
+    def show(self, folder: Path, rows: list[dict]) -> Any:
+        """What rows of it in a folder show, an `outliers.report.section.Section`."""
+        return resolved(self.section)(*((self, folder) if self.of_folder else ()), rows)
 
 
 class Machine(Named):
@@ -264,12 +281,19 @@ class Settings(Spread):
     block: Tokens = Field(256, description="Tokens a block.")
     blocks: Count = Field(32, description="How many blocks, from the start of the text.")
     bos: bool = Field(False, description=BEGIN)
-    mask_seed: Seed = Field(0, description="Which tokens are masked, of models that predict masked tokens.")
+    mask_seed: Seed = Field(0, description="Of the tokens or spans that are taken out of a text to be predicted.")
+    mask_seeds: Repeats = Field(1, description="Measure with so many seeds from this one on, for mean ± scatter.")
+    objective: Literal["span", "prefix", "each"] | None = Field(None, description=OBJECTIVE)
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
     stream: bool = Field(False, description="Keep a layer while its turn lasts: for models larger than memory.")
     memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes, json_schema_input_type=str)] = Field(
         None, description="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default none."
     )
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences pass a model."""
+        return self.blocks * (self.block - 2 if self.objective == "each" else self.mask_seeds)
 
 
 class Calibrated(Settings):
@@ -294,7 +318,7 @@ class OfSchemes(Named):
     def _into_schemes(self):
         if self.transform is None and self.attention == [ATTENTION_16]:
             return self
-        with _saying_all():
+        with saying_all():
             schemes = self.schemes
             if self.transform is not None:
                 changed = [one for one in schemes if one != PEER and get_scheme(one).quantizes_projections]
@@ -315,7 +339,7 @@ class Experiment(OfSchemes, Calibrated):
     """
 
     plans = "outliers.presets.sweep:sweep_plans"
-    section = "outliers.metrics.perplexity.view:sweep_section"
+    section = "outliers.metrics.perplexity:Perplexity.view"
 
     name: Name = "sweep"
     models: Names = Field(description=MODEL)
@@ -344,7 +368,7 @@ class OneModel(OfOneModel):
     """A trace of one model."""
 
     plans, experiment = "outliers.presets.emergence:trace_plans", "trace"
-    section = "outliers.metrics.trace.view:kept_trace_section"
+    section, of_folder = "outliers.metrics.trace.view:kept_trace_section", True
 
     name: Name = "trace"
     by_token: bool = Field(False, title="tokens", description="Find which tokens carry the outlier features.")
@@ -388,18 +412,20 @@ class Account(OfOneModel):
     blocks: Count = Field(8, description="How many blocks, from the start of the text.")
 
 
-DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently
+DAMAGE_BY = ("error", "role", "layer", "stack", "model")  # parts of the damage, which cost differently
 
 
 class Damage(OfSchemes, OfOneModel, Calibrated):
     """Where schemes damage one model, by the arguments of `outliers.damage`."""
 
     plans = "outliers.presets.damage:damage_plans"
-    section = "outliers.report.views.damage:kept_damage_section"
+    section, of_folder = "outliers.report.views.damage:kept_damage_section", True
 
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
-    by: Names = Field(list(DAMAGE_BY), description="Errors of projections, perplexity by role, layer, or of the model.")
+    by: Names = Field(
+        list(DAMAGE_BY), description="Errors of projections, perplexity by role, layer, stack, or of the model."
+    )
     draws: Repeats = Field(1, description=DRAWS)
 
 
@@ -444,7 +470,7 @@ class Memory(Named):
     """
 
     plans = "outliers.presets.memory:memory_plans"
-    section = "outliers.metrics.memory.view:memory_section"
+    section = "outliers.metrics.memory:Memory.view"
 
     name: Name = "memory"
     models: Names = Field(description=MODEL)
@@ -464,6 +490,7 @@ class LinearLayers(Machine):
     """
 
     plans = "outliers.presets.linear_layers:linear_layer_plans"
+    section = "outliers.metrics.linear_layer:LinearLayer.view"
 
     name: Name = "linear-layers"
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
@@ -472,11 +499,27 @@ class LinearLayers(Machine):
     seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
 
 
+class DecoderLayers(Machine):
+    """The projections of a decoder layer of models, by their configurations, with a further token (Table 6).
+
+    dtype: what 16 bits are. seconds: how long a layer is timed at least.
+    """
+
+    plans = "outliers.presets.linear_layers:decoder_layer_plans"
+    section = "outliers.metrics.linear_layer.view:decoder_section"
+
+    name: Name = "decoder-layers"
+    dtype: Literal["float16", "bfloat16"] = "bfloat16"
+    models: Names = Field(description=MODEL)
+    batches: Batches = Field([1, 8, 32], description="Sequences at once.")
+    seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
+
+
 class Latency(OfSchemes, Machine):
     """Time a generated token with a KV cache; prompts are the first tokens of a text."""
 
     plans = "outliers.presets.latency:latency_plans"
-    section = "outliers.metrics.latency.view:latency_section"
+    section = "outliers.metrics.latency:Latency.view"
 
     name: Name = "latency"
     dtype: Literal["float32", "float16", "bfloat16"] = Field("bfloat16", description="Of what is not quantized.")
@@ -498,7 +541,7 @@ class ZeroShot(OfSchemes, Spread):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
 
     plans = "outliers.presets.zeroshot:zeroshot_plans"
-    section = "outliers.metrics.zeroshot.view:zeroshot_section"
+    section = "outliers.metrics.zeroshot:ZeroShot.view"
 
     name: Name = "zeroshot"
     models: Names = Field(description=MODEL)
@@ -510,6 +553,13 @@ class ZeroShot(OfSchemes, Spread):
     data: Line | None = Field(None, description=DATA)
     limit: Count | None = Field(None, description=LIMIT)
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
+
+
+def resolved(place: Any) -> Any:
+    """What is named as `module:object`, which may be the name of another object; or the object itself."""
+    while isinstance(place, str):
+        place = pkgutil.resolve_name(place)
+    return place
 
 
 def alpha_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) -> float | None:

@@ -11,12 +11,12 @@ from outlier_kernels.dispatch import path
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import BrokenModel, UserError
-from outliers.models.anatomy import anatomy_of, family_of, weights_of_experts
-from outliers.models.anatomy.examples import read_ids
+from outliers.models.anatomy import anatomy_of, weights_of_experts
+from outliers.models.anatomy.examples import Examples, read_ids
 from outliers.models.load import (
     find_device,
     load_model,
-    load_tokenizer,
+    load_reader,
     quantized_from,
     some_of,
     stored_as,
@@ -32,7 +32,7 @@ from outliers.specification.kinds import BOS, Machine
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, tokens_hash
 from outliers.tracing.result import STREAM, Trace
-from outliers.tracing.trace import trace
+from outliers.tracing.trace import traces
 from outliers.variants.ablated import Ablated
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import parts_of
@@ -56,9 +56,12 @@ def check_machine(machine: Machine) -> None:
 
 
 class Bench:
-    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move."""
+    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move.
 
-    def __init__(self, bar: Progress):
+    bar: may come later, with the run that moves it.
+    """
+
+    def __init__(self, bar: Progress | None = None):
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
         self._calibration: Calibration | None = None
@@ -67,7 +70,7 @@ class Bench:
         # Of the last model as it is, by draw and part of a text: last hidden states, and what layers read of blocks.
         self.exact: dict[tuple, list[torch.Tensor]] = {}
         self.inputs: dict[tuple, list[dict[int, torch.Tensor]]] = {}
-        self.traces: dict[str, Trace] = {}  # of whole texts, by their hashes
+        self.traces: dict[str, list[Trace]] = {}  # of whole texts, by their hashes: of each view of the model
 
     def load(self, subject: Any, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """The model of a subject, in the form that it was left in, and the facts that all its rows have in common.
@@ -104,10 +107,10 @@ class Bench:
         return self._loaded
 
     def tokenizer(self, subject: Any) -> PreTrainedTokenizerBase:
-        """That of a subject's model."""
+        """What names the ids of a subject's model: its tokenizer, or its image processor."""
         key = subject.model, subject.revision
         if self._tokenizer is None or self._tokenizer[0] != key:
-            self._tokenizer = key, load_tokenizer(*key)
+            self._tokenizer = key, load_reader(*key)
         return self._tokenizer[1]
 
     @contextmanager
@@ -138,8 +141,8 @@ class Bench:
         if any(one.needs_trace for one in variants):
             text = tokens_hash(subject.blocks)
             if text not in self.traces:
-                self.traces[text] = trace(model, subject.blocks, STREAM, attention=False)
-            variants = [one.knowing(self.traces[text]) if one.needs_trace else one for one in variants]
+                self.traces[text] = traces(model, subject.blocks, STREAM, attention=False)
+            variants = [one.knowing(*self.traces[text]) if one.needs_trace else one for one in variants]
         return variants
 
     def weights(self) -> dict:
@@ -195,9 +198,11 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def protocol_of(settings: Machine, config: PretrainedConfig | None = None) -> str:
-    """How the text of an experiment is cut into blocks, and what of them a model of this configuration predicts."""
-    predicted = "" if config is None else family_of(config).protocol
+def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:
+    """How the text of an experiment is cut into blocks, and what of these blocks a model predicts."""
+    predicted = blocks.protocol if isinstance(blocks, Examples) else ""
+    if predicted and not predicted.startswith("+"):  # of what is no text
+        return predicted
     return find_text(settings.text).protocol + (BOS if getattr(settings, "bos", False) else "") + predicted
 
 

@@ -15,16 +15,27 @@ from outliers.text.given import Text
 if TYPE_CHECKING:
     from outliers.subjects.causal import Causal
 
+READS_TEXT = True
+REFUSED = {"bos": "reads what its tokenizer puts around each block"}  # options that say nothing of this family, and why
 SHORTEST = Spans.of(2).read
-REFUSED = {"bos": "reads what its tokenizer puts around a text anyway"}  # options that say nothing of it, and why
 
 
-def read(subject: "Causal", text: str, blocks: int) -> Examples:
-    """The first blocks of a text, their spans corrupted by the seed of the settings; halves of them where the tokenizer
-    has no sentinels."""
+def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
+    """The first blocks of a text with what is to be predicted: spans of them by a seed, or their second halves.
+
+    Raises:
+        UserError: as `span_corrupted` and `prefixed`; or there is a seed, and no spans that it decides.
+    """
     tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
-    if len(sentinels_of(tokenizer)):
-        return span_corrupted(text, tokenizer, settings.block, blocks, settings.mask_seed)
+    if (settings.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
+        return span_corrupted(text, tokenizer, settings.block, blocks, seed)
+    if settings.objective == "each":
+        raise UserError("objective 'each' is of masked language models; expected span or prefix")
+    if seed or settings.mask_seeds > 1:
+        raise UserError(
+            f"'{subject.model}' predicts the second half of each block, without a seed; leave --mask-seed and "
+            "--mask-seeds out"
+        )
     return prefixed(text, tokenizer, settings.block, blocks)
 
 
@@ -70,7 +81,7 @@ def span_corrupted(
     generator = torch.Generator().manual_seed(seed)
     cut = load_text(text, tokenizer, spans.tokens, blocks)
     pairs = [corrupted(tokens, sentinels, end, generator) for tokens in cut]
-    return Examples(*map(torch.stack, zip(*pairs, strict=True)))
+    return Examples(*map(torch.stack, zip(*pairs, strict=True)), "+span")
 
 
 def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None) -> Examples:
@@ -97,7 +108,7 @@ def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks:
         )
     first, second = load_text(text, tokenizer, block - around, blocks).tensor_split([of_text], 1)
     before, after = (torch.tensor(ends).long().expand(len(first), -1) for ends in (before, after))
-    return Examples(torch.cat([before, first, after], 1), second)
+    return Examples(torch.cat([before, first, after], 1), second, "+prefix")
 
 
 def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

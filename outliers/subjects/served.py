@@ -1,4 +1,4 @@
-"""A causal language model as it generates: under a scheme its int8 weights alone are in memory."""
+"""A model as it generates or encodes: under a scheme its int8 weights alone are in memory."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Served(Causal):
     """A model under one variant, with a text whose beginnings are prompts; a metric says how long they are."""
 
-    families = ("causal",)
+    families = ("causal", "masked")
     of_one_variant = True
 
     def prepare(self) -> None:
@@ -81,7 +81,7 @@ class Served(Causal):
         from outliers.subjects.bench import describe, left_fields, protocol_of
 
         fields = describe(self, model)
-        small = [module for *_, module in projections(model) if isinstance(module, Int8Linear)]
+        small = [one.module for one in projections(model) if isinstance(one.module, Int8Linear)]
         buffers = [buffer for layer in small for buffer in layer.buffers()]  # codes and scales
         if small:
             digest = hashlib.sha256(fields["weights_hash"].encode())

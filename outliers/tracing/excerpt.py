@@ -13,10 +13,12 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
 from outliers.models.anatomy import readers
-from outliers.models.anatomy.examples import Block, Example, read_ids
+from outliers.models.anatomy.examples import Block, Example
+from outliers.models.anatomy.views import view_of
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
-from outliers.tracing.result import STREAM, Trace
+from outliers.tracing.result import Trace
+from outliers.tracing.statistics import ON_STREAM
 
 POSITIONS = 256  # at most, from the start of the text
 FEATURES = 12  # at most, of a role,
@@ -77,7 +79,7 @@ def telling_features(trace: Trace) -> dict[str, list[int]]:
     """
     positions = min(trace.block, POSITIONS)
     most = max(1, min(FEATURES, VALUES // (len(trace.roles) * trace.layers * positions)))
-    stream = tuple(role for role in STREAM if role in trace.roles)
+    stream = tuple(role for role in ON_STREAM if role in trace.roles)
     found = {role: _telling(trace, stream if role in stream else (role,)) for role in trace.roles}
     return {role: features[:most] for role, features in found.items()}
 
@@ -89,24 +91,28 @@ def _telling(trace: Trace, roles: tuple[str, ...]) -> list[int]:
 
 
 @inference
-def excerpt(model: PreTrainedModel, block: Block, features: Mapping[str, list[int]]) -> Excerpt:
+def excerpt(
+    model: PreTrainedModel, block: Block, features: Mapping[str, list[int]], stack: str | None = None
+) -> Excerpt:
     """Run the beginning of a block through a model and keep what projections read at some features.
 
     Args:
         model: a causal language model, which is left as it was.
         block: token ids, int64 (T,), or an example of another family, of which all is read.
         features: by role, as `telling_features` finds them.
+        stack: as for `outliers.trace`.
 
     Raises:
         UserError: the block is longer than the model's context or holds ids outside its vocabulary.
     """
     beginning = block if isinstance(block, Example) else block[:POSITIONS]
-    ids, layers = read_ids(block)[:POSITIONS], {role: {} for role in features}
+    view, layers = view_of(model, stack), {role: {} for role in features}
+    ids = view.positions(model, block)[:POSITIONS].cpu()
 
     def keep(layer: int, role: str, x: torch.Tensor) -> None:
         layers[role][layer] = x[:POSITIONS, features[role]].to("cpu", torch.bfloat16)
 
-    with input_hooks([one for one in readers(model) if one.role in features], keep):
+    with input_hooks([one for one in readers(model) if one.role in features and one.layer in view.layers], keep):
         for _ in run_decoder(model, [beginning]):
             pass
     kept = {role: torch.stack([of_role[layer] for layer in sorted(of_role)]) for role, of_role in layers.items()}

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from outliers.errors import UserError, shown
 from outliers.tracing import store, tokens
 from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import quantiles, unpack_keys
-from outliers.tracing.statistics import BY_POSITION, STREAM, combine, states_of_tokens, views
+from outliers.tracing.statistics import BY_POSITION, ON_STREAM, STREAM, combine, states_of_tokens, views
 
 PLACE = ["feature", "position", "token"]
 NAMED = 8  # outlier features, in the printed form of a trace
@@ -42,7 +43,7 @@ class Trace:
     | ROLE.hits, ROLE.sequences_hit | (L, h) int64 | entries, and sequences with an entry, of at least alpha |
     | ROLE.sum, ROLE.squares, ROLE.squares_rest | (L, h) float64 | power sums; rest: without position 0 |
     | ROLE.kurtosis_tensor, ROLE.kurtosis_token | (L, 2) float64 | sums over sequences, tokens; without position 0 |
-    | ROLE.magnitude | (T, h) float64 | largest absolute value over the layers, summed over sequences; of `STREAM` |
+    | ROLE.magnitude | (T, h) float64 | largest absolute value over the layers, summed over sequences; of `ON_STREAM` |
     | VIEW.layers_hit, VIEW.positions_hit | (h,) int64 | for roles together ("attn_in+ffn_in"), summed over sequences |
     | residual.largest | (L, 5) float64 | as ROLE.largest |
     | residual.sum_of_max, residual.sum_of_ratios | (L,) float64 | of max |x| and max |x| / median |x| |
@@ -84,6 +85,11 @@ class Trace:
         return len(self.statistics["residual.largest"])
 
     @property
+    def cross(self) -> bool:
+        """Whether it is of what a decoder reads of an encoder."""
+        return self.stack == "cross"
+
+    @property
     def positions(self) -> int:
         """How many positions all sequences have together."""
         return int(self.statistics["text.sequences"].sum())
@@ -98,7 +104,7 @@ class Trace:
             f"Trace{model}: {self.sequences:,} sequences × {lengths}{self.block:,} tokens, alpha {self.alpha:g}",
             f"{self.layers} {f'{self.stack} ' * bool(self.stack)}layers × features: {of_roles}",
         ]
-        if {*STREAM, "cross_kv"} & set(self.roles):
+        if set(ON_STREAM) & set(self.roles):
             found, width = self.outlier_features()["feature"], self.statistics["residual.massive"].shape[1]
             few = ", ".join(map(str, found[:NAMED])) + (", …" if len(found) > NAMED else "")
             lines.append(f"outlier features: {len(found):,} of {width:,}{f' ({few})' if few else ''}")
@@ -399,3 +405,8 @@ class Trace:
         if not self.heads:
             raise UserError("attention sinks were not looked for; trace with attention=True")
         return self.statistics[f"attention.{name}"]
+
+
+def merged(parts: Iterable[list[Trace]]) -> list[Trace]:
+    """The trace of each view of a model over all parts of a text."""
+    return [reduce(Trace.merge, of_view) for of_view in zip(*parts, strict=True)]

@@ -8,6 +8,7 @@ from outlier_kernels import states
 from outliers.tracing.tokens import EXTREMES, PLACES, WINDOW
 
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
+ON_STREAM = (*STREAM, "cross_kv")  # and of that of another stack
 # Statistics that have a place for each position up to the longest sequence's last: the dimension in which they do.
 BY_POSITION = {"magnitude": 0, "massive_positions": 0, "sequences": 0, "sinks": 1}
 
@@ -48,12 +49,12 @@ def views(roles: Iterable[str]) -> list[tuple[str, ...]]:
 
 def states_of_tokens(roles: Iterable[str]) -> list[str]:
     """The states whose tokens a trace may keep: the roles of the residual stream united, and the stream itself."""
-    return [state for state in ("+".join(role for role in STREAM if role in roles), "residual") if state]
+    return [state for state in ("+".join(role for role in ON_STREAM if role in roles), "residual") if state]
 
 
 def tables_of(roles: Iterable[str], attention: bool, tokens: bool) -> dict[str, Table]:
     """The statistics that a trace has of each state."""
-    tables = {role: OF_ROLE | (OF_STREAM if role in STREAM else {}) for role in roles}
+    tables = {role: OF_ROLE | (OF_STREAM if role in ON_STREAM else {}) for role in roles}
     tables |= {"residual": OF_RESIDUAL, "text": OF_TEXT} | ({"attention": OF_ATTENTION} if attention else {})
     tables |= {"tokens": OF_TOKENS} if tokens else {}
     more = [("+".join(view), OF_VIEW) for view in views(roles)]

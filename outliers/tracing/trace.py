@@ -1,7 +1,7 @@
 """Trace a model: hooks, and what they keep of each block."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, reduce
@@ -15,20 +15,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
 from outliers.errors import BrokenModel, UserError, unknown_name
-from outliers.models.anatomy import ROLES, inputs_of, readers
+from outliers.models.anatomy import ROLES, family_of, ids_of, readers
 from outliers.models.anatomy.examples import Block
-from outliers.models.anatomy.views import View, view_of
+from outliers.models.anatomy.views import View, view_of, views_of
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.text.blocks import sequences
-from outliers.text.tokens import named_tokens
-from outliers.tracing.result import Trace
+from outliers.text.tokens import named_ids
+from outliers.tracing.result import Trace, merged
 from outliers.tracing.sketch import buckets, pack_keys
-from outliers.tracing.statistics import BY_POSITION, STREAM, add_from_start, states_of_tokens, views
+from outliers.tracing.statistics import BY_POSITION, ON_STREAM, add_from_start, states_of_tokens, views
 from outliers.tracing.store import SKETCHED
 from outliers.tracing.tokens import TokenSums
 
+ALIKE = {"attn_in": ("cross_in", "cross_kv"), "attn_out": ("cross_out",)}
 See = Callable[[Block, torch.Tensor], None]
 SKETCHED_AT_ONCE = 1 << 16  # hits, at most,
 STATES_AT_ONCE = 32  # of so many states, whose tensors take memory also if they hold few
@@ -66,7 +67,7 @@ def trace(
             it. Without it long contexts take less.
         variant: what the model is under meanwhile, such as a scheme, see `outliers.variants`.
         tokens: the model's tokenizer, if the trace shall know which tokens carry each feature of the residual stream,
-            see `Trace.tokens`, and call them by their names.
+            see `Trace.tokens`, and call them by their names; of a vision model its image processor, or True.
         attention_mask: which tokens count and which are padding, shaped as the blocks, as tokenizers return it; each
             sequence then runs without its padding. None where there is none.
         see_last: called with each block and the last hidden states (T, features) of each sequence, of which the head
@@ -80,17 +81,50 @@ def trace(
             holds ids outside the vocabulary; the attention mask is none of these blocks; a hidden state holds NaN or
             inf; there is no model, or one is given twice.
     """
-    how = _check_roles(roles), check_threshold("alpha", alpha), attention, variant, tokens, see_last, stack
-    found = _of_parts(model, sequences(blocks, attention_mask), lambda *of_part: _trace(*of_part, *how))
-    if found is None:
+    how = _check_roles(roles), check_threshold("alpha", alpha), attention, variant, tokens, see_last
+
+    def trace_one(model: PreTrainedModel, blocks: Iterable[Block]) -> list[Trace]:
+        view = view_of(model, stack)
+        return _trace(model, blocks, [(view, _in_every_layer(model, view, how[0]))], *how[1:])
+
+    (found,) = _of_parts(model, sequences(blocks, attention_mask), trace_one)
+    return found
+
+
+def traces(
+    model: PreTrainedModel,
+    blocks: Iterable[Block],
+    roles: Iterable[str] = ROLES,
+    alpha: float = ALPHA,
+    attention: bool = True,
+    variant: Variant = AS_IT_IS,
+    tokens: PreTrainedTokenizerBase | None = None,
+) -> list[Trace]:
+    """All views of a model that have some of the roles, in one pass: of one with a single stack of layers one trace, of
+    an encoder-decoder those of "encoder", "decoder" and "cross". Arguments and errors as those of `trace`; a role of
+    self-attention brings those of cross-attention."""
+    asked = set(_check_roles(roles))
+    asked = asked.union(*(others for role, others in ALIKE.items() if role in asked))
+    views = [(view, of_view) for view in views_of(model).values() if (of_view := _roles_of(model, view, asked))]
+    if not views:
+        raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")
+    how = check_threshold("alpha", alpha), attention, variant, tokens, lambda ids, states: None
+    return _of_parts(model, blocks, lambda *of_part: _trace(*of_part, views, *how))
+
+
+def _of_parts(
+    models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[Block], trace_one: Callable
+) -> list[Trace]:
+    """The traces of all blocks, dealt out to the models in contiguous parts, a thread each."""
+    found = _of_all(models, blocks, trace_one)
+    if not found:
         raise UserError("no blocks to trace; expected at least one")
     return found
 
 
-def _of_parts(
-    models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[torch.Tensor], trace_one: Callable
-) -> Trace | None:
-    """The trace of all blocks, dealt out to the models in contiguous parts, a thread each."""
+def _of_all(
+    models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[Block], trace_one: Callable
+) -> list[Trace]:
     if isinstance(models, nn.Module):
         return trace_one(models, blocks)
     if not models or len(set(models)) < len(models):  # the hooks of two threads on one model would see both blocks
@@ -106,42 +140,59 @@ def _of_parts(
         finally:
             stop.set()
     found = [part.result() for part in running]
-    return reduce(Trace.merge, [part for part in found if part is not None]) if blocks else None
+    return merged(filter(None, found))
 
 
 @inference  # of the thread that it runs in
 def _trace(
     model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
-    roles: tuple[str, ...],
+    blocks: Iterable[Block],
+    views: Sequence[tuple[View, tuple[str, ...]]],
     alpha: float,
     attention: bool,
     variant: Variant,
     tokens: PreTrainedTokenizerBase | None,
     see_last: See,
-    stack: str | None,
-) -> Trace | None:
-    view = view_of(model, stack)
-    roles = _in_every_layer(model, view, roles)
-    at_once, room, device = (1, 0), torch.zeros, model.device
-    if is_streamed(model):
-        blocks = list(blocks)
-        at_once = len(blocks), max((len(view.positions(model, block)) for block in blocks), default=0)
-        room, device = model.stream.storage, model.stream.device
+) -> list[Trace]:
+    """The traces of some views with their roles; none without a block."""
+    blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
-    counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
-    observer = _Observer(view, roles, alpha, counts, at_once, room, tokens)
-    watched = Watched(variant, partial(_hooks, observer, attention))
+    vocabulary, names = family_of(model.config).vocabulary(model.config), partial(named_ids, model.config, tokens)
+    observers = []
+    for view, roles in views:
+        at_once, room, device = (1, 0), torch.zeros, model.device
+        if is_streamed(model):
+            at_once = len(blocks), max((len(view.positions(model, block)) for block in blocks), default=0)
+            room, device = model.stream.storage, model.stream.device
+        counts = {name: torch.zeros(vocabulary, dtype=torch.int64, device=device) for name in by_token}
+        observers.append(_Observer(view, roles, alpha, counts, at_once, room, names if tokens else None))
+
+    def begin(number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
+        for observer in observers:
+            observer.begin(number, of_stacks)
+
+    watched = Watched(variant, partial(_hooks, observers, attention))
     with eager(model, summed=True) if attention else nullcontext(), under(model, watched) as (changed, left):
-        for number, block, last in run_decoder(changed, blocks, observer.begin, left):
-            observer.end(number, inputs_of(model, block))
+        for number, block, last in run_decoder(changed, blocks, begin, left):
+            for observer in observers:
+                observer.end(number, ids_of(model, block))
             see_last(block, last)
-    return observer.result()
+    return [observer.result() for observer in observers if observer.sequences]
 
 
 @contextmanager
-def _hooks(observer: "_Observer", attention: bool, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-    """Those by which an observer sees all layers of its view of a model, or one."""
+def _hooks(
+    observers: "Sequence[_Observer]", attention: bool, model: PreTrainedModel, layer: int | None
+) -> Iterator[None]:
+    """Those by which observers see all layers of their views of a model, or one."""
+    with ExitStack() as stack:
+        for observer in observers:
+            stack.enter_context(_hooks_of(observer, attention, model, layer))
+        yield
+
+
+@contextmanager
+def _hooks_of(observer: "_Observer", attention: bool, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
     view = observer.view
     layers = [number for number in view.layers if layer in (None, number)]
     tracked = [one for one in readers(model) if one.role in observer.roles and one.layer in layers]
@@ -170,13 +221,19 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
 
 
 def _in_every_layer(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the roles those that every layer has, and whose positions are those of the view."""
-    places = {(reader.role, reader.layer) for reader in readers(model) if view.cross == (reader.role == "cross_kv")}
-    found = tuple(role for role in roles if places.issuperset((role, layer) for layer in view.layers))
+    """The same; raise UserError where there are none."""
+    found = _roles_of(model, view, roles)
     if not found:
         of_stack = f" in the view '{view.name}'" if view.name else ""
         raise UserError(f"not every layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
     return found
+
+
+def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tuple[str, ...]:
+    """Of the roles those that every layer has, and whose positions are those of the view."""
+    places = {(reader.role, reader.layer) for reader in readers(model) if view.cross == (reader.role == "cross_kv")}
+    every = (role for role in ROLES if role in roles)
+    return tuple(role for role in every if places.issuperset((role, layer) for layer in view.layers))
 
 
 @contextmanager
@@ -206,15 +263,15 @@ class _Observer:
         counts: dict,
         at_once: tuple[int, int],
         room: Callable,
-        tokens: PreTrainedTokenizerBase | None,
+        names: Callable[[Iterable[int]], dict] | None,
     ):
         """counts: zeros by token id (V,). at_once: how many sequences take turns, and the tokens of the longest one, as
-        far as it is known. room: makes zeros that are kept. tokens: what names them if they are asked for."""
+        far as it is known. room: makes zeros that are kept. names: of ids, if they are asked for."""
         self.view = view
-        self.roles, self.alpha, self.total, self.room, self.tokenizer = roles, alpha, counts, room, tokens
+        self.roles, self.alpha, self.total, self.room, self.names = roles, alpha, counts, room, names
         self.at_once, self.block = at_once
         self.sequences = self.heads = 0
-        self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if tokens else None
+        self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if names else None
         self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
         self.sketch: Counter = Counter()
         self.hits: list[tuple] = []  # those that the sketch has not: layer, place of the role, features, values
@@ -224,23 +281,24 @@ class _Observer:
         # others the hits.
         self.kept: dict[str, dict[tuple, torch.Tensor]] = defaultdict(dict)
 
-    def begin(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
-        """What the hooks see next is of this sequence; inputs: what each stack reads of it."""
-        ids = inputs[self.view.inputs]
+    def begin(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
+        """What the hooks see next is of this sequence; of_stacks: the ids at the positions that each stack reads."""
+        ids = of_stacks[self.view.inputs]
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
-        self.queries = len(inputs[-1 if self.view.cross else self.view.inputs])
+        self.queries = len(of_stacks[-1 if self.view.cross else self.view.inputs])
         self.number, self.ids, self.block = number % self.at_once, ids, max(self.block, len(ids))
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
-        kept = self._kept(role, x, x.dtype if role in STREAM else torch.bool)
+        kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
         with _named(layer, role):
             hits = states.add(self._statistics(layer, role, states.STATISTICS, x), x, self.ids, self.alpha, kept)
         self.in_layer[role] = hits.clamp(max=1)
         if role in SKETCHED:
             features, values = states.values_of_hits(x, hits, self.alpha)
             if len(values):
-                self.hits.append((layer, ROLES.index(role), features, values))
+                place = layer - self.view.layers[0], ROLES.index(role)
+                self.hits.append((*place, features, values))
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
         with _named(layer, "residual"):
@@ -270,20 +328,20 @@ class _Observer:
         self.see_hidden_state(layer, role, x)
         self.see_residual(layer, x)
 
-    def end(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
+    def end(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         """Add up what is kept of a sequence, whose last layer is done."""
-        self.begin(number, inputs)
+        self.begin(number, of_stacks)
         self.sequences, ids = self.sequences + 1, self.ids
         self._add("text.sequences", torch.ones_like(ids))
         self._add("residual.massive_positions", torch.zeros_like(ids))  # also where there is none
         hit, magnitudes = {}, {}
         for role, of_role in self.kept.items():
             of_layers = [kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()]
-            if role in self.roles and role not in STREAM:
+            if role in self.roles and role not in ON_STREAM:
                 hit[role] = reduce(torch.logical_or, of_layers)
             else:
                 magnitudes[role] = reduce(torch.maximum, of_layers).float()
-        for role in [role for role in STREAM if role in magnitudes]:
+        for role in [role for role in ON_STREAM if role in magnitudes]:
             hit[role] = magnitudes[role] >= self.alpha
             self._add(f"{role}.magnitude", magnitudes[role].double())
         for view in views(self.roles):
@@ -294,10 +352,8 @@ class _Observer:
         for kept in (kept for of_role in self.kept.values() for kept in of_role.values()):
             kept[self.number, : len(ids)].zero_()
 
-    def result(self) -> Trace | None:
-        """The trace of all sequences, in host memory."""
-        if not self.sequences:
-            return None
+    def result(self) -> Trace:
+        """The trace of all sequences, of which there is one at least, in host memory."""
         self._sketch_hits()
         statistics = {}
         for state, layers in self.by_layer.items():
@@ -310,7 +366,7 @@ class _Observer:
         found = Trace(self.alpha, self.roles, *sizes, statistics, self.sketch, **of_stack)
         if self.tokens:
             statistics |= self.tokens.statistics()
-            found.names = named_tokens(self.tokenizer, self.tokens.seen)
+            found.names = self.names(self.tokens.seen)
         return found
 
     def _statistics(self, layer: int, state: str, table: dict, x: torch.Tensor) -> states.Statistics:

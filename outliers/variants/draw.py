@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
+from outliers.models.anatomy import input_embedding
 
 SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 
@@ -15,6 +17,8 @@ SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 @contextmanager
 def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal.
+
+    Of pictures, what the convolution makes of each patch.
 
     One code that flips because of it changes what all later layers round: how far rounding alone scatters a result. The
     weights stay as they are, and so does a head that is tied to them.
@@ -26,10 +30,17 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     if draw == 0:
         yield
         return
-    embeddings = model.get_input_embeddings()
-    noise = torch.randn(embeddings.weight.shape, generator=torch.Generator().manual_seed(draw))
-    factors = noise.mul_(SIZE).add_(1).to(embeddings.weight.device)
-    handle = embeddings.register_forward_hook(lambda _module, inputs, output: output * factors[inputs[0]])
+    embedding = input_embedding(model)
+
+    def factors(shape: torch.Size) -> torch.Tensor:
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(draw))
+        return noise.mul_(SIZE).add_(1).to(embedding.weight.device)
+
+    if isinstance(embedding, nn.Embedding):
+        of_tokens = factors(embedding.weight.shape)
+        handle = embedding.register_forward_hook(lambda _module, inputs, output: output * of_tokens[inputs[0]])
+    else:
+        handle = embedding.register_forward_hook(lambda _module, _inputs, output: output * factors(output.shape[1:]))
     try:
         yield
     finally:

@@ -36,9 +36,9 @@ class Together:
         """Whether one of them does."""
         return any(variant.needs_trace for variant in self.variants)
 
-    def knowing(self, trace: "Trace") -> "Together":
+    def knowing(self, *traces: "Trace") -> "Together":
         """The same with what those need that need a trace."""
-        return Together(tuple(one.knowing(trace) if one.needs_trace else one for one in self.variants))
+        return Together(tuple(one.knowing(*traces) if one.needs_trace else one for one in self.variants))
 
     @property
     def needs_calibration(self) -> bool:

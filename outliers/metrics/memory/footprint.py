@@ -3,20 +3,27 @@
 import inspect
 import itertools
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from accelerate import init_empty_weights
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    AutoModelForImageClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import context_length
-from outliers.models.skeleton import skeleton
+from outliers.models.skeleton import quiet, skeleton
 
 GIB = 2**30
 BITS = (16, 8)
@@ -32,7 +39,8 @@ class Footprint(NamedTuple):
     embeddings, rest: weights outside of the layers, which have 16 bits in any case: all embeddings (with them the head,
     where it is tied), and what else there is. layers: by bits, the weights of each layer, an encoder's first. cache: of
     keys and values, which the last `decoder_layers` of the layers share evenly. activations: the most that is alive at
-    once beside weights and cache. context: tokens a sequence.
+    once beside weights and cache. context: tokens a sequence. loaded: by bits, all weights as transformers loads them,
+    which keeps some of them in float32.
     """
 
     parameters: int
@@ -43,6 +51,7 @@ class Footprint(NamedTuple):
     decoder_layers: int
     activations: int
     context: int
+    loaded: dict[int, int]
 
     def weights(self, bits: int) -> int:
         """All weights, with the projections of the layers in 16 or 8 bits."""
@@ -54,44 +63,88 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
 
     In 16 bits all weights are bfloat16. In 8 bits a projection of a layer has a byte a weight and a float32 scale an
     output, as `quantize(model, "llm.int8", keep="int8")` has it, and the rest stays as it is. Weights that are tied
-    count once; tables that a model makes of its configuration, such as GPT-J's of sines, count too.
+    count once; tables that a model makes of its configuration, such as GPT-J's of sines, count too. Loaded in float16,
+    and so in 8 bits, transformers keeps what a model's `_keep_in_fp32_modules` names in float32: T5's `wo`.
 
     Activations are those of the 16-bit model, with the attention function that transformers chooses for it, in the pass
     over a prompt of the whole context that ends in the logits of the last token: no later pass of a generation needs
-    more. An encoder-decoder, such as T5, makes the logits of its whole target.
+    more. An encoder-decoder, such as T5, makes the logits of its whole target, a masked language model those of all
+    tokens; neither this nor a classifier of pictures has a cache.
 
-    context: tokens a sequence; at most the model's own count. Where there is an encoder, half of them are the source.
+    context: tokens a sequence; at most the model's own count. Where there is an encoder and a decoder, half of them are
+    the source. A model of pictures has as many as it makes of one.
 
     Raises:
-        UserError: transformers has no such language model, or cannot run it on the meta device.
+        UserError: transformers has no such model, or cannot run it on the meta device.
     """
     context = min(context, context_length(config) or context)
+    with without_values(config):
+        model = skeleton_with_head(config)
+        inputs = prompt(model, context, batch)
+        cache, activations = measure_pass(model, inputs)
+        lists = lists_of_layers(model)
+        context = _positions(model, lists[0][0], inputs) if "pixel_values" in inputs else context
+    sizes = {bits: _weights(model, lists, bits) for bits in BITS}
+    embeddings, _, rest = sizes[16]
+    return Footprint(
+        model.num_parameters(),
+        embeddings,
+        {bits: layers for bits, (_, layers, _) in sizes.items()},
+        rest,
+        cache,
+        len(lists[-1]),
+        activations,
+        context,
+        {bits: _loaded(model, lists, bits) for bits in BITS},
+    )
+
+
+@contextmanager
+def without_values(config: PretrainedConfig) -> Iterator[None]:
+    """Turn what transformers raises for a model that it cannot run on the meta device into one line."""
     try:
-        model = skeleton(config, torch.bfloat16)
-        cache, activations = measure_pass(model, context, batch)
+        yield
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         kind, reason = config.model_type, reason_of(error, 300)
         raise UserError(f"cannot run a model of type '{kind}' without its weights: {reason}") from None
-    lists = _lists_of_layers(model)
-    embeddings, layers_16, rest = _weights(model, lists, 16)
-    _, layers_8, _ = _weights(model, lists, 8)
-    layers = {16: layers_16, 8: layers_8}
-    return Footprint(model.num_parameters(), embeddings, layers, rest, cache, len(lists[-1]), activations, context)
+
+
+def skeleton_with_head(config: PretrainedConfig) -> PreTrainedModel:
+    """A model with its head on the meta device, in bfloat16."""
+    if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        return skeleton(config, torch.bfloat16)
+    with quiet(), init_empty_weights():
+        return AutoModelForImageClassification.from_config(config, dtype=torch.bfloat16).eval()
 
 
 @torch.inference_mode()
-def measure_pass(model: PreTrainedModel, context: int, batch: int) -> tuple[int, int]:
-    """Bytes of the cache, and of the most that is alive beside it and the weights, in the pass over a prompt."""
-    inputs = prompt(model, context, batch)
+def measure_pass(model: PreTrainedModel, inputs: dict) -> tuple[int, int]:
+    """Bytes of the cache, and of the most that is alive beside it and the weights, in a pass over inputs."""
     with Storages() as storages:
         output = model(**inputs)
-    cache = list(_cached(output.past_key_values))
+    cache = list(_cached(getattr(output, "past_key_values", None)))
     return storages.size(cache), storages.peak(without=cache)
 
 
+@torch.inference_mode()
+def _positions(model: PreTrainedModel, layer: nn.Module, inputs: dict) -> int:
+    """How many positions a layer reads."""
+    read = []
+    hook = layer.register_forward_pre_hook(lambda _module, arguments: read.append(arguments[0].shape[1]))
+    model(**inputs)
+    hook.remove()
+    return read[0]
+
+
 def prompt(model: PreTrainedModel, context: int, batch: int) -> dict:
-    """The arguments with which a generation first calls a model, for ids (batch, context) without padding."""
+    """The arguments with which a generation first calls a model, for ids (batch, context) without padding; or those of
+    the only call, for a model that generates nothing."""
+    if model.main_input_name == "pixel_values":
+        sides = (model.config.num_channels, model.config.image_size, model.config.image_size)
+        return {"pixel_values": torch.zeros(batch, *sides, dtype=model.dtype, device=model.device)}
     ids = torch.zeros(batch, context, dtype=torch.int64, device=model.device)
+    if not model.can_generate():
+        return {"input_ids": ids}
     if model.config.is_encoder_decoder:
         return {"input_ids": ids[:, context // 2 :], "decoder_input_ids": ids[:, : context // 2], "use_cache": True}
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
@@ -172,24 +225,39 @@ def _storages(leaves: Iterable) -> Iterator[torch.UntypedStorage]:
     return (leaf.untyped_storage() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def _lists_of_layers(model: PreTrainedModel) -> list[nn.ModuleList]:
+def lists_of_layers(model: PreTrainedModel) -> list[nn.ModuleList]:
     """The lists that are in no other list: a decoder's layers, or an encoder's and a decoder's."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     inner = {id(module) for outer in lists for module in outer.modules() if module is not outer}
     return [module for module in lists if id(module) not in inner]
 
 
-def _weights(model: PreTrainedModel, lists: list[nn.ModuleList], bits: int) -> tuple[int, list[int], int]:
-    """Bytes of the embeddings, of each layer, and of the rest."""
+def _loaded(model: PreTrainedModel, lists: list[nn.ModuleList], bits: int) -> int:
+    """Bytes of all weights where transformers keeps some in float32."""
+    embeddings, layers, rest = _weights(model, lists, bits, kept_in_float32(model))
+    return embeddings + sum(layers) + rest
+
+
+def kept_in_float32(model: PreTrainedModel) -> set[int]:
+    """The parameters, by their ids, that transformers keeps in float32 when it loads the model in float16."""
+    fields = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    kept = [f".{part}." for field in fields for part in getattr(model, field, None) or ()]
+    return {id(tensor) for name, tensor in model.named_parameters() if any(part in f".{name}." for part in kept)}
+
+
+def _weights(
+    model: PreTrainedModel, lists: list[nn.ModuleList], bits: int, kept: Collection[int] = ()
+) -> tuple[int, list[int], int]:
+    """Bytes of the embeddings, of each layer, and of the rest; kept: parameters, by their ids, that are in float32."""
     inside = {id(module) for layers in lists for module in layers.modules()}
     outside = [module for module in model.modules() if id(module) not in inside]
     counted: set[int] = set()
-    embeddings = _size((module for module in outside if isinstance(module, nn.Embedding)), 16, counted)
-    layers = [_size(layer.modules(), bits, counted) for layers in lists for layer in layers]
-    return embeddings, layers, _size(outside, 16, counted)
+    embeddings = _size((module for module in outside if isinstance(module, nn.Embedding)), 16, counted, kept)
+    layers = [_size(layer.modules(), bits, counted, kept) for layers in lists for layer in layers]
+    return embeddings, layers, _size(outside, 16, counted, kept)
 
 
-def _size(modules: Iterable[nn.Module], bits: int, counted: set[int]) -> int:
+def _size(modules: Iterable[nn.Module], bits: int, counted: set[int], kept: Collection[int]) -> int:
     """Bytes of what modules hold themselves and was not `counted` before."""
     size = 0
     for module in modules:
@@ -197,7 +265,10 @@ def _size(modules: Iterable[nn.Module], bits: int, counted: set[int]) -> int:
             if id(tensor) not in counted:
                 counted.add(id(tensor))
                 in_8_bits = bits == 8 and name == "weight" and isinstance(module, (nn.Linear, Conv1D))
-                size += tensor.numel() + 4 * _outputs(module) if in_8_bits else tensor.nbytes
+                if id(tensor) in kept:
+                    size += 4 * tensor.numel()
+                else:
+                    size += tensor.numel() + 4 * _outputs(module) if in_8_bits else tensor.nbytes
     return size
 
 

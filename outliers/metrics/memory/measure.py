@@ -54,6 +54,11 @@ def _needed(_metric: Memory, footprint: Footprint) -> list[dict]:
     return [
         {"metric": "parameters", "value": footprint.parameters, "unit": "1"},
         *({"metric": "weights", "bits": bits, "value": footprint.weights(bits), "unit": "bytes"} for bits in BITS),
+        *(
+            {"metric": "loaded", "bits": bits, "value": loaded, "unit": "bytes"}
+            for bits, loaded in footprint.loaded.items()
+            if loaded != footprint.weights(bits)
+        ),
         *({"metric": name, "value": getattr(footprint, name), "unit": "bytes"} for name in ("cache", "activations")),
     ]
 

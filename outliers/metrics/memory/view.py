@@ -18,6 +18,7 @@ ABOUT_THE_SAME = 0.95  # models of so much of the largest one's parameters stand
 HARDWARE = ["owner", "hardware", "gpus", "gigabytes"]
 NEEDS = {"weights 16": "16-bit weights", "weights 8": "8-bit weights", "cache": "cache", "activations": "activations"}
 TOTALS = {"total 16": "16-bit total", "total 8": "8-bit total"}
+LOADED = {"loaded 16": "16-bit as loaded", "loaded 8": "8-bit as loaded"}
 
 
 def memory_section(rows: list[dict]) -> Section:
@@ -111,27 +112,32 @@ def _fitting(bits: int, row: dict) -> str:
 def footprints(rows: list[dict]) -> pd.DataFrame:
     """Bytes that models need, one row a model (index) in the order of the rows.
 
-    Columns: parameters, context, "weights 16", "weights 8", cache, activations; "total 16" and "total 8" of all.
+    Columns: parameters, context, "weights 16", "weights 8", cache, activations; "total 16" and "total 8" of all;
+    "loaded 16" and "loaded 8" the totals where transformers keeps some weights in float32, empty where it keeps none.
     """
     wide: dict[str, dict] = {}
     for row in rows:
         if row["metric"] != "fits":
             name = f"{row['metric']} {row['bits']}" if "bits" in row else row["metric"]
             wide.setdefault(row["model"], {"context": row["context_used"]})[name] = row["value"]
-    table = pd.DataFrame.from_dict(wide, orient="index").reindex(columns=["parameters", "context", *NEEDS])
+    table = pd.DataFrame.from_dict(wide, orient="index").reindex(columns=["parameters", "context", *NEEDS, *LOADED])
     for bits in BITS:
         table[f"total {bits}"] = table[f"weights {bits}"] + table["cache"] + table["activations"]
-    return table[["parameters", "context", *NEEDS, *TOTALS]].rename_axis("model")
+        table[f"loaded {bits}"] += table["cache"] + table["activations"]
+    return table[["parameters", "context", *NEEDS, *TOTALS, *LOADED]].rename_axis("model")
 
 
 def footprints_table(rows: list[dict]) -> Table:
     """What models need in GiB, on as few GPUs as hold it."""
     table, one = footprints(rows), rows[0]
     caption = f"What models need, GiB: batch {one['batch']}, {_contexts(table, one['context'])} tokens of context."
+    loaded = LOADED if table["loaded 8"].notna().any() else {}
+    if loaded:
+        caption += " As loaded: with the weights in float32 that transformers keeps so in a float16 or 8-bit model."
     columns = [
         ("model", lambda row: _shown(row["model"])),
         ("parameters", lambda row: count_label(row["parameters"])),
-        *((header, scattered(name, ".2f", 1 / GIB)) for name, header in (NEEDS | TOTALS).items()),
+        *((header, scattered(name, ".2f", 1 / GIB)) for name, header in (NEEDS | TOTALS | loaded).items()),
     ]
     return Table.of("footprints", caption, columns, table.reset_index())
 
@@ -150,7 +156,9 @@ def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Fin
     other = largest[largest["8-bit"] != largest["16-bit"]]
     shares = (footprints["total 8"] / footprints["total 16"]).dropna()
     findings = [Finding(_held(other, len(largest)), "table3")] if len(largest) else []
-    return findings + ([Finding(_shrinks(shares), "footprints")] if len(shares) else [])
+    findings += [Finding(_shrinks(shares), "footprints")] if len(shares) else []
+    kept = footprints[footprints["loaded 8"].notna()].sort_values("parameters")
+    return findings + ([Finding(_grows(kept.iloc[-1]), "footprints")] if len(kept) else [])
 
 
 def _held(other: pd.DataFrame, every: int) -> str:
@@ -167,3 +175,9 @@ def _shrinks(shares: pd.Series) -> str:
     if len(shares) == 1:
         return f"In 8 bits {shares.index[0]} needs {low} of the memory of 16 bits."
     return f"In 8 bits models need {low} ({shares.idxmin()}) to {high} ({shares.idxmax()}) of the memory of 16 bits."
+
+
+def _grows(row: pd.Series) -> str:
+    loaded, total = (f"{row[name] / GIB:.1f} GiB" for name in ("loaded 8", "total 8"))
+    model = _shown(row.name)
+    return f"transformers keeps some weights of {model} in float32: so its 8 bits need {loaded}, not {total}."

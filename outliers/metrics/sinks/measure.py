@@ -8,9 +8,10 @@ from outliers.metrics.attention import Look, Visits
 DIGITS = ".7g"  # of what rows say
 
 
-def _see(probabilities: torch.Tensor) -> torch.Tensor:
-    """Of probabilities (1, heads, T, T) by head, float64 (heads, 4): the sum over queries after the first of what they
-    give to the first position, and how many they are; the sum of their margins, and of how many queries.
+def _see(probabilities: torch.Tensor, cross: bool) -> torch.Tensor:
+    """Of probabilities (1, heads, queries, keys) by head, float64 (heads, 4): the sum over queries after the first of
+    what they give to the first position, and how many they are; the sum of their margins, and of how many queries. Of
+    cross-attention the first query counts too, which is no position of the keys.
 
     The margin of a query is log p(first) − mean of log p over the other keys that it sees. A number that is added to
     all logits of a query, as its own bias adds it, changes no difference of two, and so neither p nor the margin; a
@@ -18,7 +19,7 @@ def _see(probabilities: torch.Tensor) -> torch.Tensor:
     another one; that no head gives a key any probability says that it is masked, as outside of a window. Below the
     smallest normal number probabilities count as that.
     """
-    queries = probabilities[0, :, 1:]
+    queries = probabilities[0] if cross else probabilities[0, :, 1:]
     visible = (queries > 0).any(0)
     others, least = visible[:, 1:], torch.finfo(queries.dtype).tiny
     count = others.sum(-1)
@@ -41,11 +42,13 @@ def _answers(visits: Visits) -> list[torch.Tensor]:
 
 def _values(answers: list[torch.Tensor]) -> list[dict]:
     sums = sum(answers)
+    layers = sums[:, 0, 1].nonzero()[:, 0]  # those of the stack
+    sums = sums[layers]
     shares, margins = sums[..., 0] / sums[..., 1], sums[..., 2] / sums[..., 3]
     sinks = (shares > SINK).double().mean()
     whole = {"value": shares.mean(), "margin": margins.mean(), "heads": sinks}
     values = [{"metric": "sinks", "unit": "1", **{name: _short(value) for name, value in whole.items()}}]
-    for layer, of_layer in enumerate(zip(shares, margins, strict=True)):
+    for layer, of_layer in zip(layers.tolist(), zip(shares, margins, strict=True), strict=True):
         for head, (share, margin) in enumerate(zip(*of_layer, strict=True)):
             of_head = {"value": _short(share), "unit": "1", "margin": _short(margin), "layer": layer, "head": head}
             values.append({"metric": "sinks.head", **of_head})

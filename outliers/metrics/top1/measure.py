@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.metrics.attention import Look, Visits, attended
+from outliers.models.anatomy.views import view_of
 from outliers.models.stream import AS_IT_IS, Variant
 from outliers.variants.ablated import Ablated, Intervention
 
@@ -15,6 +16,7 @@ def top1_softmax(
     blocks: Iterable[torch.Tensor],
     interventions: Iterable[Intervention | Ablated] = (Intervention(()),),
     variant: Variant = AS_IT_IS,
+    stack: str | None = None,
 ) -> list[float]:
     """Mean top-1 softmax probability of the attention under each intervention (LLM.int8(), section 4.2).
 
@@ -25,13 +27,14 @@ def top1_softmax(
     held.
 
     blocks: token ids, int64 (blocks, T), or any iterable of (T,). variant: what all of it is under, such as a scheme.
+    stack: as for `outliers.trace`.
     """
     ablations = [one if isinstance(one, Ablated) else Ablated(one) for one in interventions]
     found = attended(model, blocks, [(ablated, [TOP1]) for ablated in ablations], variant)
-    return [value for ((_, value),) in found]
+    return [of_views[view_of(model, stack).name][1] for (of_views,) in found]
 
 
-def _see(probabilities: torch.Tensor) -> torch.Tensor:
+def _see(probabilities: torch.Tensor, _cross: bool) -> torch.Tensor:
     return probabilities.amax(-1).double().mean()
 
 

@@ -1,7 +1,6 @@
 """Trace a text, all of it or in parts that are merged."""
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,21 @@ from outliers.metrics.attention import PROBABILITIES
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.trace import KeptTrace
 from outliers.metrics.trace.kept import traced
+from outliers.models.anatomy.views import of_stack
 from outliers.models.hooks import RESIDUAL
 from outliers.quantization.schemes import BASELINE
 from outliers.subjects.bench import Bench, named_under
 from outliers.subjects.cell import Cell
-from outliers.tracing.result import STREAM, Trace
+from outliers.tracing.result import STREAM, Trace, merged
 from outliers.tracing.table4 import trace_row
-from outliers.tracing.trace import trace
+from outliers.tracing.trace import traces
 
 PLACES = ("feature", "layer", "role", "position", "token")  # columns that say where, not what
 NAME = "token_text"  # of a token, whose id identifies it
 
 
 class OfText(Measurement):
-    """The trace of each cell."""
+    """The traces of each cell, one each view of its model."""
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
         return {"alpha": cell.metric.alpha}
@@ -34,21 +34,21 @@ class OfText(Measurement):
         roles = dict.fromkeys(role for cell in cells for role in (*cell.metric.roles, *[RESIDUAL] * _has_tokens(cell)))
         return super().keeps(cells)._replace(attention=PROBABILITIES * attention, roles=tuple(roles))
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Trace]:
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[Trace]]:
         (cell,) = cells
         subject, metric = cell.subject, cell.metric
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
         with named_under(subject, cell.variant):
             (variant,) = bench.knowing([cell.variant], subject)
             tokens = bench.tokenizer(subject) if _has_tokens(cell) else None
-            found = trace(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
-        if variant.name == BASELINE and found.sequences == len(subject.blocks) and set(STREAM) <= set(found.roles):
+            found = traces(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
+        whole = found[0].sequences == len(subject.blocks)
+        if variant.name == BASELINE and whole and all(set(STREAM) <= set(one.roles) or one.cross for one in found):
             bench.traces[facts.get("tokens_hash")] = found
         return [found]
 
-    def values(self, cell: Cell, answers: list[Trace]) -> list[dict]:
-        found = reduce(Trace.merge, answers)
-        return [*_table4(found), *(details(found) if cell.metric.details else [])]
+    def values(self, cell: Cell, answers: list[list[Trace]]) -> list[dict]:
+        return [value for found in merged(answers) for value in _of_view(found, cell.metric.details)]
 
 
 class OfFiles(OfText):
@@ -56,6 +56,11 @@ class OfFiles(OfText):
 
     def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple]:
         return traced(cell, facts, planner)
+
+
+def _of_view(found: Trace, detailed: bool) -> list[dict]:
+    values = [*_table4(found), *(details(found) if detailed else [])]
+    return [of_stack(found.stack) | value for value in values]
 
 
 def details(found: Trace) -> list[dict]:
@@ -75,6 +80,8 @@ def _table4(found: Trace) -> list[dict]:
     """What Table 4 says of it; the number of outlier features comes with these, and of how many they are."""
     outliers = sorted(found.outlier_features()["feature"].tolist())
     about = {"features": outliers, "hidden_size": found.statistics["residual.massive"].shape[1]}
+    if found.stack:
+        about |= {"layers": [found.first_layer, found.first_layer + found.layers]}
     return [value | (about if value["metric"] == "count" else {}) for value in tidy([trace_row(found)])]
 
 

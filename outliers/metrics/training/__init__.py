@@ -17,7 +17,7 @@ class Training(Metric):
 
     name = "training"
     measured_by = "outliers.metrics.training.measure:TRAINING"
-    subject = "outliers.subjects.training_run:TrainingRun"
+    subject = None
     needs = ("checkpoint", "architecture", "parameters")
 
     alpha: Threshold = Field(ALPHA, description=OUTLIER)

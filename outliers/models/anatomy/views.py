@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import inputs_of, layers_of, stacks_of
+from outliers.models.anatomy import ids_of, layers_of, stacks_of
 from outliers.models.anatomy.examples import Block
 
 CROSS = "cross"
@@ -25,13 +25,30 @@ class View(NamedTuple):
     bidirectional: bool
 
     @property
+    def written(self) -> str:
+        """Its layers as a place: layers.0:6."""
+        return f"layers.{self.layers[0]}:{self.layers[-1] + 1}"
+
+    @property
     def cross(self) -> bool:
         """Whether it is of cross-attention."""
         return self.name == CROSS
 
     def positions(self, model: PreTrainedModel, block: Block) -> torch.Tensor:
-        """Token ids at the positions of a block, int64 (T,)."""
-        return inputs_of(model, block)[self.inputs]
+        """The ids of what stands at the positions of a block, int64 (T,)."""
+        return ids_of(model, block)[self.inputs]
+
+
+def view_names(config: PretrainedConfig) -> list[str]:
+    """The names of the views of a model by its configuration."""
+    return [
+        name for stack in stacks_of(config) for name, there in ((stack.stack, True), (CROSS, stack.cross_in)) if there
+    ]
+
+
+def of_stack(name: str) -> dict[str, str]:
+    """What rows say of a view: nothing where a model has one stack."""
+    return {"stack": name} if name else {}
 
 
 def views_of(model: PreTrainedModel) -> dict[str, View]:
@@ -56,6 +73,6 @@ def view_of(model: PreTrainedModel, name: str | None) -> View:
     if name is None and len(found) == 1:
         return next(iter(found.values()))
     if name not in found:
-        kinds = ", ".join(map(repr, found)) if len(found) > 1 else "None: this model has one stack of layers"
-        raise UserError(f"stack {name!r}; expected {kinds}")
+        kinds = ", ".join(map(repr, found)) if len(found) > 1 else "none, for this model has one stack of layers"
+        raise UserError(f"stack {name!r}; expected {kinds}" if name else f"no stack is named; expected {kinds}")
     return found[name]

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 CELLS = 150_000  # of a map at most: features of wider models share columns
 SHADES = 16
+OF_STACK = {
+    "": "",
+    "encoder": " of the encoder",
+    "decoder": " of the decoder",
+    "cross": " of the encoder as cross-attention reads them",
+}
 STEP = (0.4, 0.65)  # shades of the largest value below the threshold and of the threshold
 
 
@@ -45,7 +51,7 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", readers: dict[str,
         for role in trace.roles
     ]
     content = {
-        "row": "layer",
+        "row": f"{trace.stack} layer".lstrip(),
         "value": "largest |x|",
         "unit": "",
         "scales": ["log", "linear", "clipped"],
@@ -55,7 +61,7 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", readers: dict[str,
         "maps": maps,
         "tokens": [_bare(names(token)) for token in excerpt.tokens.tolist()] if excerpt else None,
     }
-    return Explorer("Explore the hidden states", content)
+    return Explorer(f"Explore the hidden states{OF_STACK[trace.stack]}", content)
 
 
 def _shades(start: float, end: float) -> list[str]:

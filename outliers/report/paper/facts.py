@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from outliers.criterion import SPIKE
 from outliers.report.paper.published import key_of
 from outliers.report.tables import Table
 from outliers.report.words import amount, listed, part, ranges
@@ -21,22 +22,24 @@ from outliers.specification.kinds import Named
 if TYPE_CHECKING:
     from outliers.report.agreement import Seen
 
-SPIKE = 50.0  # magnitude of an input and an output that name a super weight: Yu et al., 2024, section 3
+SIGMAS, LAYERS = 3.0, 4  # of an outlier weight of a norm, and in how many layers it is one: Puccetti et al., 2022
 # How far a measured value may be from a published one, for texts, dtypes and tokenizers differ.
 MAGNITUDE, SHARE, PERPLEXITY = 0.1, 0.05, 0.01  # relative; of all (layer, head) pairs; relative
+POSITIONS = 0.5  # relative, of the share of positions with a high norm
 
 Index = Annotated[int, Field(ge=0)]
 Compared = tuple[str, bool]  # what is measured, in words, and whether it agrees
 
 
 class Fact(BaseModel, ABC):
-    """Something published for a model, measured on blocks of so many tokens; bos: which begin with its first token."""
+    """Something published for a model, measured on blocks of so many tokens, or on pictures where `block` is null; bos:
+    whether blocks begin with the model's first token."""
 
     model_config = ConfigDict(extra="forbid")
     measured_by: ClassVar[str | None] = None  # what a model is compared by: "trace", "perplexity", or nothing
 
     model: str
-    block: Annotated[int, Field(ge=2)] = 512
+    block: Annotated[int, Field(ge=2)] | None = 512
     bos: bool = False
     note: str = ""
 
@@ -143,14 +146,19 @@ def _range(low: float, high: float) -> str:
 
 
 class OutlierFeatures(Measured):
-    """Features that are outliers, by LLM.int8()'s criterion, or the largest of the residual stream at position 0.
+    """Features that are outliers: by LLM.int8()'s criterion, the largest of the residual stream at position 0, by the
+    weights of the norms that end the layers, or beyond six standard deviations, which is not measured here.
 
     They agree where they are among those of the criterion; at position 0, where they are the largest ones.
     """
 
     kind: Literal["outlier_features"]
-    criterion: Literal["llm.int8", "position 0"]
+    criterion: Literal["llm.int8", "position 0", "layer norm", "six sigma"]
     features: Annotated[list[Index], Field(min_length=1)]
+
+    @property
+    def measured_by(self) -> str | None:
+        return "trace" if self.criterion in CRITERIA else None
 
     @property
     def said(self) -> str:
@@ -169,7 +177,40 @@ def _at_position_0(seen: "Seen", count: int) -> list[int]:
     return sorted(seen.first.argsort()[::-1][:count].tolist())
 
 
-CRITERIA = {"llm.int8": _by_llm_int8, "position 0": _at_position_0}
+def _by_layer_norm(seen: "Seen", _count: int) -> list[int]:
+    """Features whose weight, or whose bias, is an outlier of its norm in enough layers."""
+    weights = seen.norm_weights
+    far = abs(weights - weights.mean(2, keepdims=True)) > SIGMAS * weights.std(2, ddof=1, keepdims=True)
+    return (far.sum(0) >= LAYERS).any(0).nonzero()[0].tolist()
+
+
+CRITERIA = {"llm.int8": _by_llm_int8, "position 0": _at_position_0, "layer norm": _by_layer_norm}
+
+
+class HighNorm(Measured):
+    """Positions whose state after a layer, the last unless said, has a norm beyond a cutoff: the share of all, or some.
+
+    They agree where the share is the same, give or take a half of it; without a share, where there are some.
+    """
+
+    kind: Literal["high_norm"]
+    norm: Annotated[float, Field(gt=0)]
+    share: Annotated[float, Field(ge=0, le=1)] | None = None
+    layer: Index | None = None
+
+    @property
+    def said(self) -> str:
+        where = "the last layer" if self.layer is None else f"layer {self.layer}"
+        share = "some" if self.share is None else part(self.share)
+        return f"{share} of the positions have a norm above {amount(self.norm)} after {where}"
+
+    def compared(self, seen: "Seen") -> Compared:
+        if (self.layer or 0) >= len(seen.norms):
+            return f"the model has {len(seen.norms)} layers", False
+        norms = seen.norms[-1 if self.layer is None else self.layer]
+        share = float((norms > self.norm).mean())
+        same = share > 0 if self.share is None else abs(share - self.share) <= POSITIONS * self.share
+        return f"{part(share)}, up to {amount(norms.max())}", same
 
 
 class Sink(Measured):
@@ -259,7 +300,7 @@ class Task(Fact):
         return f"{self.task}, {self.metric} {self.value:g}{f', {self.under}' if self.under else ''}"
 
 
-Kinds = SuperWeight | MassiveActivation | OutlierFeatures | Sink | Nothing | Perplexity | Task
+Kinds = SuperWeight | MassiveActivation | OutlierFeatures | HighNorm | Sink | Nothing | Perplexity | Task
 
 
 class Source(Named):
@@ -285,7 +326,7 @@ class Published(NamedTuple):
     source: Source
 
     @property
-    def protocol(self) -> tuple[int, bool]:
+    def protocol(self) -> tuple[int | None, bool]:
         """The blocks on which it is measured: their length, and whether they begin with the model's first token."""
         return self.fact.block, self.fact.bos
 

@@ -31,17 +31,15 @@ class Published(NamedTuple):
 class Artefact(NamedTuple):
     """A table or figure of the paper, or what an experiment beyond it shows.
 
-    kind: of its experiments. section: what rows of one show. published: its numbers, where some were. measured: ours by
-    the same keys. of_folder: whether the section is made of specification, folder and rows, because the folder holds
-    more, or the tokenizer of the model is needed.
+    kind: of its experiments. published: its numbers, where some were. measured: ours by the same keys, where the metric
+    is the same. section: what rows of it show, where that is not what those of its kind do.
     """
 
     label: str
     kind: type[Named]
-    section: Callable[..., Section]
     published: Published | None = None
     measured: Callable[[list[dict]], dict[Key, float | str]] | None = None
-    of_folder: bool = False
+    section: Callable[[list[dict]], Section] | None = None
 
 
 def key_of(model: str) -> str:

@@ -1,6 +1,5 @@
 """Table 1 of the paper: schemes down, models across, perplexity in the cells."""
 
-from outliers.metrics.perplexity.view import sweep_section
 from outliers.plot.published import FAIRSEQ, TABLE1
 from outliers.report.paper.published import Artefact, Key, Published, grid, key_of
 from outliers.specification.kinds import Experiment
@@ -18,4 +17,4 @@ def measured(rows: list[dict]) -> dict[Key, float]:
     return {(key_of(row["model"]), row["scheme"]): row["value"] for row in rows}
 
 
-ARTEFACTS = {"table1": Artefact("Table 1", Experiment, sweep_section, PUBLISHED, measured)}
+ARTEFACTS = {"table1": Artefact("Table 1", Experiment, PUBLISHED, measured)}

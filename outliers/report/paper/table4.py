@@ -181,9 +181,9 @@ def _onset(models: pd.DataFrame, having: pd.DataFrame) -> list[str]:
 
 
 ARTEFACTS = {
-    "table4": Artefact("Table 4", Emergence, table4_section, PUBLISHED, measured),
+    "table4": Artefact("Table 4", Emergence, PUBLISHED, measured, table4_section),
     **{
-        panel: Artefact(panel.replace("figure", "Figure "), Emergence, functools.partial(panel_section, panel))
+        panel: Artefact(panel.replace("figure", "Figure "), Emergence, section=functools.partial(panel_section, panel))
         for panel in PANELS
     },
 }
