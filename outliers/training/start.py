@@ -12,14 +12,13 @@ from transformers import (
     ViTConfig,
 )
 
-from outliers.models.anatomy import anatomy_of
+from outliers.models.anatomy import anatomy_of, family_of
 from outliers.models.load import load_model
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY, Rung
 from outliers.specification.recipe import Recipe
 from outliers.text.digits import CLASSES, SIDE
 from outliers.training.architectures import change
 from outliers.training.layers import train_int8
-from outliers.training.objectives import OBJECTIVES
 
 
 def build_config(rung: Rung) -> PretrainedConfig:
@@ -94,7 +93,8 @@ def start(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:
     if recipe.from_nothing:
         torch.manual_seed(seed)
         rung = LADDER[recipe.start]
-        model = OBJECTIVES[rung.objective].made_by.from_config(build_config(rung)).to(device)
+        config = build_config(rung)
+        model = family_of(config).made_by.from_config(config).to(device)
         _begin(model, rung)
     else:
         model = load_model(recipe.start, device=device)
