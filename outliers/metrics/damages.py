@@ -24,8 +24,8 @@ class Damages:
     (the mean of the same of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest` (|x|),
     `feature`, `position`, `token` (id).
     roles, layers, stacks: a row a role, layer or stack: `perplexity_only` with only it quantized, `perplexity_without`
-    with all but it, and each relative to the unquantized model, `damage_only` and `damage_without`. Under several draws there is a
-    column `…_deviation` for each perplexity.
+    with all but it, and each relative to the unquantized model, `damage_only` and `damage_without`. Under several draws
+    there is a column `…_deviation` for each perplexity.
     model: `perplexity`, `unquantized` (the perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`;
     under several draws with the `…_deviation` of each that was measured.
     """

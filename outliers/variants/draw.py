@@ -2,19 +2,22 @@
 
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
+from outliers.models.anatomy import stack_module, stacks_of
 
 SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 
 
 @contextmanager
 def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
-    """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal.
+    """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal; those of all
+    stacks of layers by the same.
 
     One code that flips because of it changes what all later layers round: how far rounding alone scatters a result. The
     weights stay as they are, and so does a head that is tied to them.
@@ -26,14 +29,17 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     if draw == 0:
         yield
         return
-    embeddings = model.get_input_embeddings()
-    noise = torch.randn(embeddings.weight.shape, generator=torch.Generator().manual_seed(draw))
-    factors = noise.mul_(SIZE).add_(1).to(embeddings.weight.device)
-    handle = embeddings.register_forward_hook(lambda _module, inputs, output: output * factors[inputs[0]])
-    try:
+    with ExitStack() as stack:
+        for embeddings in {stack_module(model, one).get_input_embeddings(): None for one in stacks_of(model.config)}:
+            noise = torch.randn(embeddings.weight.shape, generator=torch.Generator().manual_seed(draw))
+            factors = noise.mul_(SIZE).add_(1).to(embeddings.weight.device)
+            hook = partial(_multiplied, factors)
+            stack.callback(embeddings.register_forward_hook(hook).remove)
         yield
-    finally:
-        handle.remove()
+
+
+def _multiplied(factors: torch.Tensor, _module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    return output * factors[inputs[0]]
 
 
 def scattered(values: list[float]) -> dict:

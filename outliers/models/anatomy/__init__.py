@@ -89,6 +89,15 @@ def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
     return [first, first.decoder] if first.decoder else [first]
 
 
+def check_one_stack(config: PretrainedConfig) -> None:
+    """Raise UserError where a model has several stacks of layers, and so several residual streams."""
+    if len(stacks_of(config)) > 1:
+        raise UserError(
+            f"'{config.model_type}' has an encoder and a decoder, each with its own residual stream; this accounts for "
+            "models with one: use outliers.trace, ablate or damage, which tell stacks apart"
+        )
+
+
 def inputs_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
     """What each stack reads of a block, on the block's device: token ids, int64 (T,)."""
     return family_of(model.config).inputs(model, block)
