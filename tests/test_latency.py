@@ -442,15 +442,15 @@ def test_milliseconds_a_token_of_decoder_layers():
     assert tokens.loc["google-t5/t5-11b", "LLM.int8()", 8].tolist() == [54, 54, 108, 4, 2, 4]
     shown = table5.decoder_table(rows)
     assert shown.headers == ["model", "way", "batch 8", "times as long 8"]
-    assert shown.cells[1] == ["T0/T5-11B", "LLM.int8()", "54 [54, 108]", "4.00"]
+    assert shown.cells[1] == ["T0/T5-11B", "LLM.int8()", "54.0 [54.0, 108]", "4.00"]
     (finding,) = table5.decoder_findings(tokens)
-    assert finding.text == "LLM.int8() takes 4.0 times as long as 16 bits for a token of T0/T5-11B."
+    assert finding.text == "For a token of T0/T5-11B LLM.int8() takes 4.0 times as long as 16 bits at batch 8."
     assert table5.decoder_findings(tokens.assign(long_q1=0.9, long_q3=5)) == []
     beside = layers_measured([*rows, *({**row, "model": "gpt2"} for row in rows)])
     assert {what: value for (_, what, _), value in beside.items()} == {
         "16 bits, ms": 18,
         "LLM.int8(), ms": 54,
-        "LLM.int8() : 16 bits": 3,
+        "LLM.int8() : 16 bits": 4,
     }
     assert {(model, batch) for model, _, batch in beside} == {("t5-11b", "8")}
 

@@ -194,13 +194,8 @@ def folder(tmp_path_factory):
 
 def settings(folder, kind=Settings, **options):
     """Of 4 blocks of 22 tokens, 20 of which are words."""
-    models = (
-        {}
-        if kind is Settings
-        else {"model": str(folder)}
-        if "model" in kind.model_fields
-        else {"models": [str(folder)]}
-    )
+    names = {"model": str(folder), "models": [str(folder)]}
+    models = {name: value for name, value in names.items() if name in kind.model_fields}
     return kind(name="x", text=str(folder / "text.txt"), **{"block": 22, "blocks": 4} | models | options)
 
 
@@ -260,12 +255,19 @@ def test_pseudo_perplexity(folder):
     assert row["protocol"] == "first-blocks+each-masked"
 
 
-def test_tokens_and_sinks_have_names(monkeypatch, capsys, folder, tmp_path):
-    text = ["--text", folder / "text.txt", "--block", 22, "--blocks", 4]
-    code, out, _ = call(monkeypatch, capsys, folder, *text, "--tokens", "--out", tmp_path, command="trace")
-    assert code == 0
-    found = out.partition("Types of tokens")[0]
-    assert [row for row in ("[CLS]", "[SEP]", "[MASK]") if row in out] == ["[CLS]", "[SEP]", "[MASK]"], found
+def test_tokens_and_sinks_have_names(folder):
+    """Special tokens by their names, with the type of delimiters, wherever they stand."""
+    model, text = outliers.load_model(str(folder)), masked_text(str(folder / "text.txt"), tokenizer(), 22, 4)
+    for one in projections(model):
+        if one.role == "attn_in":  # so sharp that there are sinks
+            torch.nn.init.normal_(one.module.weight, std=0.6)
+    found = outliers.trace(model, text, tokens=tokenizer())
+    of_tokens = found.tokens(5).set_index("text")
+    assert {"[CLS]", "[SEP]", "[MASK]"} <= {name.strip("␣'") for name in of_tokens.index}
+    types = found.tokens(5, by="type").set_index("type")["share"]
+    assert types["first"] == pytest.approx(1 / 22) and types["delimiter"] == pytest.approx((1 + 3) / 22)
+    sinks = {name.strip("␣'") for name in found.sink_tokens()["text"]}
+    assert sinks and sinks <= {"[CLS]", "[SEP]", "[MASK]", *WORDS}
 
 
 def test_latency_of_encoding(folder, tmp_path):

@@ -377,7 +377,7 @@ def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch,
     [
         ([], "no experiment is named; expected one, such as `python -m outliers.training training/causes`"),
         (["causes"], "unknown experiment 'causes'; did you mean training/causes"),
-        (["bert.yaml"], "run 'a' trains 'bert-1.4m', which learns masked tokens; expected a rung that learns next tokens"),
+        (["bert.yaml"], "'a' trains 'bert-1.4m', which learns masked tokens; expected a rung that learns next tokens"),
         (["training/causes"], "text file 'c4_en_1000.jsonl' does not exist; expected the first 1,000 rows of C4"),
         (["training/table10"], "text file 'wikitext2_train.txt.gz' does not exist; expected WikiText-2"),
         (["training/causes", "--seeds", "x"], "field 'seeds.0'"),

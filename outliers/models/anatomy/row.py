@@ -82,6 +82,9 @@ class Anatomy:
     position has the number after that of padding. norms_of_sums: the norms of the residual stream with what a sub-layer
     adds, one behind each sub-layer, where the projections read the residual stream itself.
 
+    Of pictures: embedding: the convolution that makes patches of pixels. special: what stands before the patches, and
+    of what kind it is. any_size: whether pictures may be smaller than the configuration says.
+
     What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
     the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
     projection's input. residual_scale: the field of the configuration with which outputs of sub-layers are multiplied.
@@ -119,6 +122,9 @@ class Anatomy:
     norms_of_sums: tuple[str, ...] = ()
     logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] = as_projected
     logits_bias: str | None = None
+    embedding: str | None = None
+    special: tuple[tuple[str, str], ...] = ()
+    any_size: bool = False
     positions: str | None = None
     embedding_norm: str | None = None
     norms_behind: dict[str, str] = field(default_factory=dict)
@@ -129,6 +135,11 @@ class Anatomy:
         """The norms, projections and experts that a layer of this kind has."""
         experts = [self.mixture.experts] if self.mixture else []
         return {*self.norms, *experts, *(name for role in ROLES for name in getattr(self, role))}
+
+
+def config_of_stack(config: PretrainedConfig, stack: Anatomy) -> PretrainedConfig:
+    """The configuration of a stack, which may be a part of the model's."""
+    return getattr(config, stack.config) if stack.config else config
 
 
 def two_norms(attention: str, feed_forward: str) -> Norms:
