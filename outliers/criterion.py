@@ -7,7 +7,8 @@ from outliers.errors import UserError, shown
 # Hidden states, by the projections that read them: q/k/v, attention output, first and second feed-forward; and of the
 # cross-attention of a decoder the queries, the keys and values, which read what the encoder puts out, and the output.
 CROSS = ("cross_in", "cross_kv", "cross_out")
-ROLES = ("attn_in", "attn_out", "ffn_in", "ffn_out", *CROSS)
+OF_EVERY_STACK = ("attn_in", "attn_out", "ffn_in", "ffn_out")
+ROLES = (*OF_EVERY_STACK, *CROSS)
 PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
 
 # Outlier features: LLM.int8(), section 4.1.

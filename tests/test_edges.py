@@ -298,28 +298,3 @@ def test_what_a_model_has_not(case, written, message, blocks):
         logits(model, blocks, written)
     with pytest.raises(UserError, match=re.escape(message)):
         variant(written).check(model.to("meta"))
-
-
-@pytest.mark.parametrize(
-    ("written", "message"),
-    {
-        "zero(3@x)": "unknown place 'x'; known: attn_in, ffn_in, q, k, v",
-        "zero(3@layers.1.qq)": "unknown place 'qq'; did you mean q?",
-        "zero(3@layer.1.q)": "unknown place 'layer.1.q'",
-        "zero(3@layers.1.)": "unknown place 'layers.1.'",
-        "zero(3@layers.2:2.q)": "place 'layers.2:2.q' has nothing in it; expected",
-        "zero(3@heads.1.up)": "place 'heads.1.up' has nothing in it; expected",
-        "zero(3@)": "is malformed",
-        "zero(3@q/)": "is malformed",
-        "mean(3@norm)": "the mean of what a norm reads, as 'norm' asks for it, is not known; expected zero or shuffle",
-    }.items(),
-)
-def test_what_is_no_place(written, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        variant(written)
-
-
-def test_the_first_layer():
-    model = make_model("gpt2")
-    layers = {"zero(3@layers.1.q)": 1, "zero(3@layers.1/up)": 0, "zero(3@heads.1)": 0}
-    assert {one: variant(one).first_layer(model) for one in layers} == layers

@@ -300,6 +300,8 @@ def test_writings(written, variant):
         "llm.int8+alpha=6": "llm.int8",
         "absmax+skip=ffn_in+hadamard": "absmax+hadamard+skip=ffn_in",
         "fp32+zero(3)": "zero(3)",
+        "scale(model.x[1, :],factor=0)": "zero(model.x[1,:])",
+        "zero(model.x.weight[1,2])": "zero(model.x[1,2])",
     }.items(),
 )
 def test_other_writings_of_the_same(written, canonical):
@@ -344,6 +346,20 @@ def test_what_does_nothing_is_not_written():
         "bitsandbytes+alpha=0": "the threshold of bitsandbytes is 0; expected a positive number",
         "absmax+zero(3)+bitsandbytes": "has two schemes, of which the second would replace the first",
         "absmax+zero(3)+w4": "has two schemes, of which the second would replace the first",
+        "zero(3@x)": "unknown place 'x'; known: attn_in, ffn_in, q, k, v",
+        "zero(3@layers.1.qq)": "unknown place 'qq'; did you mean q?",
+        "zero(3@layers.1.)": "unknown place 'layers.1.'",
+        "zero(3@layers.2:2.q)": "place 'layers.2:2.q' has nothing in it; expected",
+        "zero(3@heads.1.up)": "place 'heads.1.up' has nothing in it; expected",
+        "zero(3@q/)": "is malformed",
+        "mean(3@norm)": "the mean of what a norm reads, as 'norm' asks for it, is not known; expected zero or shuffle",
+        "zero(model.x[1,-2])": "is malformed",
+        "zero(model.x[1,2]@q)": "is malformed",
+        "mean(model.x[1,2])": "unknown variant of a weight 'mean'; known: zero, scale",
+        "scale(3,factor=2)": "unknown variant 'scale'",
+        "scale(model.x[1,2])": "says no factor; expected one: scale(model.x[1,2],factor=0.5)",
+        "scale(model.x[1,2],factor=inf)": "has the factor inf; expected a finite number",
+        "zero(model.x[1,2],factor=2)": "unknown option of 'zero' 'factor'",
     }.items(),
 )
 def test_what_cannot_be_read_is_refused(written, message):
@@ -438,6 +454,12 @@ def test_places_are_fields(models):
         "plant(3,factor=8)": 0,
         "massive(3@layers.1,value=0,above=1)": 1,
         "zero(3)+absmax+only=layers.1": 0,
+        "zero(3@layers.1.q)": 1,
+        "zero(3@layers.1/up)": 0,
+        "zero(3@heads.1)": 0,
+        "zero(transformer.h.1.mlp.c_fc[0,0])": 1,
+        "zero(transformer.wte[0,0])": 0,
+        "zero(transformer.h.1.mlp.c_fc[0,0])+absmax+only=layers.1": 1,
     }.items(),
 )
 def test_the_first_layer_that_changes(written, layer, models):

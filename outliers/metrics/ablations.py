@@ -15,6 +15,7 @@ from outliers.errors import UserError, shown, unknown_name
 from outliers.metrics.perplexity.measure import perplexities
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import check_features, width_of
+from outliers.models.anatomy.views import view_of
 from outliers.text.blocks import sequences
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
@@ -116,6 +117,7 @@ def ablate(
     where: Iterable[str] = ("attn_in",),
     alpha: float = ALPHA,
     attention_mask: Iterable[torch.Tensor] | None = None,
+    stack: str | None = None,
 ) -> pd.DataFrame:
     """Take features out of a model and measure attention and perplexity (LLM.int8(), section 4.2).
 
@@ -132,6 +134,7 @@ def ablate(
         where: for perplexity, the inputs that are changed: "attn_in" (the paper's) and "ffn_in".
         alpha: from which magnitude on a value is an outlier; controls are drawn from features that are none.
         attention_mask: as for `outliers.perplexity`.
+        stack: of an encoder-decoder "encoder" or "decoder", in whose layers the features are taken out.
 
     Returns:
         One row a measurement: `subject` ("none", "outliers", "control", "single"), `method`, `features`, `draw`,
@@ -146,13 +149,18 @@ def ablate(
     features, methods, where = list(features), list(methods), list(where)
     width = width_of(model.config)
     plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
-    found = trace(model, blocks, STREAM, alpha, attention=False)
+    found = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)
+    before = f"{view_of(model, stack).written}." if stack else ""
     treatments = plan(features, width, methods, controls, seed, where, found.outlier_features()["feature"])
     means = feature_means(found) if "mean" in methods else {}
     interventions = [Intervention(one.features, one.method or "zero", seed, means) for one in treatments]
     values = {
-        "top1_softmax": top1_softmax(model, blocks, interventions),
-        "perplexity": perplexities(model, blocks, [Ablated(one, tuple(where)) for one in interventions]),
+        "top1_softmax": top1_softmax(
+            model, blocks, [Ablated(one, (f"{before}attn_in",)) for one in interventions], stack=stack
+        ),
+        "perplexity": perplexities(
+            model, blocks, [Ablated(one, tuple(f"{before}{role}" for role in where)) for one in interventions]
+        ),
     }
     return damages(
         [

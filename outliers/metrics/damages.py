@@ -23,9 +23,9 @@ class Damages:
     errors: a row a projection: `layer`, `role`, `projection` (its path), `error` (‖Y_q − Y‖² / ‖Y‖²) and `by_token`
     (the mean of the same of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest` (|x|),
     `feature`, `position`, `token` (id).
-    roles, layers: a row a role or layer: `perplexity_only` with only it quantized, `perplexity_without` with all but
-    it, and each relative to the unquantized model, `damage_only` and `damage_without`. Under several draws there is a
-    column `…_deviation` for each perplexity.
+    roles, layers, stacks: a row a role, layer or stack: `perplexity_only` with only it quantized, `perplexity_without`
+    with all but it, and each relative to the unquantized model, `damage_only` and `damage_without`. Under several draws
+    there is a column `…_deviation` for each perplexity.
     model: `perplexity`, `unquantized` (the perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`;
     under several draws with the `…_deviation` of each that was measured.
     """
@@ -34,6 +34,7 @@ class Damages:
     errors: pd.DataFrame
     roles: pd.DataFrame
     layers: pd.DataFrame
+    stacks: pd.DataFrame
     model: dict[str, float]
 
 
@@ -56,9 +57,8 @@ def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: float 
             model |= _named(row["metric"].removeprefix("damage."), row)
     if "perplexity" in model:
         model["damage"] = model["perplexity"] / baseline - 1
-    return Damages(
-        scheme, _error_table(rows, inputs), *(_exchange_table(rows, f, baseline) for f in ("role", "layer")), model
-    )
+    places = [_exchange_table(rows, field, baseline) for field in ("role", "layer", "stack")]
+    return Damages(scheme, _error_table(rows, inputs), *places, model)
 
 
 def _named(name: str, row: dict) -> dict[str, float]:

@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
 from outliers.plot.legends import SCATTER, explained, legend
-from outliers.plot.style import BLUE, ORANGE, brief, chosen, color_of, figure_function, panels_of
+from outliers.plot.style import brief, chosen, color_of, figure_function, panels_of
 
 if TYPE_CHECKING:
     from outliers.metrics.damages import Damages
@@ -23,12 +23,12 @@ ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # of a ma
 FAINTEST = 0.01  # share of the errors that have the darkest colour
 # What is drawn of a role or layer: what the legend says, colour, hatch (which tells them apart in grey).
 BARS = {
-    "only": ("what it costs alone", BLUE, ""),
-    "without": ("what is saved where it stays exact", ORANGE, "//"),
+    "only": ("what it costs alone", "blue", ""),
+    "without": ("what is saved where it stays exact", "orange", "//"),
 }
 WIDTH = 0.4  # of a bar
-PLACES = {"role": 1, "layer": 2.6}  # of bars: width of their panels
-PLACE_LABELS = {"role": 8, "layer": 16}  # how many of their names have room
+PLACES = {"role": 1, "layer": 2.6, "stack": 0.6}  # of bars: width of their panels
+PLACE_LABELS = {"role": 8, "layer": 16, "stack": 8}  # how many of their names have room
 HIGHEST = 40  # inches of a figure of many schemes
 
 
@@ -109,7 +109,8 @@ def damage_bars(
     Args:
         damages: as `outliers.damage` returns it, or several by their scheme.
         scheme: the one to draw; by default all.
-        place: the panels to draw, "role" or "layer"; by default those that were measured. Of one scheme there is one.
+        place: the panels to draw, "role", "layer" or "stack"; by default those that were measured. Of one scheme there
+            is one.
     """
     damages = _by_scheme(damages)
     measured = [place for place in PLACES if any(len(getattr(one, f"{place}s")) for one in damages.values())]
@@ -153,4 +154,4 @@ def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, place: str) -> None:
     axes.set_xticks(*_some(pd.Index(table[place]), PLACE_LABELS[place]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axes.set_xlim(-0.7, len(table) - 0.3)
-    axes.tick_params(axis="x", rotation=30 if place == "role" else 0)
+    axes.tick_params(axis="x", rotation=0 if place == "layer" else 30)

@@ -10,7 +10,7 @@ from outliers.metrics.top1 import Top1
 from outliers.metrics.trace import Trace
 from outliers.models.names import short_name
 from outliers.models.stream import Variant
-from outliers.presets.emergence import counted
+from outliers.presets.emergence import CROSS, ablated_in, counted, where
 from outliers.quantization.convert import check_calibrated
 from outliers.quantization.schemes import get_scheme, said_of
 from outliers.runs.rows import Row
@@ -19,7 +19,7 @@ from outliers.subjects.bench import check_scheme
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.tracing.result import STREAM
-from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together
 
@@ -41,7 +41,8 @@ class ToAblate(Causal):
 
 
 def ablation_plans(spec: Ablation) -> list[Plan]:
-    """Of a model what it loses without its outlier features, or those of the specification, and without others.
+    """Of a model what it loses without its outlier features, or those of the specification, and without others; of an
+    encoder-decoder without those of each stack in its layers.
 
     What features are outliers is what a trace of the model says that is not quantized.
     """
@@ -52,25 +53,32 @@ def ablation_plans(spec: Ablation) -> list[Plan]:
 def _stages(subject: ToAblate) -> Stages:
     spec = subject.settings
     (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha))]
-    count = counted(traced)
-    outliers = count["features"]
-    if not (spec.features or outliers):
+    views = [view for view in counted(traced) if view.get("stack") != CROSS and (spec.features or view["features"])]
+    if not views:
         raise _no_outlier(traced, spec)
     scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
     under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
     about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
     about |= {OF_SCHEME.get(name, name): value for name, value in said_of(scheme, spec.skip).items()}
-    treatments = planned(spec, count["hidden_size"], spec.features or outliers, outliers)
-    yield [
-        Cell(subject, _variant(treatment, spec, under), metric, about | treatment.fields)
-        for metric, treatment in product((Top1(), Perplexity()), treatments)
+    yield [cell for view in views for cell in _of_view(subject, view, under, about)]
+
+
+def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict) -> list[Cell]:
+    """What is asked of the features of a view, which are taken out in its layers."""
+    spec, about = subject.settings, about | ablated_in(view)
+    treatments = planned(spec, view["hidden_size"], spec.features or view["features"], view["features"])
+    # the attention of a stack changes a layer at a time, by what queries and keys read
+    roles = {Top1: WHERE if "stack" in view else spec.where, Perplexity: spec.where}
+    return [
+        Cell(subject, _variant(one, spec, under, where(view, roles[metric])), metric(), about | one.fields)
+        for metric, one in product(roles, treatments)
     ]
 
 
-def _variant(treatment: Treatment, spec: Ablation, under: Quantized) -> Variant:
+def _variant(treatment: Treatment, spec: Ablation, under: Quantized, places: tuple[str, ...]) -> Variant:
     if not treatment.features:
         return under
-    ablated = Ablated(Intervention(treatment.features, treatment.method, spec.seed), tuple(spec.where))
+    ablated = Ablated(Intervention(treatment.features, treatment.method, spec.seed), places)
     return ablated if under is EXACT else Together((under, ablated))
 
 

@@ -13,7 +13,7 @@ from outliers.metrics.places import Places
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage, schemes_of
 from outliers.subjects.causal import Causal
-from outliers.subjects.cell import Cell, Plan, Subject
+from outliers.subjects.cell import Cell, Plan, Stages, Subject
 from outliers.variants.quantized import EXACT, Quantized
 
 if TYPE_CHECKING:
@@ -27,7 +27,20 @@ def damage_plans(spec: Damage) -> list[Plan]:
     """Of the model what each scheme damages; schemes that share weight codes are side by side."""
     subject = Causal(spec.model, spec.revision, spec)
     variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
-    return [Plan.of(subject, _cells(subject, variants, spec.by, spec.draws))]
+    return [Plan(subject, _stages(subject, variants, spec))]
+
+
+def _stages(subject: Causal, variants: Sequence[Quantized], spec: Damage) -> Stages:
+    """All but what is by stack; and that, where the model has several."""
+    from outliers.models.anatomy import ANATOMIES
+
+    rows = yield _cells(subject, variants, spec.by, spec.draws)
+    if "stack" in spec.by and ANATOMIES[rows[0].facts["architecture"]].decoder:
+        yield _by_stack(subject, variants, spec.draws)
+
+
+def _by_stack(subject: Subject, variants: Sequence[Quantized], draws: int) -> list[Cell]:
+    return [Cell(subject, variant, Places(by="stack", draws=draws)) for variant in variants]
 
 
 def _cells(subject: Subject, variants: Sequence[Quantized], by: Iterable[str], draws: int) -> list[Cell]:
@@ -76,7 +89,7 @@ def damage(
     calibration: "Calibration | None" = None,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
 ) -> Damages:
-    """Find where a scheme damages a model: by projection, by role and layer, and over all of it.
+    """Find where a scheme damages a model: by projection, by role, layer and stack, and over all of it.
 
     The error of a projection is that of its output from the inputs of the unquantized model, so that errors do not
     cascade; perplexities are those of whole models, in which they do. The model is left as it was.
@@ -85,8 +98,8 @@ def damage(
         model: a causal language model, resident or streamed, whose exact weights are there.
         blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
         scheme: name, or a scheme of one's own.
-        by: what to measure: "error" of each projection, perplexity by "role" and by "layer", and what is over the
-            "model", which roles and layers bring along.
+        by: what to measure: "error" of each projection, perplexity by "role", by "layer" and, where there are
+            several, by "stack", and what is over the "model", which these bring along.
         skip: patterns of projections that stay exact, as for `outliers.quantize`.
         draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6.
         calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
@@ -97,6 +110,7 @@ def damage(
             of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
     """
     from outliers.metrics.measurement import records_of
+    from outliers.models.anatomy import stacks_of
     from outliers.quantization.convert import check_calibrated
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
@@ -107,5 +121,7 @@ def damage(
     check_calibrated(scheme, calibration)
     if not blocks:
         raise UserError("no blocks to evaluate; expected at least one")
-    cells = _cells(Given(model, blocks), [Quantized(scheme, tuple(skip), calibration=calibration)], by, draws)
+    subject, variants = Given(model, blocks), [Quantized(scheme, tuple(skip), calibration=calibration)]
+    cells = _cells(subject, variants, by, draws)
+    cells += _by_stack(subject, variants, draws) if "stack" in by and len(stacks_of(model.config)) > 1 else []
     return damages_of(records_of(cells))[scheme.name]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from outliers.criterion import ROLES
+from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.top1 import Top1
@@ -31,7 +31,7 @@ def emergence_plans(spec: Emergence) -> list[Plan]:
 
 def trace_plans(spec: OneModel) -> list[Plan]:
     """The row of Table 4 of a model, and all that its trace says, which is kept."""
-    metric = KeptTrace(roles=ROLES, alpha=spec.alpha, attention=True, details=True, tokens=spec.by_token)
+    metric = KeptTrace(roles=OF_EVERY_STACK, alpha=spec.alpha, attention=True, details=True, tokens=spec.by_token)
     subject = Causal(spec.model, spec.revision, spec)
     return [Plan(subject, _stages(subject, metric))]
 

@@ -176,7 +176,8 @@ def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) ->
     if rows:
         section = artefact.section(rows) if artefact.section else spec.show(folder, rows)
     if artefact.published:
-        beside.append(comparison(spec.shows, artefact.published, artefact.measured(rows) if rows else {}))
+        ours = artefact.measured(rows) if rows and artefact.measured else {}
+        beside.append(comparison(spec.shows, artefact.published, ours))
     not_run = [f"Not run: {reason}" for reason in reasons]
     title = section.title
     if not title.startswith(artefact.label):

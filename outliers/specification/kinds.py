@@ -188,7 +188,7 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 
 # What fields of several kinds are; descriptions of fields are the help of their options.
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
-TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file."
+TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 TRANSFORM = "Remedies that all schemes get, such as hadamard or tokens=20+smoothing=0.75; by default none."
 ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
@@ -211,6 +211,7 @@ SEED = "Of random draws."
 LIMIT = "Examples of each task, from its start; by default all."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
+PICTURES = "pictures"  # the protocol of vision models
 BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
 
 
@@ -220,12 +221,22 @@ class FieldError(UserError):
     path: tuple = ()
 
 
-class Named(BaseModel):
-    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for.
+class Checked(BaseModel):
+    """A model of pydantic whose mistakes are those of a user.
 
     Raises:
         FieldError: a field is unknown, missing or out of range.
     """
+
+    def __init__(self, **fields):
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise field_error(error, type(self)) from None
+
+
+class Named(Checked):
+    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
 
@@ -239,12 +250,6 @@ class Named(BaseModel):
 
     name: Name
     shows: Line | None = None
-
-    def __init__(self, **fields):
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise field_error(error, type(self)) from None
 
     @property
     def folder(self) -> Path:
@@ -407,7 +412,7 @@ class Account(OfOneModel):
     blocks: Count = Field(8, description="How many blocks, from the start of the text.")
 
 
-DAMAGE_BY = ("error", "role", "layer", "model")  # parts of the damage, which cost differently
+DAMAGE_BY = ("error", "role", "layer", "stack", "model")  # parts of the damage, which cost differently
 
 
 class Damage(OfSchemes, OfOneModel, Calibrated):
@@ -418,7 +423,9 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
 
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
-    by: Names = Field(list(DAMAGE_BY), description="Errors of projections, perplexity by role, layer, or of the model.")
+    by: Names = Field(
+        list(DAMAGE_BY), description="Errors of projections, perplexity by role, layer, stack, or of the model."
+    )
     draws: Repeats = Field(1, description=DRAWS)
 
 

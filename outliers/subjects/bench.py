@@ -13,10 +13,11 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from outliers.errors import BrokenModel, UserError
 from outliers.models.anatomy import anatomy_of, weights_of_experts
 from outliers.models.anatomy.examples import Examples, read_ids
+from outliers.models.checkpoint import dtype_of
 from outliers.models.load import (
     find_device,
     load_model,
-    load_tokenizer,
+    load_reader,
     quantized_from,
     some_of,
     stored_as,
@@ -107,10 +108,10 @@ class Bench:
         return self._loaded
 
     def tokenizer(self, subject: Any) -> PreTrainedTokenizerBase:
-        """That of a subject's model."""
+        """What names the ids of a subject's model: its tokenizer, or its image processor."""
         key = subject.model, subject.revision
         if self._tokenizer is None or self._tokenizer[0] != key:
-            self._tokenizer = key, load_tokenizer(*key)
+            self._tokenizer = key, load_reader(*key)
         return self._tokenizer[1]
 
     @contextmanager
@@ -194,13 +195,21 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
         "quantized_from": quantized_from(subject.model, subject.revision) or stored_as(subject.config),
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),
+        "float32_parameters": _in_another_dtype(model) or None,
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _in_another_dtype(model: PreTrainedModel) -> int:
+    """How many parameters of a model in 16 bits transformers keeps in float32, such as T5's wo."""
+    return sum(one.numel() for own, one in model.named_parameters() if dtype_of(model, own) != model.dtype)
 
 
 def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:
     """How the text of an experiment is cut into blocks, and what of these blocks a model predicts."""
     predicted = blocks.protocol if isinstance(blocks, Examples) else ""
+    if predicted and not predicted.startswith("+"):  # of what is no text
+        return predicted
     return find_text(settings.text).protocol + (BOS if getattr(settings, "bos", False) else "") + predicted
 
 

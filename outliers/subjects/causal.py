@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from outliers.subjects.bench import Bench
 
+READS_TEXT = True
 REFUSED = {  # options that say nothing of this family, and why
     "mask_seed": "predicts the next token and has no masks",
     "mask_seeds": "predicts the next token and has no masks",
@@ -38,7 +39,7 @@ def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "torch.Tensor
 class Pretrained(Subject):
     """A causal language model without a text; nothing of it is read before `prepare`.
 
-    settings: dtype, device; stream and memory, which change no row. families: those that it may be of.
+    settings: dtype, device; stream and memory, which change no row. families: those that it may be of, empty for any.
     """
 
     needs = ("architecture", "parameters", "scheme")
@@ -80,7 +81,7 @@ class Pretrained(Subject):
             UserError: the model, its revision, the device or the text is unknown, or they do not fit together.
         """
         from outliers.models.anatomy import family_of
-        from outliers.models.load import load_tokenizer
+        from outliers.models.load import load_reader
         from outliers.models.source import local_files
         from outliers.models.stream import check_one_device
         from outliers.subjects.bench import check_machine
@@ -88,10 +89,12 @@ class Pretrained(Subject):
         check_machine(self.settings)
         if getattr(self.settings, "stream", False):
             check_one_device(self.settings.device)
-        if (family := family_of(self.config).name) not in self.families:
-            raise UserError(f"'{self.model}' is a {family} language model; expected a causal one, which generates text")
+        if (family := family_of(self.config).name) not in self.families and self.families:
+            raise UserError(
+                f"'{self.model}' is of the family '{family}'; expected a causal language model, which generates text"
+            )
         local_files(self.model, self.revision)
-        load_tokenizer(self.model, self.revision)
+        load_reader(self.model, self.revision)
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise UserError where a variant or a metric does not fit the model."""
@@ -160,7 +163,7 @@ class Causal(Pretrained):
     settings: text, block, blocks, bos, too; how schemes are calibrated.
     """
 
-    families = ("causal", "masked", "seq2seq")
+    families = ()
     settings: Settings
 
     @property
@@ -172,11 +175,9 @@ class Causal(Pretrained):
     @functools.cached_property
     def blocks(self) -> "torch.Tensor":
         """Token ids, int64 (blocks, T); or `Examples`, of several seeds one after the other."""
-        from outliers.models.anatomy import check_block
         from outliers.models.anatomy.examples import Examples
 
         settings = self.settings
-        check_block(self.config, settings.block)
         of_seeds = [self._read(settings.text, settings.blocks, number) for number in range(settings.mask_seeds)]
         return Examples.joined(of_seeds) if len(of_seeds) > 1 else of_seeds[0]
 
@@ -211,11 +212,16 @@ class Causal(Pretrained):
         from outliers.models.anatomy import check_block, family_of
         from outliers.models.anatomy.examples import read_ids
 
-        family = import_module(f"outliers.subjects.{family_of(self.config).name}")
+        of_model = family_of(self.config)
+        family = of_model.subject or import_module(f"outliers.subjects.{of_model.name}")
         for option, reason in family.REFUSED.items():
             if unusual({option: getattr(self.settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
-        found = family.read(self, text, blocks, self.settings.mask_seed + number)
+        seed = self.settings.mask_seed + number
+        if not family.READS_TEXT:
+            return family.read(self, text, blocks, seed)
+        check_block(self.config, self.settings.block)
+        found = family.read(self, text, blocks, seed)
         check_block(self.config, self.settings.block, int(read_ids(found).max()))
         return found
 

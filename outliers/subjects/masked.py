@@ -15,6 +15,7 @@ from outliers.text.given import Text
 if TYPE_CHECKING:
     from outliers.subjects.causal import Causal
 
+READS_TEXT = True
 REFUSED = {"bos": "reads [CLS] before each block anyway"}  # options that say nothing of this family, and why
 
 
@@ -24,7 +25,9 @@ def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
     if settings.objective is None:
         return masked_text(text, tokenizer, settings.block, blocks, seed)
     if settings.objective != "each":
-        raise UserError(f"objective '{settings.objective}' is of encoder-decoders; expected each, or leave --objective out")
+        raise UserError(
+            f"objective '{settings.objective}' is of encoder-decoders; expected each, or leave --objective out"
+        )
     if seed or settings.mask_seeds > 1:
         raise UserError("each token is masked by itself, without a seed; leave --mask-seed and --mask-seeds out")
     return each_masked(text, tokenizer, settings.block, blocks)
@@ -55,7 +58,7 @@ def masked_text(
 def each_masked(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None) -> Examples:
     """A text of which each token is predicted from all others of its block: perplexity is then pseudo-perplexity.
 
-    Salazar et al., "Masked Language Model Scoring", 2020, equations 1 and 2.
+    Salazar et al., "Masked Language Model Scoring", 2020.
 
     Args:
         text, tokenizer, block, blocks: as `masked_text`.
@@ -82,7 +85,9 @@ def _between_ends(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, bl
     return torch.cat([torch.full((len(inner), 1), first), inner, torch.full((len(inner), 1), last)], 1)
 
 
-def _predicting(whole: torch.Tensor, chosen: torch.Tensor, tokenizer: PreTrainedTokenizerBase, protocol: str) -> Examples:
+def _predicting(
+    whole: torch.Tensor, chosen: torch.Tensor, tokenizer: PreTrainedTokenizerBase, protocol: str
+) -> Examples:
     """Blocks (blocks, T) in which the mask token stands in the place of those that are chosen (blocks, predicted)."""
     labels = torch.full_like(whole, IGNORED).scatter_(1, chosen, whole.gather(1, chosen))
     return Examples(whole.scatter(1, chosen, tokenizer.mask_token_id), labels, protocol)

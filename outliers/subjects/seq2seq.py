@@ -15,6 +15,7 @@ from outliers.text.given import Text
 if TYPE_CHECKING:
     from outliers.subjects.causal import Causal
 
+READS_TEXT = True
 REFUSED = {"bos": "reads what its tokenizer puts around each block"}  # options that say nothing of this family, and why
 SHORTEST = Spans.of(2).read
 

@@ -315,29 +315,6 @@ def feature_extremes(work, x: Matrix, width: int, low: np.float32, high: np.floa
             high[start + i] = np.nan if is_nan else float_of(_ordered(most[i]))
 
 
-@_pass
-def columns(work, x: Matrix, places: Places, result: np.float32):
-    """Some columns of a matrix, (rows, count); a piece is a row."""
-    for first, end in _shares(work):
-        for r in range(first, end):
-            row = _at(result, r * places.count)
-            for i in range(places.count):
-                row[i] = _entry(x, r, places.features[i])
-
-
-@_pass
-def rows_with_extremes(
-    work, codes: np.int8, row_stride: int, stride: int, places: Places, magnitude: int, flags: np.uint8
-):
-    """Which rows of codes have one of at least a magnitude in some columns; a piece is a row."""
-    for first, end in _shares(work):
-        for r in range(first, end):
-            most = np.int32(0)
-            for i in range(places.count):
-                most = max(most, abs(np.int32(codes[r * row_stride + places.features[i] * stride])))
-            flags[r] = most >= magnitude
-
-
 @inlined
 def _largest(row, count):
     """The largest |x| of a row, NaN if there is one."""
@@ -445,26 +422,6 @@ def _code_by_chance(quotient, chance):
 
 
 @_pass
-def magnitudes(work, x: Matrix, places: np.int64, width: int, magnitudes: np.int32):
-    """The largest |x| of each feature of matrices, bits of float32 (matrices, features), NaN where there is one; a
-    piece is a strip of so many features."""
-    strips = -(-x.columns // width)
-    row, most = np.empty(width, np.float32), np.empty(width, np.int32)
-    for piece in _pieces(work):
-        matrix, start = piece // strips, piece % strips * width
-        count, one = min(width, x.columns - start), _moved(x, places, matrix)
-        for i in range(count):
-            most[i] = 0
-        for r in range(x.rows):
-            load(one.kind, _place(one, r, start), count, row)
-            for i in range(count):
-                most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
-        found = _at(magnitudes, matrix * x.columns + start)
-        for i in range(count):
-            found[i] = most[i]
-
-
-@_pass
 def codes_by_row(
     work, x: Matrix, places: np.int64, left_out: Flags, chance: Chance, codes: np.int8, scales: np.float32
 ):
@@ -567,34 +524,6 @@ def zeropoint_codes(
                 total -= np.int32(of_row[outliers.features[i]])
                 of_row[outliers.features[i]] = 0
             made.scales[r], zero_points[r], made.sums[r] = np.float32(1) / dynamic_range, zero_point, np.float32(total)
-
-
-@_pass
-def codes_of_columns(
-    work, x: Matrix, width: int, factors: np.float32, zero_points: np.float32, codes: np.int8, sums: np.float32
-):
-    """Codes of a matrix of which each column has a scale of absmax, or a normalized dynamic range and a zero point, and
-    their sums by column; a piece is a strip of so many columns."""
-    row, total = np.empty(width, np.float32), np.empty(width, np.int32)
-    for piece in _pieces(work):
-        start = piece * width
-        count = min(width, x.columns - start)
-        total[:] = 0
-        for r in range(x.rows):
-            load(x.kind, _place(x, r, start), count, row)
-            if _is_given(zero_points):
-                for i in range(count):
-                    row[i] = rint(row[i] * factors[start + i]) + zero_points[start + i]
-            else:
-                for i in range(count):
-                    row[i] = rint(row[i] / factors[start + i])
-            of_row = _at(codes, r * x.columns + start)
-            for i in range(count):
-                code = np.int8(min(max(row[i], -CODE_MAX), CODE_MAX))
-                of_row[i] = code
-                total[i] = np.int32(total[i] + code)
-        for i in range(count):
-            sums[start + i] = np.float32(total[i])
 
 
 @inlined
@@ -956,23 +885,6 @@ def _add_features(first_row, features, found, joined):
         joined.squares[i] += found.squares[i]
         first = np.float64(first_row[i])
         joined.squares_rest[i] += found.squares[i] - first * first
-
-
-@_pass
-def hits(work, x: Matrix, alpha: np.float32, counts: np.int64, ends: np.int64, features: np.int64, values: np.float32):
-    """The features and values of hits, feature by feature; a piece is a feature.
-
-    counts, ends: hits of each feature, and of those up to it.
-    """
-    for first, end in _shares(work):
-        for feature in range(first, end):
-            place, end, r = ends[feature] - counts[feature], ends[feature], 0
-            while place < end:
-                value = _entry(x, r, feature)
-                if abs(value) >= alpha[0]:
-                    features[place], values[place] = feature, value
-                    place += 1
-                r += 1
 
 
 @inlined

@@ -33,7 +33,7 @@ class Timings(NamedTuple):
     prefills: list[float]
     steps: list[list[float]]
     ids: torch.Tensor
-    encodings: list[float] = []
+    encodings: Sequence[float] = ()
 
     @property
     def per_token(self) -> list[float]:
@@ -67,8 +67,8 @@ class OfServed(Measurement):
         """Raise UserError if the text has no such prompts, or the model no room for what is generated."""
         metric, config = cell.metric, cell.subject.config
         check_generation(config, metric.prompt, metric.tokens if generates(config) else 0)
-        blocks, block = cell.subject.blocks.shape
-        if metric.batch > blocks or metric.prompt > block:
+        blocks, block, *of_pictures = cell.subject.blocks.shape
+        if metric.batch > blocks or (metric.prompt > block and not of_pictures):
             raise UserError(
                 f"{metric.batch} prompts of {metric.prompt} tokens from {blocks} blocks of {block}; expected as many "
                 "blocks, and as long ones, or more (--blocks, --block)"
@@ -118,7 +118,8 @@ class OfServed(Measurement):
 
 
 def _prompts(cell: Cell) -> torch.Tensor:
-    return read_ids(cell.subject.blocks[: cell.metric.batch])[:, : cell.metric.prompt]
+    inputs = read_ids(cell.subject.blocks[: cell.metric.batch])
+    return inputs if inputs.is_floating_point() else inputs[:, : cell.metric.prompt]  # of a picture all is read
 
 
 LATENCY = OfServed()

@@ -9,10 +9,12 @@ from outliers.specification.kinds import DRAWS, Repeats
 
 
 class Places(Metric):
-    """Perplexity with only one role or layer under a scheme, and with all but it."""
+    """Perplexity with only one role, layer or stack under a scheme, and with all but it."""
 
     name = "places"
     measured_by = "outliers.metrics.places.measure:PLACES"
 
-    by: Literal["role", "layer"] = Field("role", description="Which places: roles of projections, or layers.")
+    by: Literal["role", "layer", "stack"] = Field(
+        "role", description="Which places: roles of projections, layers, or stacks of layers."
+    )
     draws: Repeats = Field(1, description=DRAWS)

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, by_seed
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of, variant_losses
-from outliers.models.anatomy import ROLES, count_layers, projections
+from outliers.models.anatomy import ROLES, count_layers, projections, stacks_of
+from outliers.models.anatomy.views import views_of
 from outliers.models.decoder import inference, run_exchanged
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantized_parts, skipped
@@ -27,21 +28,23 @@ ONLY, WITHOUT = "only", "without"
 class Exchange(NamedTuple):
     """What is quantized.
 
-    kind: "only" a place, or all "without" it. field: "role" or "layer". place: its name or number.
+    kind: "only" a place, or all "without" it. field: "role", "layer" or "stack". place: its name or number. written: as
+    `only` and `skip` of schemes take it.
     """
 
     kind: str
     field: str
     place: str | int
+    written: str
 
     def under(self, variant: Quantized) -> Quantized:
         """What a variant is where only these places are under its scheme."""
-        place = f"layers.{self.place}" if self.field == "layer" else self.place
-        return replace(variant, **{ONLY: {"only": (place,)}, WITHOUT: {"skip": (*variant.skip, place)}}[self.kind])
+        skip = *variant.skip, self.written
+        return replace(variant, **{ONLY: {"only": (self.written,)}, WITHOUT: {"skip": skip}}[self.kind])
 
 
 def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Exchange]:
-    """Every role or every layer (field) of which a variant quantizes something, alone, and then all but it.
+    """Every role, layer or stack (field) of which a variant quantizes something, alone, and then all but it.
 
     Where there is one place, all but it is nothing. Of the model the names of modules are looked at, and no weight.
 
@@ -52,9 +55,15 @@ def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Ex
         raise UserError(f"'{variant.name}' quantizes some places already; expected 'skip' in the place of 'only'")
     left = skipped(model, variant.skip, variant.scheme)
     parts = (one for one in quantized_parts(model, variant.scheme) if one.path not in left)
-    places = dict.fromkeys(getattr(one, field) for one in parts)
+    stacks = {layer: view for view in views_of(model).values() if not view.cross for layer in view.layers}
+    of_fields = {
+        "role": lambda one: (one.role, one.role),
+        "layer": lambda one: (one.layer, f"layers.{one.layer}"),
+        "stack": lambda one: (stacks[one.layer].name, stacks[one.layer].written),
+    }
+    places = dict(map(of_fields[field], parts))
     kinds = (ONLY, WITHOUT) if len(places) > 1 else (ONLY,)
-    return [Exchange(kind, field, place) for kind in kinds for place in places]
+    return [Exchange(kind, field, *place) for kind in kinds for place in places.items()]
 
 
 def exchange_losses(
@@ -146,7 +155,10 @@ def _count(cell: Cell) -> int:
         raise UserError(f"places of '{variant.name}'; expected a scheme that quantizes, such as absmax")
     if cell.metric.by == "layer":
         return count_layers(cell.subject.config)
-    return len(ROLES) + (variant.scheme.attention is not None)
+    if cell.metric.by == "stack":
+        return len(stacks_of(cell.subject.config))
+    roles = {role for stack in stacks_of(cell.subject.config) for role in ROLES if getattr(stack, role)}
+    return len(roles) + (variant.scheme.attention is not None)
 
 
 def _drawn_losses(

@@ -16,17 +16,21 @@ from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.masked import MASKED
-from outliers.models.anatomy.row import Anatomy
+from outliers.models.anatomy.row import Anatomy, config_of_stack
 from outliers.models.anatomy.seq2seq import SEQ2SEQ
+from outliers.models.anatomy.vision import VISION, vision_config
+from outliers.models.plugins import plugins
 
-FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ)}
+FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ, VISION)}
 ANATOMIES = {kind: row for family in FAMILIES.values() for kind, row in family.rows.items()}  # by the type of model
 # Models that take pictures too, whose text part is an architecture of its own; and what its tensors are called in their
 # checkpoints: patterns, and what stands for them in the text part.
 TEXT_PARTS = ("gemma3",)
 TEXT_KEYS = {r"^language_model\.": "", r"^model\.language_model\.": "model."}
-# Of a text part: the tensors of such a checkpoint that it has no place for because they are for the pictures.
-PICTURES = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\."}
+# Of such a part: the tensors of a checkpoint that it has no place for because they are of the other part.
+_TEXTS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scale$|logit_bias$)"
+OTHER_PARTS = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\.", "clip": _TEXTS, "siglip": _TEXTS}
+TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}  # of a tower alone
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
 # Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
 # no codes.
@@ -36,6 +40,28 @@ PLAIN = (
     "transformers.models.falcon.modeling_falcon.FalconLinear",
 )
 WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def add_family(family: Family) -> None:
+    """Take a family of one's own; an installed package declares it in the group `outliers.families` of entry points.
+
+    Raises:
+        UserError: its name, or an architecture of it, is that of another family.
+    """
+    taken = [name for name in (family.name, *family.rows) if name in FAMILIES or name in ANATOMIES]
+    if taken:
+        raise UserError(f"family '{family.name}': '{taken[0]}' is there already; expected names that are not taken")
+    FAMILIES[family.name] = family
+    ANATOMIES.update(family.rows)
+
+
+def _take_plugins(kind: str) -> None:
+    """Add the families of other packages, once a type of model is asked for that this project does not have."""
+    for _, origin, family in plugins("outliers.families") if kind not in ANATOMIES else ():
+        if not isinstance(family, Family):
+            raise UserError(f"{origin} is {type(family).__name__}; expected a Family: remove it")
+        if FAMILIES.get(family.name) is not family:
+            add_family(family)
 
 
 class Projection(NamedTuple):
@@ -59,6 +85,7 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
     Raises:
         UserError: the architecture is in no row of the table.
     """
+    _take_plugins(config.model_type)
     if config.model_type not in ANATOMIES:
         near = difflib.get_close_matches(config.model_type, ANATOMIES, n=3, cutoff=0.5)
         similar = f" (known and similar: {', '.join(near)})" if near else ""
@@ -72,17 +99,25 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
 
 def family_of(config: PretrainedConfig) -> Family:
     """The family of a model by its configuration; an unknown architecture counts as causal, or has an encoder too."""
+    _take_plugins(config.model_type)
     unknown = SEQ2SEQ if config.is_encoder_decoder else CAUSAL
     return next((family for family in FAMILIES.values() if config.model_type in family.rows), unknown)
 
 
-def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration of the text part of a model that takes pictures too; of others their own."""
+def part_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the part of a model that is measured: of one that takes pictures too its text part, of a
+    vision tower this one; of others their own."""
     if config.model_type not in TEXT_PARTS:
-        return config
+        return vision_config(config)
     part = config.get_text_config()
     part._commit_hash = getattr(config, "_commit_hash", None)
     return part
+
+
+def renamed_keys(config: PretrainedConfig) -> dict[str, str]:
+    """What the tensors of a part of a model are called in checkpoints: patterns, and what stands for them."""
+    row = ANATOMIES.get(config.model_type)
+    return TEXT_KEYS | (TOWER_KEYS if row and row.config == "vision_config" else {})
 
 
 def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
@@ -91,14 +126,41 @@ def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
     return [first, first.decoder] if first.decoder else [first]
 
 
+def check_one_stack(config: PretrainedConfig) -> None:
+    """Raise UserError where a model has several stacks of layers, and so several residual streams."""
+    if len(stacks_of(config)) > 1:
+        raise UserError(
+            f"'{config.model_type}' has an encoder and a decoder, each with its own residual stream; this accounts for "
+            "models with one: use outliers.trace, ablate or damage, which tell stacks apart"
+        )
+
+
 def inputs_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
-    """What each stack reads of a block, on the block's device: token ids, int64 (T,)."""
+    """What each stack reads of a block, on the block's device: token ids, int64 (T,), or the pixels of a picture."""
     return family_of(model.config).inputs(model, block)
+
+
+def ids_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
+    """Of what each stack reads of a block the ids of what stands at its positions, int64 (T,); of pictures, places."""
+    family = family_of(model.config)
+    return tuple(family.ids(model.config, read) for read in family.inputs(model, block))
 
 
 def stack_module(model: PreTrainedModel, stack: Anatomy) -> PreTrainedModel:
     """The module that runs a stack."""
     return model.base_model if stack.module is None else model.get_submodule(stack.module)
+
+
+def input_embeddings(model: PreTrainedModel) -> list[nn.Module]:
+    """What the residual streams of the stacks begin with: the embedding of tokens, or the convolution of pixels; one
+    that several stacks have in common once."""
+    stacks = stacks_of(model.config)
+    return list(
+        dict.fromkeys(
+            model.get_submodule(one.embedding) if one.embedding else stack_module(model, one).get_input_embeddings()
+            for one in stacks
+        )
+    )
 
 
 def run_stack(
@@ -112,11 +174,6 @@ def run_stack(
     if memory is not None:
         keywords = keywords | {"encoder_hidden_states": memory}
     return stack_module(model, stack)(inputs[None], **keywords).last_hidden_state[0]
-
-
-def config_of_stack(config: PretrainedConfig, stack: Anatomy) -> PretrainedConfig:
-    """The configuration of a stack, which may be a part of the model's."""
-    return getattr(config, stack.config) if stack.config else config
 
 
 def width_of(config: PretrainedConfig) -> int:
@@ -286,7 +343,7 @@ def check_features(features: Iterable[int], width: int) -> list[int]:
 def norms_are_in_the_residual_stream(config: PretrainedConfig) -> bool:
     """Whether projections read what is added to the sub-layer's output (BERT, OPT-350m, a variant of BLOOM)."""
     return (
-        anatomy_of(config).norms_of_sums
+        bool(anatomy_of(config).norms_of_sums)
         or not getattr(config, "do_layer_norm_before", True)
         or getattr(config, "apply_residual_connection_post_layernorm", False)
     )

@@ -12,8 +12,9 @@ IGNORED = -100  # a label of what is not predicted, as transformers has it
 class Example(NamedTuple):
     """What a model of a family other than causal language models reads at once.
 
-    ids: what positions hold, int64 (T,), of an encoder-decoder those of the encoder. labels: what the last hidden
-    states are to predict, `IGNORED` where nothing is, int64 (T,), of an encoder-decoder those of the decoder.
+    ids: what positions hold, int64 (T,), of an encoder-decoder those of the encoder; of a picture its pixels, float32
+    (channels, height, width). labels: what the last hidden states are to predict, `IGNORED` where nothing is, int64
+    (T,), of an encoder-decoder those of the decoder, of a picture its class (1,).
     """
 
     ids: torch.Tensor
@@ -29,10 +30,10 @@ Block = torch.Tensor | Example  # of a causal language model the token ids alone
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples of one length. ids: int64 (examples, T); labels: int64 (examples, predicted); see `Example`.
+    """Examples of one length. ids: int64 (examples, T), or pixels; labels: int64 (examples, predicted); see `Example`.
 
-    protocol: what rows say of what is predicted, behind how the text was cut. seeds: how many times the same text is
-    there one after the other, with other tokens predicted each time.
+    protocol: what rows say of what is predicted, behind how the text was cut; of pictures alone. seeds: how many times
+    the same text is there one after the other, with other tokens predicted each time.
     """
 
     ids: torch.Tensor

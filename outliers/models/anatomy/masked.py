@@ -35,7 +35,7 @@ def _deberta_output(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]
 
 _BERT = Anatomy(
     bidirectional=True,
-    norms_of_sums=True,
+    norms_of_sums=("attention.output.LayerNorm", "output.LayerNorm"),
     layers="bert.encoder.layer",
     attention="attention.self",
     norms={},
@@ -68,6 +68,7 @@ _ROWS = {
     "distilbert": replace(
         _BERT,
         layers="distilbert.transformer.layer",
+        norms_of_sums=("sa_layer_norm", "output_layer_norm"),
         attention="attention",
         attn_in=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         attn_out=("attention.out_lin",),

@@ -6,7 +6,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import inputs_of, layers_of, stacks_of
+from outliers.models.anatomy import ids_of, layers_of, stacks_of
 from outliers.models.anatomy.examples import Block
 
 CROSS = "cross"
@@ -25,13 +25,18 @@ class View(NamedTuple):
     bidirectional: bool
 
     @property
+    def written(self) -> str:
+        """Its layers as a place: layers.0:6."""
+        return f"layers.{self.layers[0]}:{self.layers[-1] + 1}"
+
+    @property
     def cross(self) -> bool:
         """Whether it is of cross-attention."""
         return self.name == CROSS
 
     def positions(self, model: PreTrainedModel, block: Block) -> torch.Tensor:
-        """Token ids at the positions of a block, int64 (T,)."""
-        return inputs_of(model, block)[self.inputs]
+        """The ids of what stands at the positions of a block, int64 (T,)."""
+        return ids_of(model, block)[self.inputs]
 
 
 def view_names(config: PretrainedConfig) -> list[str]:

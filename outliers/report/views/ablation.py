@@ -8,7 +8,7 @@ from outliers.models.names import short_name
 from outliers.plot.ablation import ablation_bars
 from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import Value, exact
-from outliers.report.section import Drawing, Finding, Section
+from outliers.report.section import Drawing, Finding, Section, by_stack
 from outliers.report.tables import MISSING, Table, with_interval
 from outliers.report.words import features, percent, times
 
@@ -21,8 +21,17 @@ REMOVED = {  # subject of a row: what is taken out
 
 
 def ablation_section(rows: list[dict]) -> Section:
-    """The summary of an ablation as a table and as bars, without the trace that has found its features."""
+    """The summary of an ablation as a table and as bars, without the trace that has found its features; of several
+    stacks, whose features are taken out one stack at a time, that of each."""
     rows = [row for row in rows if "subject" in row]
+    of_stacks = {
+        stack: [row for row in rows if {row.get("ablated", ""), row.get("stack", stack)} == {stack}]
+        for stack in dict.fromkeys(row.get("ablated", "") for row in rows)
+    }
+    return by_stack({stack: _of_stack(of_stack) for stack, of_stack in of_stacks.items()}, rows)
+
+
+def _of_stack(rows: list[dict]) -> Section:
     summary = ablation_summary(rows)
     table = ablation_table(summary)
     drawings = [Drawing.of("ablation", "What the model loses without features.", ablation_bars(summary))]

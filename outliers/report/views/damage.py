@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -45,10 +44,9 @@ ERRORS = (
 
 def kept_damage_section(spec: Damage, _folder: Path, rows: list[dict]) -> Section:
     """What the rows of a specification show, with the names of its model's tokens."""
-    from outliers.models.load import load_tokenizer  # which imports torch
-    from outliers.text.tokens import visible_token
+    from outliers.text.tokens import namer_of  # which imports torch
 
-    return damage_section(rows, partial(visible_token, load_tokenizer(spec.model, spec.revision)))
+    return damage_section(rows, namer_of(spec.model, spec.revision))
 
 
 def damage_section(rows: list[dict], names: Names) -> Section:
@@ -61,11 +59,12 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     errors = pd.concat([one.errors.assign(scheme=scheme) for scheme, one in damages.items()], ignore_index=True)
     errors["token_text"] = [None if pd.isna(token) else names(int(token)) for token in errors["token"]]
     notes = _scatter_note(rows)
-    tables = [*_models(damages), *_places("role", damages), *_places("layer", damages), *_worst(errors)]
+    tables = [*_models(damages), *_places("role", damages), *_places("layer", damages)]
+    tables += [*_places("stack", damages), *_worst(errors)]
     drawings = []
     if len(errors):
         drawings.append(Drawing.of("damage_errors", HEAT_CAPTION, damage_map(damages)))
-    if any(len(one.roles) or len(one.layers) for one in damages.values()):
+    if any(len(one.roles) or len(one.layers) or len(one.stacks) for one in damages.values()):
         drawings.append(Drawing.of("damage_places", BARS_CAPTION, damage_bars(damages)))
     shown = "\n\n".join(filter(None, [printed([], notes), printed(tables)]))
     title = f"Damage to {short_name(rows[0]['model'])}"

@@ -168,9 +168,7 @@ def _preferred(feature: int, rows: list[dict], whole: Mapping) -> str | None:
     changed = [
         row
         for row in rows
-        if pd.notna(row["margin"])
-        and abs(row["margin"] - whole["margin"]) >= NATS
-        and _is_apart(row, "margin")
+        if pd.notna(row["margin"]) and abs(row["margin"] - whole["margin"]) >= NATS and _is_apart(row, "margin")
     ]
     if not changed:
         return None
