@@ -243,29 +243,6 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert 'src="data:' in (page := (tmp_path / "report.html").read_text()) or "<svg" in page, "with its figure"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--metric", "perplexty"], "unknown metric 'perplexty'; did you mean perplexity"),
-        (["--variant", "zreo(3)"], "unknown variant 'zreo'; did you mean zero"),
-        (["--variant", "absmax+llm.int8"], "unknown remedy 'llm.int8'"),
-        (["--variant", "mean(3)"], "'mean(3)' needs the mean of each feature over the text"),
-        (["--metric", "top1", "--draws", "2"], "field 'draws' is a parameter of no metric that is asked for (top1)"),
-        (["--variant", "absmax+skip=nowhere"], "nowhere"),
-        (["--variant", "zero(999)"], "999"),
-        (["--metric", "latency", "--prompt", "17"], "prompts of 17 tokens from 1 blocks of 16"),
-        (["--metric", "zeroshot", "--stream"], "zero-shot tasks of a streamed model; expected one in memory"),
-        (["--variant", "bitsandbytes", "--stream"], "bitsandbytes in a streamed model; expected one in memory"),
-    ],
-)
-def test_a_mistake_is_one_line(monkeypatch, capsys, tmp_path, arguments, said):
-    small = ["--block", 16, "--blocks", 1, "--out", tmp_path / "out"]
-    code, out, err = call(monkeypatch, capsys, MODEL, *arguments, *small, command="measure")
-    assert (code, out) == (2, "")
-    assert said in err
-    assert err.count("\n") == 1
-
-
 def test_a_plugin_takes_no_name_that_is_taken(monkeypatch):
     class Entry:
         name, dist = "perplexity", type("Distribution", (), {"name": "theirs"})()

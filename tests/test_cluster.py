@@ -267,24 +267,6 @@ def test_cells_ask_for_what_their_model_needs(monkeypatch):
     assert needs("auto", 600e9, 1e9)["GPU"] == 8
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device", "cuda:1"], "device 'cuda:1' with engine 'ray', which chooses GPUs; expected cpu, cuda or auto"),
-        (
-            ["--engine", "local", "--stream", "--device", "auto"],
-            "device 'auto' with --stream: a streamed model computes on one device; expected cpu or cuda",
-        ),
-        (["--engine", "slurm"], "field 'engine': Input should be 'local' or 'ray', got 'slurm'"),
-    ],
-)
-def test_mistakes_are_one_line(monkeypatch, capsys, tmp_path, arguments, message):
-    options = ["--model", MODELS[0], "--engine", "ray", "--out", tmp_path / "out", *arguments]
-    code, out, err = call(monkeypatch, capsys, *options)
-    assert (code, out, err) == (2, "", f"error: {message}\n")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:9"])
 def test_an_address_where_nobody_listens_is_one_line(monkeypatch, capsys, tmp_path, address):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

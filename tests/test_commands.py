@@ -409,9 +409,9 @@ def test_the_scripts_answers(script):
     assert "Traceback" in script("trace", "pocket/gpt2-01m", "--debug")[2]
 
 
-MEASURING = ("--out", "--force", "Examples")
+MEASURING = ("--out", "--force", "--debug", "Examples")
 OPTIONS = {
-    "get": ("smollm2-135m", "Example"),
+    "get": ("smollm2-135m", "--debug", "Example"),
     "memory": (*MEASURING, "--gpu", "--context"),
     "zeroshot": (*MEASURING, "--task", "--limit"),
     "report": (*MEASURING, "--redraw"),

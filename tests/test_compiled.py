@@ -149,12 +149,35 @@ def test_other_processes(way, tmp_path):
     assert said.split() == ["True", "0"]
 
 
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the kernels, of which nothing is compiled."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    return shutil.copytree(ROOT / "kernels" / "outlier_kernels", tmp_path / "outlier_kernels", ignore=ignore)
+
+
 @pytest.mark.slow
-def test_a_cache_that_cannot_be_written(tmp_path):
+def test_a_number_of_another_file_is_compiled_anew(package):
+    """Numba compiles again where the file of the passes changed; the rounds of Philox these take from another one."""
+    program = """
+    import torch
+    from outlier_kernels import reference_products
+    from outlier_kernels.cpu import products
+    matrices = torch.linspace(-1, 1, 400).view(1, 20, 20)
+    codes = products.quantize_rows(matrices, seed=3)[0]
+    print(torch.equal(codes, reference_products.quantize_rows(matrices, seed=3).codes), codes.double().std().item())
+    """
+    first = python(program, PYTHONPATH=str(package.parent)).split()
+    other = package / "reference_products.py"
+    other.write_text(other.read_text().replace(", 10, 0xFFFFFFFF", ", 2, 0xFFFFFFFF"))
+    second = python(program, PYTHONPATH=str(package.parent)).split()
+    assert (first[0], second[0]) == ("True", "True")
+    assert first[1] != second[1], "with fewer rounds other values are rounded up"
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written(package, tmp_path):
     """Neither beside the code nor where the user's caches are: there it compiles in each process."""
-    package = shutil.copytree(
-        ROOT / "kernels" / "outlier_kernels", tmp_path / "outlier_kernels", ignore=shutil.ignore_patterns("__pycache__")
-    )
     (package / "cpu" / "__pycache__").touch()  # files in the places of the folders
     (tmp_path / "home").touch()
     homes = {name: str(tmp_path / "home") for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")}

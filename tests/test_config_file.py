@@ -303,11 +303,3 @@ def test_debug_shows_what_a_library_said(folder, monkeypatch, capsys):
     assert shown.startswith("Traceback")
     assert "transformers/models/auto/configuration_auto.py" in shown
     assert shown.endswith(line)
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["get", "trace", "ablate", "damage", "emergence", "sweep", "zeroshot", "memory", "latency", "report.__main__"],
-)
-def test_every_command_has_debug(monkeypatch, capsys, command):
-    assert "--debug" in call(monkeypatch, capsys, "--help", command=command)[1]

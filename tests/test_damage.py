@@ -49,7 +49,6 @@ from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import Together
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2, padded
-from tests.test_commands import call
 from tests.test_tracing import hooks
 
 ABSMAX = Quantized(SCHEMES["absmax"])
@@ -405,30 +404,6 @@ def test_what_is_asked_travels():
     cells = next(plan.stages)
     plan.subject.prepare()
     assert [cell.asked for cell in pickle.loads(pickle.dumps(cells))] == [cell.asked for cell in cells]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--scheme", "absmx"], "unknown scheme 'absmx'; did you mean absmax"),
-        (["--scheme", "fp32"], "scheme 'fp32' quantizes nothing, so it damages nothing; expected one such as absmax"),
-        (["--by", "rolle"], "unknown part of the damage 'rolle'; did you mean role"),
-        (["--by", ","], "field 'by'"),
-        (["--skip", "transformer"], "leaves nothing for scheme 'absmax' to quantize"),
-        (["--skip", "*.nothing"], "unknown place in skip '*.nothing'"),
-        (["--draws", "2", "--dtype", "bfloat16"], "2 draws in bfloat16, which has too few digits"),
-        (["--draws", "0"], "field 'draws'"),
-        (["pocket/gpt2-0.1m"], "damage takes one model, got 2"),
-    ],
-)
-def test_mistakes(arguments, message, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capsys, MODEL, *arguments, command="damage")
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert message in err
-    assert not any(tmp_path.iterdir())
 
 
 def test_mistakes_in_python(blocks):

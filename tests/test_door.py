@@ -618,6 +618,31 @@ REFUSED = {
     f"{SWEEP} {SMALL} --out {'o' * 300}": "cannot write to 'o+.*'",
     f"{SWEEP} --scheme '  '": "unknown scheme '  '",
     f"{SWEEP} --modle x": "No such option: --modle",
+    f"{SWEEP} --engine ray --device cuda:1": "device 'cuda:1' with engine 'ray', which chooses GPUs; expected",
+    f"{SWEEP} --stream --device auto": "device 'auto' with --stream: a streamed model computes on one device; expected",
+    **{
+        f"measure {POCKET_MODEL} {SMALL} {options}": answer
+        for options, answer in (
+            ("--metric perplexty", "unknown metric 'perplexty'; did you mean perplexity"),
+            ("--variant 'zreo(3)'", "unknown variant 'zreo'; did you mean zero"),
+            ("--variant 'mean(3)'", r"'mean\(3\)' needs the mean of each feature over the text"),
+            ("--metric top1 --draws 2", r"field 'draws' is a parameter of no metric that is asked for \(top1\)"),
+            ("--variant absmax+skip=nowhere", "unknown place in skip 'nowhere'"),
+            ("--metric latency --prompt 33", "prompts of 33 tokens from 1 blocks of 32"),
+            ("--metric zeroshot --stream", "zero-shot tasks of a streamed model; expected one in memory"),
+            ("--variant bitsandbytes --stream", "bitsandbytes in a streamed model; expected one in memory"),
+            ("--metric origins", "origins of no feature"),
+        )
+    },
+    **{
+        f"origins {POCKET_MODEL} {SMALL} {options}": answer
+        for options, answer in (
+            ("--features 3 --positions 32", "position 32 in blocks of 32 tokens"),
+            ("--by reader", "unknown part of the account 'reader'; did you mean readers"),
+            ("--feature 3 --place gate", "place 'gate': layer 0 has no such reader"),
+            ("--controls 1", "field 'controls'"),
+        )
+    },
     **{
         f"{command} --alpha {value}": "field 'alpha': expected a positive number"
         for value in ("nan", "inf", "-inf", "1e400", "-0", "1e-50", "1e39")

@@ -375,7 +375,7 @@ def test_decoding_within_its_quartiles():
 
 
 def test_memory():
-    footprints = pd.DataFrame({"total 16": [2.0], "total 8": [1.0]}, index=["gpt2"])
+    footprints = pd.DataFrame({"total 16": [2.0], "total 8": [1.0], "loaded 8": [None]}, index=["gpt2"])
     none = pd.DataFrame({"8-bit": ["a"], "16-bit": ["a"], "hardware": ["GPU"], "gigabytes": [8.0]})
     assert said(memory_findings(none, footprints)) == (
         "On no hardware do 8 bits hold a larger model than 16. In 8 bits gpt2 needs 50 % of the memory of 16 bits."

@@ -11,6 +11,7 @@ import pytest
 
 from outliers.errors import UserError
 from outliers.metrics import metrics
+from outliers.models.load import load_model
 from outliers.plot.published import published_models
 from outliers.presets.cells import Cells
 from outliers.quantization.schemes import SCHEMES, TABLE1
@@ -25,6 +26,7 @@ from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
 from outliers.specification.files import experiment_files
 from outliers.specification.kinds import Experiment, resolved
+from outliers.subjects import bench
 from tests.conftest import SHARED
 
 KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"
@@ -116,6 +118,25 @@ def test_table6_is_as_published():
         assert ("int8" in row["precision"].lower()) == (scheme == "llm.int8")
         assert hardware.replace(" ", "").lower().startswith(row["hardware"].split()[0].lower())
         assert ("blog" in hardware) == (row["source"] == "blog")
+
+
+@needs_paper
+def test_latencies_of_t5_are_as_published():
+    ours = ARTEFACTS["table6_layers"].published.values
+    beside = {"T5-11B": "16 bits", "T5-3B": "32 bits"}
+    rows = [row for row in read("table6_latency_ms_per_token.csv") if row["model"] in beside]
+    of_ways = {(row["model"], row["precision"]): row for row in rows}
+    assert len(rows) == 4
+    for model, exact in beside.items():
+        native, int8 = (
+            of_ways[model, exact.replace("16 bits", "fp16").replace("32 bits", "fp32")],
+            of_ways[model, "int8"],
+        )
+        for batch in ("1", "8", "32"):
+            times = [float(row[f"batch_{batch}"]) for row in (native, int8)]
+            keys = [f"{exact}, ms", "LLM.int8(), ms", f"LLM.int8() : {exact}"]
+            assert [ours[model.lower(), key, batch] for key in keys] == [*times, times[1] / times[0]]
+    assert len(ours) == 2 * 3 * 3
 
 
 def test_measured_beside_published():
@@ -282,8 +303,11 @@ def small_set(tmp_path, monkeypatch):
     return tmp_path / "results"
 
 
-def test_a_set_goes_on_past_what_cannot_run(small_set):
+def test_a_set_goes_on_past_what_cannot_run(small_set, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(bench, "load_model", lambda *place: loaded.append(place) or load_model(*place))
     said = report("small", small_set)
+    assert len(loaded) == 1, "the measurements of a page share a model"
     assert "Not run: file 'nowhere/piqa_valid.jsonl' does not exist" in said
     page = (small_set / "report.html").read_text()
     for title in ("Table 1: perplexity", "Figure 1", "Table 4: emergence", "Figure 4b: number", "Not run: "):

@@ -169,8 +169,6 @@ def test_quantize_weight(data, outputs, features, quantizer):
     found, expected = codes.quantize_weight(weight, quantizer), reference.quantize(weight, quantizer)
     assert [part is None for part in found] == [part is None for part in expected]
     assert_same_codes(found, expected)
-    if (outputs > 1) & (features > 1):
-        assert found.codes.stride() == weight.contiguous().stride() or weight.stride(0) == 1, "codes as the weight lies"
 
 
 @given(st.data(), SIDES, SIDES, SIDES, quantizers("row"), quantizers("column"), THRESHOLDS)
@@ -239,7 +237,6 @@ def test_wide_layers(several_threads, shape, layout, symmetric, per_row):
         weights = Quantizer("int8", "column" if of_weight[1] else "tensor", of_weight[0])
         weight, made = reference.quantize(exact, weights), codes.quantize_weight(exact, weights)
         assert_same_codes(made, weight)
-        assert (made.codes if layout == "contiguous" else made.codes.T).is_contiguous()
         for threshold, of_exact in ((None, None), (6.0, None), (6.0, Exact(exact, weights))):
             given = LAYOUTS[layout](x), weight, torch.randn(outputs), activations, threshold, of_exact
             assert_same(plain.linear(*given), reference.linear(*given))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outlier_kernels import dispatch, reference_products
+from outlier_kernels import reference_products
 from outlier_kernels.cpu import products as cpu_products
 
 from tests.conftest import pairwise
@@ -96,14 +96,6 @@ def test_nan_and_inf_are_seen(poison, transposed):
     found = cpu_products.product(left.mT.contiguous().mT if transposed else left, right)
     assert not torch.isfinite(found[2]).any()
     assert torch.isfinite(found[[0, 1, 3]]).all()
-
-
-@pytest.mark.parametrize("shape", [(9, 33), (2, 3, 9, 33)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_magnitudes(shape, dtype):
-    matrices = torch.randn(shape).to(dtype)
-    for one in (matrices, matrices.mT):
-        assert torch.equal(dispatch.magnitudes(one), reference_products.magnitudes(one))
 
 
 def test_philox():

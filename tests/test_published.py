@@ -18,7 +18,7 @@ from outliers.report.agreement import AGREES, DIFFERS, NOT_MEASURED, NOT_RUN, ve
 from outliers.report.paper.facts import Published, facts_of, read_sources
 from outliers.terminal.command import run
 from tests.conftest import CONFIGS, needs_smollm2
-from tests.test_families import SHAPE, tokenizer
+from tests.test_masked import SHAPE, tokenizer
 
 SOURCE = {"name": "mine", "source": "Somebody, 2026", "where": "nowhere", "licence": "MIT", "protocol": "any"}
 FEATURE, UNIT, LARGE = 5, 7, 3000.0

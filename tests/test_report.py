@@ -21,7 +21,7 @@ from outliers.plot.emergence import by_model, exponential_fit, figure3, figure4,
 from outliers.plot.legends import OTHERS, STYLES, scheme_styles
 from outliers.plot.remedies import points as remedy_points
 from outliers.plot.remedies import remedy_costs
-from outliers.plot.style import GREY, look
+from outliers.plot.style import COLORS, GREY, look
 from outliers.plot.sweep import sweep_costs
 from outliers.plot.trace import heat_map, magnitude_by_position, pooled, sorted_profile
 from outliers.plot.zeroshot import accuracy_by_size
@@ -98,10 +98,11 @@ def test_every_scheme_has_a_style_of_its_own():
     with look():
         styles = scheme_styles([{"scheme": scheme} for scheme in (*own, *SCHEMES, *own)])
     assert list(styles) == [*SCHEMES, *own]
-    looks = {(style["color"], style["marker"], style["linestyle"]) for style in styles.values()}
-    assert len(looks) == len(styles)
+    looks = {scheme: (style["color"], style["marker"], style["linestyle"]) for scheme, style in styles.items()}
+    assert len(set(looks.values())) == len(styles)
     assert GREY not in {style["color"] for style in styles.values()}, "which is the paper's"
-    assert {scheme: (s["color"], s["marker"], s["linestyle"]) for scheme, s in styles.items()}.items() >= STYLES.items()
+    for scheme, (color, *others) in STYLES.items():
+        assert list(looks[scheme]) == [COLORS[color], *others]
 
 
 def test_hollow_markers_are_of_rows_with_decomposition(rows):

@@ -377,6 +377,7 @@ def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch,
     [
         ([], "no experiment is named; expected one, such as `python -m outliers.training training/causes`"),
         (["causes"], "unknown experiment 'causes'; did you mean training/causes"),
+        (["bert.yaml"], "'a' trains 'bert-1.4m', which learns masked tokens; expected a rung that learns next tokens"),
         (["training/causes"], "text file 'c4_en_1000.jsonl' does not exist; expected the first 1,000 rows of C4"),
         (["training/table10"], "text file 'wikitext2_train.txt.gz' does not exist; expected WikiText-2"),
         (["training/causes", "--seeds", "x"], "field 'seeds.0'"),
@@ -389,6 +390,7 @@ def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch,
 def test_mistakes(arguments, message, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     Path("wrong.yaml").write_text("runs:\n  a:\n    epochs: 3\n")
+    Path("bert.yaml").write_text("runs: {a: {start: bert-1.4m}}\n")
     Path("table1.yaml").write_text("shows: table1\nruns: {a: {}}\n")
     code, out, err = call(monkeypatch, capsys, *arguments, command="training")
     assert (code, out) == (2, "")

@@ -1,5 +1,6 @@
 """Variants stand for layers, resident or streamed, alone or together, and leave the model as it was."""
 
+import math
 import pickle
 import re
 import subprocess
@@ -117,6 +118,17 @@ def test_resident_and_streamed_models_take_any(name, models, blocks):
     assert variant.name
     assert variant.fields() == FIELDS[name]
     assert variant.fields(models[0]) == FIELDS[name] | ({"kernels": "cpu"} if "scheme" in FIELDS[name] else {})
+
+
+@pytest.mark.parametrize("written", ["shuffle(1,2)", "shuffle(1@ffn_in,seed=3)+llm.int8", "shuffle(2@layers.1.q)"])
+def test_what_is_shuffled_depends_on_no_order(written, models, blocks):
+    """Bit for bit streamed, layer by layer, as resident, block by block; and the same in parts of a text."""
+    resident, streamed = models
+    (whole,) = perplexities(resident, blocks, [outliers.variant(written)])
+    assert whole != perplexity(resident, blocks)
+    assert perplexities(streamed, blocks, [outliers.variant(written)]) == [whole]
+    parts = [perplexities(resident, part[None], [outliers.variant(written)])[0] for part in blocks]
+    assert math.prod(parts) ** (1 / len(parts)) == pytest.approx(whole, rel=1e-12)
 
 
 def test_attention_under_a_variant(models, blocks):
@@ -288,6 +300,8 @@ def test_writings(written, variant):
         "llm.int8+alpha=6": "llm.int8",
         "absmax+skip=ffn_in+hadamard": "absmax+hadamard+skip=ffn_in",
         "fp32+zero(3)": "zero(3)",
+        "scale(model.x[1, :],factor=0)": "zero(model.x[1,:])",
+        "zero(model.x.weight[1,2])": "zero(model.x[1,2])",
     }.items(),
 )
 def test_other_writings_of_the_same(written, canonical):
@@ -332,6 +346,20 @@ def test_what_does_nothing_is_not_written():
         "bitsandbytes+alpha=0": "the threshold of bitsandbytes is 0; expected a positive number",
         "absmax+zero(3)+bitsandbytes": "has two schemes, of which the second would replace the first",
         "absmax+zero(3)+w4": "has two schemes, of which the second would replace the first",
+        "zero(3@x)": "unknown place 'x'; known: attn_in, ffn_in, q, k, v",
+        "zero(3@layers.1.qq)": "unknown place 'qq'; did you mean q?",
+        "zero(3@layers.1.)": "unknown place 'layers.1.'",
+        "zero(3@layers.2:2.q)": "place 'layers.2:2.q' has nothing in it; expected",
+        "zero(3@heads.1.up)": "place 'heads.1.up' has nothing in it; expected",
+        "zero(3@q/)": "is malformed",
+        "mean(3@norm)": "the mean of what a norm reads, as 'norm' asks for it, is not known; expected zero or shuffle",
+        "zero(model.x[1,-2])": "is malformed",
+        "zero(model.x[1,2]@q)": "is malformed",
+        "mean(model.x[1,2])": "unknown variant of a weight 'mean'; known: zero, scale",
+        "scale(3,factor=2)": "unknown variant 'scale'",
+        "scale(model.x[1,2])": "says no factor; expected one: scale(model.x[1,2],factor=0.5)",
+        "scale(model.x[1,2],factor=inf)": "has the factor inf; expected a finite number",
+        "zero(model.x[1,2],factor=2)": "unknown option of 'zero' 'factor'",
     }.items(),
 )
 def test_what_cannot_be_read_is_refused(written, message):
@@ -426,6 +454,12 @@ def test_places_are_fields(models):
         "plant(3,factor=8)": 0,
         "massive(3@layers.1,value=0,above=1)": 1,
         "zero(3)+absmax+only=layers.1": 0,
+        "zero(3@layers.1.q)": 1,
+        "zero(3@layers.1/up)": 0,
+        "zero(3@heads.1)": 0,
+        "zero(transformer.h.1.mlp.c_fc[0,0])": 1,
+        "zero(transformer.wte[0,0])": 0,
+        "zero(transformer.h.1.mlp.c_fc[0,0])+absmax+only=layers.1": 1,
     }.items(),
 )
 def test_the_first_layer_that_changes(written, layer, models):

@@ -142,14 +142,6 @@ def test_gguf(tmp_path, blocks):
     assert want != perplexity(load_model(file), blocks)
 
 
-def test_the_first_layer():
-    model = make_model("llama")
-    layers = {"model.layers.1.mlp.up_proj[0,0]": 1, "model.embed_tokens[0,0]": 0, "lm_head[0,0]": 0}
-    assert {one: variant(f"zero({one})").first_layer(model) for one in layers} == layers
-    together = variant("zero(model.layers.1.mlp.up_proj[0,0])+absmax+only=layers.1")
-    assert together.first_layer(model) == 1
-
-
 def test_fields():
     one = Scaled(Weight("model.layers.1.mlp.up_proj", None, 3), 0.5)
     assert one.fields() == {"weight": "model.layers.1.mlp.up_proj[:,3]", "weight_factor": 0.5}
@@ -192,30 +184,6 @@ def test_embeddings_of_a_streamed_model_are_refused():
     blocks = torch.zeros(1, 8, dtype=torch.int64)
     with pytest.raises(UserError, match=r"'transformer.wte' is outside of the decoder layers.*leave --stream out"):
         perplexities(streamed, blocks, [variant("zero(transformer.wte[1,:])")])
-
-
-@pytest.mark.parametrize(
-    ("written", "message"),
-    {
-        "zero(model.x[1])": "is malformed",
-        "zero(model.x[1,-2])": "is malformed",
-        "zero(model.x[1,2]@q)": "is malformed",
-        "mean(model.x[1,2])": "unknown variant of a weight 'mean'; known: zero, scale",
-        "scale(3,factor=2)": "unknown variant 'scale'",
-        "scale": "'scale' is malformed; expected",
-        "scale(model.x[1,2])": "says no factor; expected one: scale(model.x[1,2],factor=0.5)",
-        "scale(model.x[1,2],factor=inf)": "has the factor inf; expected a finite number",
-        "zero(model.x[1,2],factor=2)": "unknown option of 'zero' 'factor'",
-    }.items(),
-)
-def test_what_is_no_term(written, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        variant(written)
-
-
-def test_other_writings_of_the_same():
-    assert variant("scale(model.x[1, :],factor=0)").name == "zero(model.x[1,:])"
-    assert variant("zero(model.x.weight[1,2])") == variant("zero(model.x[1,2])")
 
 
 @pytest.mark.parametrize(

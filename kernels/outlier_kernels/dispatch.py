@@ -194,11 +194,6 @@ def _multiply(
     return kernels.LINEAR[arithmetic](*given) if exact is None else kernels.LINEAR[arithmetic](*given, exact)
 
 
-def magnitudes(matrices: torch.Tensor) -> torch.Tensor:
-    """`reference_products.magnitudes`: the largest |x| of each feature of (..., rows, features)."""
-    return _products_for(matrices).magnitudes(matrices)
-
-
 @torch.no_grad()
 def product(
     left: torch.Tensor,

@@ -12,11 +12,6 @@ from outlier_kernels.reference import CODE_MAX, EXACT_IN_FLOATS, Quantized
 MULTIPLIERS, KEY_STEPS, ROUNDS, WORD = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10, 0xFFFFFFFF
 
 
-def magnitudes(matrices: torch.Tensor) -> torch.Tensor:
-    """The largest |x| of each feature of (..., rows, features): (..., features) in their dtype."""
-    return matrices.abs().amax(-2)
-
-
 def quantize_rows(matrices: torch.Tensor, outliers: torch.Tensor | None = None, seed: int | None = None) -> Quantized:
     """Absmax codes of (..., m, k) with a scale a row (..., m, 1).
 

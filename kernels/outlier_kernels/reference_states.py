@@ -35,14 +35,6 @@ def add(
     return hits
 
 
-def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `states.values_of_hits`."""
-    columns = hits.nonzero()[:, 0]
-    candidates = x[:, columns].float()
-    hit = candidates.abs() >= alpha
-    return columns.expand_as(hit)[hit], candidates[hit]
-
-
 def add_residual(
     statistics: Statistics,
     x: torch.Tensor,

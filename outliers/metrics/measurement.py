@@ -107,6 +107,12 @@ class Seen(NamedTuple):
     compares: bool = False
 
 
+def by_seed(losses: list, seeds: int) -> list[list]:
+    """What is seen of all blocks of a text that is there so many times, of each time."""
+    blocks = len(losses) // seeds
+    return [losses[blocks * number : blocks * (number + 1)] for number in range(seeds)]
+
+
 def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
     """Cells that are answered together, by their subjects and what measures them."""
     groups: dict[tuple, list[Cell]] = defaultdict(list)

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
-from outliers.specification.kinds import DRAWS, Repeats, field_error, resolved
+from outliers.specification.kinds import DRAWS, Checked, Repeats, resolved
 
 if TYPE_CHECKING:
     from outliers.metrics.attention import Look
     from outliers.metrics.measurement import Measurement, Seen
 
 
-class Metric(BaseModel):
+class Metric(Checked):
     """What is asked of a subject under a variant; its fields are its parameters, and options of commands.
 
     name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
@@ -23,7 +23,7 @@ class Metric(BaseModel):
     variant then.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # until one is made, as `Named`
 
     name: ClassVar[str]
     measured_by: "ClassVar[str | Measurement]"
@@ -31,12 +31,6 @@ class Metric(BaseModel):
     timed: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ()
     view: ClassVar[str | Callable | None] = None
-
-    def __init__(self, **fields):
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise field_error(error, type(self)) from None
 
     @property
     def asked(self) -> dict:

@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from transformers import PreTrainedModel
 
-from outliers.metrics.measurement import Keeps, Measurement, Seen
+from outliers.metrics.measurement import Keeps, Measurement, Seen, by_seed
 from outliers.models.anatomy import decoder_layers
 from outliers.models.decoder import Flow, inference, run_decoder, run_from
 from outliers.models.stream import Variant, is_streamed
@@ -58,8 +58,8 @@ class OfStates(Measurement):
         return [list(of_cell) for of_cell in zip(*found, strict=True)]
 
     def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
-        draws = [list(chain.from_iterable(of_parts)) for of_parts in zip(*answers, strict=True)]
-        return _seen(cell).values(draws)
+        draws = (list(chain.from_iterable(of_parts)) for of_parts in zip(*answers, strict=True))
+        return _seen(cell).values([part for draw in draws for part in by_seed(draw, cell.subject.seeds)])
 
 
 def _variants(cells: Iterable[Cell]) -> dict[str, Variant]:

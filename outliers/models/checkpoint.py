@@ -22,7 +22,7 @@ from transformers.utils.import_utils import is_env_variable_true
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy import PICTURES, TEXT_KEYS
+from outliers.models.anatomy import OTHER_PARTS, renamed_keys
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
@@ -77,13 +77,14 @@ class Joined(NamedTuple):
     """A tensor of a model that its files hold in parts, such as one for each expert, or in a format of few bits.
 
     parts: each with the pattern that says which part it is. converter: transformers' rule to make it of them. skeleton:
-    says the dtype to dequantize to.
+    says the dtype to dequantize to. place: which one it is of several tensors that the parts make together.
     """
 
     own: str
     parts: list[tuple[str, Stored]]
     converter: WeightConverter
     skeleton: PreTrainedModel | None
+    place: int = 0
 
     @property
     def spans(self) -> list[tuple[Path, int, int]]:
@@ -117,8 +118,7 @@ class Joined(NamedTuple):
         rule = {"source_patterns": self.converter.source_patterns, "target_patterns": self.converter.target_patterns}
         for operation in self.converter.operations:
             found = operation.convert(found, **rule, full_layer_name=self.own, model=self.skeleton)
-        (tensor,) = found.values()
-        return tensor
+        return [*found.values()][self.place]
 
 
 class Checkpoint(NamedTuple):
@@ -210,7 +210,7 @@ def _by_own_names(
     """By transformers' rules for the architecture, and for the format in which its weights are stored; and the keys of
     tensors that are none of the model's."""
     skeleton = quantizer and copy.deepcopy(model)
-    steps = get_model_conversion_mapping(model, TEXT_KEYS, quantizer)
+    steps = get_model_conversion_mapping(model, renamed_keys(model.config), quantizer)
     renamings = [step for step in steps if isinstance(step, WeightRenaming)]
     converters = [step for step in steps if isinstance(step, WeightConverter)]
     converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
@@ -226,7 +226,10 @@ def _by_own_names(
             raise _twice(name, stored, found[own])
         elif pattern is not None:
             parts[own].append((pattern, stored))
-            found[own] = Joined(own, parts[own], converter_of[pattern], skeleton)
+            first, *_ = targets = converter_of[pattern].target_patterns
+            for place, target in enumerate(targets):
+                of_place = own.replace(first, target) if place else own
+                found[of_place] = Joined(of_place, parts[own], converter_of[pattern], skeleton, place)
         else:
             found[own] = stored
     return found, ignored
@@ -282,8 +285,8 @@ def check_complete(missing: list[str], name: str) -> None:
 
 def _without_harmless(ignored: list[str], model: PreTrainedModel) -> list[str]:
     patterns = [*HARMLESS, *(model._keys_to_ignore_on_load_unexpected or [])]
-    if model.config.model_type in PICTURES:
-        patterns.append(PICTURES[model.config.model_type])
+    if model.config.model_type in OTHER_PARTS:
+        patterns.append(OTHER_PARTS[model.config.model_type])
     harmless = re.compile("|".join(f"({pattern})" for pattern in patterns))
     return [key for key in ignored if not harmless.search(key)]
 

@@ -15,9 +15,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import check_block, decoder_layers, family_of, inputs_of, run_stack, stacks_of
+from outliers.models.anatomy import check_block, decoder_layers, family_of, ids_of, inputs_of, run_stack, stacks_of
 from outliers.models.anatomy.examples import Block, Example
-from outliers.models.stream import AS_IT_IS, Call, Variant, into_layers, is_streamed, out_of_layers
+from outliers.models.stream import AS_IT_IS, Call, Variant, behind_first, into_layers, is_streamed, out_of_layers
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
@@ -70,7 +70,7 @@ def under(model: PreTrainedModel, variant: Variant) -> Iterator[tuple[PreTrained
 def run_decoder(
     model: PreTrainedModel,
     blocks: Iterable[Block],
-    begin: Callable[[int, tuple[torch.Tensor, ...]], None] = lambda number, inputs: None,
+    begin: Callable[[int, tuple[torch.Tensor, ...]], None] = lambda number, ids: None,
     variant: Variant = AS_IT_IS,
 ) -> Iterator[tuple[int, Block, torch.Tensor]]:
     """Pass blocks through the layers of all stacks, one sequence each.
@@ -81,7 +81,8 @@ def run_decoder(
     Args:
         model: a model of any family; with a `stream` if its layers are not resident.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,); or examples of another family.
-        begin: called with the number of a block, and with what each stack reads of it, before hooks see anything of it.
+        begin: called with the number of a block, and with the ids of what stands at the positions that each stack reads
+            of it, before hooks see anything of it.
         variant: what a streamed model's layers are under; a resident one is under its own already, see `under`.
 
     Yields:
@@ -100,7 +101,7 @@ def run_decoder(
     for number, block in enumerate(blocks):
         block = checked(model, block).to(model.device)
         inputs, state = inputs_of(model, block), None
-        begin(number, inputs)
+        begin(number, ids_of(model, block))
         for stack, read in zip(stacks, inputs, strict=True):
             state = run_stack(model, stack, read, None if state is None else state[None])
         yield number, block, state
@@ -147,7 +148,10 @@ class _Way:
         call = self.calls[place][flow.layer - self.ends[place]]  # counted from the end
         output = call.on(layer, flow.state, flow.memory, flow.carried)
         if flow.layer + 1 < self.ends[place]:
-            return Flow(flow.layer + 1, output.state, flow.memory, output.carried)
+            state, stack = output.state, self.stacks[place]
+            if stack.between and flow.layer + len(self.calls[place]) == self.ends[place]:
+                state = behind_first(self.model, stack, self.inputs[place], state[0], output.in_tuple)[None]
+            return Flow(flow.layer + 1, state, flow.memory, output.carried)
         whole = self.stacks[place], self.inputs[place], output.state[0], output.in_tuple, flow.memory
         last = out_of_layers(self.model, *whole)[None]
         return self._into(place + 1, last) if place + 1 < len(self.stacks) else Flow(flow.layer + 1, last)
@@ -177,7 +181,11 @@ def run_from(
 
 def checked(model: PreTrainedModel, block: Block) -> Block:
     """A block; raise UserError unless it is what the family of a model reads, which has a place for every token."""
-    if isinstance(block, Example) and family_of(model.config).name == "causal":
+    family = family_of(model.config)
+    if family.check:
+        family.check(model.config, block)
+        return block
+    if isinstance(block, Example) and family.name == "causal":
         raise UserError("an example of another family for a causal language model; expected int64 token ids (T,)")
     for ids in block if isinstance(block, Example) else (block,):
         if not isinstance(ids, torch.Tensor) or ids.ndim != 1 or ids.is_floating_point() or not len(ids):

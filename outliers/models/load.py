@@ -12,7 +12,9 @@ from accelerate import infer_auto_device_map
 from accelerate.utils import get_balanced_memory, get_max_memory
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoTokenizer,
+    BaseImageProcessor,
     GenerationConfig,
     Mxfp4Config,
     PretrainedConfig,
@@ -21,7 +23,7 @@ from transformers import (
 )
 
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import TEXT_KEYS, anatomy_of, text_config
+from outliers.models.anatomy import anatomy_of, family_of, part_config, renamed_keys
 from outliers.models.checkpoint import Checkpoint, check_complete, opened, read_checkpoint, said
 from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
 from outliers.models.skeleton import refusals, skeleton
@@ -31,6 +33,7 @@ from outliers.models.weight_files import watch
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
 MANY = 8  # names of ignored tensors are said up to so many
+LARGEST_SIDE = 1 << 13  # pixels, of what an image processor makes
 HASHING = 4  # threads that hash weights
 # What is ours to choose and never a file's: transformers' own attention and product of experts (a file may name code on
 # the hub), and what a model puts out.
@@ -72,7 +75,7 @@ def config_of(source: Source, name: str) -> PretrainedConfig:
         if file := config_path(source):
             read_config_file(file)
         with refusals(name, source):
-            config = text_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
+            config = part_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
     check_fields(config.to_dict(), source.files[0] if source.gguf_file else Path(source.path) / FILE)
     for field, value in OURS.items():
         setattr(config, field, value)
@@ -116,6 +119,30 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
                 f"the tokenizer of '{name}' drops {dropout:.0%} of its merges at random; set 'dropout' to 0"
             )
         return tokenizer
+
+
+def load_processor(name: str, revision: str | None = None) -> BaseImageProcessor:
+    """Load the image processor of a vision model, which prepares pictures with PIL, whatever else is installed.
+
+    Raises:
+        UserError: the model is unknown or unreachable, or ships no image processor; or it cannot be used.
+    """
+    source = find_model(name, revision)
+    with refusals(name, source, "the image processor of "):
+        processor = AutoImageProcessor.from_pretrained(source.path, backend="pil", **_keywords(source))
+    for size in (getattr(processor, "size", None), getattr(processor, "crop_size", None)):
+        for side, pixels in dict(size or {}).items():
+            if pixels is not None and not 1 <= pixels <= LARGEST_SIDE:
+                raise UserError(
+                    f"the image processor of '{name}' asks for {side} {pixels}; expected 1 to {LARGEST_SIDE:,} pixels"
+                )
+    return processor
+
+
+def load_reader(name: str, revision: str | None = None) -> PreTrainedTokenizerBase | BaseImageProcessor:
+    """What makes of a text or of pictures what a model reads: its tokenizer, or its image processor."""
+    no_text = family_of(load_config(name, revision)).name_of
+    return (load_processor if no_text else load_tokenizer)(name, revision)
 
 
 def load_model(
@@ -208,7 +235,7 @@ def _from_pretrained(
         stack.enter_context(refusals(name, source))
         if source.gguf_file:
             return type(skeleton).from_pretrained(None, state_dict=checkpoint.tensors, **options)
-        options |= {"key_mapping": TEXT_KEYS, "quantization_config": DEQUANTIZED.get(stored_as(config))}
+        options |= {"key_mapping": renamed_keys(config), "quantization_config": DEQUANTIZED.get(stored_as(config))}
         files = [stack.enter_context(opened(file, name)) for file in checkpoint.files]
         tensors = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118, no mapping
         model, report = type(skeleton).from_pretrained(None, state_dict=tensors, **options)

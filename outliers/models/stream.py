@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Anatomy, decoder_layers, inputs_of, layers_of, run_stack, stacks_of
+from outliers.models.anatomy import Anatomy, decoder_layers, ids_of, inputs_of, layers_of, run_stack, stacks_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.checkpoint import Checkpoint, dtype_of
 from outliers.models.load import HASHING, check_finite, find_device, hash_of, line_of, open_model
@@ -306,20 +306,26 @@ class Stream:
         """Pass blocks through the model under some variants: the number of each variant, the block and its last hidden
         states (T, features), variant by variant and block by block, when all layers are done.
 
-        begin: called with the numbers of variant and block, and what each stack reads of it, before a layer is applied.
+        begin: called with the numbers of variant and block, and the ids at the positions of the block, see `ids_of`,
+            before a layer is applied.
         """
         examples = [block.to(self.device) for block in blocks]
         if not examples:
             return
         self.taken.clear()
         inputs = [inputs_of(model, example) for example in examples]
+        ids = [ids_of(model, example) for example in examples]
         turns = list(product(range(len(variants)), range(len(examples))))
         *stacks, last = stacks_of(model.config)
         memory = dict.fromkeys(turns)
+
+        def told(of_variant: int, of_block: int) -> None:
+            begin(of_variant, of_block, ids[of_block])
+
         for place, stack in enumerate(stacks):
-            ends = self._through(model, stack, place, inputs, variants, memory, begin)
+            ends = self._through(model, stack, place, inputs, variants, memory, told)
             memory = {turn: self._kept(next(ends)) for turn in turns}
-        ends = self._through(model, last, len(stacks), inputs, variants, memory, begin)
+        ends = self._through(model, last, len(stacks), inputs, variants, memory, told)
         yield from ((of_variant, examples[of_block], next(ends)) for of_variant, of_block in turns)
 
     def _kept(self, state: torch.Tensor) -> torch.Tensor:
@@ -360,11 +366,14 @@ class Stream:
                     with variant.on(model, first + number) as changed:
                         layer = decoder_layers(changed)[first + number]
                         for of_block, key in enumerate(keys):
-                            begin(of_variant, of_block, inputs[of_block])
+                            begin(of_variant, of_block)
                             state = states[of_variant, of_block, : key[0]]
                             beside = self._there(memory[of_variant, of_block]), carried[key]
                             outputs[key] = calls[key][number].on(layer, state[None].to(self.device, dtype), *beside)
-                            state.copy_(outputs[key].state[0])
+                            after = outputs[key].state[0]
+                            if stack.between and not number:
+                                after = behind_first(model, stack, read[of_block], after, outputs[key].in_tuple)
+                            state.copy_(after)
                             give_memory_back()
                 carried.update((key, output.carried) for key, output in outputs.items())
                 dtype = next(iter(outputs.values())).state.dtype
@@ -413,6 +422,19 @@ def out_of_layers(
     with _in_the_place_of_layers(model, stack) as gates:
         gates[-1].output = state[None], in_tuple
         return run_stack(model, stack, inputs, memory)
+
+
+def behind_first(
+    model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, state: torch.Tensor, in_tuple: bool
+) -> torch.Tensor:
+    """What a stack makes of the state (T, features) that its first layer puts out: what the second one reads; of a
+    stack of one layer nothing, for `out_of_layers` does it."""
+    with _in_the_place_of_layers(model, stack) as gates:
+        if len(gates) == 1:
+            return state
+        gates[0].output = state[None], in_tuple
+        run_stack(model, stack, inputs)
+    return gates[1].seen[0]
 
 
 def _mapped_file(size: int) -> mmap.mmap:

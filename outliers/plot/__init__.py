@@ -6,6 +6,7 @@ _HOME = {
     "heat_map": "trace",
     "sorted_profile": "trace",
     "magnitude_by_position": "trace",
+    "patch_map": "trace",
     "ablation_bars": "ablation",
     "life_line": "origins",
     "weight_costs": "ablation",

@@ -6,23 +6,12 @@ from matplotlib.axes import Axes
 
 from outliers.plot.axes import cost_axis, name_places
 from outliers.plot.legends import legend
-from outliers.plot.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    VERMILION,
-    chosen,
-    color_of,
-    figure_function,
-    panels_of,
-)
+from outliers.plot.style import chosen, color_of, figure_function, panels_of
 
 # Subject: what the legend says, colour, hatch (which tells them apart in grey).
 SUBJECTS = {
-    "outliers": ("outlier features", BLUE, ""),
-    "control": ("random features (mean, 95 % interval)", ORANGE, "//"),
+    "outliers": ("outlier features", "blue", ""),
+    "control": ("random features (mean, 95 % interval)", "orange", "//"),
 }
 METRICS = {  # of a panel: what its axis says, and in which unit
     "top1_softmax": ("mean top-1 softmax probability", 1),
@@ -31,12 +20,12 @@ METRICS = {  # of a panel: what its axis says, and in which unit
 WIDTH = 0.38
 # Treatment: what the legend says, colour, marker, and how far beside the middle of its candidate.
 TREATMENTS = {
-    "weight": ("the weight", VERMILION, "o", -0.35),
-    "random": ("random weights of equal magnitude", GREY, "x", -0.21),
-    "largest": ("the largest weight of the layer", BLACK, "^", -0.07),
-    "neuron": ("its whole neuron", BLUE, "s", 0.07),
-    "row": ("its whole row", GREEN, "D", 0.21),
-    "massive": ("massive activation at its mean", ORANGE, "*", 0.35),
+    "weight": ("the weight", "vermilion", "o", -0.35),
+    "random": ("random weights of equal magnitude", "grey", "x", -0.21),
+    "largest": ("the largest weight of the layer", "black", "^", -0.07),
+    "neuron": ("its whole neuron", "blue", "s", 0.07),
+    "row": ("its whole row", "green", "D", 0.21),
+    "massive": ("massive activation at its mean", "orange", "*", 0.35),
 }
 
 

@@ -15,22 +15,11 @@ from outliers.models.names import distinct_names, short_name
 from outliers.plot.axes import parameters_axis, perplexity_axis, threshold
 from outliers.plot.legends import entry, legend
 from outliers.plot.published import TABLE4_COLUMNS, published_models
-from outliers.plot.style import (
-    BLUE,
-    COLORS,
-    GREY,
-    MARKERS,
-    VERMILION,
-    brief,
-    chosen,
-    color_of,
-    figure_function,
-    panels_of,
-)
+from outliers.plot.style import COLORS, GREY, MARKERS, brief, chosen, color_of, figure_function, panels_of
 from outliers.report.analysis import Rows, reach, records
 
 # Of the most common outlier feature: what it affects, colour, line, and how marks are filled.
-AFFECTED = {"layers": ("layers", BLUE, "-", "full"), "positions": ("sequence positions", VERMILION, "--", "none")}
+AFFECTED = {"layers": ("layers", "blue", "-", "full"), "positions": ("sequence positions", "vermilion", "--", "none")}
 ABOUT = ("parameters", "architecture", "checkpoint", "alpha", "same_weights_as", "tokens_hash")  # fields of rows
 NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
@@ -215,7 +204,7 @@ def _fit_words(fit: Fit | None) -> str:
 
 def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
     handles = _publish(axes, published.abs(), "perplexity", 1, "median")
-    style = {"color": color_of(BLUE), "linestyle": "none"}
+    style = {"color": color_of("blue"), "linestyle": "none"}
     for marker, group in _by_marker(models):
         for fill, part in (("full", group[group["count"] > 0]), ("none", group[group["count"] == 0])):
             _plot(axes, part, "perplexity", part["median"].abs(), {**style, "marker": marker, "fillstyle": fill})
@@ -224,13 +213,13 @@ def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> lis
     axes.set_ylabel("median |x|, most common outlier")
     _whole_perplexity_axis(axes, models, published)
     hollow = models.loc[models["count"] == 0, "median"].notna().any()
-    return [*handles, entry(NONE, marker="o", fillstyle="none", color=color_of(BLUE))] if hollow else handles
+    return [*handles, entry(NONE, marker="o", fillstyle="none", color=color_of("blue"))] if hollow else handles
 
 
 def _number(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
     handles = _publish(axes, published, "perplexity", 1, "count")
     for marker, group in _by_marker(models):
-        style = {"color": color_of(BLUE), "linestyle": "none", "marker": marker}
+        style = {"color": color_of("blue"), "linestyle": "none", "marker": marker}
         _plot(axes, group, "perplexity", group["count"], style)
     axes.set(ylabel="outlier features", ylim=(-0.2, None))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -307,7 +296,7 @@ def along_training(
     names = dict(zip(models, brief(map(short_name, models)), strict=True))
     for axes, name in zip(panels, shown, strict=True):
         for number, (model, points) in enumerate(checkpoints.groupby("model", sort=False)):
-            style = {"color": color_of(COLORS[number % 8]), "marker": MARKERS[number % 8], "markersize": 4}
+            style = {"color": color_of(list(COLORS)[number % 8]), "marker": MARKERS[number % 8], "markersize": 4}
             axes.plot(points[name], points["max"], label=names[model], **style)
         TRAINING[name](axes)
     panels[0].set_ylabel("largest |hidden state|")

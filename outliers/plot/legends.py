@@ -7,7 +7,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from outliers.plot.style import BLACK, BLUE, COLORS, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, brief, color_of
+from outliers.plot.style import COLORS, GREY, brief, color_of
 from outliers.quantization.schemes import SCHEMES
 
 SCATTER = "± 1 standard deviation"
@@ -57,18 +57,18 @@ def explained(alphas: Iterable[float | None] = (), bars: str = "", grey: str = "
 
 # Colour, marker and line of schemes that figures have always shown; any other gets one of those that follow.
 STYLES = {
-    "fp32": (BLACK, "o", "-"),
-    "absmax": (VERMILION, "v", "-"),
-    "zeropoint": (PURPLE, "s", "-"),
-    "absmax-row": (ORANGE, "^", "-"),
-    "absmax-vector": (SKY, "D", "-"),
-    "zeropoint-vector": (BLUE, "P", "-"),
-    "absmax-row-decomp": (ORANGE, "^", ":"),
-    "llm.int8": (GREEN, "X", "--"),
-    "llm.int8-zeropoint": (BLUE, "P", ":"),
-    "llm.int8-bnb": (GREEN, "*", ":"),
+    "fp32": ("black", "o", "-"),
+    "absmax": ("vermilion", "v", "-"),
+    "zeropoint": ("purple", "s", "-"),
+    "absmax-row": ("orange", "^", "-"),
+    "absmax-vector": ("sky", "D", "-"),
+    "zeropoint-vector": ("blue", "P", "-"),
+    "absmax-row-decomp": ("orange", "^", ":"),
+    "llm.int8": ("green", "X", "--"),
+    "llm.int8-zeropoint": ("blue", "P", ":"),
+    "llm.int8-bnb": ("green", "*", ":"),
 }
-_PAIRS = list(itertools.islice(zip(itertools.cycle(COLORS[6:0:-1]), itertools.cycle("<>pdh"), strict=False), 30))
+_PAIRS = list(itertools.islice(zip(itertools.cycle(list(COLORS)[6:0:-1]), itertools.cycle("<>pdh"), strict=False), 30))
 OTHERS = [(color, marker, line) for line in ("-.", ":") for color, marker in _PAIRS]
 
 

@@ -16,7 +16,7 @@ from matplotlib.text import Annotation
 from outliers.metrics.origins import PART_OF, SINGLE
 from outliers.plot.axes import log_axis
 from outliers.plot.legends import legend
-from outliers.plot.style import BLACK, BLUE, GREY, ORANGE, SEQUENTIAL, chosen, color_of, figure_function, panels_of
+from outliers.plot.style import SEQUENTIAL, chosen, color_of, figure_function, panels_of
 from outliers.presets.readers import readings
 from outliers.report.analysis import Value, exact, records
 from outliers.variants.edges import ROLES, Place
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 AT = {"mean": ("value", "mean after the first position"), "first": ("first", "first position")}
 # Part: colour, hatch (which tells them apart in grey), place beside its layer.
-BARS = {"embedding": (GREY, "", 0.3), "attention": (ORANGE, "//", -0.2), "feed-forward": (BLUE, "", 0.2)}
+BARS = {"embedding": ("grey", "", 0.3), "attention": ("orange", "//", -0.2), "feed-forward": ("blue", "", 0.2)}
 BEFORE = -1  # where a layer would be, what is before all of them
 GATES = {"attn_in": "attention", "ffn_in": "feed-forward"}  # roles of the inputs that a norm makes: rows of the band
 FAINTEST, BRIGHTEST = 1 / 16, 4  # of gains beside the median: the ends of the band's scale
@@ -102,7 +102,7 @@ def _bars_and_line(axes: Axes, rows: pd.DataFrame, column: str) -> None:
         style = {"color": color_of(color), "hatch": hatch, "edgecolor": "white", "linewidth": 0}
         axes.bar(of_part["layer"] + beside, of_part[column], 0.4, **style)
     states = rows[rows["metric"] == "origins.state"]
-    axes.plot(states["layer"] - 0.5, states[column], color=color_of(BLACK), marker=".", markersize=3, linewidth=0.9)
+    axes.plot(states["layer"] - 0.5, states[column], color=color_of("black"), marker=".", markersize=3, linewidth=0.9)
     axes.axhline(0, color="black", linewidth=0.6)
     layers = len(states) - 1
     step = -(-layers // TICKS)
@@ -229,7 +229,7 @@ def _explain(ax: Axes | None, panels: np.ndarray, bands: list[Axes], norm: LogNo
         Patch(facecolor=color_of(color), hatch=hatch, edgecolor="white", label=part)
         for part, (color, hatch, _) in BARS.items()
     ]
-    line = Line2D([], [], color=color_of(BLACK), marker=".", markersize=3, label="state")
+    line = Line2D([], [], color=color_of("black"), marker=".", markersize=3, label="state")
     legend(ax, panels[0, 0], [*patches, line], "upper center", 4)
     if bands:
         shades = ScalarMappable(norm, colormaps[SEQUENTIAL])

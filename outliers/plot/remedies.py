@@ -131,7 +131,7 @@ def _plot_panel(axes: Axes, formats: dict[str, float], points: list[Point], reme
     places, lines = list(formats), {}
     for point in sorted(points, key=lambda point: places.index(point.format)):
         lines.setdefault(point.remedy, []).append((places.index(point.format), point.cost))
-    looks = zip(remedies, itertools.cycle(COLORS[:7]), itertools.cycle(MARKERS), strict=False)
+    looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
     styles = {name: {"color": color_of(color), "marker": marker, "label": name} for name, color, marker in looks}
     plot_costs(axes, lines, styles)
     name_places(axes, [f"{name}, {bits:.1f}" for name, bits in formats.items()])

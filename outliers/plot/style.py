@@ -15,8 +15,17 @@ from matplotlib.figure import Figure
 from outliers.errors import UserError, unknown_name
 
 # Okabe and Ito's palette, which stays apart in the common forms of colour blindness; markers keep it apart in grey.
-COLORS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#999999")
-BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = COLORS
+COLORS = {
+    "black": "#000000",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "green": "#009E73",
+    "blue": "#0072B2",
+    "vermilion": "#D55E00",
+    "purple": "#CC79A7",
+    "grey": "#999999",
+}
+GREY = COLORS["grey"]  # of what others published, in any style
 MARKERS = "osv^DPX*"
 SEQUENTIAL = "cividis"  # lightness grows evenly, with and without colour
 HEAT = "inferno"  # so does its, through more hues
@@ -25,7 +34,7 @@ HEAT = "inferno"  # so does its, through more hues
 LOOK = {
     "axes.axisbelow": True,
     "axes.labelsize": 9,
-    "axes.prop_cycle": cycler(color=COLORS),
+    "axes.prop_cycle": cycler(color=COLORS.values()),
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
@@ -121,10 +130,10 @@ def panels_of(ax: Axes | None, rows: int, columns: int, size: tuple[float, float
     return figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def color_of(color: str) -> str:
+def color_of(name: str) -> str:
     """The colour of the cycle that stands in the place of one of `COLORS`, which is itself in `LOOK`."""
-    cycle = matplotlib.rcParams["axes.prop_cycle"].by_key().get("color", COLORS)
-    return cycle[COLORS.index(color) % len(cycle)]
+    cycle = matplotlib.rcParams["axes.prop_cycle"].by_key().get("color", [*COLORS.values()])
+    return cycle[list(COLORS).index(name) % len(cycle)]
 
 
 def brief(names: Iterable[str]) -> list[str]:

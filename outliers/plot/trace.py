@@ -15,19 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from outliers.plot.axes import log_axis, threshold
 from outliers.plot.legends import legend
-from outliers.plot.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    SEQUENTIAL,
-    VERMILION,
-    chosen,
-    color_of,
-    figure_function,
-    panels_of,
-)
+from outliers.plot.style import GREY, SEQUENTIAL, chosen, color_of, figure_function, panels_of
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +39,7 @@ COLORS = 1024
 STEP = (0.5, 0.75)  # shades of the largest value below the threshold and of the threshold
 DIGIT = 0.85  # of the size of its font takes one of a feature's number in width, and some room
 LINES = 4
+BESIDE = 2  # positions before the patches in a line of a title
 
 
 @figure_function
@@ -130,8 +119,8 @@ def _number(axes: Axes, features: list[int], width: int) -> None:
         if all(abs(feature - other) > digit * len(str(width)) * width for other in numbered):
             numbered.append(feature)
     above = axes.secondary_xaxis("top")
-    above.set_xticks(numbered, map(str, numbered), fontsize="small", color=color_of(VERMILION))
-    above.tick_params(color=color_of(VERMILION), length=3, pad=1)
+    above.set_xticks(numbered, map(str, numbered), fontsize="small", color=color_of("vermilion"))
+    above.tick_params(color=color_of("vermilion"), length=3, pad=1)
 
 
 def stream_roles(trace: "Trace") -> list[str]:
@@ -164,7 +153,7 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
     means = magnitudes(trace)
     features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
     axes = panels_of(ax, 1, 1, (5.2, 3.0)).item()
-    styles = zip(features, (BLACK, BLUE, ORANGE, GREEN), ("-", "--", "-.", ":"), strict=False)
+    styles = zip(features, ("black", "blue", "orange", "green"), ("-", "--", "-.", ":"), strict=False)
     for feature, color, line in styles:
         axes.plot(means[:, feature], color=color_of(color), linestyle=line, label=f"feature {feature}")
     axes.plot(means.median(1).values, color=GREY, label="median feature")
@@ -172,6 +161,36 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
     axes.set(xlabel="position in the sequence (tokens)", ylabel="largest |x| over the layers", ylim=(0, None))
     legend(ax, axes, axes.get_legend_handles_labels()[0], "upper center", 3)
     return axes
+
+
+@figure_function
+def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Axes | np.ndarray:
+    """Largest |x| over the layers at each patch, averaged over pictures, as a map over the picture: of the most common
+    outlier features (without one, of the feature that comes nearest), with what stands before the patches beside it.
+
+    Args:
+        trace: as `outliers.trace` returns it of a vision model with `tokens`, with roles of the residual stream.
+    """
+    from outliers.tracing.tokens import before_patches, patch_grid
+
+    means, (rows, columns) = magnitudes(trace), patch_grid(trace.names)
+    features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
+    if ax is not None:
+        features = features[:1]
+    names = before_patches(trace.names)
+    panels = panels_of(ax, 1, len(features), (2.6 * len(features), 2.9)).ravel()
+    high = means[:, features].max().item()
+    for axes, feature in zip(panels, features, strict=True):
+        of_patches = means[len(means) - rows * columns :, feature].reshape(rows, columns)
+        image = axes.imshow(of_patches, cmap=SEQUENTIAL, vmin=0, vmax=high)
+        axes.set(xlabel="column of patches", ylabel="row of patches" if axes is panels[0] else "")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        beside = [f"{name} {value:.1f}" for name, value in zip(names, means[:, feature], strict=False)]
+        lines = [", ".join(beside[start : start + BESIDE]) for start in range(0, len(beside), BESIDE)]
+        axes.set_title("\n".join([f"feature {feature}", *lines]), loc="left", fontsize="small")
+    panels[0].figure.colorbar(image, ax=list(panels), label="largest |x| over the layers", shrink=0.7)
+    return panels if ax is None else panels.item()
 
 
 @figure_function

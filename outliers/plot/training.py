@@ -13,19 +13,7 @@ from outliers.errors import UserError
 from outliers.plot.axes import count_label, log_axis, threshold
 from outliers.plot.emergence import AFFECTED
 from outliers.plot.legends import entry, legend
-from outliers.plot.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    VERMILION,
-    brief,
-    chosen,
-    color_of,
-    figure_function,
-    panels_of,
-)
+from outliers.plot.style import GREY, brief, chosen, color_of, figure_function, panels_of
 from outliers.report.analysis import Rows, records
 
 ABOUT = ("run", "seed", "steps", "model", "parameters", "int8", "decomposition")  # fields of rows
@@ -33,16 +21,16 @@ COLUMNS = 4  # of panels
 ALONG, LARGEST = "training step", "largest |x|"
 # What is drawn of a run, by its name in the legend: metrics of which the largest counts, colour, line.
 LINES = {
-    "residual stream": (("max.residual",), BLUE, "-"),
-    "inputs of projections": (("max.attn_in", "max.attn_out", "max.ffn_in", "max.ffn_out"), VERMILION, "--"),
+    "residual stream": (("max.residual",), "blue", "-"),
+    "inputs of projections": (("max.attn_in", "max.attn_out", "max.ffn_in", "max.ffn_out"), "vermilion", "--"),
 }
 # Where values are: what a line is called, its colour and mark.
 STATES = {
-    "residual": ("residual stream", BLACK, "o"),
-    "attn_in": ("attn_in", BLUE, "s"),
-    "attn_out": ("attn_out", GREEN, "^"),
-    "ffn_in": ("ffn_in", VERMILION, "v"),
-    "ffn_out": ("ffn_out", ORANGE, "D"),
+    "residual": ("residual stream", "black", "o"),
+    "attn_in": ("attn_in", "blue", "s"),
+    "attn_out": ("attn_out", "green", "^"),
+    "ffn_in": ("ffn_in", "vermilion", "v"),
+    "ffn_out": ("ffn_out", "orange", "D"),
 }
 MARKED = 20  # points of a line that have a mark, about
 
@@ -70,8 +58,7 @@ def trained(rows: Rows) -> pd.DataFrame:
 
 
 def watched(rows: Rows) -> dict[str, pd.DataFrame]:
-    """Of each model that was watched while it trained, a row a step: `step`, `alpha`, the metrics of `outliers.watch`.
-    """
+    """Of each model that was watched while it trained, a row a step: `step`, `alpha`, metrics of `outliers.watch`."""
     rows = records(rows)
     models = dict.fromkeys(row["model"] for row in rows if row["metric"] == "max.residual")
     tables = {model: checkpoints([row for row in rows if row["model"] == model], ["alpha"]) for model in models}
@@ -198,7 +185,7 @@ def _values(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
 
 
 def _count(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
-    _plot(axes, steps, "count", color=color_of(BLUE))
+    _plot(axes, steps, "count", color=color_of("blue"))
     axes.set(ylabel="outlier features", ylim=(-0.2, max(1.2, 1.1 * steps["count"].max())))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return []
@@ -214,7 +201,7 @@ def _affected(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
 
 
 def _perplexity(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
-    _plot(axes, steps, "perplexity", color=color_of(BLUE))
+    _plot(axes, steps, "perplexity", color=color_of("blue"))
     axes.set(ylabel="perplexity", yscale="log")
     log_axis(axes.yaxis, steps["perplexity"].min(), steps["perplexity"].max())
     return []

@@ -1,15 +1,29 @@
 """A sweep: the perplexity of models under schemes (Table 1)."""
 
+from outliers.metrics.accuracy import Accuracy
+from outliers.metrics.agreement import Agreement
+from outliers.metrics.metric import Metric
 from outliers.metrics.perplexity import Perplexity
-from outliers.specification.kinds import Experiment, schemes_of
+from outliers.specification.kinds import PICTURES, Experiment, schemes_of
 from outliers.subjects.causal import Causal
-from outliers.subjects.cell import Cell, Plan
+from outliers.subjects.cell import Cell, Plan, Stages, Subject
 from outliers.variants.quantized import Quantized
 
 
 def sweep_plans(spec: Experiment) -> list[Plan]:
     """Of each model its perplexity under each scheme; those that share weight codes are side by side."""
     subjects = [Causal(name, spec.revision, spec) for name in spec.models]
-    metric = Perplexity(draws=spec.draws)
     variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
-    return [Plan.of(subject, [Cell(subject, variant, metric) for variant in variants]) for subject in subjects]
+    return [Plan(subject, _stages(subject, variants, spec.draws)) for subject in subjects]
+
+
+def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:
+    """Perplexity; of pictures then how many are put into their class, or, without classes, where they were before."""
+
+    def asked(metric: Metric) -> list[Cell]:
+        return [Cell(subject, variant, metric) for variant in variants]
+
+    rows = yield asked(Perplexity(draws=draws))
+    if rows[0].facts.get("protocol") == PICTURES:
+        by_class = rows[0].values[0]["metric"] == Perplexity.name
+        yield asked((Accuracy if by_class else Agreement)(draws=draws))

@@ -161,7 +161,7 @@ def outliers_of(left: torch.Tensor, share: float, threshold: float | None = None
     count = math.ceil(share * left.shape[-1])
     if threshold is None and not count:
         return None
-    magnitudes = dispatch.magnitudes(left)
+    magnitudes = left.abs().amax(-2)
     if threshold is None:
         return magnitudes.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(-1).values
     found = magnitudes >= threshold

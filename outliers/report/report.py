@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, unknown_name
 from outliers.files import write_whole
@@ -18,6 +19,9 @@ from outliers.report.section import Section
 from outliers.report.write import write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
 from outliers.specification.kinds import Named, OneModel
+
+if TYPE_CHECKING:
+    from outliers.subjects.bench import Bench
 
 
 def _gathered() -> dict[str, Artefact]:
@@ -93,11 +97,11 @@ def report(
     folder = out or (specs[0].folder if alone else _folder(name, specs))
     places = [folder if alone else folder / Path(spec.name).name for spec in specs]
     known: dict[str, tuple[list[dict], list[str]]] = {}  # Table 4 and Figures 3 and 4 are one measurement
-    sections = []
+    sections, bench = [], None if redraw else _bench()
     for spec, place in zip(specs, places, strict=True):
         measurement = spec.model_copy(update={"shows": None}).model_dump_json()
         if measurement not in known:
-            known[measurement] = _rows(spec, place, force, redraw)
+            known[measurement] = _measured(spec, place, force, bench) if bench else _drawn(spec, place)
         sections.append(_without_repeats(_section(spec, place, *known[measurement]), sections))
     if not any(rows for rows, _ in known.values()):
         raise UserError(next(reasons[0] for _, reasons in known.values()))
@@ -110,19 +114,29 @@ def report(
     return "\n" + "\n\n\n".join(printed) + f"\n\n\nRows, tables, figures and page: {folder}/report.html"
 
 
-def _rows(spec: Named, folder: Path, force: bool, redraw: bool) -> tuple[list[dict], list[str]]:
+def _bench() -> "Bench":
+    from outliers.subjects.bench import Bench  # late, and so is all that measures: redrawing needs no torch
+
+    return Bench()
+
+
+def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
+    """The rows of an experiment in a folder, and why there are none."""
+    rows = drawn_again(spec, folder)
+    return rows, [] if rows else [f"'{folder}' has no finished rows of it"]
+
+
+def _measured(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], list[str]]:
     """The rows of an experiment, and why there are no others.
 
-    Where something is wrong with an experiment of several models, each model has a try of its own.
+    Where something is wrong with an experiment of several models, each model has a try of its own. bench: with the
+    model of the experiment before, which most of a page have in common.
     """
-    if redraw:
-        rows = drawn_again(spec, folder)
-        return rows, [] if rows else [f"'{folder}' has no finished rows of it"]
-    rows, reason = _measured(spec, folder, force)
+    rows, reason = _tried(spec, folder, force, bench)
     models = getattr(spec, "models", [])
     if reason is None or len(models) < 2:
         return rows, [reason] if reason else []
-    tries = {model: _measured(spec.model_copy(update={"models": [model]}), folder, force) for model in models}
+    tries = {model: _tried(spec.model_copy(update={"models": [model]}), folder, force, bench) for model in models}
     rows = [row for of_model, _ in tries.values() for row in of_model]
     return rows, [f"{model}: {why}" for model, (_, why) in tries.items() if why] if rows else [reason]
 
@@ -135,14 +149,14 @@ def drawn_again(spec: Named, folder: Path) -> list[dict]:
     return records(rows_of(spec, read(folder)))
 
 
-def _measured(spec: Named, folder: Path, force: bool) -> tuple[list[dict], str | None]:
+def _tried(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], str | None]:
     """The rows of an experiment, or why it cannot run."""
-    import torch  # late, and so is all that measures: redrawing needs none of it
+    import torch
 
     from outliers.runs.run import run
 
     try:
-        return run(spec, folder, force), None
+        return run(spec, folder, force, bench), None
     except UserError as error:
         return [], str(error)
     except torch.OutOfMemoryError:
@@ -162,7 +176,8 @@ def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) ->
     if rows:
         section = artefact.section(rows) if artefact.section else spec.show(folder, rows)
     if artefact.published:
-        beside.append(comparison(spec.shows, artefact.published, artefact.measured(rows) if rows else {}))
+        ours = artefact.measured(rows) if rows and artefact.measured else {}
+        beside.append(comparison(spec.shows, artefact.published, ours))
     not_run = [f"Not run: {reason}" for reason in reasons]
     title = section.title
     if not title.startswith(artefact.label):

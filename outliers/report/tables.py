@@ -21,6 +21,10 @@ DRAWN = (
     "Mean ± standard deviation over {} draws of embeddings changed by 1e-6, which rounding alone causes: a difference "
     "below two of its own standard deviations is none."
 )
+MASKED = (
+    "Mean ± standard deviation over {} choices of the masked tokens; all rows have the same choices, so that smaller "
+    "differences can be real: --draws 4 without --mask-seeds tells."
+)
 SEVERAL = (
     "Means over {} seeds, with 95 % intervals (Student's t); ratios seed by seed, for runs of the same seed have the "
     "same start and the same text in the same order."
@@ -114,8 +118,11 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, 100)
 
 
-def scatter_note(draws: int) -> str:
-    """What a table of perplexities that were measured so many times says of their scatter."""
+def scatter_note(rows: list[dict]) -> str:
+    """What a table of perplexities says of their scatter."""
+    draws, seeds = (max(row.get(name, 1) for row in rows) for name in ("draws", "mask_seeds"))
+    if seeds > 1:
+        return MASKED.format(seeds)
     return DRAWN.format(draws) if draws > 1 else ONCE
 
 

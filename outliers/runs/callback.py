@@ -15,12 +15,13 @@ from outliers.files import locked, write_whole
 from outliers.metrics.metric import Metric
 from outliers.metrics.trace.measure import tidy
 from outliers.metrics.training.watch import KURTOSES, watch
+from outliers.models.anatomy.examples import Examples
 from outliers.models.load import weights_hash
 from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
 from outliers.runs.rows import FILE, Row, Rows, append, line_of, read
-from outliers.specification.kinds import Emergence, said_of_text
+from outliers.specification.kinds import PICTURES, Emergence, said_of_text
 from outliers.subjects.cell import unusual
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
@@ -57,7 +58,7 @@ class OutlierCallback(TrainerCallback):
     def __init__(
         self,
         trainer: Trainer,
-        blocks: torch.Tensor,
+        blocks: torch.Tensor | Examples,
         every: int = EVERY,
         alpha: float = ALPHA,
         attention: bool = True,
@@ -67,7 +68,8 @@ class OutlierCallback(TrainerCallback):
         """
         Args:
             trainer: whose reporters are told.
-            blocks: held-out token ids, int64 (blocks, T), as `outliers.load_text` makes them.
+            blocks: held-out token ids, int64 (blocks, T), as `outliers.load_text` makes them; or examples of the
+                model's family, as the functions of `outliers.subjects` make them.
             every: steps from one measurement to the next one.
             alpha, attention: as for `outliers.watch`.
             folder: where the rows go; by default `outliers` in the Trainer's output folder. Rows of steps that were
@@ -78,19 +80,21 @@ class OutlierCallback(TrainerCallback):
             UserError: the blocks are none; `every` or alpha is out of range. While the Trainer trains, as
                 `outliers.watch`, with the step; or the rows cannot be written.
         """
-        if not isinstance(blocks, torch.Tensor) or blocks.ndim != 2:
+        if isinstance(blocks, torch.Tensor) and blocks.ndim == 2:
+            blocks = checked_ids(blocks, "blocks")
+        elif not isinstance(blocks, Examples):
             raise UserError(
                 f"blocks are of type {type(blocks).__name__}; expected int64 token ids (blocks, T): outliers.load_text"
             )
         if not isinstance(every, int) or every < 1:
             raise UserError(f"every is {shown(every)}; expected a number of steps, at least 1")
-        self.trainer, self.blocks, self.every = trainer, checked_ids(blocks, "blocks"), every
+        self.trainer, self.blocks, self.every = trainer, blocks, every
         self.alpha, self.attention = check_threshold("alpha", alpha), attention
         output = trainer.args.output_dir
         self.name = name or str(output)
         self.folder = Path(folder or Path(output, "outliers"))
         self.written: int | None = None  # step of the last row
-        self.text = {"text": said_of_text(blocks), "block": blocks.shape[1], "blocks": len(blocks)}
+        self.text = {"text": said_of_text(blocks), "block": blocks.shape[-1], "blocks": len(blocks)}
         self.metric = Watched(alpha=self.alpha, attention=attention)
 
     def on_train_begin(
@@ -123,12 +127,13 @@ class OutlierCallback(TrainerCallback):
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         dtype, here = str(model.dtype).removeprefix("torch."), environment(model.device)
         subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype, **unusual(here)}
+        predicted = getattr(self.blocks, "protocol", "")
         facts = {
             "weights_hash": weights_hash(model),
             "architecture": model.config.model_type,
             "parameters": model.num_parameters(),
             "tokens_hash": tokens_hash(self.blocks),
-            "protocol": "given-blocks",
+            "protocol": f"given-{predicted if predicted == PICTURES else f'blocks{predicted}'}",
             "code": here.pop(CODE),
             "scheme": BASELINE,
             "alpha": self.alpha,

@@ -17,8 +17,9 @@ from outliers.terminal.progress import Progress
 class Here:
     """Runs tasks in this process, one after the other; the first that fails ends the run."""
 
-    def __init__(self, bar: Progress):
-        self.bar, self.bench = bar, Bench(bar)
+    def __init__(self, bar: Progress, bench: Bench):
+        self.bar, self.bench = bar, bench
+        bench.bar = bar
 
     def forecast(self, requests: list[Request]) -> None:
         """Refuse what cannot fit; see `outliers.runs.forecast`."""
@@ -49,10 +50,13 @@ Engine = Here | Cluster
 
 
 @contextmanager
-def engine_of(spec: Named, bar: Progress) -> Iterator[Engine]:
-    """The engine that an experiment asks for; raise UserError as `outliers.runs.cluster.Cluster`."""
+def engine_of(spec: Named, bar: Progress, bench: Bench) -> Iterator[Engine]:
+    """The engine that an experiment asks for; raise UserError as `outliers.runs.cluster.Cluster`.
+
+    bench: what this process keeps between cells.
+    """
     if getattr(spec, "engine", "local") == "local":
-        yield Here(bar)
+        yield Here(bar, bench)
     else:
         with Cluster(spec, bar) as cluster:
             yield cluster

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps
-from outliers.models.anatomy import anatomy_of, config_of_stack, decoder_layers, projections, width_of
+from outliers.models.anatomy import anatomy_of, config_of_stack, decoder_layers, family_of, projections, width_of
 from outliers.models.load import DTYPES
 from outliers.models.skeleton import skeleton
 from outliers.models.source import missing_download
@@ -122,7 +122,7 @@ def forecast(requests: list[Request], room: Room) -> list[Need]:
 
 def request_of(subject: Any, keeps: Keeps) -> Request:
     """The run of a subject that is a model."""
-    settings = subject.settings
+    settings, family = subject.settings, family_of(subject.config)
     wanted = {name: getattr(settings, name, None) for name in ("dtype", "device", "memory")}
     return Request(
         subject.name,
@@ -131,8 +131,8 @@ def request_of(subject: Any, keeps: Keeps) -> Request:
         keeps,
         **wanted,
         stream=getattr(settings, "stream", False),
-        block=keeps.block or settings.block,
-        blocks=getattr(settings, "blocks", 1),
+        block=keeps.block or (family.vocabulary(subject.config) if family.name_of else settings.block),
+        blocks=getattr(settings, "sequences", 1),
     )
 
 
@@ -165,7 +165,7 @@ def _shape(config: PretrainedConfig) -> Shape:
         hidden,
         heads,
         2 * of_keys * (getattr(stack, "head_dim", None) or hidden // heads),
-        config.vocab_size,
+        getattr(config, "vocab_size", None) or config.num_labels,
     )
 
 

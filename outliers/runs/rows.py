@@ -83,7 +83,7 @@ COLUMNS = (
     (Number, "wall_seconds headroom"),
     (Whole, "peak_memory_bytes"),
     (Text, "model text dtype scheme task hardware owner weights_hash tokens_hash code lm_eval"),
-    (Count, "block blocks gpus context batch prompt tokens repeats"),
+    (Count, "block blocks mask_seeds gpus context batch prompt tokens repeats"),
     (Positive, "alpha gigabytes weight_bits activation_bits"),
     (Annotated[bool, Field(strict=True)], "candidate"),
 )

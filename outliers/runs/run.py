@@ -5,16 +5,22 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Experiment, Named, OfOneModel, resolved
 from outliers.subjects.cell import Cell, Plan, following
 
+if TYPE_CHECKING:
+    from outliers.subjects.bench import Bench
+
 logger = logging.getLogger(__name__)
 
 
-def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list[dict]:
+def run(
+    spec: Named, out: str | Path | None = None, force: bool = False, bench: "Bench | None" = None
+) -> list[dict]:
     """Measure what a specification asks for.
 
     Each finished row is on disk before the next one starts; rows found there are used again. Names, texts and sizes are
@@ -26,6 +32,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
         out: folder for `rows.jsonl`, and for a trace that is kept; by default that of the specification, see
             `outliers.runs.place.place_of`.
         force: measure again what is finished.
+        bench: what an earlier run in this process has left, such as its model, of which this one takes what it can.
 
     Returns:
         A flat dictionary for each value, subject by subject, in the order of what is asked.
@@ -38,6 +45,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
     from outliers.runs.engine import engine_of  # late, for it brings torch, which redrawing does without
     from outliers.runs.place import check_alone, place_of
     from outliers.runs.planner import Planner
+    from outliers.subjects.bench import Bench
     from outliers.terminal.progress import Progress
 
     plans = [plan for plan in plans_of(spec) if _is_possible(plan)]
@@ -45,7 +53,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False) -> list
         plan.subject.prepare()  # mistakes show before a folder is made
     alone = isinstance(spec, OfOneModel)
     rows = Rows(place_of(spec, out) if alone else Path(out or spec.folder))
-    with rows, Progress(0) as bar, engine_of(spec, bar) as engine:
+    with rows, Progress(0) as bar, engine_of(spec, bar, bench or Bench(bar)) as engine:
         if alone:
             check_alone(spec, rows.folder)  # another run may have ended there
         return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))

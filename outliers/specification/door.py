@@ -43,7 +43,14 @@ def checked(spec: Kind) -> Kind:
 
 
 def check_training(spec: Training) -> None:
-    """Raise UserError where a file is not there that runs are trained on, or a model that they train further."""
+    """Raise UserError where a run is of another family than causal language models, or a file is not there that runs
+    are trained on, or a model that they train further."""
+    for name, run in spec.runs.items():
+        if run.objective != "next tokens":
+            raise UserError(
+                f"run '{name}' trains '{run.start}', which learns {run.objective}; expected a rung that learns next "
+                "tokens: `python -m outliers.models.pocket.train` trains the others"
+            )
     from_nothing = any(run.from_nothing for run in spec.runs.values())
     for field in ("c4", "wikitext") if from_nothing else ("wikitext",):
         if not Path(getattr(spec, field)).is_file():

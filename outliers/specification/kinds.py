@@ -188,13 +188,13 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 
 # What fields of several kinds are; descriptions of fields are the help of their options.
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
-TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file."
+TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 TRANSFORM = "Remedies that all schemes get, such as hadamard or tokens=20+smoothing=0.75; by default none."
 ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
 OBJECTIVE = (
-    "What encoder-decoders predict: spans taken out of a block, by default where the tokenizer has sentinels for them, "
-    "or the second half of a block from the first."
+    "Of encoder-decoders: spans taken out of a block, by default where the tokenizer has sentinels for them, or the "
+    "second half of a block (prefix). Of masked language models: each token, masked by itself, for pseudo-perplexity."
 )
 OUTLIER = "From which magnitude on a value is an outlier."
 SKIP = "What stays exact: roles such as ffn_out, layers.N, or patterns such as *.down_proj; by default none."
@@ -211,6 +211,7 @@ SEED = "Of random draws."
 LIMIT = "Examples of each task, from its start; by default all."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
+PICTURES = "pictures"  # the protocol of vision models
 BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
 
 
@@ -220,12 +221,22 @@ class FieldError(UserError):
     path: tuple = ()
 
 
-class Named(BaseModel):
-    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for.
+class Checked(BaseModel):
+    """A model of pydantic whose mistakes are those of a user.
 
     Raises:
         FieldError: a field is unknown, missing or out of range.
     """
+
+    def __init__(self, **fields):
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise field_error(error, type(self)) from None
+
+
+class Named(Checked):
+    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
 
@@ -239,12 +250,6 @@ class Named(BaseModel):
 
     name: Name
     shows: Line | None = None
-
-    def __init__(self, **fields):
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise field_error(error, type(self)) from None
 
     @property
     def folder(self) -> Path:
@@ -277,12 +282,18 @@ class Settings(Spread):
     blocks: Count = Field(32, description="How many blocks, from the start of the text.")
     bos: bool = Field(False, description=BEGIN)
     mask_seed: Seed = Field(0, description="Of the tokens or spans that are taken out of a text to be predicted.")
-    objective: Literal["span", "prefix"] | None = Field(None, description=OBJECTIVE)
+    mask_seeds: Repeats = Field(1, description="Measure with so many seeds from this one on, for mean ± scatter.")
+    objective: Literal["span", "prefix", "each"] | None = Field(None, description=OBJECTIVE)
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
     stream: bool = Field(False, description="Keep a layer while its turn lasts: for models larger than memory.")
     memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes, json_schema_input_type=str)] = Field(
         None, description="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default none."
     )
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences pass a model."""
+        return self.blocks * (self.block - 2 if self.objective == "each" else self.mask_seeds)
 
 
 class Calibrated(Settings):
@@ -485,6 +496,22 @@ class LinearLayers(Machine):
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
     dimensions: Shapes
     tokens: Count = 512
+    seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
+
+
+class DecoderLayers(Machine):
+    """The projections of a decoder layer of models, by their configurations, with a further token (Table 6).
+
+    dtype: what 16 bits are. seconds: how long a layer is timed at least.
+    """
+
+    plans = "outliers.presets.linear_layers:decoder_layer_plans"
+    section = "outliers.metrics.linear_layer.view:decoder_section"
+
+    name: Name = "decoder-layers"
+    dtype: Literal["float16", "bfloat16"] = "bfloat16"
+    models: Names = Field(description=MODEL)
+    batches: Batches = Field([1, 8, 32], description="Sequences at once.")
     seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
 
 

@@ -17,7 +17,7 @@ from outliers.models.checkpoint import dtype_of
 from outliers.models.load import (
     find_device,
     load_model,
-    load_tokenizer,
+    load_reader,
     quantized_from,
     some_of,
     stored_as,
@@ -57,9 +57,12 @@ def check_machine(machine: Machine) -> None:
 
 
 class Bench:
-    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move."""
+    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move.
 
-    def __init__(self, bar: Progress):
+    bar: may come later, with the run that moves it.
+    """
+
+    def __init__(self, bar: Progress | None = None):
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
         self._calibration: Calibration | None = None
@@ -105,10 +108,10 @@ class Bench:
         return self._loaded
 
     def tokenizer(self, subject: Any) -> PreTrainedTokenizerBase:
-        """That of a subject's model."""
+        """What names the ids of a subject's model: its tokenizer, or its image processor."""
         key = subject.model, subject.revision
         if self._tokenizer is None or self._tokenizer[0] != key:
-            self._tokenizer = key, load_tokenizer(*key)
+            self._tokenizer = key, load_reader(*key)
         return self._tokenizer[1]
 
     @contextmanager
@@ -205,6 +208,8 @@ def _in_another_dtype(model: PreTrainedModel) -> int:
 def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:
     """How the text of an experiment is cut into blocks, and what of these blocks a model predicts."""
     predicted = blocks.protocol if isinstance(blocks, Examples) else ""
+    if predicted and not predicted.startswith("+"):  # of what is no text
+        return predicted
     return find_text(settings.text).protocol + (BOS if getattr(settings, "bos", False) else "") + predicted
 
 

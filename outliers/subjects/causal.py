@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
     from outliers.subjects.bench import Bench
 
+READS_TEXT = True
 REFUSED = {  # options that say nothing of this family, and why
     "mask_seed": "predicts the next token and has no masks",
+    "mask_seeds": "predicts the next token and has no masks",
     "objective": "predicts the next token",
 }
 
 
-def read(subject: "Causal", text: str, blocks: int) -> "torch.Tensor":
+def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "torch.Tensor":
     """The first blocks of a text, as a causal language model reads them: int64 (blocks, T)."""
     from outliers.models.load import load_tokenizer
     from outliers.text.blocks import load_text
@@ -79,7 +81,7 @@ class Pretrained(Subject):
             UserError: the model, its revision, the device or the text is unknown, or they do not fit together.
         """
         from outliers.models.anatomy import family_of
-        from outliers.models.load import load_tokenizer
+        from outliers.models.load import load_reader
         from outliers.models.source import local_files
         from outliers.models.stream import check_one_device
         from outliers.subjects.bench import check_machine
@@ -88,9 +90,11 @@ class Pretrained(Subject):
         if getattr(self.settings, "stream", False):
             check_one_device(self.settings.device)
         if (family := family_of(self.config).name) not in self.families:
-            raise UserError(f"'{self.model}' is a {family} language model; expected a causal one, which generates text")
+            raise UserError(
+                f"'{self.model}' is of the family '{family}'; expected a causal language model, which generates text"
+            )
         local_files(self.model, self.revision)
-        load_tokenizer(self.model, self.revision)
+        load_reader(self.model, self.revision)
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise UserError where a variant or a metric does not fit the model."""
@@ -159,7 +163,7 @@ class Causal(Pretrained):
     settings: text, block, blocks, bos, too; how schemes are calibrated.
     """
 
-    families = ("causal", "masked", "seq2seq")
+    families = ("causal", "masked", "seq2seq", "vision")
     settings: Settings
 
     @property
@@ -170,11 +174,17 @@ class Causal(Pretrained):
 
     @functools.cached_property
     def blocks(self) -> "torch.Tensor":
-        """Token ids, int64 (blocks, T)."""
-        from outliers.models.anatomy import check_block
+        """Token ids, int64 (blocks, T); or `Examples`, of several seeds one after the other."""
+        from outliers.models.anatomy.examples import Examples
 
-        check_block(self.config, self.settings.block)
-        return self._read(self.settings.text, self.settings.blocks)
+        settings = self.settings
+        of_seeds = [self._read(settings.text, settings.blocks, number) for number in range(settings.mask_seeds)]
+        return Examples.joined(of_seeds) if len(of_seeds) > 1 else of_seeds[0]
+
+    @property
+    def seeds(self) -> int:
+        """How many times the text is in its blocks."""
+        return getattr(self.blocks, "seeds", 1)
 
     @functools.cached_property
     def calibration(self) -> "torch.Tensor":
@@ -197,7 +207,8 @@ class Causal(Pretrained):
                 )
         return blocks
 
-    def _read(self, text: str, blocks: int) -> "torch.Tensor":
+    def _read(self, text: str, blocks: int, number: int = 0) -> "torch.Tensor":
+        """The first blocks of a text by a seed of some; number: which of them."""
         from outliers.models.anatomy import check_block, family_of
         from outliers.models.anatomy.examples import read_ids
 
@@ -205,7 +216,11 @@ class Causal(Pretrained):
         for option, reason in family.REFUSED.items():
             if unusual({option: getattr(self.settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
-        found = family.read(self, text, blocks)
+        seed = self.settings.mask_seed + number
+        if not family.READS_TEXT:
+            return family.read(self, text, blocks, seed)
+        check_block(self.config, self.settings.block)
+        found = family.read(self, text, blocks, seed)
         check_block(self.config, self.settings.block, int(read_ids(found).max()))
         return found
 

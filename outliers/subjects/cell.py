@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Bench = Metric = Row = Any
 
 
-USUAL = {"device": "cpu", "bos": False, "mask_seed": 0, "objective": None}
+USUAL = {"device": "cpu", "bos": False, "mask_seed": 0, "mask_seeds": 1, "objective": None}
 
 
 def unusual(settings: Mapping) -> dict:
@@ -26,7 +26,8 @@ class Subject:
     """What is measured; here one of which no stored weights are read, and no text.
 
     name: to call it in messages. asked: what rows say of it. settings: where and how it runs. needs: facts that its
-    tables and figures take. blocks: its inputs, of which measurements may take parts. of_variants: whether a variant
+    tables and figures take. blocks: its inputs, of which measurements may take parts. seeds: how
+    many times the same text is in them, see `outliers.models.anatomy.examples.Examples`. of_variants: whether a variant
     changes anything of it; of_one_variant: whether each is a subject of its own.
     """
 
@@ -35,6 +36,7 @@ class Subject:
     settings: Any
     needs: tuple[str, ...] = ()
     blocks: "Sequence | torch.Tensor" = range(1)  # it is measured at once
+    seeds = 1
     of_variants = of_one_variant = False
 
     def prepare(self) -> None:

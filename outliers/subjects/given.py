@@ -13,7 +13,7 @@ from outliers.subjects.bench import Bench
 class Given:
     """A model, resident or streamed, with token blocks (T,) of any lengths; variants know their calibration."""
 
-    revision = None
+    revision, seeds = None, 1
 
     def __init__(self, model: PreTrainedModel, blocks: Sequence[torch.Tensor]):
         self.loaded, self.blocks, self.config = model, blocks, model.config

@@ -1,9 +1,10 @@
-"""A linear layer of a shape, with random weights."""
+"""Layers with random weights: a linear layer of a shape, and the projections of a model's decoder layer."""
 
 from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import Machine, layer_shape
 from outliers.subjects.cell import Cell, Subject, unusual
+from outliers.subjects.configured import Configured
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
@@ -23,15 +24,44 @@ class Layer(Subject):
 
     def prepare(self) -> None:
         """See that the device is there."""
-        from outliers.subjects.bench import check_machine  # which imports torch, as what follows
-
-        check_machine(self.settings)
+        _check(self.settings)
 
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:
         """How many outputs it has, and which kernels multiply it."""
-        from outlier_kernels import dispatch
+        return {"outputs": layer_shape(self.dimension)[1], **_kernels(self.settings)}
 
-        from outliers.models.load import find_device
 
-        kernels = dispatch.path(find_device(self.settings.device))
-        return {"outputs": layer_shape(self.dimension)[1], "kernels": kernels}
+class DecoderLayer(Configured):
+    """A decoder layer of a model, whose weights are not read."""
+
+    def __init__(self, model: str, settings: Machine):
+        super().__init__(model)
+        self.settings = settings
+
+    @property
+    def asked(self) -> dict:
+        """What rows say of it."""
+        return super().asked | {"dtype": self.settings.dtype, **unusual(dict(self.settings))}
+
+    def prepare(self) -> None:
+        """See that the device is there, and read the configuration."""
+        _check(self.settings)
+        super().prepare()
+
+    def facts(self, bench: "Bench", cell: Cell) -> dict:
+        """Its architecture, and which kernels multiply it."""
+        return super().facts(bench, cell) | _kernels(self.settings)
+
+
+def _check(settings: Machine) -> None:
+    from outliers.subjects.bench import check_machine  # which imports torch, as what follows
+
+    check_machine(settings)
+
+
+def _kernels(settings: Machine) -> dict:
+    from outlier_kernels import dispatch
+
+    from outliers.models.load import find_device
+
+    return {"kernels": dispatch.path(find_device(settings.device))}

@@ -15,16 +15,22 @@ from outliers.text.given import Text
 if TYPE_CHECKING:
     from outliers.subjects.causal import Causal
 
-REFUSED = {  # options that say nothing of this family, and why
-    "bos": "reads [CLS] before each block anyway",
-    "objective": "predicts the tokens that are masked",
-}
+READS_TEXT = True
+REFUSED = {"bos": "reads [CLS] before each block anyway"}  # options that say nothing of this family, and why
 
 
-def read(subject: "Causal", text: str, blocks: int) -> Examples:
-    """The first blocks of a text, masked by the seed of the settings."""
+def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
+    """The first blocks of a text, masked by a seed, or each token by itself."""
     tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
-    return masked_text(text, tokenizer, settings.block, blocks, settings.mask_seed)
+    if settings.objective is None:
+        return masked_text(text, tokenizer, settings.block, blocks, seed)
+    if settings.objective != "each":
+        raise UserError(
+            f"objective '{settings.objective}' is of encoder-decoders; expected each, or leave --objective out"
+        )
+    if seed or settings.mask_seeds > 1:
+        raise UserError("each token is masked by itself, without a seed; leave --mask-seed and --mask-seeds out")
+    return each_masked(text, tokenizer, settings.block, blocks)
 
 
 def masked_text(
@@ -41,19 +47,50 @@ def masked_text(
         seed: of the masked positions, the same for all models and block by block.
 
     Raises:
-        UserError: as `outliers.load_text`; the tokenizer has no mask token, or none that begins and ends a sequence.
+        UserError: as `outliers.load_text`; the block is too short; the tokenizer has no mask token, or none that begins
+            and ends a sequence.
     """
+    whole = _between_ends(text, tokenizer, block, blocks)
+    chosen = 1 + chosen_positions(whole[:, 1:-1], torch.Generator().manual_seed(seed))
+    return _predicting(whole, chosen, tokenizer, "+masked")
+
+
+def each_masked(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None) -> Examples:
+    """A text of which each token is predicted from all others of its block: perplexity is then pseudo-perplexity.
+
+    Salazar et al., "Masked Language Model Scoring", 2020, equations 1 and 2.
+
+    Args:
+        text, tokenizer, block, blocks: as `masked_text`.
+
+    Returns:
+        block − 2 examples of each block, which has one token masked in each.
+
+    Raises:
+        UserError: as `masked_text`.
+    """
+    whole = _between_ends(text, tokenizer, block, blocks)
+    chosen = torch.arange(1, block - 1).repeat(len(whole))[:, None]
+    return _predicting(whole.repeat_interleave(block - 2, 0), chosen, tokenizer, "+each-masked")
+
+
+def _between_ends(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None) -> torch.Tensor:
+    """Token ids (blocks, T), of which the first and the last are special."""
     if block < 4:
         raise UserError(f"blocks of {block} tokens; expected at least 4, of which two are [CLS] and [SEP]")
     if tokenizer.mask_token_id is None:
         raise UserError("the model's tokenizer has no mask token; expected that of a masked language model")
     first, last = _ends(tokenizer)
     inner = load_text(text, tokenizer, block - 2, blocks)
-    chosen = chosen_positions(inner, torch.Generator().manual_seed(seed))
-    labels = torch.full_like(inner, IGNORED).scatter_(1, chosen, inner.gather(1, chosen))
-    around = [torch.full((len(inner), 1), one) for one in (first, last)]
-    ids = torch.cat([around[0], inner.scatter(1, chosen, tokenizer.mask_token_id), around[1]], 1)
-    return Examples(ids, torch.nn.functional.pad(labels, (1, 1), value=IGNORED), "+masked")
+    return torch.cat([torch.full((len(inner), 1), first), inner, torch.full((len(inner), 1), last)], 1)
+
+
+def _predicting(
+    whole: torch.Tensor, chosen: torch.Tensor, tokenizer: PreTrainedTokenizerBase, protocol: str
+) -> Examples:
+    """Blocks (blocks, T) in which the mask token stands in the place of those that are chosen (blocks, predicted)."""
+    labels = torch.full_like(whole, IGNORED).scatter_(1, chosen, whole.gather(1, chosen))
+    return Examples(whole.scatter(1, chosen, tokenizer.mask_token_id), labels, protocol)
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:

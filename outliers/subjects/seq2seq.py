@@ -15,22 +15,26 @@ from outliers.text.given import Text
 if TYPE_CHECKING:
     from outliers.subjects.causal import Causal
 
+READS_TEXT = True
 REFUSED = {"bos": "reads what its tokenizer puts around each block"}  # options that say nothing of this family, and why
 SHORTEST = Spans.of(2).read
 
 
-def read(subject: "Causal", text: str, blocks: int) -> Examples:
-    """The first blocks of a text with what is to be predicted: spans of them, or their second halves.
+def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
+    """The first blocks of a text with what is to be predicted: spans of them by a seed, or their second halves.
 
     Raises:
         UserError: as `span_corrupted` and `prefixed`; or there is a seed, and no spans that it decides.
     """
     tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
     if (settings.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
-        return span_corrupted(text, tokenizer, settings.block, blocks, settings.mask_seed)
-    if settings.mask_seed:
+        return span_corrupted(text, tokenizer, settings.block, blocks, seed)
+    if settings.objective == "each":
+        raise UserError("objective 'each' is of masked language models; expected span or prefix")
+    if seed or settings.mask_seeds > 1:
         raise UserError(
-            f"'{subject.model}' predicts second halves, which no seed decides; leave --mask-seed out"
+            f"'{subject.model}' predicts the second half of each block, without a seed; leave --mask-seed and "
+            "--mask-seeds out"
         )
     return prefixed(text, tokenizer, settings.block, blocks)
 

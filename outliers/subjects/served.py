@@ -1,4 +1,4 @@
-"""A causal language model as it generates: under a scheme its int8 weights alone are in memory."""
+"""A model as it generates or encodes: under a scheme its int8 weights alone are in memory."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Served(Causal):
     """A model under one variant, with a text whose beginnings are prompts; a metric says how long they are."""
 
-    families = ("causal",)
+    families = ("causal", "masked", "vision")
     of_one_variant = True
 
     def prepare(self) -> None:

@@ -187,6 +187,19 @@ def _from_hub(repository: str, subset: str, split: str, streaming: bool):
         raise _out_of_reach(repository, error) from None
 
 
+def data_set(name: str, splits: tuple[str, ...]):
+    """The first of some splits that a data set of the hub has, streamed in its order."""
+    import datasets
+
+    try:
+        ask_hub(name)
+        there = datasets.get_dataset_split_names(name)
+        split = next((one for one in splits if one in there), there[0])
+        return datasets.load_dataset(name, split=split, streaming=True)
+    except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
+        raise _out_of_reach(name, error) from None
+
+
 def _out_of_reach(repository: str, error: Exception) -> UserError:
     offline = isinstance(error, OfflineModeIsEnabled)
     what = "it is not in the local cache" if offline else type(error).__name__

@@ -1,9 +1,12 @@
 """Tokens as people read them."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from outliers.models.anatomy import family_of
+from outliers.models.load import load_config, load_tokenizer
 from outliers.terminal.printing import is_line
 
 LONGEST = 24  # characters
@@ -29,6 +32,22 @@ def named_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int]) -> d
     """
     special = set(tokenizer.all_special_ids)
     return {token: _named(tokenizer, token, special) for token in tokens}
+
+
+def named_ids(config: PretrainedConfig, tokenizer: object, ids: Iterable[int]) -> dict[int, tuple[str, str]]:
+    """The same of what stands at positions: tokens; of a vision model, for which any object does, places of a picture,
+    such as "[CLS]", "register 0" and "patch 3,5" (row, column)."""
+    name_of = family_of(config).name_of
+    return named_tokens(tokenizer, ids) if name_of is None else {one: name_of(config, one) for one in ids}
+
+
+def namer_of(model: str, revision: str | None = None) -> Callable[[int], str]:
+    """What names the ids of a model's positions."""
+    config = load_config(model, revision)
+    name_of = family_of(config).name_of
+    if name_of is None:
+        return partial(visible_token, load_tokenizer(model, revision))
+    return lambda place: name_of(config, place)[0]
 
 
 def _named(tokenizer: PreTrainedTokenizerBase, token: int, special: Collection[int]) -> tuple[str, str]:

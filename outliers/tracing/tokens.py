@@ -6,6 +6,7 @@ import pandas as pd
 import torch
 
 from outliers.errors import UserError
+from outliers.models.anatomy.vision import CLASS, PATCH, REGISTER
 from outliers.text.tokens import DELIMITER, INSIDE_WORD, WORD_START
 
 BEFORE, AFTER = 8, 4  # tokens of a context beside its own
@@ -13,7 +14,7 @@ WINDOW = BEFORE + 1 + AFTER
 PLACES = 8  # where each feature is strongest, and as many where it is weakest
 NONE = -1.0  # the magnitude of a place where there are fewer
 FIRST = "first"  # the type of whatever token is at position 0
-TYPES = (FIRST, DELIMITER, WORD_START, INSIDE_WORD)
+TYPES = (FIRST, DELIMITER, WORD_START, INSIDE_WORD, CLASS, REGISTER, PATCH)
 EXTREMES = ("strongest", "weakest")
 # What the names of statistics end in.
 SUMS = ("positions", "token_sum", "token_max")
@@ -157,11 +158,31 @@ def name_of(token: int, names: Names) -> str:
     return names[token][0] if token in names else f"#{token}"
 
 
+def before_patches(names: Names) -> list[str]:
+    """What stands before the patches of pictures, in order."""
+    return [name for _, (name, kind) in sorted(names.items()) if kind in (CLASS, REGISTER)]
+
+
+def patch_grid(names: Names) -> tuple[int, int]:
+    """Rows and columns of patches.
+
+    Raises:
+        UserError: these are no names of places in pictures.
+    """
+    places = [tuple(map(int, name.split()[1].split(","))) for name, kind in names.values() if kind == PATCH]
+    if not places:
+        raise UserError("the trace knows no patches; trace a vision model with tokens=True (--tokens)")
+    rows, columns = zip(*places, strict=True)
+    return max(rows) + 1, max(columns) + 1
+
+
 def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
     """One row a token, the strongest first; position 0 is a row of its own, whatever tokens are there."""
     ids, positions = statistics["tokens.ids"].numpy(), statistics["tokens.positions"].numpy()
     sums, largest = (statistics[f"{state}.{name}"][:, feature].numpy() for name in ("token_sum", "token_max"))
-    said = [names.get(token, ("position 0", FIRST)) for token in ids.tolist()]
+    name, kind = names.get(0, ("", ""))
+    first = name if kind in (CLASS, PATCH) else "position 0"  # which is the same place in every picture
+    said = [names.get(token, (first, FIRST)) for token in ids.tolist()]
     table = pd.DataFrame(
         {
             "token": [token if token in names else -1 for token in ids.tolist()],
@@ -199,6 +220,8 @@ def by_position(statistics: Statistics, state: str, feature: int, names: Names) 
 def _context(window: list[int], names: Names) -> str:
     """The text of a window in one line, its own token between « and »."""
     texts = [_unquoted(names[token][0]) if token in names else "" for token in window]
+    if names[window[BEFORE]][1] in (REGISTER, PATCH):  # names that have no blanks of their own between them
+        texts = [f" {text}" * bool(text) for text in texts]
     before, own, after = "".join(texts[:BEFORE]), texts[BEFORE], "".join(texts[BEFORE + 1 :])
     blank = " " if own.startswith(" ") and own.strip() else ""  # of the token, but outside of its marks
     return f"{before}{blank}«{own.removeprefix(blank)}»{after}"

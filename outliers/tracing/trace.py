@@ -15,14 +15,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
 from outliers.errors import BrokenModel, UserError, unknown_name
-from outliers.models.anatomy import ROLES, inputs_of, readers
+from outliers.models.anatomy import ROLES, family_of, ids_of, readers
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.views import View, view_of, views_of
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.text.blocks import sequences
-from outliers.text.tokens import named_tokens
+from outliers.text.tokens import named_ids
 from outliers.tracing.result import Trace, merged
 from outliers.tracing.sketch import buckets, pack_keys
 from outliers.tracing.statistics import BY_POSITION, ON_STREAM, add_from_start, states_of_tokens, views
@@ -67,7 +67,7 @@ def trace(
             it. Without it long contexts take less.
         variant: what the model is under meanwhile, such as a scheme, see `outliers.variants`.
         tokens: the model's tokenizer, if the trace shall know which tokens carry each feature of the residual stream,
-            see `Trace.tokens`, and call them by their names.
+            see `Trace.tokens`, and call them by their names; of a vision model its image processor, or True.
         attention_mask: which tokens count and which are padding, shaped as the blocks, as tokenizers return it; each
             sequence then runs without its padding. None where there is none.
         see_last: called with each block and the last hidden states (T, features) of each sequence, of which the head
@@ -157,24 +157,25 @@ def _trace(
     """The traces of some views with their roles; none without a block."""
     blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
+    vocabulary, names = family_of(model.config).vocabulary(model.config), partial(named_ids, model.config, tokens)
     observers = []
     for view, roles in views:
         at_once, room, device = (1, 0), torch.zeros, model.device
         if is_streamed(model):
             at_once = len(blocks), max((len(view.positions(model, block)) for block in blocks), default=0)
             room, device = model.stream.storage, model.stream.device
-        counts = {name: torch.zeros(model.config.vocab_size, dtype=torch.int64, device=device) for name in by_token}
-        observers.append(_Observer(view, roles, alpha, counts, at_once, room, tokens))
+        counts = {name: torch.zeros(vocabulary, dtype=torch.int64, device=device) for name in by_token}
+        observers.append(_Observer(view, roles, alpha, counts, at_once, room, names if tokens else None))
 
-    def begin(number: int, inputs: tuple[torch.Tensor, ...]) -> None:
+    def begin(number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         for observer in observers:
-            observer.begin(number, inputs)
+            observer.begin(number, of_stacks)
 
     watched = Watched(variant, partial(_hooks, observers, attention))
     with eager(model, summed=True) if attention else nullcontext(), under(model, watched) as (changed, left):
         for number, block, last in run_decoder(changed, blocks, begin, left):
             for observer in observers:
-                observer.end(number, inputs_of(model, block))
+                observer.end(number, ids_of(model, block))
             see_last(block, last)
     return [observer.result() for observer in observers if observer.sequences]
 
@@ -262,15 +263,15 @@ class _Observer:
         counts: dict,
         at_once: tuple[int, int],
         room: Callable,
-        tokens: PreTrainedTokenizerBase | None,
+        names: Callable[[Iterable[int]], dict] | None,
     ):
         """counts: zeros by token id (V,). at_once: how many sequences take turns, and the tokens of the longest one, as
-        far as it is known. room: makes zeros that are kept. tokens: what names them if they are asked for."""
+        far as it is known. room: makes zeros that are kept. names: of ids, if they are asked for."""
         self.view = view
-        self.roles, self.alpha, self.total, self.room, self.tokenizer = roles, alpha, counts, room, tokens
+        self.roles, self.alpha, self.total, self.room, self.names = roles, alpha, counts, room, names
         self.at_once, self.block = at_once
         self.sequences = self.heads = 0
-        self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if tokens else None
+        self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if names else None
         self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
         self.sketch: Counter = Counter()
         self.hits: list[tuple] = []  # those that the sketch has not: layer, place of the role, features, values
@@ -280,12 +281,12 @@ class _Observer:
         # others the hits.
         self.kept: dict[str, dict[tuple, torch.Tensor]] = defaultdict(dict)
 
-    def begin(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
-        """What the hooks see next is of this sequence; inputs: what each stack reads of it."""
-        ids = inputs[self.view.inputs]
+    def begin(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
+        """What the hooks see next is of this sequence; of_stacks: the ids at the positions that each stack reads."""
+        ids = of_stacks[self.view.inputs]
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
-        self.queries = len(inputs[-1 if self.view.cross else self.view.inputs])
+        self.queries = len(of_stacks[-1 if self.view.cross else self.view.inputs])
         self.number, self.ids, self.block = number % self.at_once, ids, max(self.block, len(ids))
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
@@ -327,9 +328,9 @@ class _Observer:
         self.see_hidden_state(layer, role, x)
         self.see_residual(layer, x)
 
-    def end(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
+    def end(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         """Add up what is kept of a sequence, whose last layer is done."""
-        self.begin(number, inputs)
+        self.begin(number, of_stacks)
         self.sequences, ids = self.sequences + 1, self.ids
         self._add("text.sequences", torch.ones_like(ids))
         self._add("residual.massive_positions", torch.zeros_like(ids))  # also where there is none
@@ -365,7 +366,7 @@ class _Observer:
         found = Trace(self.alpha, self.roles, *sizes, statistics, self.sketch, **of_stack)
         if self.tokens:
             statistics |= self.tokens.statistics()
-            found.names = named_tokens(self.tokenizer, self.tokens.seen)
+            found.names = self.names(self.tokens.seen)
         return found
 
     def _statistics(self, layer: int, state: str, table: dict, x: torch.Tensor) -> states.Statistics:

@@ -46,8 +46,9 @@ class Intervention:
     """Features whose values are replaced in the inputs of projections.
 
     method: "zero" (the paper's), "mean", their mean over the text, or "shuffle", their values permuted over the
-    positions of the sequence, each feature by itself. means: mean of every feature by layer and role, for "mean";
-    interventions that differ in nothing else are equal.
+    positions of the sequence, each feature by itself; by the seed and the number of positions alone, so that nothing
+    depends on the order in which layers and sequences are computed. means: mean of every feature by layer and role, for
+    "mean"; interventions that differ in nothing else are equal.
     """
 
     features: tuple[int, ...]
@@ -59,7 +60,7 @@ class Intervention:
     def on(
         self, projections: "list[Projection]", outputs: "Collection[tuple[Projection, torch.Tensor]]" = ()
     ) -> Iterator[None]:
-        """Replace the features in the inputs of these projections; what is shuffled is a function of the seed.
+        """Replace the features in the inputs of these projections.
 
         outputs: projections of which only some outputs read the change, bool (outputs,).
         """
@@ -70,13 +71,12 @@ class Intervention:
         if not self.features:
             yield
             return
-        generator = torch.Generator().manual_seed(self.seed)
         columns = list(self.features)
 
         def replaced(layer: int, role: str, x: torch.Tensor) -> torch.Tensor:
             mean = self.means[layer, role][columns] if self.means else None
             changed = x.clone()
-            changed[:, columns] = METHODS[self.method](x[:, columns], mean, generator)
+            changed[:, columns] = METHODS[self.method](x[:, columns], mean, torch.Generator().manual_seed(self.seed))
             return changed
 
         with input_hooks(projections, replaced), output_hooks(outputs, replaced):

@@ -1,15 +1,16 @@
 """Draws: the same measurement with embeddings changed by 1e-6, for how far rounding alone scatters it."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import stack_module, stacks_of
+from outliers.models.anatomy import input_embeddings
 
 SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 
@@ -18,6 +19,8 @@ SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal; those of all
     stacks of layers by the same.
+
+    Of pictures, what the convolution makes of each patch.
 
     One code that flips because of it changes what all later layers round: how far rounding alone scatters a result. The
     weights stay as they are, and so does a head that is tied to them.
@@ -29,17 +32,22 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     if draw == 0:
         yield
         return
+    factors = cache(partial(_factors, draw))
     with ExitStack() as stack:
-        for embeddings in {stack_module(model, one).get_input_embeddings(): None for one in stacks_of(model.config)}:
-            noise = torch.randn(embeddings.weight.shape, generator=torch.Generator().manual_seed(draw))
-            factors = noise.mul_(SIZE).add_(1).to(embeddings.weight.device)
-            hook = partial(_multiplied, factors)
-            stack.callback(embeddings.register_forward_hook(hook).remove)
+        for embedding in input_embeddings(model):
+            stack.callback(embedding.register_forward_hook(partial(_multiplied, factors)).remove)
         yield
 
 
-def _multiplied(factors: torch.Tensor, _module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-    return output * factors[inputs[0]]
+def _factors(draw: int, shape: torch.Size) -> torch.Tensor:
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(draw))
+    return noise.mul_(SIZE).add_(1)
+
+
+def _multiplied(factors: Callable, embedding: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+    if isinstance(embedding, nn.Embedding):
+        return output * factors(embedding.weight.shape)[inputs[0].cpu()].to(output.device)
+    return output * factors(output.shape[1:]).to(output.device)
 
 
 def scattered(values: list[float]) -> dict:

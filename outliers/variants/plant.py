@@ -1,7 +1,9 @@
 """Plant outlier features of a known place and size: a ground truth for the detector."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -22,48 +24,115 @@ from outliers.models.anatomy import (
     width_of,
 )
 
+SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn_out"))  # what each reads and adds
+
+
+class Sum(NamedTuple):
+    """A norm whose output is the residual stream: the projections that read it, and that whose output is added next."""
+
+    norm: nn.Module
+    readers: list[nn.Module]
+    added: nn.Module
+
 
 @torch.no_grad()
 def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> PreTrainedModel:
-    """Scale features of the output of every norm of the decoder layers, and divide the weights that read them.
+    """Enlarge features of the outputs of the norms of the layers, and undo it in the weights that read them.
 
-    The function of the model stays what it was, up to rounding (exactly, if the factor is a power of two; where norms
-    scale by 1 + weight, if that fits the weight), while the hidden states that enter the attention and feed-forward
-    projections are `factor` times as large in these features.
+    The function of the model stays what it was, up to rounding, while the hidden states that enter the attention and
+    feed-forward projections are about `factor` times as large in these features.
+
+    Where norms come before the sub-layers, their output is scaled, and the weights that read it are divided: exactly,
+    if the factor is a power of two (where norms scale by 1 + weight, if that fits the weight).
+
+    Where the output of a norm is the residual stream itself (BERT, OPT-350m, BLOOM's variant of that kind), the next
+    norm would see that it is scaled. There a constant is added to the feature: `factor` times its root mean square,
+    which is √(weight² + bias²), with the sign of the bias. The biases of the projections that read it undo this, and
+    the bias of the sub-layer's output takes it from the residual stream before the next norm. What leaves a stack stays
+    as it was, and so does what is read by projections of distances too (DeBERTa).
 
     Args:
-        model: a causal language model, not quantized; it is left as it is.
+        model: a model of any family, not quantized; it is left as it is.
         features: dimensions of the residual stream.
         factor: what to multiply with, greater than 0.
 
     Returns:
-        A new model, which shares the weights outside of its decoder layers.
+        A new model, which shares the weights outside of its layers.
 
     Raises:
         UserError: a feature is out of range; the factor is not positive; a projection is more than a floating-point
-            weight and a bias, such as a quantized one; the projections read the residual stream
-            itself, so that nothing could undo the scaling: the norms come after the sub-layers (OLMo 2), or their
-            outputs are the residual stream (OPT-350m, BLOOM's variant of that kind).
+            weight and a bias, such as a quantized one; or nothing could undo it: the norms are of what sub-layers add
+            (OLMo 2), or their outputs are the residual stream and a projection has no bias.
     """
     features = check_features(features, width_of(model.config))
     factor = check_threshold("factor", factor)
-    if not anatomy_of(model.config).norms or norms_are_in_the_residual_stream(model.config):
-        raise UserError(
-            "this model's projections read its residual stream (its norms are not before its sub-layers), where "
-            "scaling a feature cannot be undone; plant in a model with norms before its sub-layers"
-        )
     for projection in projections(model):
         check_plain(projection)
     scaled = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters()}
     planted = copy.deepcopy(model, {id(one): one for one in model.parameters() if id(one) not in scaled})
-    for layer in layers_of(planted):
-        for path, roles in layer.anatomy.norms.items():
-            for name, parameter in layer.module.get_submodule(path).named_parameters():  # weight, and a bias if any
-                offset = layer.anatomy.norm_offset if name == "weight" else 0.0
-                parameter[features] = factor * (offset + parameter[features]) - offset
+    if norms_are_in_the_residual_stream(model.config):
+        for one in _sums(planted):
+            _shift(one, features, factor)
+    elif anatomy_of(model.config).norms:
+        for layer in layers_of(planted):
+            _scale(layer, features, factor)
+    else:
+        raise UserError(
+            "this model's projections read its residual stream (its norms are of what sub-layers add), where a planted "
+            "feature cannot be undone; plant in a model with norms before or behind the sums"
+        )
+    return planted
+
+
+def _scale(layer: Layer, features: list[int], factor: float) -> None:
+    """Scale the outputs of norms before sub-layers, and divide the weights that read them."""
+    for path, roles in layer.anatomy.norms.items():
+        parameters = list(layer.module.get_submodule(path).named_parameters())  # weight, and a bias if any
+        for name, parameter in parameters:
+            offset = layer.anatomy.norm_offset if name == "weight" else 0.0
+            parameter[features] = factor * (offset + parameter[features]) - offset
+        if parameters:  # ModernBERT has none before its first attention
             for weight in (weight for role in roles for weight in _readers(layer, role)):
                 weight[features] /= factor
-    return planted
+
+
+def _shift(one: Sum, features: list[int], factor: float) -> None:
+    """Add a constant to the output of a norm, and take it from what reads it."""
+    if any(module.bias is None for module in (one.norm, *one.readers, one.added)):
+        raise UserError(
+            "this model's projections read its residual stream and have no biases, which could undo a planted feature; "
+            "plant in a model with biases, or with norms before its sub-layers"
+        )
+    weight, bias = one.norm.weight[features], one.norm.bias[features]
+    constant = factor * torch.hypot(weight, bias) * torch.where(bias < 0, -1.0, 1.0)
+    one.norm.bias[features] += constant
+    for reader in one.readers:
+        reader.bias -= constant @ _inputs(reader)[features]
+    one.added.bias[features] -= constant
+
+
+def _sums(model: PreTrainedModel) -> Iterator[Sum]:
+    """The norms of the residual stream, but for the last one of each stack."""
+    before = getattr(model.config, "apply_residual_connection_post_layernorm", False)  # and its output is added to
+    for _, of_stack in groupby(layers_of(model), lambda layer: layer.stack):
+        steps = [
+            (layer, norm, getattr(layer.anatomy, reads), getattr(layer.anatomy, adds)[0])
+            for layer in of_stack
+            for norm, (reads, adds) in zip(_norms(layer), _sublayers(layer), strict=True)
+        ]
+        for (layer, norm, *_), (other, _, readers, added) in zip(steps, steps if before else steps[1:], strict=False):
+            if other.anatomy.projects_positions and readers == other.anatomy.attn_in:
+                continue
+            modules = [other.module.get_submodule(name) for name in (*readers, added)]
+            yield Sum(layer.module.get_submodule(norm), modules[:-1], modules[-1])
+
+
+def _norms(layer: Layer) -> tuple[str, ...]:
+    return layer.anatomy.norms_of_sums or tuple(layer.anatomy.norms)
+
+
+def _sublayers(layer: Layer) -> list[tuple[str, str]]:
+    return [(reads, adds) for reads, adds in SUBLAYERS if getattr(layer.anatomy, reads)]
 
 
 def _readers(layer: Layer, role: str) -> list[torch.Tensor]:

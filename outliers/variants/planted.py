@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planted:
-    """Features of the norms' outputs scaled by a factor, which the weights that read them undo."""
+    """Features of the norms' outputs enlarged by a factor, which the weights that read them undo."""
 
     features: tuple[int, ...]
     factor: float

@@ -48,24 +48,6 @@ def limit(threshold: float | None, in_float16: bool) -> float | None:
     return None if not in_float16 else torch.inf if threshold is None else threshold
 
 
-def columns(matrix: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Some columns of a matrix of one of the passes' dtypes, in any layout: float32 (rows, count)."""
-    matrix = matrix.resolve_neg()
-    found = matrix.new_empty(len(matrix), len(places), dtype=torch.float32)
-    passes().columns(*found.shape, x=matrix, places=places, result=found)
-    return found
-
-
-def rows_with_extremes(codes: torch.Tensor, places: torch.Tensor, least: int) -> torch.Tensor:
-    """Which rows of codes (rows, features), in any layout, have one of at least a magnitude in some columns:
-    bool (rows,)."""
-    flags = codes.new_empty(len(codes), dtype=torch.bool)
-    row_stride, stride = codes.stride()
-    given = {"codes": codes, "row_stride": row_stride, "stride": stride, "places": places, "magnitude": least}
-    passes().rows_with_extremes(len(codes), len(places), **given, flags=flags)
-    return flags
-
-
 def quantize(
     matrix: torch.Tensor,
     quantizer: Quantizer,
@@ -109,10 +91,7 @@ def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tenso
 
 def quantize_weight(weight: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """`reference.quantize` of a weight (outputs, features), to int8."""
-    weight = weight.detach().resolve_neg()
-    if weight.stride(1) != 1 and weight.stride(0) == 1:
-        return _quantize_where_it_lies(weight, quantizer)
-    rows = as_rows(weight)
+    rows = as_rows(weight.detach())
     nothing = torch.empty(0, dtype=torch.int64, device="cpu")
     made = quantize(rows, quantizer, nothing, rows.new_empty(rows.shape, dtype=torch.int8))
     groups = len(rows) if quantizer.per_row else 1
@@ -121,29 +100,6 @@ def quantize_weight(weight: torch.Tensor, quantizer: Quantizer) -> Quantized:
     return Quantized(made.codes, made.scale[:groups].clone(), zero_point, sums)
 
 
-def _quantize_where_it_lies(weight: torch.Tensor, quantizer: Quantizer) -> Quantized:
-    """The same of a weight that is stored transposed, (features, outputs), as its codes are then."""
-    stored = weight.T
-    outputs = stored.shape[1]
-    low, high = extremes(stored)
-    if not quantizer.per_row:
-        low, high = low.amin().view(1), high.amax().view(1)
-    if quantizer.symmetric:
-        scale = reference.absmax_scale(torch.maximum(high, -low))
-        factors, zero_point = scale.expand(outputs).contiguous(), None
-    else:
-        dynamic_range, zero_point = reference.dynamic_range_and_zero_point(low, high)
-        factors, scale = dynamic_range.expand(outputs).contiguous(), 1 / dynamic_range
-    zero_points = None if zero_point is None else zero_point.expand(outputs).contiguous()
-    codes, sums = stored.new_empty(stored.shape, dtype=torch.int8), torch.empty(outputs, 1)
-    strip = min(STRIP, outputs)
-    given = {"x": stored, "width": strip, "factors": factors, "zero_points": zero_points, "codes": codes, "sums": sums}
-    passes().codes_of_columns(-(-outputs // strip), len(stored) * strip, **given)
-    if zero_point is None:
-        return Quantized(codes.T, scale.view(-1, 1))
-    return Quantized(codes.T, scale.view(-1, 1), zero_point.view(-1, 1), sums)
-
-
 def serves(weight: torch.Tensor, quantizer: Quantizer | None) -> bool:
-    """Whether `quantize_weight` takes a weight, in the layout that it has."""
-    return is_int8(quantizer) and weight.dtype in KINDS and weight.numel() > 0 and 1 in weight.stride()
+    """Whether `quantize_weight` takes a weight."""
+    return is_int8(quantizer) and weight.dtype in KINDS and weight.numel() > 0

@@ -113,7 +113,7 @@ def _multiply(
     result = hidden_states.new_empty(tokens, outputs)
     column_scales = weight.scale.flatten().expand(outputs).contiguous()
     bias = scale.new_zeros(outputs) if bias is None else bias.float().contiguous()
-    values = hidden_states[:, outliers].float()
+    values = hidden_states.index_select(1, outliers).float()
     at_once = max(LEAST_AT_ONCE, AT_ONCE // max(1, weight.shape[1] * outputs))
     chunks = -(-tokens // at_once) or 1
     at_once = -(-tokens // chunks) or 1  # chunks alike, for torch multiplies a single row in another order

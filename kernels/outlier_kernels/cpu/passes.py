@@ -1,7 +1,8 @@
 """The compiled passes, in numba, over raw memory: what they share first, then one function a pass.
 
 A pass reads its input once. What it computes, and in which order it rounds, is `outlier_kernels.reference`'s. All
-compiled code is in this one file, because numba compiles again what has changed when its file has.
+compiled code is in this one file, because numba compiles again what has changed when its file has; it takes nothing but
+numbers from others.
 """
 
 from collections import namedtuple
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from operator import itemgetter
 from types import FunctionType
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -33,6 +35,9 @@ INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
 BINS = 1 << 10  # of a histogram that a core's first cache holds
 SAMPLED = 2048  # entries of which bounds for a median are learnt
 FLOAT, HALF_FLOAT, BITS = ir.FloatType(), ir.HalfType(), ir.IntType
+# All numbers that compiled code may hold, those of other files too, of which numba sees no change.
+NUMBERS = [f"{name} {one}" for name, one in vars().items() if isinstance(one, int | tuple | np.generic)]
+FILED_BY = f"{crc32(' '.join(NUMBERS).encode()):08x}"
 inlined = njit(error_model="numpy")
 summing = njit(error_model="numpy", fastmath={"reassoc", "contract"})  # sums in any order, as vectors have it
 
@@ -135,7 +140,8 @@ def _pass(function: Callable) -> Pass:
     kinds = function.__annotations__
     own = {"body": inlined(function), "unpacked": _unpacking(kinds.values()), "__name__": __name__}
     entry_point = FunctionType(_entry_point.__code__, own)
-    entry_point.__name__ = entry_point.__qualname__ = function.__name__  # by which numba files it
+    entry_point.__name__ = function.__name__
+    entry_point.__qualname__ = f"{function.__name__}_{FILED_BY}"
     groups = {kind: PARTS.get(kind, tuple) for kind in kinds.values() if issubclass(kind, tuple)}
     return Pass(entry_point, {name: groups.get(kind) for name, kind in kinds.items()})
 
@@ -309,29 +315,6 @@ def feature_extremes(work, x: Matrix, width: int, low: np.float32, high: np.floa
             high[start + i] = np.nan if is_nan else float_of(_ordered(most[i]))
 
 
-@_pass
-def columns(work, x: Matrix, places: Places, result: np.float32):
-    """Some columns of a matrix, (rows, count); a piece is a row."""
-    for first, end in _shares(work):
-        for r in range(first, end):
-            row = _at(result, r * places.count)
-            for i in range(places.count):
-                row[i] = _entry(x, r, places.features[i])
-
-
-@_pass
-def rows_with_extremes(
-    work, codes: np.int8, row_stride: int, stride: int, places: Places, magnitude: int, flags: np.uint8
-):
-    """Which rows of codes have one of at least a magnitude in some columns; a piece is a row."""
-    for first, end in _shares(work):
-        for r in range(first, end):
-            most = np.int32(0)
-            for i in range(places.count):
-                most = max(most, abs(np.int32(codes[r * row_stride + places.features[i] * stride])))
-            flags[r] = most >= magnitude
-
-
 @inlined
 def _largest(row, count):
     """The largest |x| of a row, NaN if there is one."""
@@ -439,26 +422,6 @@ def _code_by_chance(quotient, chance):
 
 
 @_pass
-def magnitudes(work, x: Matrix, places: np.int64, width: int, magnitudes: np.int32):
-    """The largest |x| of each feature of matrices, bits of float32 (matrices, features), NaN where there is one; a
-    piece is a strip of so many features."""
-    strips = -(-x.columns // width)
-    row, most = np.empty(width, np.float32), np.empty(width, np.int32)
-    for piece in _pieces(work):
-        matrix, start = piece // strips, piece % strips * width
-        count, one = min(width, x.columns - start), _moved(x, places, matrix)
-        for i in range(count):
-            most[i] = 0
-        for r in range(x.rows):
-            load(one.kind, _place(one, r, start), count, row)
-            for i in range(count):
-                most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
-        found = _at(magnitudes, matrix * x.columns + start)
-        for i in range(count):
-            found[i] = most[i]
-
-
-@_pass
 def codes_by_row(
     work, x: Matrix, places: np.int64, left_out: Flags, chance: Chance, codes: np.int8, scales: np.float32
 ):
@@ -561,34 +524,6 @@ def zeropoint_codes(
                 total -= np.int32(of_row[outliers.features[i]])
                 of_row[outliers.features[i]] = 0
             made.scales[r], zero_points[r], made.sums[r] = np.float32(1) / dynamic_range, zero_point, np.float32(total)
-
-
-@_pass
-def codes_of_columns(
-    work, x: Matrix, width: int, factors: np.float32, zero_points: np.float32, codes: np.int8, sums: np.float32
-):
-    """Codes of a matrix of which each column has a scale of absmax, or a normalized dynamic range and a zero point, and
-    their sums by column; a piece is a strip of so many columns."""
-    row, total = np.empty(width, np.float32), np.empty(width, np.int32)
-    for piece in _pieces(work):
-        start = piece * width
-        count = min(width, x.columns - start)
-        total[:] = 0
-        for r in range(x.rows):
-            load(x.kind, _place(x, r, start), count, row)
-            if _is_given(zero_points):
-                for i in range(count):
-                    row[i] = rint(row[i] * factors[start + i]) + zero_points[start + i]
-            else:
-                for i in range(count):
-                    row[i] = rint(row[i] / factors[start + i])
-            of_row = _at(codes, r * x.columns + start)
-            for i in range(count):
-                code = np.int8(min(max(row[i], -CODE_MAX), CODE_MAX))
-                of_row[i] = code
-                total[i] = np.int32(total[i] + code)
-        for i in range(count):
-            sums[start + i] = np.float32(total[i])
 
 
 @inlined
@@ -950,23 +885,6 @@ def _add_features(first_row, features, found, joined):
         joined.squares[i] += found.squares[i]
         first = np.float64(first_row[i])
         joined.squares_rest[i] += found.squares[i] - first * first
-
-
-@_pass
-def hits(work, x: Matrix, alpha: np.float32, counts: np.int64, ends: np.int64, features: np.int64, values: np.float32):
-    """The features and values of hits, feature by feature; a piece is a feature.
-
-    counts, ends: hits of each feature, and of those up to it.
-    """
-    for first, end in _shares(work):
-        for feature in range(first, end):
-            place, end, r = ends[feature] - counts[feature], ends[feature], 0
-            while place < end:
-                value = _entry(x, r, feature)
-                if abs(value) >= alpha[0]:
-                    features[place], values[place] = feature, value
-                    place += 1
-                r += 1
 
 
 @inlined

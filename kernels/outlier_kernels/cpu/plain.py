@@ -48,7 +48,8 @@ def linear(
     quantized = codes.quantize(x, activations, outliers, room, codes.limit(threshold, in_float16))
     added = None
     if len(outliers) and exact is not None:
-        added = codes.columns(x, outliers) @ codes.columns(exact.weight, outliers).T
+        values, columns = (one.index_select(1, outliers).float() for one in (x, exact.weight))
+        added = values @ columns.T
         weight = _made_without(weight, outliers, exact)
     elif len(outliers):
         added = reference.outlier_product(x, outliers, weight)
@@ -76,7 +77,7 @@ def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Qu
 def _with_extremes_in(weight: Quantized, features: torch.Tensor) -> torch.Tensor:
     """Which rows of a weight may have another scale without some features, bool (outputs,)."""
     least, most = ORDINARY
-    changed = codes.rows_with_extremes(weight.codes, features, OUTERMOST)
+    changed = (weight.codes.index_select(1, features).abs() >= OUTERMOST).any(1)
     changed |= ~((weight.scale > least) & (weight.scale < most))[:, 0]
     if weight.zero_point is not None:
         changed |= ~(weight.zero_point.abs() < LARGEST_ZERO_POINT)[:, 0]

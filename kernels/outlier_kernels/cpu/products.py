@@ -21,18 +21,6 @@ def serves(*operands: torch.Tensor) -> bool:
     return all(one.dtype in KINDS and one.numel() > 0 for one in operands)
 
 
-def magnitudes(matrices: torch.Tensor) -> torch.Tensor:
-    """`reference_products.magnitudes`."""
-    matrices = matrices.resolve_neg()
-    matrices = matrices if matrices.stride(-1) == 1 else matrices.contiguous()
-    rows, features = matrices.shape[-2:]
-    found = matrices.new_empty(*matrices.shape[:-2], features, dtype=torch.float32)
-    places, strip = _places(matrices), min(STRIP, features)
-    pieces = len(places) * -(-features // strip)
-    passes().magnitudes(pieces, rows * strip, x=matrices, places=places, width=strip, magnitudes=found)
-    return found.to(matrices.dtype)
-
-
 def product(
     left: torch.Tensor,
     right: torch.Tensor,

@@ -40,17 +40,6 @@ def add(
     return hits
 
 
-def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `states.values_of_hits`."""
-    x, ends = as_rows(x), hits.cumsum(0)
-    tokens, features = x.shape
-    where, values = torch.empty(int(ends[-1]), dtype=torch.int64), torch.empty(int(ends[-1]))
-    if len(where):
-        given = {"x": x, "alpha": _float32(alpha), "counts": hits, "ends": ends, "features": where, "values": values}
-        passes().hits(features, tokens, **given)
-    return where, values
-
-
 def add_residual(
     statistics: Statistics,
     x: torch.Tensor,

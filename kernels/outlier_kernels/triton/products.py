@@ -6,12 +6,10 @@ import triton.language as tl
 
 from outlier_kernels import reference_products
 from outlier_kernels.reference import LARGEST_K
-from outlier_kernels.reference_products import magnitudes
 from outlier_kernels.triton import tiles
 from outlier_kernels.triton.product import multiply_codes
 from outlier_kernels.triton.quantization import ALIGNMENT, DTYPES, absmax_scale, round_to_even
 
-__all__ = ["magnitudes", "product"]
 ENTRIES = 2048  # of a tile that is quantized at once
 FEATURES = 32  # of a tile of a transposed matrix, whose rows lie side by side
 LEAST_DEPTH, LEAST_COLUMNS = 32, 16  # what int8 units take

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Seen
 from outliers.metrics.perplexity.measure import logits_by_parts
-from outliers.models.anatomy import family_of
+from outliers.models.anatomy import family_of, stacks_of
 from outliers.models.anatomy.examples import Block
 from outliers.variants.draw import scattered
 
@@ -27,7 +27,7 @@ def _distance(model: PreTrainedModel, exact: torch.Tensor, changed: torch.Tensor
     With logits a and b, their largest values and the sums of their exponentials known so far, a part of the vocabulary
     after the other: KL = Σ p (a − b) − log Σ exp a + log Σ exp b.
     """
-    place = model.get_output_embeddings().weight.device
+    place = stacks_of(model.config)[-1].output(model)[0].device
     parts = (logits_by_parts(model, states.to(place)) for states in (exact, changed))
     a_sums, b_sums, weighted = None, None, 0.0
     for (start, a), (_, b) in zip(*parts, strict=True):

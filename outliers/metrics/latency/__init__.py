@@ -1,4 +1,4 @@
-"""Milliseconds a generated token, with a KV cache (Table 6)."""
+"""Milliseconds a generated token, with a KV cache (Table 6); of encoders a pass."""
 
 from typing import Annotated
 
@@ -9,7 +9,8 @@ from outliers.specification.kinds import Batch, Count, Tokens
 
 
 class Latency(Metric):
-    """Medians with quartiles of what decode steps, the prefill and whole generations take.
+    """Medians with quartiles of what decode steps, the prefill and whole generations take; of a model that generates
+    nothing, what a pass of its encoder over the batch takes, of which `tokens` says nothing.
 
     The model is alone in memory, and timed in this process: beside others, no time is its own.
     """

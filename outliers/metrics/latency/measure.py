@@ -1,4 +1,4 @@
-"""How the generation of tokens is timed, as in appendix D.2 of the paper."""
+"""How the generation of tokens is timed, as in appendix D.2 of the paper; and passes of what encodes alone."""
 
 import itertools
 import statistics
@@ -11,7 +11,8 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement
-from outliers.models.anatomy import check_block, context_length
+from outliers.models.anatomy import check_block, context_length, stack_module, stacks_of
+from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
@@ -22,15 +23,17 @@ from outliers.variants.together import parts_of
 
 
 class Timings(NamedTuple):
-    """What some equal generations took, in milliseconds, and what they generated.
+    """What some equal generations took, in milliseconds, and what they generated; or passes of an encoder.
 
     prefills: of each generation, the pass over the prompts that gives the first new token of each. steps: of each
-    generation, its decode steps, one further token of each sequence a step. ids: int64 (batch, 1 + tokens).
+    generation, its decode steps, one further token of each sequence a step. ids: int64 (batch, 1 + tokens). encodings:
+    of each pass of a model that does not generate.
     """
 
     prefills: list[float]
     steps: list[list[float]]
     ids: torch.Tensor
+    encodings: Sequence[float] = ()
 
     @property
     def per_token(self) -> list[float]:
@@ -45,11 +48,12 @@ class Timings(NamedTuple):
         ]
 
 
-# Metric: its unit, and the values of which it is the median.
+# Metric: its unit, and the values of which it is the median; those that there are.
 METRICS = {
     "latency.decode": ("ms/token", lambda timings: timings.per_token),
     "latency.prefill": ("ms", lambda timings: timings.prefills),
     "latency.end_to_end": ("ms/token", lambda timings: timings.end_to_end),
+    "latency.encode": ("ms", lambda timings: timings.encodings),
 }
 
 
@@ -61,10 +65,10 @@ class OfServed(Measurement):
 
     def check(self, cell: Cell) -> None:
         """Raise UserError if the text has no such prompts, or the model no room for what is generated."""
-        metric = cell.metric
-        check_generation(cell.subject.config, metric.prompt, metric.tokens)
-        blocks, block = cell.subject.blocks.shape
-        if metric.batch > blocks or metric.prompt > block:
+        metric, config = cell.metric, cell.subject.config
+        check_generation(config, metric.prompt, metric.tokens if generates(config) else 0)
+        blocks, block, *of_pictures = cell.subject.blocks.shape
+        if metric.batch > blocks or (metric.prompt > block and not of_pictures):
             raise UserError(
                 f"{metric.batch} prompts of {metric.prompt} tokens from {blocks} blocks of {block}; expected as many "
                 "blocks, and as long ones, or more (--blocks, --block)"
@@ -96,20 +100,26 @@ class OfServed(Measurement):
     def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, facts: dict) -> list[Timings]:
         """What the generations of a cell took."""
         (cell,) = cells
+        prompts, metric = _prompts(cell), cell.metric
         with cell.subject.under(bench, cell.variant, facts) as model:
-            return [latency(model, _prompts(cell), cell.metric.tokens, cell.metric.repeats, bench.bar.see)]
+            if generates(model.config):
+                return [latency(model, prompts, metric.tokens, metric.repeats, bench.bar.see)]
+            return [encoding(model, prompts, metric.repeats, bench.bar.see)]
 
     def values(self, _cell: Cell, answers: list[Timings]) -> list[dict]:
         """The medians with their quartiles, of each of `METRICS`."""
         values = []
         for metric, (unit, of_timings) in METRICS.items():
-            low, middle, high = quartiles(of_timings(answers[0]))
+            if not (times := of_timings(answers[0])):
+                continue
+            low, middle, high = quartiles(times)
             values.append({"metric": metric, "value": middle, "q1": low, "q3": high, "unit": unit})
         return values
 
 
 def _prompts(cell: Cell) -> torch.Tensor:
-    return cell.subject.blocks[: cell.metric.batch, : cell.metric.prompt]
+    inputs = read_ids(cell.subject.blocks[: cell.metric.batch])
+    return inputs if inputs.is_floating_point() else inputs[:, : cell.metric.prompt]  # of a picture all is read
 
 
 LATENCY = OfServed()
@@ -143,6 +153,27 @@ def latency(
     generations = [_generate(model, prompts, tokens, lambda: see(next(made) / passes)) for _ in range(1 + repeats)][1:]
     prefills, steps = zip(*((times[0], times[1:]) for times, _ in generations), strict=True)
     return Timings(list(prefills), list(steps), generations[-1][1].cpu())
+
+
+@inference
+def encoding(
+    model: PreTrainedModel, inputs: torch.Tensor, repeats: int, see: Callable[[float], None] = lambda share: None
+) -> Timings:
+    """Time passes of the encoder of a model, without its head, over a batch, after one that is not timed.
+
+    inputs: what the first stack reads, token ids, int64 (batch, T). see: as of `latency`.
+    """
+    module, inputs = stack_module(model, stacks_of(model.config)[0]), inputs.to(model.device)
+    times = []
+    for number in range(1 + repeats):
+        times.append(timed(lambda: module(inputs), model.device)[0])
+        see((1 + number) / (1 + repeats))
+    return Timings([], [], inputs[:, :0], times[1:])
+
+
+def generates(config: PretrainedConfig) -> bool:
+    """Whether a model generates tokens: whether positions of its last stack attend to earlier ones alone."""
+    return not stacks_of(config)[-1].bidirectional
 
 
 def check_generation(config: PretrainedConfig, prompt: int, tokens: int) -> None:

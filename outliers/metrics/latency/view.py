@@ -7,11 +7,22 @@ import pandas as pd
 from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
 from outliers.report.section import Finding, Section
-from outliers.report.tables import MISSING, Table, cell, with_interval
+from outliers.report.tables import MISSING, Table, with_interval
 from outliers.report.words import amount
 
-FASTER = {"decode": "times_faster", "prefill": "prefill_times_faster"}
-VALUES = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", *FASTER.values()]
+FASTER = {"decode": "times_faster", "prefill": "prefill_times_faster", "encode": "encode_times_faster"}
+QUARTILES = ("decode", "encode")
+# What is timed of models that generate, and of those that encode alone: the values of each, and how a table shows them.
+GENERATION = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", "times_faster", "prefill_times_faster"]
+ENCODING = ["encode", "encode_q1", "encode_q3", "encode_times_faster"]
+SHOWN = {
+    "decode": ("batch", ".3g"),
+    "times_faster": ("faster", ".2f"),
+    "prefill": ("prefill", ".4g"),
+    "prefill_times_faster": ("prefill faster", ".2f"),
+    "encode": ("encode", ".4g"),
+    "encode_times_faster": ("encode faster", ".2f"),
+}
 
 
 def latency_section(rows: list[dict]) -> Section:
@@ -26,8 +37,8 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
 
     decode and its quartiles: milliseconds a token of a decode step over its batch, which are the numbers of the paper.
     prefill: milliseconds of the pass over the prompts. end_to_end: milliseconds a token, the prefill included.
-    times_faster and prefill_times_faster: than the same model without quantization, by decode and by prefill; empty
-    where that was not measured.
+    encode, with quartiles: milliseconds of a pass of a model that generates nothing. times_faster, prefill_times_faster
+    and encode_times_faster: than the same model without quantization; empty where that was not measured.
     """
     wide: dict[tuple, dict] = {}
     names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
@@ -35,8 +46,8 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
         values = wide.setdefault((names[row["model"], row.get("checkpoint")], row["scheme"]), {})
         name = row["metric"].removeprefix("latency.")
         values[name, row["batch"]] = row["value"]
-        if name == "decode":
-            values |= {(f"decode_{quartile}", row["batch"]): row[quartile] for quartile in ("q1", "q3")}
+        if name in QUARTILES:
+            values |= {(f"{name}_{quartile}", row["batch"]): row[quartile] for quartile in ("q1", "q3")}
     for (model, _), values in wide.items():
         for (name, faster), batch in itertools.product(FASTER.items(), {row["batch"] for row in rows}):
             baseline, own = (times.get((name, batch)) for times in (wide.get((model, BASELINE), {}), values))
@@ -44,16 +55,26 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
     table = pd.DataFrame.from_dict(wide, orient="index")
     table.index = pd.MultiIndex.from_tuples(wide, names=["model", "scheme"])
     batches = sorted({row["batch"] for row in rows})
-    return table.reindex(columns=pd.MultiIndex.from_product([VALUES, batches], names=["value", "batch"]))
+    timed = {row["metric"] == "latency.encode" for row in rows}
+    shown = GENERATION * (False in timed) + ENCODING * (True in timed)
+    return table.reindex(columns=pd.MultiIndex.from_product([shown, batches], names=["value", "batch"]))
 
 
 def latency_table(rows: list[dict]) -> Table:
     """The table with its caption; its data are the values of `latencies` with flat names."""
     table, one = latencies(rows), rows[0]
-    caption = (
+    timed = table.columns.unique("value")
+    of_generation = (
         f"Milliseconds a generated token with a KV cache, after prompts of {one['prompt']} tokens, by batch: median of "
-        f"{one['repeats']} × {one['tokens']} decode steps [quartiles]; milliseconds of a prefill; and how many times "
-        f"faster than in {one['dtype']} each is. {one['device_name']}, {one['threads']} threads."
+        f"{one['repeats']} × {one['tokens']} decode steps [quartiles]; milliseconds of a prefill"
+    )
+    of_encoding = (
+        f"Milliseconds in which an encoder reads a batch of sequences of {one['prompt']} tokens: median of "
+        f"{one['repeats']} passes [quartiles]"
+    )
+    caption = (
+        "; ".join([of_generation] * ("decode" in timed) + [of_encoding] * ("encode" in timed))
+        + f"; and how many times faster than in {one['dtype']} each is. {one['device_name']}, {one['threads']} threads."
     )
     data = table.set_axis([f"{value}_batch_{batch}" for value, batch in table.columns], axis="columns").reset_index()
     cells = [
@@ -61,19 +82,19 @@ def latency_table(rows: list[dict]) -> Table:
         for (model, scheme), row in table.iterrows()
     ]
     batches = table.columns.unique("batch")
-    headers = [f"{value} {batch}" for value in ("batch", "faster", "prefill", "prefill faster") for batch in batches]
+    headers = [f"{SHOWN[value][0]} {batch}" for value in SHOWN if value in timed for batch in batches]
     return Table("table6", caption, ["model", "weights", *headers], cells, data, names=2)
 
 
 def _cells(row: pd.Series) -> list[str]:
-    """Medians with quartiles, times faster, and prefills with theirs, each batch by batch."""
-    quartiles = zip(row["decode"], row["decode_q1"], row["decode_q3"], strict=True)
-    return [
-        *(MISSING if pd.isna(times[0]) else with_interval("{:.3g}".format, *times) for times in quartiles),
-        *(cell(".2f", value) for value in row["times_faster"]),
-        *(cell(".4g", value) for value in row["prefill"]),
-        *(cell(".2f", value) for value in row["prefill_times_faster"]),
-    ]
+    """What is shown of a model under a scheme, batch by batch, with quartiles where there are some."""
+    cells = []
+    for value in (value for value in SHOWN if value in row.index.unique("value")):
+        form = f"{{:{SHOWN[value][1]}}}".format
+        ends = [row[f"{value}_{quartile}"] for quartile in ("q1", "q3")] if value in QUARTILES else []
+        for times in zip(row[value], *ends, strict=True):
+            cells.append(MISSING if pd.isna(times[0]) else with_interval(form, *times))
+    return cells
 
 
 def latency_findings(table: pd.DataFrame) -> list[Finding]:
@@ -81,6 +102,8 @@ def latency_findings(table: pd.DataFrame) -> list[Finding]:
 
     table: that of `latencies`. Times whose quartiles overlap are not told apart.
     """
+    if "decode" not in table.columns.unique("value"):
+        return []
     batch = table.columns.unique("batch")[0]
     exact = table[(table.index.get_level_values("scheme") == BASELINE) & table["decode", batch].notna()].droplevel(1)
     if exact.empty:

@@ -9,6 +9,7 @@ from outlier_kernels.formats import ROWS, Quantizer
 from torch import nn
 
 from outliers.metrics.latency.measure import quartiles, timed
+from outliers.metrics.linear_layer.shapes import decode_shapes
 from outliers.metrics.measurement import Measurement
 from outliers.models.load import DTYPES, find_device
 from outliers.quantization.peers import bitsandbytes_layer, has_bitsandbytes
@@ -20,6 +21,7 @@ BASELINE = "16 bits"
 LEAST_ROUNDS = 5
 OUTLIERS = {3: 9.0, 5: -20.0, -1: 7.0}  # feature and its value in one token
 METRICS = {"milliseconds": "ms", "times_16_bits": "1"}  # with their units
+DECODED = (BASELINE, "32 bits", "LLM.int8()", "bitsandbytes")  # ways that a decoder layer is timed in
 
 
 class OfLayers(Measurement):
@@ -44,22 +46,54 @@ class OfLayers(Measurement):
 
     def values(self, cell: Cell, answers: list[dict[str, list[float]]]) -> list[dict]:
         """A value a way and metric."""
-        return [value for of_way in rows_of(_shape(cell), *answers) for value in _tidy(of_way)]
+        return [value for of_way in rows_of(_shape(cell), *answers) for value in _tidy(cell.metric.name, of_way)]
+
+
+class OfDecoderLayers(OfLayers):
+    """The projections of a decoder layer, one after the other, in some ways in turn."""
+
+    def answer(
+        self, bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict
+    ) -> list[tuple[int, dict[str, list[float]]]]:
+        """How many such layers there are, and milliseconds by way, round by round."""
+        (cell,), settings = cells, cells[0].subject.settings
+        shapes, layers = decode_shapes(cell.subject.config)
+        device, batch = find_device(settings.device), cell.metric.batch
+        projections = [ways(batch, *shape, device, DTYPES[settings.dtype]) for shape in shapes]
+        named = {way: _in_turn([of_one[way] for of_one in projections]) for way in DECODED if way in projections[0]}
+        return [(layers, milliseconds(named, device, cell.metric.seconds, bench.bar.see))]
+
+    def values(self, cell: Cell, answers: list[tuple[int, dict[str, list[float]]]]) -> list[dict]:
+        """A value a way and metric."""
+        ((layers, times),) = answers
+        return [
+            value | {"layers": layers}
+            for way, of_way in _of_ways(times).items()
+            for value in _tidy(cell.metric.name, {"way": way} | of_way)
+        ]
+
+
+def _in_turn(runs: list[Callable]) -> Callable[[], None]:
+    def run() -> None:
+        for one in runs:
+            one()
+
+    return run
 
 
 def _shape(cell: Cell) -> tuple[int, int, int]:
     return cell.metric.tokens, *layer_shape(cell.subject.dimension)
 
 
-LINEAR_LAYER = OfLayers()
+LINEAR_LAYER, DECODER_LAYER = OfLayers(), OfDecoderLayers()
 
 
-def _tidy(of_way: dict) -> list[dict]:
+def _tidy(name: str, of_way: dict) -> list[dict]:
     """A value a metric of a row of `rows_of`."""
     return [
         {
             "way": of_way["way"],
-            "metric": f"linear_layer.{metric}",
+            "metric": f"{name}.{metric}",
             "value": of_way[metric],
             "q1": of_way[f"{metric}_q1"],
             "q3": of_way[f"{metric}_q3"],
@@ -135,17 +169,18 @@ def rows_of(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[
     Those are of `milliseconds` and of `times_16_bits`, how many times faster than 16 bits it is in the same round; for
     machines that others use as well also `milliseconds_smallest`, and `times_16_bits_smallest` by those.
     """
-    tokens, features, outputs = shape
-    rows = []
-    for name, values in times.items():
-        row = {"tokens": tokens, "features": features, "outputs": outputs, "way": name}
-        row |= _with_quartiles("milliseconds", values)
+    about = dict(zip(("tokens", "features", "outputs"), shape, strict=True))
+    return [{**about, "way": way, **values} for way, values in _of_ways(times).items()]
+
+
+def _of_ways(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """By way the values of `rows_of`."""
+    found = {}
+    for way, values in times.items():
         ratios = [one / other for one, other in zip(times[BASELINE], values, strict=True)]
-        row |= _with_quartiles("times_16_bits", ratios)
-        smallest = min(values)
-        row |= {"milliseconds_smallest": smallest, "times_16_bits_smallest": min(times[BASELINE]) / smallest}
-        rows.append(row)
-    return rows
+        smallest = {"milliseconds_smallest": min(values), "times_16_bits_smallest": min(times[BASELINE]) / min(values)}
+        found[way] = _with_quartiles("milliseconds", values) | _with_quartiles("times_16_bits", ratios) | smallest
+    return found
 
 
 def _with_quartiles(name: str, values: list[float]) -> dict[str, float]:

@@ -1,11 +1,14 @@
-"""Table 5 of the paper: how many times faster than 16 bits a linear layer is, in many ways."""
+"""Table 5 of the paper: how many times faster than 16 bits a linear layer is, in many ways; and decoder layers."""
 
 from collections.abc import Sequence
 
 import pandas as pd
 
+from outliers.models.configs import known_configs
+from outliers.models.names import short_name
 from outliers.report.section import Finding, Section
-from outliers.report.tables import Table, cell
+from outliers.report.tables import MISSING, Table, cell, with_interval
+from outliers.report.words import amount, listed
 from outliers.specification.kinds import layer_shape
 
 
@@ -56,3 +59,66 @@ def speed_findings(rows: Sequence[dict]) -> list[Finding]:
         f"{how} than 16 bits at every d that was timed: {'; '.join(some)}." for how, some in always.items() if some
     ]
     return [Finding(sentence, "table5") for sentence in sentences]
+
+
+def decoder_section(rows: list[dict]) -> Section:
+    """What the timings of decoder layers show."""
+    table, findings = decoder_table(rows), decoder_findings(tokens_of(rows))
+    return Section("Milliseconds a further token", rows, table.printed, [table], findings=findings)
+
+
+def tokens_of(rows: list[dict]) -> pd.DataFrame:
+    """One row a model, way and batch (index), in the order of the rows.
+
+    Columns: token, q1, q3: milliseconds a token of the projections of all decoder layers, which is that of one layer
+    times their number over the batch; long, long_q1, long_q3: how many times as long as 16 bits that is.
+    """
+    found: dict[tuple, dict] = {}
+    for row in rows:
+        in_time = row["metric"] == "decoder_layer.milliseconds"
+        times = row["layers"] / row["batch"] if in_time else 1
+        names = ("token", "q1", "q3") if in_time else ("faster", "faster_q1", "faster_q3")
+        values = (times * row[name] for name in ("value", "q1", "q3"))
+        found.setdefault((row["model"], row["way"], row["batch"]), {}).update(zip(names, values, strict=True))
+    table = pd.DataFrame.from_dict(found, orient="index").rename_axis(["model", "way", "batch"])
+    long = {"long": 1 / table["faster"], "long_q1": 1 / table["faster_q3"], "long_q3": 1 / table["faster_q1"]}
+    return table[["token", "q1", "q3"]].assign(**long)
+
+
+def decoder_table(rows: list[dict]) -> Table:
+    """The table with its caption, batches across."""
+    tokens, one = tokens_of(rows), rows[0]
+    batches = sorted({row["batch"] for row in rows})
+    caption = (
+        "Milliseconds a further token of the projections of all decoder layers, by batch: a layer with random weights, "
+        f"times the number of layers [quartiles]; and how many times as long as in {one['dtype']} (16 bits) that is. "
+        f"Without norms, attention, embedding and head. {one['device_name']}, {one['threads']} threads."
+    )
+    cells = []
+    for model, way in dict.fromkeys(key[:2] for key in tokens.index):
+        of_way = tokens.xs((model, way), level=("model", "way")).reindex(batches)
+        times = zip(of_way["token"], of_way["q1"], of_way["q3"], strict=True)
+        shown = [MISSING if pd.isna(one[0]) else with_interval(amount, *one) for one in times]
+        cells.append([_shown(model), way, *shown, *(cell(".2f", ratio) for ratio in of_way["long"])])
+    headers = [f"{value} {batch}" for value in ("batch", "times as long") for batch in batches]
+    return Table("decoder_layers", caption, ["model", "way", *headers], cells, tokens.reset_index(), names=2)
+
+
+def _shown(model: str) -> str:
+    return known_configs().get(model, {}).get("shown", short_name(model))
+
+
+def decoder_findings(tokens: pd.DataFrame) -> list[Finding]:
+    """How many times as long as 16 bits LLM.int8() takes, of models where the quartiles of every batch leave out 1."""
+    of_int8 = tokens[tokens.index.get_level_values("way") == "LLM.int8()"].droplevel("way")
+    apart = (of_int8["long_q1"] > 1) | (of_int8["long_q3"] < 1)
+    return [
+        Finding(_long(_shown(model), of_int8["long"][model]), "decoder_layers")
+        for model in of_int8.index.unique("model")
+        if apart[model].all()
+    ]
+
+
+def _long(model: str, ratios: pd.Series) -> str:
+    times, batches = listed(f"{ratio:.1f}" for ratio in ratios), listed(ratios.index)
+    return f"For a token of {model} LLM.int8() takes {times} times as long as 16 bits at batch {batches}."

@@ -4,6 +4,7 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -77,15 +78,12 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
         UserError: transformers has no such model, or cannot run it on the meta device.
     """
     context = min(context, context_length(config) or context)
-    try:
+    with without_values(config):
         model = skeleton_with_head(config)
         inputs = prompt(model, context, batch)
         cache, activations = measure_pass(model, inputs)
-        lists = _lists_of_layers(model)
+        lists = lists_of_layers(model)
         context = _positions(model, lists[0][0], inputs) if "pixel_values" in inputs else context
-    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        kind, reason = config.model_type, reason_of(error, 300)
-        raise UserError(f"cannot run a model of type '{kind}' without its weights: {reason}") from None
     sizes = {bits: _weights(model, lists, bits) for bits in BITS}
     embeddings, _, rest = sizes[16]
     return Footprint(
@@ -99,6 +97,16 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
         context,
         {bits: _loaded(model, lists, bits) for bits in BITS},
     )
+
+
+@contextmanager
+def without_values(config: PretrainedConfig) -> Iterator[None]:
+    """Turn what transformers raises for a model that it cannot run on the meta device into one line."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        kind, reason = config.model_type, reason_of(error, 300)
+        raise UserError(f"cannot run a model of type '{kind}' without its weights: {reason}") from None
 
 
 def skeleton_with_head(config: PretrainedConfig) -> PreTrainedModel:
@@ -217,7 +225,7 @@ def _storages(leaves: Iterable) -> Iterator[torch.UntypedStorage]:
     return (leaf.untyped_storage() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def _lists_of_layers(model: PreTrainedModel) -> list[nn.ModuleList]:
+def lists_of_layers(model: PreTrainedModel) -> list[nn.ModuleList]:
     """The lists that are in no other list: a decoder's layers, or an encoder's and a decoder's."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     inner = {id(module) for outer in lists for module in outer.modules() if module is not outer}

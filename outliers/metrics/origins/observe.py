@@ -17,6 +17,7 @@ from outliers.models.anatomy import (
     check_features,
     check_one_stack,
     check_plain,
+    family_of,
     in_layer,
     layers_of,
     norms_are_in_the_residual_stream,
@@ -77,6 +78,8 @@ def check_accountable(config, features: Iterable[int]) -> None:
     """Raise UserError where a model has not these features, or its residual stream is no sum."""
     check_features(features, width_of(config))
     check_one_stack(config)
+    if family_of(config).name_of:
+        raise UserError("accounts begin with the embedding of tokens; expected a model that reads a text, no pictures")
     if norms_are_in_the_residual_stream(config):
         raise UserError(
             "this model's norms rescale its residual stream, which is then no sum of what was written; expected norms "

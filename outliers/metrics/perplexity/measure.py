@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Seen
 from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
-from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.examples import IGNORED, Block
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
@@ -106,7 +106,9 @@ def perplexity_of(losses: list[Loss]) -> float:
         raise UserError("no blocks to evaluate; expected at least one")
     tokens = sum(loss.tokens for loss in losses)
     if not tokens:
-        raise UserError("blocks of one token, of which none is predicted; expected at least 2")
+        raise UserError(
+            "nothing is predicted; expected blocks of at least 2 tokens, or pictures by class of a model that has them"
+        )
     mean = sum(loss.total for loss in losses) / tokens
     if not mean < LARGEST_LOSS:
         raise BrokenModel(
@@ -119,6 +121,8 @@ def perplexity_of(losses: list[Loss]) -> float:
 def finite_loss(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss:
     """The loss of a block, of which these are the last hidden states (T, features); refuses NaN and inf."""
     hidden_states, targets = family_of(model.config).predicted(block, states)
+    if (targets == IGNORED).all():  # also of no target
+        return Loss(0.0, 0)
     loss = _loss(model, hidden_states, targets)
     if not torch.isfinite(loss):
         raise BrokenModel(_where_not_finite(model, block))
@@ -132,19 +136,20 @@ def logits_by_parts(model: PreTrainedModel, states: torch.Tensor) -> Iterator[tu
     All logits of a block, (T, vocabulary), are by far the largest tensor of an evaluation, and making them costs more
     than using them.
     """
-    head, stack = model.get_output_embeddings(), stacks_of(model.config)[-1]
-    states, config = stack.head(model, states), config_of_stack(model.config, stack)
-    added = head.bias if stack.logits_bias is None else model.get_buffer(stack.logits_bias)[0]
-    for start in range(0, len(head.weight), HEAD_OUTPUTS):
+    stack = stacks_of(model.config)[-1]
+    states, (weight, bias) = stack.head(model, states), stack.output(model)
+    config = config_of_stack(model.config, stack)
+    added = bias if stack.logits_bias is None else model.get_buffer(stack.logits_bias)[0]
+    for start in range(0, len(weight), HEAD_OUTPUTS):
         part = slice(start, start + HEAD_OUTPUTS)
         bias = None if added is None else added[part]
-        logits = functional.linear(states, head.weight[part], bias)
+        logits = functional.linear(states, weight[part], bias)
         yield start, stack.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), config)
 
 
 def _loss(model: PreTrainedModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Summed negative log-likelihood, float64, of ids (T,), which last hidden states (T, features) are to predict."""
-    place = model.get_output_embeddings().weight.device
+    place = stacks_of(model.config)[-1].output(model)[0].device
     hidden_states, targets = states.to(place), targets[:, None].to(place)
     log_normalizer = torch.full_like(targets, -torch.inf, dtype=torch.float64)
     target_logits = torch.empty_like(log_normalizer)
@@ -182,6 +187,8 @@ def _see(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, _exact
 
 
 def _values(draws: list[list[Loss]]) -> list[dict]:
+    if draws[0] and not any(loss.tokens for loss in draws[0]):  # pictures without classes
+        return [{"metric": "perplexity.predicted", "value": 0.0, "unit": "1"}]
     return [{"metric": "perplexity", **scattered(list(map(perplexity_of, draws))), "unit": "1"}]
 
 

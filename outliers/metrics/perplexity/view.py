@@ -8,14 +8,48 @@ from outliers.plot.legends import in_order
 from outliers.plot.sweep import costs_of_schemes, names_of, sweep_costs
 from outliers.quantization.schemes import BASELINE, label_of
 from outliers.report.analysis import exact, value_of
-from outliers.report.section import Drawing, Finding, Section
+from outliers.report.section import Drawing, Finding, Section, together
 from outliers.report.tables import MISSING, Table, cell, scatter_note
 from outliers.report.words import count, listed, percent
 
+# Of pictures: metric to what its column is called, and its form.
+OF_PICTURES = {
+    "accuracy": ("top-1", ".2%"),
+    "accuracy.loss": ("cross-entropy (nats)", ".4f"),
+    "damage.top1_agreement": ("same top-1", ".2%"),
+    "damage.kl": ("KL (nats)", ".2e"),
+}
+
 
 def sweep_section(rows: list[dict]) -> Section:
-    """What a sweep shows."""
-    note = f"Compare within a column. {scatter_note(rows[0].get('draws', 1))}"
+    """What a sweep shows; of pictures what became of their classes too."""
+    of_pictures = [row for row in rows if row["metric"] in OF_PICTURES]
+    of_losses = [row for row in rows if row["metric"] == "perplexity"]
+    if not of_pictures:
+        return _perplexities(rows)
+    sections = [*([_perplexities(of_losses)] if of_losses else []), _classes(of_pictures)]
+    return together(sections[0].title, sections)._replace(rows=rows)
+
+
+def _classes(rows: list[dict]) -> Section:
+    """What of the pictures' classes is right under each scheme, or as without it."""
+    frame = pd.DataFrame([row | {"cell": cell(OF_PICTURES[row["metric"]][1], *value_of(row))} for row in rows])
+    columns = [metric for metric in OF_PICTURES if (frame["metric"] == metric).any()]
+    cells = frame.pivot(index=["model", "scheme"], columns="metric", values="cell").fillna(MISSING)
+    places = list(dict.fromkeys(zip(frame["model"], frame["scheme"], strict=True)))
+    lines = [[*place, *cells.loc[place, columns]] for place in places]
+    caption = (
+        "What becomes of the classes of pictures: the share whose most probable class is their own, and the mean "
+        "cross-entropy; without known classes the share whose most probable class stays that of the unquantized model, "
+        "and the mean KL divergence from it."
+    )
+    headers = ["model", "scheme", *(OF_PICTURES[metric][0] for metric in columns)]
+    table = Table("classes", caption, headers, lines, frame.drop(columns="cell"), names=2)
+    return Section("Classes of pictures under 8-bit schemes", rows, table.printed, [table])
+
+
+def _perplexities(rows: list[dict]) -> Section:
+    note = f"Compare within a column. {scatter_note(rows)}"
     tables = [perplexity_table(rows), *cost_table(rows)]
     caption = (
         "What each 8-bit scheme costs of perplexity, and what it cost the models of the paper (Table 1, grey). Hollow "

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Keeps, Measurement
+from outliers.metrics.measurement import Keeps, Measurement, by_seed
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of, variant_losses
 from outliers.models.anatomy import ROLES, count_layers, projections, stacks_of
 from outliers.models.anatomy.views import views_of
@@ -136,8 +136,9 @@ class OfPlaces(Measurement):
     def values(self, cell: Cell, answers: list[dict]) -> list[dict]:
         values = []
         for kind, place in answers[0]:
-            draws = zip(*(of_part[kind, place] for of_part in answers), strict=True)
-            found = [perplexity_of(list(chain.from_iterable(of_parts))) for of_parts in draws]
+            draws = map(chain.from_iterable, zip(*(of_part[kind, place] for of_part in answers), strict=True))
+            parts = (part for draw in draws for part in by_seed(list(draw), cell.subject.seeds))
+            found = list(map(perplexity_of, parts))
             one = {"metric": f"damage.perplexity_{kind}", cell.metric.by: place, **scattered(found), "unit": "1"}
             values.append(one)
         return values

@@ -1,6 +1,5 @@
 """What a trace shows."""
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,15 @@ import pandas as pd
 from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
 from outliers.models.names import short_name
 from outliers.plot.emergence import metric_of
-from outliers.plot.trace import READERS, heat_map, magnitude_by_position, outliers_of, sorted_profile, stream_roles
+from outliers.plot.trace import (
+    READERS,
+    heat_map,
+    magnitude_by_position,
+    outliers_of,
+    patch_map,
+    sorted_profile,
+    stream_roles,
+)
 from outliers.report.explorer.trace import trace_explorer
 from outliers.report.paper.table4 import emergence_table
 from outliers.report.section import Drawing, Finding, Section, by_stack
@@ -31,11 +38,10 @@ STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:
     """What the trace that a run of a specification keeps in a folder shows."""
     from outliers.metrics.trace.kept import EXCERPT, STEM, of_view, saved_excerpt  # these import torch
-    from outliers.models.load import load_tokenizer
-    from outliers.text.tokens import visible_token
+    from outliers.text.tokens import namer_of
     from outliers.tracing.result import Trace
 
-    names = functools.partial(visible_token, load_tokenizer(spec.model, spec.revision))
+    names = namer_of(spec.model, spec.revision)
     sections = {}
     for stack in dict.fromkeys(row["stack"] for row in rows if "stack" in row) or [""]:
         trace = Trace.load(folder / of_view(STEM, stack))
@@ -67,7 +73,8 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     if missing := ", ".join(role for role in expected if role not in trace.roles):
         notes.insert(0, f"Not traced, because some layers have no such projection: {missing}.")
     shown = [f"{wrapped(table.caption)}\n\n{table.form('simple')}" for table in tables]
-    drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in CAPTIONS.items()]
+    captions = CAPTIONS | (PATCHES if _is_of_pictures(trace) else {})
+    drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in captions.items()]
     findings = trace_findings(trace, {metric_of(row): row["value"] for row in of_model}, names)
     return Section(
         f"Outlier features of {short_name(rows[0]['model'])}",
@@ -80,6 +87,12 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
         findings,
         [trace_explorer(trace, excerpt, READERS, names)],
     )
+
+
+def _is_of_pictures(trace: "Trace") -> bool:
+    from outliers.tracing.tokens import PATCH  # which imports torch
+
+    return any(kind == PATCH for _, kind in trace.names.values())
 
 
 def _with_names(table: pd.DataFrame, names: Names) -> pd.DataFrame:
@@ -249,6 +262,10 @@ CAPTIONS = {
     heat_map: "Largest absolute value of each feature in each layer; colours have a step at α, so that hits stand out.",
     magnitude_by_position: "Magnitude by position in the sequence, averaged over sequences.",
     sorted_profile: "Largest absolute value of each feature, sorted; one line a layer. The lowest values are cut off.",
+}
+PATCHES = {
+    patch_map: "Where in a picture the most common outlier features are large: the largest |x| over the layers at each "
+    "patch, averaged over pictures; and what stands before the patches, above."
 }
 
 

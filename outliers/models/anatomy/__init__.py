@@ -16,17 +16,20 @@ from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.masked import MASKED
-from outliers.models.anatomy.row import Anatomy
+from outliers.models.anatomy.row import Anatomy, config_of_stack
 from outliers.models.anatomy.seq2seq import SEQ2SEQ
+from outliers.models.anatomy.vision import VISION, vision_config
 
-FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ)}
+FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ, VISION)}
 ANATOMIES = {kind: row for family in FAMILIES.values() for kind, row in family.rows.items()}  # by the type of model
 # Models that take pictures too, whose text part is an architecture of its own; and what its tensors are called in their
 # checkpoints: patterns, and what stands for them in the text part.
 TEXT_PARTS = ("gemma3",)
 TEXT_KEYS = {r"^language_model\.": "", r"^model\.language_model\.": "model."}
-# Of a text part: the tensors of such a checkpoint that it has no place for because they are for the pictures.
-PICTURES = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\."}
+# Of such a part: the tensors of a checkpoint that it has no place for because they are of the other part.
+_TEXTS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scale$|logit_bias$)"
+OTHER_PARTS = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\.", "clip": _TEXTS, "siglip": _TEXTS}
+TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}  # of a tower alone
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
 # Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
 # no codes.
@@ -42,6 +45,7 @@ class Projection(NamedTuple):
     """One linear projection of a layer, a `Linear` or `Conv1D`, or the block of a mixture of experts.
 
     path: its name in the model. module: itself. inputs: the place of the stack that reads the positions of its input.
+    within: the module whose own input its hidden states are, if it is applied to something else too.
     """
 
     layer: int
@@ -49,6 +53,7 @@ class Projection(NamedTuple):
     path: str
     module: nn.Module
     inputs: int = 0
+    within: nn.Module | None = None
 
 
 def anatomy_of(config: PretrainedConfig) -> Anatomy:
@@ -74,13 +79,20 @@ def family_of(config: PretrainedConfig) -> Family:
     return next((family for family in FAMILIES.values() if config.model_type in family.rows), unknown)
 
 
-def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration of the text part of a model that takes pictures too; of others their own."""
+def part_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the part of a model that is measured: of one that takes pictures too its text part, of a
+    vision tower this one; of others their own."""
     if config.model_type not in TEXT_PARTS:
-        return config
+        return vision_config(config)
     part = config.get_text_config()
     part._commit_hash = getattr(config, "_commit_hash", None)
     return part
+
+
+def renamed_keys(config: PretrainedConfig) -> dict[str, str]:
+    """What the tensors of a part of a model are called in checkpoints: patterns, and what stands for them."""
+    row = ANATOMIES.get(config.model_type)
+    return TEXT_KEYS | (TOWER_KEYS if row and row.config == "vision_config" else {})
 
 
 def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
@@ -99,13 +111,31 @@ def check_one_stack(config: PretrainedConfig) -> None:
 
 
 def inputs_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
-    """What each stack reads of a block, on the block's device: token ids, int64 (T,)."""
+    """What each stack reads of a block, on the block's device: token ids, int64 (T,), or the pixels of a picture."""
     return family_of(model.config).inputs(model, block)
+
+
+def ids_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
+    """Of what each stack reads of a block the ids of what stands at its positions, int64 (T,); of pictures, places."""
+    family = family_of(model.config)
+    return tuple(family.ids(model.config, read) for read in family.inputs(model, block))
 
 
 def stack_module(model: PreTrainedModel, stack: Anatomy) -> PreTrainedModel:
     """The module that runs a stack."""
     return model.base_model if stack.module is None else model.get_submodule(stack.module)
+
+
+def input_embeddings(model: PreTrainedModel) -> list[nn.Module]:
+    """What the residual streams of the stacks begin with: the embedding of tokens, or the convolution of pixels; one
+    that several stacks have in common once."""
+    stacks = stacks_of(model.config)
+    return list(
+        dict.fromkeys(
+            model.get_submodule(one.embedding) if one.embedding else stack_module(model, one).get_input_embeddings()
+            for one in stacks
+        )
+    )
 
 
 def run_stack(
@@ -119,11 +149,6 @@ def run_stack(
     if memory is not None:
         keywords = keywords | {"encoder_hidden_states": memory}
     return stack_module(model, stack)(inputs[None], **keywords).last_hidden_state[0]
-
-
-def config_of_stack(config: PretrainedConfig, stack: Anatomy) -> PretrainedConfig:
-    """The configuration of a stack, which may be a part of the model's."""
-    return getattr(config, stack.config) if stack.config else config
 
 
 def width_of(config: PretrainedConfig) -> int:
@@ -208,7 +233,10 @@ def projections(model: PreTrainedModel) -> Iterator[Projection]:
 def in_layer(layer: Layer, role: str, name: str) -> "Projection":
     """What of a layer reads a role, by its name in the layer."""
     inputs = layer.stack - (role == "cross_kv")
-    return Projection(layer.number, role, f"{layer.path}.{name}", layer.module.get_submodule(name), inputs)
+    path, module = f"{layer.path}.{name}", layer.module.get_submodule(name)
+    twice = role == "attn_in" and layer.anatomy.projects_positions
+    within = layer.module.get_submodule(layer.anatomy.attention) if twice else None
+    return Projection(layer.number, role, path, module, inputs, within)
 
 
 def check_plain(projection: Projection) -> None:
@@ -290,7 +318,7 @@ def check_features(features: Iterable[int], width: int) -> list[int]:
 def norms_are_in_the_residual_stream(config: PretrainedConfig) -> bool:
     """Whether projections read what is added to the sub-layer's output (BERT, OPT-350m, a variant of BLOOM)."""
     return (
-        anatomy_of(config).norms_of_sums
+        bool(anatomy_of(config).norms_of_sums)
         or not getattr(config, "do_layer_norm_before", True)
         or getattr(config, "apply_residual_connection_post_layernorm", False)
     )

@@ -1,6 +1,6 @@
 """What a model reads at once, and what of it is predicted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,8 +12,9 @@ IGNORED = -100  # a label of what is not predicted, as transformers has it
 class Example(NamedTuple):
     """What a model of a family other than causal language models reads at once.
 
-    ids: what positions hold, int64 (T,), of an encoder-decoder those of the encoder. labels: what the last hidden
-    states are to predict, `IGNORED` where nothing is, int64 (T,), of an encoder-decoder those of the decoder.
+    ids: what positions hold, int64 (T,), of an encoder-decoder those of the encoder; of a picture its pixels, float32
+    (channels, height, width). labels: what the last hidden states are to predict, `IGNORED` where nothing is, int64
+    (T,), of an encoder-decoder those of the decoder, of a picture its class (1,).
     """
 
     ids: torch.Tensor
@@ -29,14 +30,22 @@ Block = torch.Tensor | Example  # of a causal language model the token ids alone
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples of one length. ids: int64 (examples, T); labels: int64 (examples, predicted); see `Example`.
+    """Examples of one length. ids: int64 (examples, T), or pixels; labels: int64 (examples, predicted); see `Example`.
 
-    protocol: what rows say of what is predicted, behind how the text was cut.
+    protocol: what rows say of what is predicted, behind how the text was cut; of pictures alone. seeds: how many times
+    the same text is there one after the other, with other tokens predicted each time.
     """
 
     ids: torch.Tensor
     labels: torch.Tensor
     protocol: str = ""
+    seeds: int = 1
+
+    @classmethod
+    def joined(cls, of_seeds: "Sequence[Examples]") -> "Examples":
+        """One text by some seeds."""
+        ids, labels = (torch.cat(parts) for parts in zip(*((one.ids, one.labels) for one in of_seeds), strict=True))
+        return cls(ids, labels, of_seeds[0].protocol, len(of_seeds))
 
     @property
     def shape(self) -> torch.Size:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.models.anatomy.examples import Block, read_ids
 from outliers.models.anatomy.row import Anatomy
@@ -13,6 +13,16 @@ from outliers.models.anatomy.row import Anatomy
 def read_alone(_model: PreTrainedModel, block: Block) -> tuple[torch.Tensor]:
     """What the only stack reads of a block."""
     return (read_ids(block),)
+
+
+def as_read(_config: PretrainedConfig, read: torch.Tensor) -> torch.Tensor:
+    """Of token ids, that they stand at their positions."""
+    return read
+
+
+def tokens_of(config: PretrainedConfig) -> int:
+    """How many token ids there are."""
+    return config.vocab_size
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,10 @@ class Family:
     head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T, features) those
     that predict something, and what: int64 (predicted,). keywords: what the last stack is called with beside what it
     reads.
+
+    Of what is no text: check: raises UserError where a model of a configuration cannot read a block. ids: what stands
+    at the positions of what a stack reads, int64 (T,). vocabulary: how many ids there are. name_of: what an id is
+    called, and what kind of thing it is, where no tokenizer says so.
     """
 
     name: str
@@ -32,3 +46,7 @@ class Family:
     predicted: Callable[[Block, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = read_alone
     keywords: Mapping[str, object] = field(default_factory=dict)
+    check: Callable[[PretrainedConfig, Block], None] | None = None
+    ids: Callable[[PretrainedConfig, torch.Tensor], torch.Tensor] = as_read
+    vocabulary: Callable[[PretrainedConfig], int] = tokens_of
+    name_of: Callable[[PretrainedConfig, int], tuple[str, str]] | None = None

@@ -8,7 +8,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from outliers.models.anatomy.examples import labelled
 from outliers.models.anatomy.family import Family
-from outliers.models.anatomy.row import Anatomy, read_by_the_head, two_norms
+from outliers.models.anatomy.row import Anatomy, output_embedding, read_by_the_head, two_norms
 
 
 def _roberta(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
@@ -19,9 +19,23 @@ def _distilbert(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
     return model.vocab_layer_norm(model.activation(model.vocab_transform(states)))
 
 
+def _deberta(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    if model.legacy:
+        return model.cls.predictions.transform(states)
+    head = model.lm_predictions.lm_head
+    return head.LayerNorm(head.transform_act_fn(head.dense(states)))
+
+
+def _deberta_output(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """The head that DeBERTa was trained with shares its weight with the embedding, which transformers' does not say."""
+    if model.legacy:
+        return output_embedding(model)
+    return model.get_input_embeddings().weight, model.lm_predictions.lm_head.bias
+
+
 _BERT = Anatomy(
     bidirectional=True,
-    norms_of_sums=True,
+    norms_of_sums=("attention.output.LayerNorm", "output.LayerNorm"),
     layers="bert.encoder.layer",
     attention="attention.self",
     norms={},
@@ -33,15 +47,18 @@ _BERT = Anatomy(
     positions="bert.embeddings.position_embeddings",
 )
 
+_ROBERTA = replace(
+    _BERT,
+    layers="roberta.encoder.layer",
+    head=_roberta,
+    positions="roberta.embeddings.position_embeddings",
+    padded_positions=True,
+)
 _ROWS = {
     "bert": _BERT,
-    "roberta": replace(
-        _BERT,
-        layers="roberta.encoder.layer",
-        head=_roberta,
-        positions="roberta.embeddings.position_embeddings",
-        padded_positions=True,
-    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
     "electra": replace(
         _BERT,
         layers="electra.encoder.layer",
@@ -51,6 +68,7 @@ _ROWS = {
     "distilbert": replace(
         _BERT,
         layers="distilbert.transformer.layer",
+        norms_of_sums=("sa_layer_norm", "output_layer_norm"),
         attention="attention",
         attn_in=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         attn_out=("attention.out_lin",),
@@ -58,6 +76,18 @@ _ROWS = {
         ffn_out=("ffn.lin2",),
         head=_distilbert,
         positions="distilbert.embeddings.position_embeddings",
+    ),
+    "deberta-v2": replace(
+        _BERT,
+        layers="deberta.encoder.layer",
+        attn_in=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
+        carries={1: None},
+        between=True,
+        asked=2,
+        projects_positions=True,
+        head=_deberta,
+        output=_deberta_output,
+        positions=None,
     ),
     "modernbert": Anatomy(
         bidirectional=True,

@@ -42,6 +42,11 @@ def read_by_the_head(path: str) -> Callable[[PreTrainedModel, torch.Tensor], tor
     return lambda model, states: model.get_submodule(path)(states)
 
 
+def output_embedding(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
+    head = model.get_output_embeddings()
+    return head.weight, head.bias
+
+
 def read_as_they_are(_model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
     return states
 
@@ -68,10 +73,17 @@ class Anatomy:
     what layers have that lack ffn_in and ffn_out. norm_offset: what norms add to their weight before they multiply with
     it. alibi: the argument of the attention in which its position biases are, if the attention mask may hold them too.
     carries: what a layer puts out beside the hidden states for the next one: the place of each among its outputs, and
-    among the arguments behind the hidden states. head: what the output embedding reads, of the last hidden states.
-    logits: what becomes of its outputs, each by itself. logits_bias: the buffer that is added to them.
-    padded_positions: whether the first position has the number after that of padding. norms_of_sums: whether norms are
-    of the residual stream with what a sub-layer adds, so that the projections read the residual stream itself.
+    among the arguments behind the hidden states, None if the next one takes it not. between: whether the stack itself
+    changes the hidden states behind its first layer. asked: the place among the arguments of the attention of the one
+    that asks for probabilities, where it gives none by itself. projects_positions: whether the q/k/v projections are
+    applied to embeddings of distances too, which are no hidden states. head: what the output embedding reads, of the
+    last hidden states. output: its weight (vocabulary, features) and its bias, if it has one. logits: what becomes of
+    its outputs, each by itself. logits_bias: the buffer that is added to them. padded_positions: whether the first
+    position has the number after that of padding. norms_of_sums: the norms of the residual stream with what a sub-layer
+    adds, one behind each sub-layer, where the projections read the residual stream itself.
+
+    Of pictures: embedding: the convolution that makes patches of pixels. special: what stands before the patches, and
+    of what kind it is. any_size: whether pictures may be smaller than the configuration says.
 
     What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
     the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
@@ -99,13 +111,20 @@ class Anatomy:
     mixture: Mixture | None = None
     norm_offset: float = 0.0
     alibi: str | None = None
-    carries: dict[int, int] = field(default_factory=dict)
+    carries: dict[int, int | None] = field(default_factory=dict)
+    between: bool = False
+    asked: int | None = None
+    projects_positions: bool = False
     bidirectional: bool = False
     head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = read_as_they_are
+    output: Callable[[PreTrainedModel], tuple[torch.Tensor, torch.Tensor | None]] = output_embedding
     padded_positions: bool = False
-    norms_of_sums: bool = False
+    norms_of_sums: tuple[str, ...] = ()
     logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] = as_projected
     logits_bias: str | None = None
+    embedding: str | None = None
+    special: tuple[tuple[str, str], ...] = ()
+    any_size: bool = False
     positions: str | None = None
     embedding_norm: str | None = None
     norms_behind: dict[str, str] = field(default_factory=dict)
@@ -116,6 +135,11 @@ class Anatomy:
         """The norms, projections and experts that a layer of this kind has."""
         experts = [self.mixture.experts] if self.mixture else []
         return {*self.norms, *experts, *(name for role in ROLES for name in getattr(self, role))}
+
+
+def config_of_stack(config: PretrainedConfig, stack: Anatomy) -> PretrainedConfig:
+    """The configuration of a stack, which may be a part of the model's."""
+    return getattr(config, stack.config) if stack.config else config
 
 
 def two_norms(attention: str, feed_forward: str) -> Norms:

@@ -67,14 +67,15 @@ def _t5(gates: tuple[str, ...] = ("wi_0", "wi_1"), **changes) -> Anatomy:
 
 def _fairseq(norms_of_sums: bool, logits_bias: str | None = "final_logits_bias", **changes) -> Anatomy:
     """BART and its kin; norms_of_sums: whether norms come behind the sub-layers."""
+    norms = two_norms("self_attn_layer_norm", "final_layer_norm")
     encoder = Anatomy(
         bidirectional=True,
         stack="encoder",
         module="model.encoder",
         layers="model.encoder.layers",
         attention="self_attn",
-        norms={} if norms_of_sums else two_norms("self_attn_layer_norm", "final_layer_norm"),
-        norms_of_sums=norms_of_sums,
+        norms={} if norms_of_sums else norms,
+        norms_of_sums=tuple(norms) if norms_of_sums else (),
         attn_in=_names("q_proj", "k_proj", "v_proj", of="self_attn"),
         attn_out=("self_attn.out_proj",),
         ffn_in=("fc1",),
@@ -91,6 +92,7 @@ def _fairseq(norms_of_sums: bool, logits_bias: str | None = "final_logits_bias",
         module="model.decoder",
         layers="model.decoder.layers",
         norms={} if norms_of_sums else norms,
+        norms_of_sums=("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm") if norms_of_sums else (),
         cross_attention="encoder_attn",
         cross_in=("encoder_attn.q_proj",),
         cross_kv=_names("k_proj", "v_proj", of="encoder_attn"),

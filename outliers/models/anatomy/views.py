@@ -6,7 +6,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import inputs_of, layers_of, stacks_of
+from outliers.models.anatomy import ids_of, layers_of, stacks_of
 from outliers.models.anatomy.examples import Block
 
 CROSS = "cross"
@@ -35,8 +35,8 @@ class View(NamedTuple):
         return self.name == CROSS
 
     def positions(self, model: PreTrainedModel, block: Block) -> torch.Tensor:
-        """Token ids at the positions of a block, int64 (T,)."""
-        return inputs_of(model, block)[self.inputs]
+        """The ids of what stands at the positions of a block, int64 (T,)."""
+        return ids_of(model, block)[self.inputs]
 
 
 def view_names(config: PretrainedConfig) -> list[str]:

@@ -6,6 +6,7 @@ import pandas as pd
 
 from outliers.metrics.origins import PARTS, SINGLE
 from outliers.plot.origins import AT, BARS, BEFORE, GATES, name_of, parts_of
+from outliers.plot.style import COLORS
 from outliers.report.section import Explorer
 from outliers.variants.edges import Place
 
@@ -24,7 +25,10 @@ def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence
     of_each = [of_one for _, of_one in rows[rows["feature"].notna()].groupby("feature", sort=False)]
     content = {
         "places": [said for _, said in AT.values()],
-        "bars": {part: dict(zip(("color", "pattern", "beside"), bar, strict=True)) for part, bar in BARS.items()},
+        "bars": {
+            part: {"color": COLORS[color], "pattern": pattern, "beside": beside}
+            for part, (color, pattern, beside) in BARS.items()
+        },
         "features": [_feature(of_one, readers) for of_one in of_each[:FEATURES]],
         "left": len(of_each[FEATURES:]),
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from outliers.criterion import SPIKE
 from outliers.report.paper.published import key_of
 from outliers.report.tables import Table
 from outliers.report.words import amount, listed, part, ranges
@@ -21,7 +22,6 @@ from outliers.specification.kinds import Named
 if TYPE_CHECKING:
     from outliers.report.agreement import Seen
 
-SPIKE = 50.0  # magnitude of an input and an output that name a super weight: Yu et al., 2024, section 3
 SIGMAS, LAYERS = 3.0, 4  # of an outlier weight of a norm, and in how many layers it is one: Puccetti et al., 2022
 # How far a measured value may be from a published one, for texts, dtypes and tokenizers differ.
 MAGNITUDE, SHARE, PERPLEXITY = 0.1, 0.05, 0.01  # relative; of all (layer, head) pairs; relative

@@ -31,8 +31,8 @@ class Published(NamedTuple):
 class Artefact(NamedTuple):
     """A table or figure of the paper, or what an experiment beyond it shows.
 
-    kind: of its experiments. published: its numbers, where some were. measured: ours by the same keys. section: what
-    rows of it show, where that is not what those of its kind do.
+    kind: of its experiments. published: its numbers, where some were. measured: ours by the same keys, where the metric
+    is the same. section: what rows of it show, where that is not what those of its kind do.
     """
 
     label: str

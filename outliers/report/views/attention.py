@@ -24,7 +24,7 @@ DATA = ["model", "scheme", "attention", "perplexity", "deviation", "ratio", "alp
 
 def attention_section(rows: list[dict]) -> Section:
     """What a sweep of schemes with attention in 16 bits and in int8 shows."""
-    note, measured = scatter_note(rows[0].get("draws", 1)), points(rows)
+    note, measured = scatter_note(rows), points(rows)
     tables = [attention_table(model, measured) for model in dict.fromkeys(point.model for point in measured)]
     drawings = [Drawing.of("attention", CAPTION, attention_costs(rows))]
     findings = attention_findings(measured)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -45,10 +44,9 @@ ERRORS = (
 
 def kept_damage_section(spec: Damage, _folder: Path, rows: list[dict]) -> Section:
     """What the rows of a specification show, with the names of its model's tokens."""
-    from outliers.models.load import load_tokenizer  # which imports torch
-    from outliers.text.tokens import visible_token
+    from outliers.text.tokens import namer_of  # which imports torch
 
-    return damage_section(rows, partial(visible_token, load_tokenizer(spec.model, spec.revision)))
+    return damage_section(rows, namer_of(spec.model, spec.revision))
 
 
 def damage_section(rows: list[dict], names: Names) -> Section:
@@ -88,8 +86,8 @@ BARS_CAPTION = (
 
 def _scatter_note(rows: list[dict]) -> list[str]:
     """Whether differences can be told from scatter; nothing where there are errors alone, which hardly scatter."""
-    draws = [row.get("draws", 1) for row in rows if row["metric"] == "perplexity"]
-    return [scatter_note(max(draws))] if draws else []
+    measured = [row for row in rows if row["metric"] == "perplexity"]
+    return [scatter_note(measured)] if measured else []
 
 
 # Tables

@@ -20,7 +20,7 @@ CAPTION = (
 
 def remedies_section(rows: list[dict]) -> Section:
     """What a sweep of formats with remedies shows."""
-    note, measured = scatter_note(rows[0].get("draws", 1)), points(rows)
+    note, measured = scatter_note(rows), points(rows)
     models = list(dict.fromkeys(point.model for point in measured))
     tables = [remedies_table(model, [point for point in measured if point.model == model]) for model in models]
     files = ["remedies"] if len(models) == 1 else [table.name for table in tables]

@@ -1,0 +1,10 @@
+"""Accuracy of classes (docs/definitions.md#perplexity)."""
+
+from outliers.metrics.metric import StatesMetric
+
+
+class Accuracy(StatesMetric):
+    """Share of pictures whose most probable class is their own, and the mean cross-entropy, over draws."""
+
+    name = "accuracy"
+    seen_by = "outliers.metrics.accuracy.measure:SEEN"

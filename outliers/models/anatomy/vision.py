@@ -1,0 +1,225 @@
+"""Vision transformers: encoders of pictures, and the vision tower of models that read texts too."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+from transformers import AutoModelForImageClassification, CLIPConfig, PretrainedConfig, PreTrainedModel, SiglipConfig
+
+from outliers.errors import UserError
+from outliers.models.anatomy.examples import Example
+from outliers.models.anatomy.family import Family
+from outliers.models.anatomy.row import Anatomy, config_of_stack, two_norms
+
+CLASS, REGISTER, PATCH = "class token", "register", "patch"  # what stands at a position
+Pool = Callable[[PreTrainedModel, torch.Tensor], torch.Tensor]
+
+
+def _first(_model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    return states[:, 0]
+
+
+def _mean(_model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    return states.mean(1)
+
+
+def _mean_of_patches(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    return states[:, len(_before_patches(model.config)) :].mean(1)
+
+
+def _first_and_mean(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    return torch.cat([_first(model, states), _mean_of_patches(model, states)], 1)
+
+
+def _classifier(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if isinstance(model.classifier, nn.Identity):
+        raise UserError(
+            "the model has no classifier, and so predicts nothing; trace it (outliers trace), or measure the errors of "
+            "its projections (outliers damage --by error)"
+        )
+    return model.classifier.weight, model.classifier.bias
+
+
+_SELF_ATTENTION = ("q_proj", "k_proj", "v_proj")
+
+
+def _row(layers: str, attention: str, norms: tuple[str, str], embedding: str, head: Pool, **changes) -> Anatomy:
+    usual = {"special": (("[CLS]", CLASS),), "attn_out": (f"{attention}.o_proj",)}
+    return Anatomy(
+        bidirectional=True,
+        layers=layers,
+        attention=attention,
+        norms=two_norms(*norms),
+        attn_in=tuple(f"{attention}.{name}" for name in _SELF_ATTENTION),
+        ffn_in=("mlp.fc1",),
+        ffn_out=("mlp.fc2",),
+        embedding=embedding,
+        output=_classifier,
+        head=head,
+        **usual | changes,
+    )
+
+
+def _dino(name: str) -> Anatomy:
+    embedding = f"{name}.embeddings.patch_embeddings.projection"
+    plain = _row(f"{name}.encoder.layer", "attention", ("norm1", "norm2"), embedding, _first_and_mean)
+    gated = replace(plain, ffn_in=("mlp.gate_proj", "mlp.up_proj"), ffn_out=("mlp.down_proj",))
+    return replace(plain, others=(gated,), any_size=True)
+
+
+def _tower(**changes) -> Anatomy:
+    """The vision part of a model that reads texts too."""
+    return _row(
+        layers="vision_model.encoder.layers",
+        attention="self_attn",
+        norms=("layer_norm1", "layer_norm2"),
+        embedding="vision_model.embeddings.patch_embedding",
+        module="vision_model",
+        config="vision_config",
+        attn_out=("self_attn.out_proj",),
+        **changes,
+    )
+
+
+_VIT = _row(
+    layers="vit.layers",
+    attention="attention",
+    norms=("layernorm_before", "layernorm_after"),
+    embedding="vit.embeddings.patch_embeddings.projection",
+    head=_first,
+)
+
+_ROWS = {
+    "vit": _VIT,
+    "deit": replace(
+        _VIT,
+        layers="deit.layers",
+        embedding="deit.embeddings.patch_embeddings.projection",
+        special=(("[CLS]", CLASS), ("[DIST]", CLASS)),
+    ),
+    "dinov2": _dino("dinov2"),
+    "dinov2_with_registers": _dino("dinov2_with_registers"),
+    "clip": _tower(head=_mean_of_patches),
+    "siglip": _tower(head=_mean, special=()),
+}
+
+
+TOWERS = {"clip_vision_model": CLIPConfig, "siglip_vision_model": SiglipConfig}  # alone, and what they are parts of
+WITH_CLASSES = "ForImageClassification"  # of the name of a class of transformers
+
+
+def vision_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of a vision model with its classifier, or without where a checkpoint is of a tower alone; of
+    others their own."""
+    made_by, commit = config.architectures or (), getattr(config, "_commit_hash", None)
+    if config.model_type in TOWERS:
+        config = TOWERS[config.model_type](vision_config=config.to_dict())
+    if config.model_type in _ROWS:
+        if made_by and not any(one.endswith(WITH_CLASSES) for one in made_by):
+            config.num_labels = 0
+        config.architectures, config._commit_hash = [type(config).__name__.replace("Config", WITH_CLASSES)], commit
+    return config
+
+
+class _Making:
+    """Makes models with their classifier, or towers without one."""
+
+    @staticmethod
+    def from_config(config: PretrainedConfig, **options) -> PreTrainedModel:
+        """As `AutoModelForImageClassification.from_config`."""
+        if config.num_labels or config.model_type != "siglip":
+            return AutoModelForImageClassification.from_config(config, **options)
+        return _siglip_tower()._from_config(config, **options)
+
+
+@functools.cache
+def _siglip_tower() -> type:
+    from transformers import SiglipForImageClassification
+
+    class Tower(SiglipForImageClassification):
+        """Draws no first weights for a classifier, whether there is one or not."""
+
+        def _init_weights(self, module: nn.Module) -> None:
+            if module is not self:
+                super()._init_weights(module)
+
+    return Tower
+
+
+def _before_patches(config: PretrainedConfig) -> list[tuple[str, str]]:
+    """The names of the positions before the patches, and what stands there."""
+    registers = range(getattr(config, "num_register_tokens", 0))
+    return [*_ROWS[config.model_type].special, *((f"register {number}", REGISTER) for number in registers)]
+
+
+def _of_tower(config: PretrainedConfig) -> PretrainedConfig:
+    return config_of_stack(config, _ROWS[config.model_type])
+
+
+def _side(config: PretrainedConfig) -> int:
+    """How many patches the largest picture has in a row."""
+    tower = _of_tower(config)
+    return tower.image_size // tower.patch_size
+
+
+def _places(config: PretrainedConfig) -> int:
+    return len(_before_patches(config)) + _side(config) ** 2
+
+
+def _ids(config: PretrainedConfig, pixels: torch.Tensor) -> torch.Tensor:
+    """The number of each place, int64 (T,): those before the patches, then the patches of the largest picture row by
+    row, of which a smaller picture has the first ones of the first rows."""
+    before, side = len(_before_patches(config)), _side(config)
+    rows, columns = (
+        torch.arange(size // _of_tower(config).patch_size, device=pixels.device) for size in pixels.shape[1:]
+    )
+    patches = before + (rows[:, None] * side + columns).flatten()
+    return torch.cat([torch.arange(before, device=pixels.device), patches])
+
+
+def _name(config: PretrainedConfig, place: int) -> tuple[str, str]:
+    before = _before_patches(config)
+    if place < len(before):
+        return before[place]
+    row, column = divmod(place - len(before), _side(config))
+    return f"patch {row},{column}", PATCH
+
+
+def _check(config: PretrainedConfig, block: Example) -> None:
+    """Raise UserError unless an example is a picture that the model takes."""
+    pixels, tower = block.ids, _of_tower(config)
+    side, patch = tower.image_size, tower.patch_size
+    there = isinstance(pixels, torch.Tensor) and pixels.ndim == 3 and pixels.is_floating_point()
+    if not there or len(pixels) != tower.num_channels:
+        shape = f"{pixels.dtype} of shape {tuple(pixels.shape)}" if isinstance(pixels, torch.Tensor) else type(pixels)
+        raise UserError(
+            f"a picture is {shape}; expected float32 pixel values ({tower.num_channels}, height, width), as "
+            "outliers.subjects.vision.pictures makes them"
+        )
+    sizes = tuple(pixels.shape[1:])
+    if _ROWS[config.model_type].any_size:
+        if any(size % patch or not patch <= size <= side for size in sizes):
+            raise UserError(
+                f"a picture of {sizes[0]} x {sizes[1]} pixels; expected multiples of {patch}, at most {side}"
+            )
+    elif sizes != (side, side):
+        raise UserError(f"a picture of {sizes[0]} x {sizes[1]} pixels; the model takes pictures of {side} x {side}")
+
+
+def _one(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What all positions together predict: states (1, T, features), which the head pools, and the label (1,)."""
+    return states[None], block.labels
+
+
+VISION = Family(
+    "vision",
+    _ROWS,
+    _Making,
+    _one,
+    check=_check,
+    ids=_ids,
+    vocabulary=_places,
+    name_of=_name,
+)

@@ -1,0 +1,212 @@
+"""Vision: pictures of a folder or of a data set of the hub, as a model's own image processor prepares them."""
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from PIL import Image
+
+from outliers.errors import UserError, reason_of, shown
+from outliers.files import start_of
+from outliers.models.anatomy.examples import IGNORED, Examples
+from outliers.models.load import load_processor
+from outliers.specification.kinds import PICTURES
+from outliers.text.digits import digits
+
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor, PretrainedConfig
+
+    from outliers.subjects.causal import Causal
+
+# Options that say nothing of this family, and why.
+REFUSED = {
+    "bos": "reads pictures, before which no token stands",
+    "mask_seed": "predicts classes and has no masks",
+    "mask_seeds": "predicts classes and has no masks",
+    "objective": "predicts classes alone",
+}
+FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP"}  # that are decoded
+LARGEST_FILE = 1 << 26  # bytes
+MOST_PIXELS = 1 << 26  # of a picture, before it is resized
+MOST_FILES = 1 << 21  # of a folder
+MOST_VALUES = 1 << 31  # of all prepared pictures
+SPLITS = ("validation", "test", "train")  # of a data set: the first that it has
+READS_TEXT = False
+SEED = 0  # of the order of pictures
+
+
+class Picture(NamedTuple):
+    """A picture that is not read yet: what to call it, what reads it, and its class, None where that is not known."""
+
+    name: str
+    read: Callable[[], Image.Image]
+    label: str | None
+
+
+def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Examples:
+    """The first pictures of those that `--text` names."""
+    if "block" in subject.settings.model_fields_set and not subject.of_one_variant:  # which has that of prompts
+        raise UserError(f"'{subject.model}' reads pictures of a size of its own; leave --block out")
+    processor = load_processor(subject.model, subject.revision)
+    return pictures(text, processor, subject.config, blocks)
+
+
+def pictures(
+    source: str | Path, processor: "BaseImageProcessor", config: "PretrainedConfig", count: int | None = None
+) -> Examples:
+    """Pictures for a vision model.
+
+    Those of a folder are in an order that a seed decides, so that the first ones are of all classes; those of a data
+    set in its own.
+
+    Args:
+        source: a folder of pictures, or of one folder of them for each class, which is called as the model calls it,
+            by one of several names between commas, or by its number; "sample", handwritten digits that come with
+            scikit-learn, of which those count that models of this project have not learnt; or a data set of the hub,
+            the first of its splits validation, test and train, with columns of pictures and, if it has them, classes.
+        processor: the model's own, see `outliers.models.load.load_processor`.
+        config: of the model, which knows the classes.
+        count: how many; None for all.
+
+    Returns:
+        Pixels float32 (pictures, channels, height, width) and classes int64 (pictures, 1), `IGNORED` without classes.
+
+    Raises:
+        UserError: there is no such folder or data set, it holds no pictures or fewer than `count`, pictures with and
+            without a class, or a class that the model does not know; a file is no picture, is damaged, or too large.
+    """
+    found = _found(str(source), count)
+    if len(found) < (count or 1):
+        raise UserError(f"'{source}' has {len(found)} pictures, not {count}; ask for fewer (--blocks), or give more")
+    labels = [IGNORED if one.label is None else _number(one.label, config) for one in found]
+    pixels = []
+    for one in found:
+        pixels.append(_prepared(one, processor))
+        if pixels[-1].shape != pixels[0].shape:
+            sizes = " and ".join(" x ".join(map(str, one.shape[1:])) for one in (pixels[0], pixels[-1]))
+            raise UserError(f"the model's image processor makes pictures of {sizes} pixels; expected one size for all")
+        if pixels[0].numel() * len(found) > MOST_VALUES:
+            raise UserError(f"{len(found):,} pictures have more than {MOST_VALUES:,} values; ask for fewer (--blocks)")
+    return Examples(torch.stack(pixels), torch.tensor(labels)[:, None], PICTURES)
+
+
+def _found(source: str, count: int | None) -> list[Picture]:
+    if source == "sample":
+        of_digits = digits(held_out=True)
+        pairs = enumerate(zip(of_digits.pictures, of_digits.digits, strict=True))
+        found = [Picture(f"digit {n}", lambda p=one: Image.fromarray(p), str(label)) for n, (one, label) in pairs]
+        return _in_any_order(found)[:count]
+    if Path(source).is_dir():
+        return _in_any_order(_of_folder(Path(source)))[:count]
+    if Path(source).exists() or source.count("/") != 1 or source.startswith(("/", ".")):
+        raise UserError(
+            f"'{source}' is no folder; a vision model reads a folder of pictures, by class or not, or a data set of "
+            "the hub (OWNER/NAME): give one with --text"
+        )
+    return list(itertools.islice(_of_hub(source), count))
+
+
+def _of_folder(folder: Path) -> list[Picture]:
+    files = sorted(
+        itertools.islice((one for one in folder.rglob("*") if one.suffix.lower() in FORMATS), MOST_FILES + 1)
+    )
+    if not files:
+        raise UserError(f"folder '{folder}' holds no pictures; expected files that end in {', '.join(FORMATS)}")
+    if len(files) > MOST_FILES:
+        raise UserError(f"folder '{folder}' holds more than {MOST_FILES:,} pictures; expected fewer")
+    by_class = {file.parent != folder for file in files}
+    if len(by_class) > 1:
+        raise UserError(f"folder '{folder}' holds pictures beside folders of pictures; expected all by class, or none")
+    places = [file.relative_to(folder).parts for file in files]
+    return [
+        Picture(str(file), lambda file=file: _open(_bytes_of(file)), parts[0] if len(parts) > 1 else None)
+        for file, parts in zip(files, places, strict=True)
+    ]
+
+
+def _bytes_of(file: Path) -> bytes:
+    content = start_of(file, LARGEST_FILE + 1)
+    if content is None:
+        raise ValueError("it is no regular file")
+    return content
+
+
+def _open(content: bytes) -> Image.Image:
+    """A picture in colours; raises ValueError, or what PIL raises, for anything else."""
+    if len(content) > LARGEST_FILE:
+        raise ValueError(f"it is larger than {LARGEST_FILE >> 20} MB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes, which are looked at here
+        image = Image.open(BytesIO(content), formats=sorted(set(FORMATS.values())))
+    if image.width * image.height > MOST_PIXELS:
+        raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than {MOST_PIXELS:,}")
+    return image.convert("RGB")
+
+
+def _prepared(picture: Picture, processor: "BaseImageProcessor") -> torch.Tensor:
+    try:
+        image = picture.read()
+    except Exception as error:  # of any kind for bytes that nobody checked
+        raise UserError(f"'{picture.name}' is no picture that can be read: {reason_of(error, 150)}") from None
+    try:
+        return torch.as_tensor(processor(images=image, return_tensors="pt")["pixel_values"][0]).float()
+    except Exception as error:
+        raise UserError(f"the model's image processor refuses '{picture.name}': {reason_of(error, 150)}") from None
+
+
+def _in_any_order(found: list[Picture]) -> list[Picture]:
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(SEED))
+    return [found[number] for number in order.tolist()]
+
+
+def _number(name: str, config: "PretrainedConfig") -> int:
+    """The number of a class by one of the names that a model has for it, or by that number; none without classes."""
+    if not config.num_labels:
+        return IGNORED
+    wanted = _plain(name)
+    for number, label in config.id2label.items():
+        if wanted in (_plain(label), *map(_plain, label.split(","))):
+            return int(number)
+    if wanted.isdecimal() and int(wanted) < config.num_labels:
+        return int(wanted)
+    few = ", ".join(label for label, _ in zip(config.id2label.values(), range(3), strict=False))
+    raise UserError(
+        f"class {shown(name)} is none of the {config.num_labels} that the model knows ({few}, …); call its folder as "
+        "the model does, or by its number"
+    )
+
+
+def _plain(name: str) -> str:
+    return name.strip().casefold().replace("_", " ")
+
+
+def _of_hub(name: str) -> Iterator[Picture]:
+    """The pictures of a data set, whose bytes are opened here and not by `datasets`."""
+    from datasets import ClassLabel
+    from datasets import Image as Column
+
+    from outliers.text.documents import data_set
+
+    rows = data_set(name, SPLITS)
+    columns = {
+        kind: [one for one, of_one in (rows.features or {}).items() if isinstance(of_one, kind)]
+        for kind in (Column, ClassLabel)
+    }
+    if not columns[Column]:
+        raise UserError(f"data set '{name}' has no column of pictures; expected one of the kind Image")
+    column, classes = columns[Column][0], columns[ClassLabel][0] if columns[ClassLabel] else None
+    names = rows.features[classes].names if classes else []
+    return _rows(name, rows.cast_column(column, Column(decode=False)), column, classes, names)
+
+
+def _rows(name: str, rows: Iterable[dict], column: str, classes: str | None, names: list[str]) -> Iterator[Picture]:
+    for number, row in enumerate(itertools.islice(rows, MOST_FILES)):
+        content, label = (row[column] or {}).get("bytes"), row[classes] if classes else None
+        known = label is not None and 0 <= label < len(names)
+        yield Picture(
+            f"row {number} of {name}", lambda content=content: _open(content or b""), names[label] if known else None
+        )

@@ -1,0 +1,377 @@
+"""Masked language models."""
+
+import copy
+import math
+import shutil
+import statistics
+
+import gguf
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    CamembertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    ElectraConfig,
+    ModernBertConfig,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    Trainer,
+    TrainingArguments,
+    XLMRobertaConfig,
+)
+
+import outliers
+from outliers.errors import UserError
+from outliers.metrics.latency.measure import encoding
+from outliers.metrics.latency.view import latency_table
+from outliers.metrics.memory.footprint import measure_footprint
+from outliers.models.anatomy import anatomy_of, projections
+from outliers.models.anatomy.examples import IGNORED
+from outliers.models.decoder import run_decoder, run_from
+from outliers.models.stream import stream_model
+from outliers.quantization.calibration import calibrate
+from outliers.runs.frame import records_in
+from outliers.runs.run import run
+from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, Settings
+from outliers.subjects.causal import Causal
+from outliers.subjects.masked import masked_text
+from tests.gguf_files import write_gguf
+from tests.test_commands import call, refused
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
+WORDS = "abcdefghijklmnopqrstuvwxyz"
+# As of the larger DeBERTa-v2: distances are projected as states are, in buckets, and a convolution follows layer 0.
+DISENTANGLED = {
+    "relative_attention": True,
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 10,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
+CONFIGS = {
+    "bert": BertConfig(**SHAPE, intermediate_size=64),
+    "roberta": RobertaConfig(**SHAPE, intermediate_size=64),
+    "xlm-roberta": XLMRobertaConfig(**SHAPE, intermediate_size=64),
+    "camembert": CamembertConfig(**SHAPE, intermediate_size=64),
+    "deberta-v2": DebertaV2Config(**SHAPE, **DISENTANGLED, intermediate_size=64, conv_kernel_size=3),
+    "deberta-v3": DebertaV2Config(**SHAPE, **DISENTANGLED, intermediate_size=64, legacy=False),
+    "electra": ElectraConfig(**SHAPE, intermediate_size=64, embedding_size=16),
+    "distilbert": DistilBertConfig(dim=32, n_layers=3, n_heads=4, hidden_dim=64, vocab_size=99),
+    "modernbert": ModernBertConfig(
+        **SHAPE, intermediate_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2
+    ),
+}
+
+
+def tokenizer(**special):
+    vocabulary = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *WORDS]
+    inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    usual = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", **usual | special)
+
+
+@pytest.fixture(params=CONFIGS)
+def model(request):
+    torch.manual_seed(0)
+    made = AutoModelForMaskedLM.from_config(copy.deepcopy(CONFIGS[request.param])).eval()  # which tests change
+    for name, parameter in made.named_parameters():  # so that no layer norm is that of a fresh model
+        if "orm" in name:
+            torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
+    return made
+
+
+@pytest.fixture
+def text():
+    return masked_text([" ".join(WORDS)] * 4, tokenizer(), 20)
+
+
+def test_loss_is_that_of_transformers(model, text):
+    losses = [model(input_ids=one.ids[None], labels=one.labels[None]).loss.item() for one in text]
+    assert math.log(outliers.perplexity(model, text)) == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+
+
+def test_states_are_those_of_transformers(model, text):
+    states = model(input_ids=text[0].ids[None], output_hidden_states=True).hidden_states
+    between = anatomy_of(model.config).between  # what layer 1 reads is more than layer 0 puts out
+    places = [(1, "attn_in") if between else (0, "residual"), (1, "residual")]
+    found = [next(outliers.hidden_states(model, [text[0]], *place)) for place in places]
+    assert all(torch.equal(one, state[0]) for one, state in zip(found, states[1:], strict=False))
+
+
+def test_states_from_a_layer_on(model, text):
+    whole = [state for _, _, state in run_decoder(model, text)]
+    known = [{} for _ in text]
+    with torch.inference_mode():
+        for first in (1, 2):
+            found = [state for _, _, state in run_from(model, text, first, known)]
+            assert all(map(torch.equal, found, whole))
+
+
+def test_planted_outliers_are_found_and_no_others(model, text):
+    planted = outliers.plant(model, [5, 17], 64.0)
+    assert outliers.perplexity(planted, text) == pytest.approx(outliers.perplexity(model, text), rel=1e-5)
+    assert sorted(outliers.trace(planted, text, attention=False).outlier_features()["feature"]) == [5, 17]
+
+
+@pytest.mark.parametrize("part", ["attention.self.key", "output.dense"])
+def test_planting_without_biases(part):
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(copy.deepcopy(CONFIGS["bert"])).eval()
+    model.bert.encoder.layer[1].get_submodule(part).bias = None
+    with pytest.raises(UserError, match="have no biases"):
+        outliers.plant(model, [3], 8)
+
+
+def test_trace_and_attention(model, text):
+    for one in projections(model):
+        if one.role == "attn_in":  # so sharp that there are sinks
+            torch.nn.init.normal_(one.module.weight, std=0.6)
+    found = outliers.trace(model, text, alpha=0.01)
+    assert (found.layers, found.sequences, found.heads) == (3, len(text), 4)
+    model.set_attn_implementation("eager")
+    attentions = [model(input_ids=one.ids[None], output_attentions=True).attentions for one in text]
+    received = torch.stack([torch.stack(of_one)[:, 0].mean(2) for of_one in attentions])  # over all queries
+    expected = (received > 0.3).sum((0, 2))
+    assert expected.any() and torch.equal(found.statistics["attention.sinks"], expected)
+
+
+def test_calibrated_scheme(model, text):
+    found = calibrate(model, text[:2])
+    assert torch.equal(found.blocks, text.ids[:2])
+    with outliers.variant("absmax+smoothing=0.5").calibrated(found).on(model) as changed:
+        assert outliers.perplexity(changed, text) == pytest.approx(outliers.perplexity(model, text), rel=0.05)
+
+
+def test_streamed_equals_resident(model, text, tmp_path):
+    model.save_pretrained(tmp_path)
+    found = [outliers.perplexity(load(str(tmp_path)), text) for load in (stream_model, outliers.load_model)]
+    assert found[0] == found[1] == outliers.perplexity(model, text)
+
+
+@pytest.mark.parametrize("scheme", ["absmax", "absmax-vector", "llm.int8"])
+def test_schemes(model, text, scheme):
+    exact = outliers.perplexity(model, text)
+    under = outliers.perplexity(outliers.quantize(model, scheme), text)
+    assert under != exact and under == pytest.approx(exact, rel=0.05)
+
+
+def test_ablation_of_nothing_changes_no_bit(model, text):
+    with outliers.variant("fp32").on(model) as same:
+        assert outliers.perplexity(same, text) == outliers.perplexity(model, text)
+
+
+def test_masks_are_those_of_the_seed():
+    one, same, other = (masked_text([" ".join(WORDS)] * 4, tokenizer(), 20, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one.labels, same.labels) and not torch.equal(one.labels, other.labels)
+    asked = one.labels != IGNORED
+    assert (asked.sum(1) == round(0.15 * 18)).all() and (one.ids[asked] == 3).all()
+    assert (one.ids[:, 0] == 1).all() and (one.ids[:, -1] == 2).all() and not asked[:, [0, -1]].any()
+
+
+def test_no_mask_token():
+    with pytest.raises(UserError, match="no mask token"):
+        masked_text(["a b c d e f"], tokenizer(mask_token=None), 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A BERT with planted features 5 and 17, its tokenizer, and a text."""
+    torch.manual_seed(0)
+    place = tmp_path_factory.mktemp("bert")
+    made = AutoModelForMaskedLM.from_config(copy.deepcopy(CONFIGS["bert"])).eval()
+    outliers.plant(made, [5, 17], 64.0).save_pretrained(place)
+    tokenizer().save_pretrained(place)
+    letters = torch.randint(len(WORDS), (2000,), generator=torch.Generator().manual_seed(0))
+    (place / "text.txt").write_text(" ".join(WORDS[letter] for letter in letters))
+    return place
+
+
+def settings(folder, kind=Settings, **options):
+    """Of 4 blocks of 22 tokens, 20 of which are words."""
+    models = (
+        {}
+        if kind is Settings
+        else {"model": str(folder)}
+        if "model" in kind.model_fields
+        else {"models": [str(folder)]}
+    )
+    return kind(name="x", text=str(folder / "text.txt"), **{"block": 22, "blocks": 4} | models | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bos": True}, "leave --bos out"),
+        ({"block": 3}, "at least 4"),
+        ({"block": 513}, "longer than the model's context of 512"),
+        ({"objective": "span"}, "is of encoder-decoders"),
+        ({"objective": "each", "mask_seed": 1}, "without a seed"),
+        ({"objective": "each", "mask_seeds": 2}, "without a seed"),
+    ],
+)
+def test_options_of_others(folder, options, message):
+    with pytest.raises(UserError, match=message):
+        Causal(str(folder), None, settings(folder, **options)).prepare()
+
+
+@pytest.mark.parametrize("option", ["mask_seed", "mask_seeds", "objective"])
+def test_options_of_masks_and_a_causal_model(option):
+    asked = Settings(name="x", **{option: "each" if option == "objective" else 2})
+    with pytest.raises(UserError, match=f"leave --{option.replace('_', '-')} out"):
+        Causal("pocket/gpt2-0.1m", None, asked).prepare()
+
+
+def test_a_subject_whose_tokenizer_has_no_mask_token(monkeypatch, capsys, folder, tmp_path):
+    broken = shutil.copytree(folder, tmp_path / "model")
+    tokenizer(mask_token=None).save_pretrained(broken)
+    for command in ("sweep", "trace", "ablate", "damage", "latency", "measure"):
+        assert "no mask token" in refused(monkeypatch, capsys, "--model", broken, command=command)
+
+
+def test_seeds_of_masks(folder):
+    """Mean and standard deviation of what each seed gives by itself, on the same text."""
+    rows = run(settings(folder, Experiment, mask_seeds=3, mask_seed=5, schemes=["fp32"]), folder / "seeds")
+    model, text = outliers.load_model(str(folder)), str(folder / "text.txt")
+    found = [outliers.perplexity(model, masked_text(text, tokenizer(), 22, 4, seed)) for seed in (5, 6, 7)]
+    (row,) = rows
+    assert row["value"] == pytest.approx(statistics.fmean(found), rel=1e-12)
+    assert row["standard_deviation"] == pytest.approx(statistics.stdev(found), rel=1e-9) != 0
+    assert (row["mask_seeds"], row["mask_seed"], row["protocol"]) == (3, 5, "first-blocks+masked")
+
+
+def test_pseudo_perplexity(folder):
+    """Salazar et al., 2020: each token from all others of its block, by transformers alone."""
+    (row,) = run(settings(folder, Experiment, objective="each", schemes=["fp32"]), folder / "each")
+    model, whole = outliers.load_model(str(folder)), masked_text(str(folder / "text.txt"), tokenizer(), 22, 4)
+    whole = torch.where(whole.labels == IGNORED, whole.ids, whole.labels)
+    total = 0.0
+    for ids in whole:
+        masked = ids.repeat(20, 1)
+        masked[torch.arange(20), torch.arange(1, 21)] = 3
+        logits = model(input_ids=masked).logits[torch.arange(20), torch.arange(1, 21)]
+        total += torch.nn.functional.cross_entropy(logits.double(), ids[1:21], reduction="sum").item()
+    assert math.log(row["value"]) == pytest.approx(total / 80, rel=1e-6)
+    assert row["protocol"] == "first-blocks+each-masked"
+
+
+def test_tokens_and_sinks_have_names(monkeypatch, capsys, folder, tmp_path):
+    text = ["--text", folder / "text.txt", "--block", 22, "--blocks", 4]
+    code, out, _ = call(monkeypatch, capsys, folder, *text, "--tokens", "--out", tmp_path, command="trace")
+    assert code == 0
+    found = out.partition("Types of tokens")[0]
+    assert [row for row in ("[CLS]", "[SEP]", "[MASK]") if row in out] == ["[CLS]", "[SEP]", "[MASK]"], found
+
+
+def test_latency_of_encoding(folder, tmp_path):
+    """No cache and no token: passes over whole batches."""
+    shapes = []
+    asked = {"models": [str(folder)], "schemes": ["fp32", "llm.int8"], "batches": [1, 3], "prompt": 22, "repeats": 2}
+    model = outliers.load_model(str(folder))
+    model.base_model.register_forward_pre_hook(lambda _module, inputs: shapes.append(inputs[0].shape))
+    timings = encoding(model, torch.ones(3, 22, dtype=torch.int64), 2)
+    assert shapes == [(3, 22)] * 3 and len(timings.encodings) == 2
+    rows = run(Latency(name="x", text=str(folder / "text.txt"), **asked), tmp_path)
+    assert [(row["metric"], row["scheme"], row["batch"]) for row in rows] == [
+        ("latency.encode", scheme, batch) for scheme in ("fp32", "llm.int8") for batch in (1, 3)
+    ]
+    shown = latency_table(rows)
+    assert shown.headers[2:] == ["encode 1", "encode 3", "encode faster 1", "encode faster 3"]
+
+
+def test_int8_models_on_disk(folder, tmp_path):
+    """Codes alone, saved and read again, from the folder too."""
+    model, text = outliers.load_model(str(folder)), masked_text(str(folder / "text.txt"), tokenizer(), 22, 4)
+    small = outliers.quantize(model, "llm.int8", keep="int8")
+    outliers.save_quantized(small, tmp_path / "saved")
+    direct = outliers.load_int8(str(folder), "llm.int8")
+    values = [outliers.perplexity(one, text) for one in (small, outliers.load_quantized(tmp_path / "saved"), direct)]
+    assert values[0] == values[1] == values[2] != outliers.perplexity(model, text)
+
+
+def test_damage_by_layer_and_role(folder, tmp_path):
+    rows = run(settings(folder, Damage, schemes=["absmax"], draws=2), tmp_path)
+    of_layers = {row["layer"]: row for row in rows if row["metric"] == "damage.perplexity_only" and "layer" in row}
+    of_roles = {row["role"]: row for row in rows if row["metric"] == "damage.perplexity_only" and "role" in row}
+    assert list(of_layers) == [0, 1, 2] and list(of_roles) == ["attn_in", "attn_out", "ffn_in", "ffn_out"]
+    errors = [row for row in rows if row["metric"] == "damage.error"]
+    assert len(errors) == 3 * 6
+    inputs = [row for row in rows if row["metric"] == "damage.largest_input" and row["role"] in ("attn_in", "ffn_in")]
+    assert {row["feature"] for row in inputs if (row["layer"], row["role"]) != (0, "attn_in")} == {5, 17}
+
+
+def test_ablation_with_controls(folder, tmp_path):
+    rows = run(settings(folder, Ablation, methods=["zero", "mean", "shuffle"]), tmp_path)
+    assert {row["method"] for row in rows if row.get("treatment") == "control"} == {"zero", "mean", "shuffle"}
+    outlying = {tuple(row["features"]) for row in rows if row.get("treatment") == "outliers"}
+    assert outlying == {(5, 17)}
+
+
+def test_streaming_in_a_file(folder, tmp_path):
+    """With nothing held in memory between the layers; draws, remedies and formats too."""
+    schemes = ["fp32", "absmax", "absmax+smoothing=0.5", "absmax+hadamard", "fp8-e4m3", "mxfp4"]
+    found = [
+        {
+            row["scheme"]: row["value"]
+            for row in run(settings(folder, Experiment, schemes=schemes, draws=2, **more), out)
+        }
+        for more, out in (({}, tmp_path / "a"), ({"stream": True, "memory": 1}, tmp_path / "b"))
+    ]
+    assert found[0] == found[1] and len(set(found[0].values())) == len(schemes)
+
+
+@pytest.mark.slow
+def test_two_workers(folder, tmp_path):
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+    try:
+        here, there = (
+            run(
+                settings(folder, Experiment, schemes=["fp32", "absmax"], mask_seeds=3, engine=engine), tmp_path / engine
+            )
+            for engine in ("local", "ray")
+        )
+    finally:
+        ray.shutdown()
+    values = [[(row["scheme"], row["value"], row["standard_deviation"]) for row in rows] for rows in (here, there)]
+    assert values[0] == values[1]
+
+
+def test_memory_of_a_configuration():
+    found = measure_footprint(copy.deepcopy(CONFIGS["bert"]), 64)
+    assert found.cache == 0 and len(found.layers[8]) == 3 and found.layers[8][0] < found.layers[16][0]
+
+
+def test_no_gguf_of_bert(tmp_path):
+    """transformers reads none, and a file of llama.cpp's BERT has no head for masked tokens."""
+    place = write_gguf(
+        tmp_path / "bert.gguf", "bert", {"block_count": 2}, {"token_embd.weight": torch.ones(8, 32).numpy()}
+    )
+    with pytest.raises(UserError, match="bert") as answer:
+        outliers.load_model(str(place))
+    assert "\n" not in str(answer.value)
+    head = gguf.MODEL_TENSOR.OUTPUT
+    assert head not in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.BERT]
+
+
+def test_callback_of_a_trainer(tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(copy.deepcopy(CONFIGS["bert"]))
+    text = masked_text([" ".join(WORDS)] * 8, tokenizer(), 20)
+    quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "max_steps": 3}
+    data = [{"input_ids": one.ids, "labels": one.labels} for one in text]
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), **quiet), train_dataset=data)
+    trainer.add_callback(outliers.OutlierCallback(trainer, text[:2], every=2))
+    before = outliers.perplexity(model, text[:2])
+    trainer.train()
+    rows = [row for row in records_in(tmp_path / "outliers") if row["metric"] == "perplexity"]
+    assert [row["checkpoint"] for row in rows] == ["step-0", "step-2", "step-3"]
+    values = [row["value"] for row in rows]
+    after = outliers.perplexity(trainer.model, text[:2])
+    assert values[0] == pytest.approx(before, rel=1e-6) != after and values[-1] == pytest.approx(after, rel=1e-6)
+    assert rows[0]["protocol"] == "given-blocks+masked"

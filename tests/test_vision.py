@@ -1,0 +1,418 @@
+"""Vision transformers: states and losses beside those of transformers, pictures by place, pictures at the door."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from transformers import (
+    AutoModelForImageClassification,
+    CLIPConfig,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    DeiTConfig,
+    Dinov2Config,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    SiglipConfig,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    Trainer,
+    TrainingArguments,
+    ViTConfig,
+    ViTImageProcessorPil,
+)
+
+import outliers
+from outliers.errors import UserError
+from outliers.models.anatomy import input_embedding, projections
+from outliers.models.anatomy.examples import IGNORED, Examples
+from outliers.models.load import load_config, load_processor
+from outliers.models.stream import stream_model
+from outliers.quantization.calibration import calibrate
+from outliers.quantization.schemes import TABLE1
+from outliers.runs.rows import read
+from outliers.runs.run import run
+from outliers.specification.kinds import Damage, Experiment, Latency, OneModel, Settings
+from outliers.subjects.causal import Causal
+from outliers.subjects.served import Served
+from outliers.subjects.vision import pictures
+from outliers.variants.draw import drawn
+from outliers.variants.plant import plant
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 16, "patch_size": 4}
+VIT = {**SIZES, "intermediate_size": 64}
+WORDS = {0: "tabby, tabby cat", 1: "dog", 2: "sea_bird", 3: "owl", 4: "fox"}
+CLASSES = {"id2label": WORDS, "label2id": {name: number for number, name in WORDS.items()}}
+CONFIGS = {
+    "vit": ViTConfig(**VIT, **CLASSES),
+    "deit": DeiTConfig(**VIT, **CLASSES, architectures=["DeiTForImageClassification"]),
+    "dinov2": Dinov2Config(**SIZES, **CLASSES),
+    "dinov2-gated": Dinov2Config(**SIZES, **CLASSES, use_swiglu_ffn=True),
+    "registers": Dinov2WithRegistersConfig(**SIZES, **CLASSES),
+    "clip": CLIPConfig(vision_config=VIT, **CLASSES),
+    "siglip": SiglipConfig(vision_config=VIT, **CLASSES),
+}
+# Kind to what stands before the patches.
+BEFORE = {"vit": ["[CLS]"], "deit": ["[CLS]", "[DIST]"], "dinov2": ["[CLS]"], "dinov2-gated": ["[CLS]"]}
+BEFORE |= {"registers": ["[CLS]", *(f"register {number}" for number in range(4))], "clip": ["[CLS]"], "siglip": []}
+PATCHES = [f"patch {row},{column}" for row in range(4) for column in range(4)]
+
+
+def make_model(kind: str):
+    torch.manual_seed(0)
+    made = AutoModelForImageClassification.from_config(CONFIGS[kind]).eval()
+    for name, parameter in made.named_parameters():  # so that no norm is that of a fresh model, and logits differ
+        if "norm" in name:
+            nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
+        elif parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.2)
+    return made
+
+
+@pytest.fixture(params=CONFIGS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def model(kind):
+    return make_model(kind)
+
+
+@pytest.fixture
+def vit():
+    return make_model("vit")
+
+
+@pytest.fixture
+def shown():
+    """Four pictures with their classes."""
+    generator = torch.Generator().manual_seed(1)
+    return Examples(torch.randn(4, 3, 16, 16, generator=generator), torch.tensor([[1], [2], [0], [4]]))
+
+
+def save_pictures(folder, count=6, size=(20, 24)):
+    folder.mkdir(parents=True)
+    for number in range(count):
+        noise = np.random.default_rng(number).integers(0, 255, (*size, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(folder / f"{number}.png")
+
+
+@pytest.fixture
+def saved(tmp_path, vit):
+    """A model on disk with its image processor, and pictures by class."""
+    vit.save_pretrained(tmp_path / "vit")
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
+    for name in ("Tabby cat", "dog", "sea bird", "4"):
+        save_pictures(tmp_path / "pictures" / name)
+    return tmp_path
+
+
+def test_loss_is_that_of_transformers(model, shown):
+    losses = [model(pixel_values=one.ids[None], labels=one.labels).loss.item() for one in shown]
+    assert math.log(outliers.perplexity(model, shown)) == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+
+
+def test_states_are_those_of_transformers(model, shown):
+    states = model(pixel_values=shown[0].ids[None], output_hidden_states=True).hidden_states
+    found = [next(outliers.hidden_states(model, [shown[0]], layer)) for layer in range(2)]
+    assert all(torch.equal(one, state[0]) for one, state in zip(found, states[1:], strict=False))
+
+
+def test_trace_and_attention(model, kind, shown):
+    for one in projections(model):
+        if one.role == "attn_in":  # so sharp that there are sinks
+            nn.init.normal_(one.module.weight, std=0.6)
+    found = outliers.trace(model, shown, alpha=0.01, tokens=True)
+    names = [*BEFORE[kind], *PATCHES]
+    assert (found.layers, found.sequences, found.block, found.heads) == (3, len(shown), len(names), 4)
+    assert [found.names[number][0] for number in range(len(names))] == names
+    model.set_attn_implementation("eager")
+    attentions = [model(pixel_values=one.ids[None], output_attentions=True).attentions for one in shown]
+    received = torch.stack([torch.stack(of_one)[:, 0].mean(2) for of_one in attentions])  # over all queries
+    expected = (received > 0.3).sum((0, 2))
+    assert expected.any() and torch.equal(found.statistics["attention.sinks"], expected)
+    assert torch.equal(found.statistics["attention.sinks_tokens"], expected.sum(0)), "a place is a position here"
+
+
+def test_planted_outliers_are_found_and_only_they(model, shown):
+    planted = plant(model, [3, 17], 64.0)
+    found = outliers.trace(planted, shown, alpha=12.0).outlier_features()
+    assert sorted(found["feature"]) == [3, 17]
+    assert outliers.perplexity(planted, shown) == outliers.perplexity(model, shown), "64 is a power of two"
+
+
+@pytest.mark.parametrize("kind", ["vit", "dinov2-gated", "registers", "clip", "siglip"])
+def test_streamed_equals_resident(model, shown, tmp_path):
+    model.save_pretrained(tmp_path)
+    found = [outliers.perplexity(load(str(tmp_path)), shown) for load in (stream_model, outliers.load_model)]
+    assert found[0] == found[1] == pytest.approx(outliers.perplexity(model, shown), rel=1e-6)
+
+
+def quantized(matrix: torch.Tensor, symmetric: bool, by_row: bool) -> torch.Tensor:
+    """A matrix after its way into eight bits and back, by the equations of docs/definitions.md."""
+    low, high = (end(1, keepdim=True) if by_row else end() for end in (matrix.amin, matrix.amax))
+    if symmetric:
+        scale = torch.maximum(low.abs(), high.abs()) / 127
+        return (matrix / scale).round() * scale
+    steps = 254 / (high - low)
+    zero = -(steps * low).round() - 127
+    return ((steps * matrix).round() + zero - zero) / steps
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
+    """A scheme of the paper in float64, by its name alone."""
+    by_row, symmetric = name not in ("absmax", "zeropoint"), "zeropoint" not in name
+    outside = (x.abs() >= 6.0).any(0) & torch.tensor("decomp" in name or "llm" in name)
+    if name == "fp32" or outside.all():
+        return x @ weight.T
+    by_column = by_row and "row" not in name
+    x8, w8 = (quantized(matrix[:, ~outside], symmetric, apart) for matrix, apart in ((x, by_row), (weight, by_column)))
+    return x[:, outside] @ weight[:, outside].T + x8 @ w8.T
+
+
+@pytest.mark.parametrize("scheme", TABLE1)
+def test_schemes_equal_float64_on_a_layer(vit, shown, scheme):
+    exact = plant(vit.double(), [3], 8.0)
+    changed = outliers.quantize(exact, scheme)
+    path = "vit.layers.1.attention.k_proj"
+    states = next(outliers.hidden_states(exact, [shown[0]], 1, "attn_in")).double()
+    assert (states.abs() >= 6.0).any()
+    weight, bias = exact.get_submodule(path).weight.detach(), exact.get_submodule(path).bias.detach()
+    expected = product(states, weight, scheme) + bias
+    with torch.inference_mode():
+        found = changed.get_submodule(path)(states)
+    assert (found - expected).abs().max() <= 1e-12 * expected.abs().max()
+
+
+def test_ablation_of_nothing_changes_no_bit(model, shown):
+    with outliers.variant("fp32").on(model) as same:
+        assert outliers.perplexity(same, shown) == outliers.perplexity(model, shown)
+
+
+def test_ablation(vit, shown):
+    found = outliers.ablate(plant(vit, [3], 64.0), shown, [3], controls=10)
+    assert {"zero"} <= {*found["method"]} and found["perplexity"].notna().any()
+
+
+def test_draws_multiply_what_the_convolution_makes(model, shown):
+    seen = []
+    embedding = input_embedding(model)
+
+    def last(draw):
+        with drawn(model, draw):
+            handle = embedding.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+            outliers.perplexity(model, shown[:1])
+            handle.remove()
+        return seen[-1]
+
+    exact, first, same, other = (last(draw) for draw in (0, 1, 1, 2))
+    change = (first / exact - 1).abs()
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    assert 1e-7 < change.mean() < 3e-6
+
+
+def test_calibrated_scheme(vit, shown):
+    found = calibrate(vit, shown[:2])
+    assert torch.equal(found.blocks, shown.ids[:2])
+    with outliers.variant("absmax+smoothing=0.5").calibrated(found).on(vit) as changed:
+        assert outliers.perplexity(changed, shown) == pytest.approx(outliers.perplexity(vit, shown), rel=0.1)
+
+
+def test_int8_layers_are_saved_and_loaded(vit, shown, tmp_path):
+    vit.save_pretrained(tmp_path / "vit")
+    small = outliers.load_int8(str(tmp_path / "vit"), "absmax-vector")
+    assert outliers.perplexity(small, shown) == outliers.perplexity(outliers.quantize(vit, "absmax-vector"), shown)
+    outliers.save_quantized(small, tmp_path / "int8")
+    assert outliers.perplexity(outliers.load_quantized(tmp_path / "int8"), shown) == outliers.perplexity(small, shown)
+
+
+@pytest.mark.parametrize("size", [(8, 12), (16, 16)])
+def test_places_of_a_smaller_picture(size):
+    """Row and column are those of the picture, of whatever size."""
+    model = make_model("registers")
+    one = Examples(torch.randn(1, 3, *size), torch.tensor([[0]]))
+    names = outliers.trace(model, one, tokens=True).names
+    rows, columns = (pixels // 4 for pixels in size)
+    patches = [f"patch {row},{column}" for row in range(rows) for column in range(columns)]
+    assert [name for _, (name, _) in sorted(names.items())][:20] == [*BEFORE["registers"], *patches][:20]
+
+
+@pytest.mark.parametrize(
+    ("kind", "picture", "message"),
+    [
+        ("vit", torch.zeros(3, 12, 12), "12 x 12 pixels; the model takes pictures of 16 x 16"),
+        ("registers", torch.zeros(3, 10, 12), "10 x 12 pixels; expected multiples of 4, at most 16"),
+        ("vit", torch.zeros(1, 16, 16), r"expected float32 pixel values \(3, height, width\)"),
+        ("vit", torch.zeros(16, dtype=torch.int64), "expected float32 pixel values"),
+    ],
+)
+def test_what_is_no_picture_of_a_model(model, picture, message):
+    with pytest.raises(UserError, match=message):
+        outliers.perplexity(model, Examples(picture[None], torch.tensor([[0]])))
+
+
+def test_folder_by_class(saved):
+    name = str(saved / "vit")
+    processor, config = load_processor(name), load_config(name)
+    found = pictures(saved / "pictures", processor, config, 12)
+    assert found.ids.shape == (12, 3, 16, 16) and found.ids.dtype == torch.float32
+    assert {*found.labels.flatten().tolist()} == {0, 1, 2, 4}, "the first ones are of all classes"
+    assert torch.equal(pictures(saved / "pictures", processor, config, 5).ids, found.ids[:5])
+    file = saved / "pictures" / "dog" / "0.png"
+    expected = processor(images=Image.open(file), return_tensors="pt")["pixel_values"][0]
+    every = pictures(saved / "pictures", processor, config)
+    assert (every.ids[(every.labels == 1)[:, 0]] == expected).all((1, 2, 3)).sum() == 1
+
+
+def test_pictures_without_a_class(saved):
+    save_pictures(saved / "flat")
+    found = pictures(saved / "flat", load_processor(str(saved / "vit")), load_config(str(saved / "vit")))
+    assert (found.labels == IGNORED).all()
+    with pytest.raises(UserError, match=r"nothing is predicted; expected .* pictures by class"):
+        outliers.perplexity(make_model("vit"), found)
+
+
+def spoiled(folder, case):
+    """Do to a folder of pictures what a case says."""
+    first = folder / "dog" / "0.png"
+    if case == "no picture":
+        first.write_bytes(b"GIF89a")
+    elif case == "cut":
+        first.write_bytes(first.read_bytes()[:200])
+    elif case == "huge":
+        Image.new("1", (9000, 9000)).save(first)
+    elif case == "pipe":
+        first.unlink()
+        import os
+
+        os.mkfifo(first)
+    elif case == "class":
+        (folder / "dog").rename(folder / "wolf")
+    elif case == "beside":
+        (folder / "lonely.png").write_bytes(first.read_bytes())
+    elif case == "empty":
+        for file in folder.rglob("*.png"):
+            file.rename(file.with_suffix(".txt"))
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("no picture", "dog/0.png' is no picture that can be read: cannot identify"),
+        ("cut", "dog/0.png' is no picture that can be read: "),
+        ("huge", "9,000 x 9,000 pixels, more than"),
+        ("pipe", "is no regular file"),
+        ("class", "class 'wolf' is none of the 5 that the model knows"),
+        ("beside", "pictures beside folders of pictures"),
+        ("empty", "holds no pictures; expected files that end in .jpg"),
+        ("absent", "is no folder; a vision model reads a folder of pictures"),
+    ],
+)
+def test_bad_pictures(saved, case, message):
+    folder = saved / "pictures" if case != "absent" else saved / "nowhere"
+    spoiled(folder, case)
+    with pytest.raises(UserError, match=message):
+        Causal(str(saved / "vit"), None, Settings(name="x", text=str(folder), blocks=24)).prepare()
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "message"),
+    [
+        (Causal, {"bos": True}, "leave --bos out"),
+        (Causal, {"blocks": 25}, "has 24 pictures, not 25"),
+        (Causal, {"blocks": 3}, ""),
+        (Causal, {"block": 64}, "leave --block out"),
+        (Served, {"blocks": 3, "block": 64}, ""),
+    ],
+)
+def test_subject(saved, kind, option, message):
+    subject = kind(str(saved / "vit"), None, Settings(name="x", text=str(saved / "pictures"), **option))
+    if message:
+        with pytest.raises(UserError, match=message):
+            subject.prepare()
+    else:
+        assert subject.blocks.shape == (3, 3, 16, 16)
+
+
+def test_processor_of_a_hostile_model(saved):
+    file = saved / "vit" / "preprocessor_config.json"
+    file.write_text(file.read_text().replace('"height": 16', '"height": 1000000'))
+    with pytest.raises(UserError, match="asks for height 1000000"):
+        load_processor(str(saved / "vit"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dinov2Model(Dinov2Config(**SIZES)),
+        lambda: CLIPVisionModel(CLIPVisionConfig(**VIT)),
+        lambda: SiglipVisionModel(SiglipVisionConfig(**VIT)),
+    ],
+)
+def test_tower_without_a_classifier(saved, make):
+    """It is traced, and its projections have errors; what needs a class is refused in a line."""
+    name, text = str(saved / "tower"), str(saved / "pictures")
+    torch.manual_seed(0)
+    made = make().eval()
+    made.save_pretrained(name)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(name)
+    loaded, shown = outliers.load_model(name), torch.randn(1, 3, 16, 16)
+    state = next(outliers.hidden_states(loaded, Examples(shown, torch.tensor([[IGNORED]])), 1))
+    assert torch.equal(state, made(shown, output_hidden_states=True).hidden_states[2][0])
+    rows = run(OneModel(name="trace", model=name, text=text, blocks=3), out=saved / "trace")
+    assert any(row["metric"] == "count" for row in rows) and not any(row["metric"] == "perplexity" for row in rows)
+    asked = Damage(name="damage", model=name, text=text, blocks=3, by=["error"], schemes=["absmax"])
+    errors = [row["value"] for row in run(asked, out=saved / "damage") if row["metric"] == "damage.error"]
+    assert len(errors) == 18 and all(0 < error < 0.1 for error in errors)
+    with pytest.raises(UserError, match="the model has no classifier"):
+        run(Experiment(models=[name], text=text, blocks=3, schemes=["absmax"]), out=saved / "sweep")
+
+
+def test_latency_of_a_pass(saved):
+    asked = Latency(
+        models=[str(saved / "vit")], text=str(saved / "pictures"), batches=[1, 2], schemes=["llm.int8"], dtype="float32"
+    )
+    rows = run(asked, out=saved / "latency")
+    assert [row["metric"] for row in rows] == ["latency.encode"] * 2 and all(row["value"] > 0 for row in rows)
+
+
+def test_callback(saved, vit, shown):
+    class Pictures(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(shown)
+
+        def __getitem__(self, number):
+            return {"pixel_values": shown.ids[number], "labels": shown.labels[number, 0]}
+
+    settings = TrainingArguments(str(saved / "run"), max_steps=2, report_to=[], save_strategy="no", use_cpu=True)
+    trainer = Trainer(vit, settings, train_dataset=Pictures())
+    trainer.add_callback(outliers.OutlierCallback(trainer, shown, every=1))
+    trainer.train()
+    rows = list(read(saved / "run" / "outliers"))
+    assert [row.asked["subject"]["checkpoint"] for row in rows] == ["step0", "step1", "step2"]
+    perplexities = [value["value"] for row in rows for value in row.values if value["metric"] == "perplexity"]
+    assert perplexities[-1] == pytest.approx(outliers.perplexity(vit, shown)) != perplexities[0]
+
+
+def test_sweep_with_and_without_classes(saved):
+    save_pictures(saved / "flat")
+    name, found = str(saved / "vit"), {}
+    for text in ("pictures", "flat"):
+        spec = Experiment(models=[name], text=str(saved / text), blocks=5, schemes=["fp32", "absmax"])
+        rows = run(spec, out=saved / f"sweep-{text}")
+        found[text] = {(row["metric"], row["scheme"]): row["value"] for row in rows}
+        assert all(row["protocol"] == "pictures" for row in rows)
+        assert re.search("top-1", spec.show(saved / f"sweep-{text}", rows).printed)
+    by_class, without = found["pictures"], found["flat"]
+    assert by_class["accuracy.loss", "absmax"] == pytest.approx(math.log(by_class["perplexity", "absmax"]))
+    model, config = outliers.load_model(name), load_config(name)
+    shown = pictures(saved / "pictures", load_processor(name), config, 5)
+    right = sum(model(one.ids[None]).logits.argmax().item() == one.labels.item() for one in shown)
+    assert by_class["accuracy", "fp32"] == right / 5
+    assert without["damage.top1_agreement", "fp32"] == 1 and without["damage.kl", "absmax"] > 0
+    assert not any(metric == "perplexity" for metric, _ in without)
