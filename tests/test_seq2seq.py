@@ -20,6 +20,8 @@ from transformers import (
 import outliers
 from outliers.errors import UserError
 from outliers.metrics.attention import attended
+from outliers.metrics.latency.measure import encoding, latency
+from outliers.metrics.latency.view import latency_section
 from outliers.metrics.sinks.measure import SINKS
 from outliers.metrics.top1.measure import TOP1
 from outliers.metrics.trace.view import kept_trace_section
@@ -34,7 +36,7 @@ from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import TABLE1
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.runs.run import run
-from outliers.specification.kinds import Ablation, Account, OneModel, Settings
+from outliers.specification.kinds import Ablation, Account, Latency, OneModel, Settings
 from outliers.subjects.bench import describe, protocol_of
 from outliers.subjects.causal import Causal
 from outliers.text.blocks import tokens_hash
@@ -403,3 +405,27 @@ def test_accounts_are_of_one_residual_stream(planted, by):
     spec = Account(model=str(planted), by=[by], features=[3], **settings(planted))
     with pytest.raises(UserError, match="'t5' has an encoder and a decoder, each with its own residual stream"):
         run(spec)
+
+
+@pytest.mark.parametrize("case", ["t5", "bart", "t5gemma"])
+def test_generation_is_that_of_transformers(case):
+    """Greedy tokens behind the start token; the encoder is timed by itself too."""
+    model, prompts = made(case), torch.stack([one.ids for one in examples()])
+    found = latency(model, prompts, 5, 2)
+    with torch.no_grad():
+        ids = model.prepare_decoder_input_ids_from_labels(labels=prompts[:, :1])
+        for _ in range(6):
+            logits = model(input_ids=prompts, decoder_input_ids=ids, use_cache=False).logits
+            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(found.ids, ids[:, 1:])
+    assert (len(found.prefills), [len(steps) for steps in found.steps]) == (2, [5, 5])
+    assert len(encoding(model, prompts, 2).encodings) == 2
+
+
+def test_latency_of_each_part(planted, tmp_path):
+    text = {"text": str(planted / "text.txt"), "prompt": 8, "tokens": 3}
+    spec = Latency(models=[str(planted)], schemes=["llm.int8"], batches=[1], **text)
+    rows = run(spec, tmp_path)
+    parts = [row["metric"].removeprefix("latency.") for row in rows]
+    assert parts == ["decode", "prefill", "end_to_end", "encode"]
+    assert latency_section(rows).tables
