@@ -242,6 +242,23 @@ def test_places_of_a_smaller_picture(size):
     assert [name for _, (name, _) in sorted(names.items())][:20] == [*BEFORE["registers"], *patches][:20]
 
 
+def test_map_over_the_picture():
+    """Each panel has the largest values of a feature by row and column; a trace without places has none."""
+    model = plant(make_model("registers"), [3, 17], 64.0)
+    shown = Examples(torch.randn(3, 3, 8, 12), torch.tensor([[0], [1], [2]]))
+    trace = outliers.trace(model, shown, tokens=True)
+    panels = outliers.plot.patch_map(trace)
+    features = trace.outlier_features()["feature"].tolist()
+    assert sorted(features)[:2] == [3, 17] and len(panels) == len(features)
+    for axes, feature in zip(panels, features, strict=True):
+        drawn_values = torch.as_tensor(axes.images[0].get_array())
+        of_roles = [trace.statistics[f"{role}.magnitude"][:, feature] / 3 for role in ("attn_in", "ffn_in")]
+        assert torch.allclose(drawn_values, torch.maximum(*of_roles)[5:].reshape(2, 3))
+        assert "register 0" in axes.get_title(loc="left")
+    with pytest.raises(UserError, match="the trace knows no patches"):
+        outliers.plot.patch_map(outliers.trace(model, shown))
+
+
 @pytest.mark.parametrize(
     ("kind", "picture", "message"),
     [
