@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import functools
 import math
 import mmap
 import os
@@ -204,6 +205,8 @@ class Stream:
         self.numbers = {layer.path: layer.number for layer in layers_of(model)}
         self.checkpoint, self.stored = checkpoint, checkpoint.tensors
         self.dtypes = {own: dtype_of(model, own) for own in self.stored}
+        # Of states between layers: T5's are float32 behind the first layer of a float16 model, because its wo is.
+        self.widest = functools.reduce(torch.promote_types, self.dtypes.values(), self.dtype)
         self.bytes_read = 0
         self.taken: Counter = Counter()  # bytes by device, of what is kept of blocks while they pass
         parameters = {own for own, _ in model.named_parameters()}
@@ -351,7 +354,7 @@ class Stream:
             state, of_block = into_layers(model, stack, ids, self._there(memory[0, number]))
             if not number:
                 shape = len(variants), len(read), max(len(state), *map(len, read)), state.shape[1]
-                states = self.storage(shape, self.dtype, self.device)
+                states, dtype = self.storage(shape, self.widest, self.device), state.dtype
             states[:, number, : len(state)] = state
             keys.append((len(state), *map(len, inputs[number])))
             calls.setdefault(keys[-1], of_block)
@@ -366,15 +369,16 @@ class Stream:
                             begin(of_variant, of_block)
                             state = states[of_variant, of_block, : key[0]]
                             beside = self._there(memory[of_variant, of_block]), carried[key]
-                            outputs[key] = calls[key][number].on(layer, state[None].to(self.device), *beside)
+                            outputs[key] = calls[key][number].on(layer, state[None].to(self.device, dtype), *beside)
                             after = outputs[key].state[0]
                             if stack.between and not number:
                                 after = behind_first(model, stack, read[of_block], after, outputs[key].in_tuple)
                             state.copy_(after)
                             give_memory_back()
                 carried.update((key, output.carried) for key, output in outputs.items())
+                dtype = next(iter(outputs.values())).state.dtype
         for of_variant, (of_block, key) in product(range(len(variants)), enumerate(keys)):
-            state = states[of_variant, of_block, : key[0]].to(self.device)
+            state = states[of_variant, of_block, : key[0]].to(self.device, dtype)
             beside = outputs[key].in_tuple, self._there(memory[of_variant, of_block])
             yield out_of_layers(model, stack, read[of_block], state, *beside)
 

@@ -101,6 +101,15 @@ def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
     return [first, first.decoder] if first.decoder else [first]
 
 
+def check_one_stack(config: PretrainedConfig) -> None:
+    """Raise UserError where a model has several stacks of layers, and so several residual streams."""
+    if len(stacks_of(config)) > 1:
+        raise UserError(
+            f"'{config.model_type}' has an encoder and a decoder, each with its own residual stream; this accounts for "
+            "models with one: use outliers.trace, ablate or damage, which tell stacks apart"
+        )
+
+
 def inputs_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
     """What each stack reads of a block, on the block's device: token ids, int64 (T,), or the pixels of a picture."""
     return family_of(model.config).inputs(model, block)
@@ -112,15 +121,21 @@ def ids_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
     return tuple(family.ids(model.config, read) for read in family.inputs(model, block))
 
 
-def input_embedding(model: PreTrainedModel) -> nn.Module:
-    """What the residual stream begins with: the embedding of tokens, or the convolution of pixels."""
-    path = stacks_of(model.config)[0].embedding
-    return model.get_submodule(path) if path else model.get_input_embeddings()
-
-
 def stack_module(model: PreTrainedModel, stack: Anatomy) -> PreTrainedModel:
     """The module that runs a stack."""
     return model.base_model if stack.module is None else model.get_submodule(stack.module)
+
+
+def input_embeddings(model: PreTrainedModel) -> list[nn.Module]:
+    """What the residual streams of the stacks begin with: the embedding of tokens, or the convolution of pixels; one
+    that several stacks have in common once."""
+    stacks = stacks_of(model.config)
+    return list(
+        dict.fromkeys(
+            model.get_submodule(one.embedding) if one.embedding else stack_module(model, one).get_input_embeddings()
+            for one in stacks
+        )
+    )
 
 
 def run_stack(
