@@ -6,6 +6,8 @@ import re
 import numpy as np
 import pytest
 import torch
+from datasets import ClassLabel, Dataset, Features
+from datasets import Image as Column
 from PIL import Image
 from torch import nn
 from transformers import (
@@ -28,7 +30,7 @@ from transformers import (
 
 import outliers
 from outliers.errors import UserError
-from outliers.models.anatomy import input_embedding, projections
+from outliers.models.anatomy import input_embeddings, projections
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
 from outliers.models.stream import stream_model
@@ -201,7 +203,7 @@ def test_ablation(vit, shown):
 
 def test_draws_multiply_what_the_convolution_makes(model, shown):
     seen = []
-    embedding = input_embedding(model)
+    (embedding,) = input_embeddings(model)
 
     def last(draw):
         with drawn(model, draw):
@@ -284,6 +286,24 @@ def test_folder_by_class(saved):
     expected = processor(images=Image.open(file), return_tensors="pt")["pixel_values"][0]
     every = pictures(saved / "pictures", processor, config)
     assert (every.ids[(every.labels == 1)[:, 0]] == expected).all((1, 2, 3)).sum() == 1
+
+
+def test_data_set_of_the_hub(saved, monkeypatch):
+    """Its bytes are opened at the same door, in its own order; classes go by their names."""
+    file = saved / "pictures" / "dog" / "0.png"
+    kinds = Features({"picture": Column(), "kind": ClassLabel(names=["dog", "owl"])})
+    contents = [file.read_bytes(), file.read_bytes(), b"no picture"]
+    rows = Dataset.from_dict(
+        {"picture": [{"bytes": one, "path": None} for one in contents], "kind": [0, 1, 0]}, features=kinds
+    )
+    monkeypatch.setattr("outliers.text.documents.data_set", lambda _name, _splits: rows.to_iterable_dataset())
+    processor, config = load_processor(str(saved / "vit")), load_config(str(saved / "vit"))
+    found = pictures("owner/name", processor, config, 2)
+    assert found.labels.flatten().tolist() == [1, 3]
+    expected = processor(images=Image.open(file), return_tensors="pt")["pixel_values"][0]
+    assert torch.equal(found.ids[1], torch.as_tensor(expected))
+    with pytest.raises(UserError, match="'row 2 of owner/name' is no picture that can be read"):
+        pictures("owner/name", processor, config, 3)
 
 
 def test_pictures_without_a_class(saved):
