@@ -431,7 +431,7 @@ def test_callback(saved, vit, shown):
     trainer.add_callback(outliers.OutlierCallback(trainer, shown, every=1))
     trainer.train()
     rows = list(read(saved / "run" / "outliers"))
-    assert [row.asked["subject"]["checkpoint"] for row in rows] == ["step0", "step1", "step2"]
+    assert [row.asked["subject"]["checkpoint"] for row in rows] == ["step-0", "step-1", "step-2"]
     perplexities = [value["value"] for row in rows for value in row.values if value["metric"] == "perplexity"]
     assert perplexities[-1] == pytest.approx(outliers.perplexity(vit, shown)) != perplexities[0]
 
