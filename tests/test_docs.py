@@ -1045,6 +1045,7 @@ def test_python_runs(block, monkeypatch, tmp_path):
     """Each block by itself, with a pocket model in the place of the one that is downloaded, and few steps."""
     tables = [
         ("outliers.models.anatomy", "ANATOMIES"),
+        ("outliers.models.anatomy", "FAMILIES"),
         ("outliers.quantization.schemes", "SCHEMES"),
         ("outlier_kernels.formats", "FORMATS"),
         ("outliers.text.blocks", "TEXTS"),

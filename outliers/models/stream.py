@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Anatomy, decoder_layers, ids_of, inputs_of, layers_of, run_stack, stacks_of
@@ -407,6 +408,12 @@ def into_layers(
     called with beside it; memory: what the stack before puts out, (1, T, features)."""
     with _in_the_place_of_layers(model, stack) as gates:
         run_stack(model, stack, inputs, memory)
+    arguments, keywords = gates[0].call
+    if any(isinstance(one, Cache) for one in (*arguments, *keywords.values())):
+        raise UserError(
+            "the layers of this model are called with a cache of keys and values, which all blocks would share; "
+            "expected a Family with keywords={'use_cache': False}"
+        )
     return gates[0].seen[0], [Call(*gate.call, memory, stack.carries) for gate in gates]
 
 

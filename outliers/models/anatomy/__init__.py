@@ -19,6 +19,7 @@ from outliers.models.anatomy.masked import MASKED
 from outliers.models.anatomy.row import Anatomy, config_of_stack
 from outliers.models.anatomy.seq2seq import SEQ2SEQ
 from outliers.models.anatomy.vision import VISION, vision_config
+from outliers.models.plugins import plugins
 
 FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ, VISION)}
 ANATOMIES = {kind: row for family in FAMILIES.values() for kind, row in family.rows.items()}  # by the type of model
@@ -39,6 +40,28 @@ PLAIN = (
     "transformers.models.falcon.modeling_falcon.FalconLinear",
 )
 WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def add_family(family: Family) -> None:
+    """Take a family of one's own; an installed package declares it in the group `outliers.families` of entry points.
+
+    Raises:
+        UserError: its name, or an architecture of it, is that of another family.
+    """
+    taken = [name for name in (family.name, *family.rows) if name in FAMILIES or name in ANATOMIES]
+    if taken:
+        raise UserError(f"family '{family.name}': '{taken[0]}' is there already; expected names that are not taken")
+    FAMILIES[family.name] = family
+    ANATOMIES.update(family.rows)
+
+
+def _take_plugins(kind: str) -> None:
+    """Add the families of other packages, once a type of model is asked for that this project does not have."""
+    for _, origin, family in plugins("outliers.families") if kind not in ANATOMIES else ():
+        if not isinstance(family, Family):
+            raise UserError(f"{origin} is {type(family).__name__}; expected a Family: remove it")
+        if FAMILIES.get(family.name) is not family:
+            add_family(family)
 
 
 class Projection(NamedTuple):
@@ -62,6 +85,7 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
     Raises:
         UserError: the architecture is in no row of the table.
     """
+    _take_plugins(config.model_type)
     if config.model_type not in ANATOMIES:
         near = difflib.get_close_matches(config.model_type, ANATOMIES, n=3, cutoff=0.5)
         similar = f" (known and similar: {', '.join(near)})" if near else ""
@@ -75,6 +99,7 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
 
 def family_of(config: PretrainedConfig) -> Family:
     """The family of a model by its configuration; an unknown architecture counts as causal, or has an encoder too."""
+    _take_plugins(config.model_type)
     unknown = SEQ2SEQ if config.is_encoder_decoder else CAUSAL
     return next((family for family in FAMILIES.values() if config.model_type in family.rows), unknown)
 
