@@ -12,13 +12,13 @@ import time
 import pytest
 import torch
 from huggingface_hub import HfApi
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers import AutoConfig
 from transformers.activations import ACT2CLS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outliers.errors import UserError
 from outliers.models import config_file, source
-from outliers.models.anatomy import ANATOMIES, family_of, text_config
+from outliers.models.anatomy import ANATOMIES, text_config
 from outliers.models.config_file import check_fields, least_weights
 from outliers.models.configs import find_config, known_configs
 from outliers.models.load import load_config, load_model, load_tokenizer
