@@ -23,6 +23,7 @@ from outliers.models.config_file import check_fields, least_weights
 from outliers.models.configs import find_config, known_configs
 from outliers.models.load import load_config, load_model, load_tokenizer
 from outliers.models.names import POCKET
+from outliers.models.skeleton import skeleton
 from outliers.models.source import ask_hub, find_model
 from outliers.models.stream import stream_model
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
@@ -49,7 +50,7 @@ def passes(config) -> None:
     check_fields(config.to_dict(), "here")
     fields = json.loads(config.to_json_string(use_diff=False))
     check_fields(fields, "here")
-    model = skeleton_with_head(text_config(config))
+    model = skeleton(text_config(config), torch.bfloat16)
     least = least_weights(text_config(config).to_dict())
     assert 0.35 < least / sum(parameter.numel() for parameter in model.parameters()) <= 1
 
