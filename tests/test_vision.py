@@ -6,6 +6,8 @@ import re
 import numpy as np
 import pytest
 import torch
+from datasets import ClassLabel, Dataset, Features
+from datasets import Image as Column
 from PIL import Image
 from torch import nn
 from transformers import (
@@ -28,7 +30,7 @@ from transformers import (
 
 import outliers
 from outliers.errors import UserError
-from outliers.models.anatomy import input_embedding, projections
+from outliers.models.anatomy import input_embeddings, projections
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
 from outliers.models.stream import stream_model
@@ -201,7 +203,7 @@ def test_ablation(vit, shown):
 
 def test_draws_multiply_what_the_convolution_makes(model, shown):
     seen = []
-    embedding = input_embedding(model)
+    (embedding,) = input_embeddings(model)
 
     def last(draw):
         with drawn(model, draw):
@@ -242,6 +244,23 @@ def test_places_of_a_smaller_picture(size):
     assert [name for _, (name, _) in sorted(names.items())][:20] == [*BEFORE["registers"], *patches][:20]
 
 
+def test_map_over_the_picture():
+    """Each panel has the largest values of a feature by row and column; a trace without places has none."""
+    model = plant(make_model("registers"), [3, 17], 64.0)
+    shown = Examples(torch.randn(3, 3, 8, 12), torch.tensor([[0], [1], [2]]))
+    trace = outliers.trace(model, shown, tokens=True)
+    panels = outliers.plot.patch_map(trace)
+    features = trace.outlier_features()["feature"].tolist()
+    assert sorted(features)[:2] == [3, 17] and len(panels) == len(features)
+    for axes, feature in zip(panels, features, strict=True):
+        drawn_values = torch.as_tensor(axes.images[0].get_array())
+        of_roles = [trace.statistics[f"{role}.magnitude"][:, feature] / 3 for role in ("attn_in", "ffn_in")]
+        assert torch.allclose(drawn_values, torch.maximum(*of_roles)[5:].reshape(2, 3))
+        assert "register 0" in axes.get_title(loc="left")
+    with pytest.raises(UserError, match="the trace knows no patches"):
+        outliers.plot.patch_map(outliers.trace(model, shown))
+
+
 @pytest.mark.parametrize(
     ("kind", "picture", "message"),
     [
@@ -267,6 +286,24 @@ def test_folder_by_class(saved):
     expected = processor(images=Image.open(file), return_tensors="pt")["pixel_values"][0]
     every = pictures(saved / "pictures", processor, config)
     assert (every.ids[(every.labels == 1)[:, 0]] == expected).all((1, 2, 3)).sum() == 1
+
+
+def test_data_set_of_the_hub(saved, monkeypatch):
+    """Its bytes are opened at the same door, in its own order; classes go by their names."""
+    file = saved / "pictures" / "dog" / "0.png"
+    kinds = Features({"picture": Column(), "kind": ClassLabel(names=["dog", "owl"])})
+    contents = [file.read_bytes(), file.read_bytes(), b"no picture"]
+    rows = Dataset.from_dict(
+        {"picture": [{"bytes": one, "path": None} for one in contents], "kind": [0, 1, 0]}, features=kinds
+    )
+    monkeypatch.setattr("outliers.text.documents.data_set", lambda _name, _splits: rows.to_iterable_dataset())
+    processor, config = load_processor(str(saved / "vit")), load_config(str(saved / "vit"))
+    found = pictures("owner/name", processor, config, 2)
+    assert found.labels.flatten().tolist() == [1, 3]
+    expected = processor(images=Image.open(file), return_tensors="pt")["pixel_values"][0]
+    assert torch.equal(found.ids[1], torch.as_tensor(expected))
+    with pytest.raises(UserError, match="'row 2 of owner/name' is no picture that can be read"):
+        pictures("owner/name", processor, config, 3)
 
 
 def test_pictures_without_a_class(saved):
@@ -394,7 +431,7 @@ def test_callback(saved, vit, shown):
     trainer.add_callback(outliers.OutlierCallback(trainer, shown, every=1))
     trainer.train()
     rows = list(read(saved / "run" / "outliers"))
-    assert [row.asked["subject"]["checkpoint"] for row in rows] == ["step0", "step1", "step2"]
+    assert [row.asked["subject"]["checkpoint"] for row in rows] == ["step-0", "step-1", "step-2"]
     perplexities = [value["value"] for row in rows for value in row.values if value["metric"] == "perplexity"]
     assert perplexities[-1] == pytest.approx(outliers.perplexity(vit, shown)) != perplexities[0]
 
