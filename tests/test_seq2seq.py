@@ -247,7 +247,7 @@ def settings(folder, **fields) -> dict:
         ("t5", 30, {"objective": "prefix"}, "first-blocks+prefix"),
         ("bart", 0, {}, "first-blocks+prefix"),
         ("bart", 0, {"objective": "span"}, "no sentinels"),
-        ("bart", 0, {"mask_seed": 3}, "leave --mask-seed out"),
+        ("bart", 0, {"mask_seed": 3}, "leave --mask-seed and --mask-seeds out"),
         ("t5", 30, {"bos": True}, "leave --bos out"),
         ("t5", 30, {"block": 900}, "sentinels; use shorter blocks"),
         ("t5", 30, {"blocks": 900}, "too short"),
