@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Served(Causal):
     """A model under one variant, with a text whose beginnings are prompts; a metric says how long they are."""
 
-    families = ("causal", "masked", "vision")
+    families = ("causal", "masked", "seq2seq", "vision")
     of_one_variant = True
 
     def prepare(self) -> None:
