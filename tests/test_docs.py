@@ -793,8 +793,7 @@ def test_words_agree_with_numbers(page, words, numbers):
 
 
 def test_sentences_without_numbers():
-    ratios = [ratio for way in ("LLM.int8()", "32 bits") for ratio in times_of_layers(way, 32)]
-    assert all(ratio < 1 for ratio in ratios), "paper.md: at batch 32"
+    assert max(times_of_layers("LLM.int8()", 32)) < 1, "paper.md: bfloat16 takes longer than LLM.int8()"
     assert len(decode_shapes(find_config("google-t5/t5-3b"))[0]) == 8, "paper.md: eight projections"
     ablation = table("results/kept/ablation/gpt2-1.7m/ablation.csv").set_index(["subject", "method"])["top1_softmax"]
     none = ablation["none"].item()
@@ -1046,6 +1045,7 @@ def test_python_runs(block, monkeypatch, tmp_path):
     """Each block by itself, with a pocket model in the place of the one that is downloaded, and few steps."""
     tables = [
         ("outliers.models.anatomy", "ANATOMIES"),
+        ("outliers.models.anatomy", "FAMILIES"),
         ("outliers.quantization.schemes", "SCHEMES"),
         ("outlier_kernels.formats", "FORMATS"),
         ("outliers.text.blocks", "TEXTS"),
@@ -1064,4 +1064,4 @@ def test_python_runs(block, monkeypatch, tmp_path):
 
 
 def test_the_readme_is_short():
-    assert len(read("README.md").splitlines()) <= 150
+    assert len(read("README.md").splitlines()) <= 130

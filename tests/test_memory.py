@@ -113,7 +113,9 @@ def test_configurations_from_elsewhere(tmp_path):
     assert find_config("pocket/gpt2-0.1m").model_type == "gpt2"
     small_config("t5").save_pretrained(tmp_path)
     assert find_config(str(tmp_path)).d_ff == 64
-    with pytest.raises(UserError, match="unknown architecture 't5'"):
+    small_config("vit").save_pretrained(tmp_path)
+    assert find_config(str(tmp_path)).patch_size == 4
+    with pytest.raises(UserError, match="unknown architecture 'vit'"):
         load_config(str(tmp_path))
     with pytest.raises(UserError, match="unknown model 'pocket/nothing'"):
         find_config("pocket/nothing")

@@ -23,7 +23,7 @@ class Metric(Checked):
     variant then.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # until one is made, as `Named`
 
     name: ClassVar[str]
     measured_by: "ClassVar[str | Measurement]"
