@@ -21,8 +21,8 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import outliers
+from outliers.models import plugins
 from outliers.models.names import POCKET
-from outliers.quantization import plugins
 from outliers.quantization.schemes import get_scheme
 from outliers.specification import files
 from outliers.specification.files import make_experiment, read_experiment

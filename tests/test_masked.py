@@ -104,6 +104,15 @@ def test_states_are_those_of_transformers(model, text):
     assert all(torch.equal(one, state[0]) for one, state in zip(found, states[1:], strict=False))
 
 
+def test_hooks_see_each_state_once(model, text):
+    """And not the embeddings of distances, which go through DeBERTa's projections too."""
+    seen = []
+    with outliers.hooks(model, lambda layer, role, x: seen.append((layer, role, len(x)))):
+        model(input_ids=text[0].ids[None])
+    roles = ("attn_in", "attn_out", "ffn_in", "ffn_out")
+    assert seen == [(layer, role, 20) for layer in range(3) for role in roles]
+
+
 def test_states_from_a_layer_on(model, text):
     whole = [state for _, _, state in run_decoder(model, text)]
     known = [{} for _ in text]

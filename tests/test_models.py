@@ -108,10 +108,10 @@ def test_context_length(case, length):
 
 
 def test_unknown_architecture_says_what_its_row_needs():
-    from transformers import Olmo3Config, ViTConfig
+    from transformers import BeitConfig, Olmo3Config
 
-    with pytest.raises(UserError, match="unknown architecture 'vit'") as refused:
-        anatomy_of(ViTConfig())
+    with pytest.raises(UserError, match="unknown architecture 'beit'") as refused:
+        anatomy_of(BeitConfig())
     for needed in ("outliers/models/anatomy", "layers", "attention", "norms", "attn_in, attn_out, ffn_in, ffn_out"):
         assert needed in str(refused.value)
     assert "\n" not in str(refused.value)
