@@ -1,6 +1,6 @@
 """Measure the checkpoints that `outliers.models.pocket.train` left, and make the shipped family of them.
 
-    python scripts/publish_pocket.py --c4 c4_en_1000.jsonl t5-1.9m bert-1.4m
+    python scripts/publish_pocket.py bert-1.4m --c4 c4_en_1000.jsonl --wikitext wikitext2_train.txt.gz
 
 Of every named rung, or of all that are trained: the weights of its last checkpoint with tokenizer or image processor and
 card in `outliers/models/pocket/NAME`, measured on the held-out rows of C4 or the held-out pictures. Of causal language
@@ -12,16 +12,18 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from outliers.metrics.perplexity.measure import perplexity
-from outliers.models.anatomy.examples import Examples
+from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.anatomy.views import CROSS, views_of
 from outliers.models.load import load_model
 from outliers.models.names import POCKET
-from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS
+from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, VOCABULARY
+from outliers.models.pocket.train import TEXTS
 from outliers.plot.emergence import along_training
 from outliers.report.section import drawn
 from outliers.specification.kinds import Settings
@@ -29,7 +31,8 @@ from outliers.subjects.causal import Causal
 from outliers.text.digits import HELD_OUT
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
-from outliers.training.corpus import C4_TRAINING_ROWS
+from outliers.training.corpus import C4_TRAINING_ROWS, Corpus
+from outliers.training.objectives import OBJECTIVES
 
 BLOCKS = 64
 CAUSAL = "next tokens"
@@ -89,19 +92,20 @@ WORDS = {  # of the models of each objective
     | {
         "tag": "fill-mask",
         "kind": "masked language model",
-        "worth": "to have learnt something. It is for trying the commands on its family",
+        "worth": "to run every command on, though it has learnt little more than how frequent each token is",
         "use": "filling in words",
         "seen": OF_TEXT["seen"] + "; 15 % are predicted, of which 80 % are read as [MASK] and 10 % as any other token; "
         "position embeddings begin as sinusoids",
         "measured": HELD_OUT_TEXT + ", of which 15 % are masked with seed 0",
-        "value": "perplexity of the masked tokens | {perplexity:.2f}",
+        "value": "perplexity of the masked tokens | {perplexity:.2f} |\n| the same by the frequencies of tokens in the training "
+        "text alone | {by_frequencies:.2f}",
         "beside": "",
     },
     "corrupted spans": OF_TEXT
     | {
         "tag": "text2text-generation",
         "kind": "encoder-decoder",
-        "worth": "to have learnt something. It is for trying the commands on its family",
+        "worth": "to run every command on",
         "use": "writing text",
         "context_of": "context of the encoder",
         "shape": f"{{layers}} and {{layers}}, {{width}}, {{heads}}, {CONTEXT}",
@@ -115,7 +119,7 @@ WORDS = {  # of the models of each objective
         "language": "",
         "tag": "image-classification",
         "kind": "picture classifier",
-        "worth": "to have learnt something. It is for trying the commands on its family",
+        "worth": "to run every command on",
         "use": "reading digits of any other size or origin",
         "context_of": "positions",
         "shape": "{layers}, {width}, {heads}, [CLS] and 16 patches of 2 × 2 pixels",
@@ -151,6 +155,12 @@ def features_of(model: PreTrainedModel, blocks: Examples, stack: str) -> dict:
     }
 
 
+def by_frequencies(blocks: Examples, seen: np.ndarray) -> float:
+    """Perplexity of what is predicted by how often each token stands in a text, ids (tokens,), and once more."""
+    counts = np.bincount(seen, minlength=VOCABULARY) + 1
+    return float(np.exp(-np.log(counts / counts.sum())[blocks.labels[blocks.labels != IGNORED]].mean()))
+
+
 def emergence(name: str, work: Path, c4: Path) -> list[dict]:
     """One row a checkpoint of a rung."""
     folders = sorted((work / name).glob("step-*"))
@@ -163,12 +173,14 @@ def emergence(name: str, work: Path, c4: Path) -> list[dict]:
     return rows
 
 
-def card(name: str, folder: Path, c4: Path) -> str:
-    """The card of a rung, as measured."""
+def card(name: str, folder: Path, c4: Path, seen: Corpus) -> str:
+    """The card of a rung, as measured. c4: the rows that are held out. seen: what it has learnt from."""
     rung = LADDER[name]
     model, blocks = load_model(str(folder)), held_out(folder, c4, rung.objective)
     fields = {**rung._asdict(), "name": name, "tokens": STEPS * rung.batch * CONTEXT / 1e6}
     fields |= {"parameters": model.num_parameters(), "perplexity": perplexity(model, blocks)}
+    if rung.objective == "masked tokens":
+        fields |= {"by_frequencies": by_frequencies(blocks, seen.ids)}
     if rung.objective == "pictures":
         predicted = model(pixel_values=blocks.ids).logits.argmax(-1)
         fields |= {"accuracy": (predicted == blocks.labels[:, 0]).float().mean().item()}
@@ -185,25 +197,27 @@ def card(name: str, folder: Path, c4: Path) -> str:
     return CARD.format(**fields | words, precision=precision, found="\n".join(found))
 
 
-def ship(name: str, work: Path, c4: Path) -> None:
+def ship(name: str, work: Path, c4: Path, seen: Corpus) -> None:
     """Copy the last checkpoint into the package and write its card."""
     source, target = work / name / f"step-{STEPS:04d}", POCKET / name
     shutil.copytree(source, target, dirs_exist_ok=True)
-    (target / "README.md").write_text(card(name, source, c4))
+    (target / "README.md").write_text(card(name, source, c4, seen))
 
 
 def main() -> None:
     """Publish the rungs that are trained to the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"rungs to publish: {', '.join(LADDER)} (default: all)")
-    parser.add_argument("--c4", type=Path, required=True, help="the same file as for training")
+    for option, (file, _) in TEXTS.items():
+        parser.add_argument(option, type=Path, default=Path(file), help="the same file as for training")
     parser.add_argument("--work", type=Path, default=Path("build/pocket"), help="where `train` left its checkpoints")
     arguments = parser.parse_args()
     work, text = arguments.work, arguments.work / "held_out.jsonl"
     text.write_text("".join(arguments.c4.read_text().splitlines(keepends=True)[C4_TRAINING_ROWS:]))
     trained = [name for name in arguments.names or LADDER if (work / name / f"step-{STEPS:04d}").exists()]
     for name in trained:
-        ship(name, work, text)
+        seen = OBJECTIVES[LADDER[name].objective].prepare(arguments.c4, arguments.wikitext, work)
+        ship(name, work, text, seen)
     causal = [name for name in trained if LADDER[name].objective == CAUSAL]
     if causal:
         rows = [row for name in causal for row in emergence(name, work, text)]

@@ -58,6 +58,7 @@ from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Experiment, Memory
 from outliers.specification.recipe import Recipe, Training
 from outliers.subjects.provenance import code_hash
+from outliers.text.digits import HELD_OUT
 from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
@@ -69,6 +70,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import fill_docs  # noqa: E402
 
 KERNELS, TRAINING = "kernels/README.md", "outliers/models/pocket/README.md"
+CAUSAL = [name for name in pocket_models() if LADDER[name[7:]].objective == "next tokens"]
 PAGES = [*(page.relative_to(ROOT).as_posix() for page in fill_docs.pages()), "SECURITY.md", KERNELS, TRAINING]
 
 
@@ -359,6 +361,11 @@ def along_training(model: str) -> pd.DataFrame:
     """The checkpoints of a pocket model, in their order."""
     found = table("outliers/models/pocket/emergence.csv")
     return found[found["model"] == f"pocket/{model}"]
+
+
+def on_card(model: str, pattern: str) -> list[float]:
+    """The numbers of the one place of a pocket model's card that a pattern matches."""
+    return [float(number) for number in in_source(f"outliers/models/pocket/{model}/README.md", pattern)]
 
 
 def first_step_above(model: str) -> int:
@@ -732,6 +739,11 @@ CLAIMS = {
         "{:.0f} MB in all":
             lambda: [sum(f.stat().st_size for name in pocket_models() for f in (POCKET.parent / name).iterdir()) / 1e6],
         "a vocabulary of {:,} tokens and a context of {} tokens": lambda: (VOCABULARY, CONTEXT),
+        "of the classes of {} pictures": lambda: size("pocket/families_table4")[:1],
+        "perplexity of the masked tokens is {:,.2f}, where the frequencies of the training text alone give {:,.2f}":
+            lambda: on_card("bert-1.4m", r"masked tokens \| ([\d.]+) \|\n.* alone \| ([\d.]+)"),
+        "puts {:.1f} % of the {:.0f} held-out pictures": lambda: (*on_card("vit-0.3m", r"\| ([\d.]+)%,"), HELD_OUT),
+        "On {} of them no scheme": lambda: size("pocket/pictures_table1")[:1],
         "seen {:.1f} million tokens": lambda: (LADDER["gpt2-5.9m"].batch * CONTEXT * STEPS / 1e6,),
         "({} blocks of {} tokens; the criterion": lambda: size("emergence"),
         "`gpt2-1.7m` is feature {:.0f}": lambda: (along_training("gpt2-1.7m")["feature"].iloc[-1],),
@@ -800,9 +812,13 @@ def test_sentences_without_numbers():
     assert ablation["outliers", "shuffle"] > none, "pocket.md: shuffled, the attention is more certain"
     for fit in table("results/kept/emergence/fits.csv")["scale_interval"].map(ast.literal_eval):
         assert fit[0] < 0 < fit[1], "pocket.md: over the seven models the exponential is not determined"
-    with_outliers = [name for name in pocket_models() if along_training(name[7:])["outlier_features"].iloc[-1]]
-    assert len(pocket_models()) == 7
+    with_outliers = [name for name in CAUSAL if along_training(name[7:])["outlier_features"].iloc[-1]]
+    assert len(CAUSAL) == 7
     assert len(with_outliers) == 3, "pocket.md: in three of them outlier features grew"
+    others = kept("pocket/families_table4")
+    assert {row["value"] for row in others if row["metric"] == "count"} == {0}, "pocket.md: neither has one"
+    right = {row["value"] for row in kept("pocket/pictures_table1") if row["metric"] == "accuracy"}
+    assert len(right) == 1, "pocket.md: no scheme changes how many are right"
     layers = table("results/kernels/layers-zen-4.csv")
     of_dimensions = (layers["tokens"] == 512) & (layers["outputs"] == 4 * layers["features"])
     fast = layers.loc[of_dimensions & (layers["way"] == "LLM.int8()"), "times_16_bits"]

@@ -19,5 +19,5 @@ ARTEFACTS = {
     "causes": Artefact("Causes", Training, section=causes_section),
     "families_table1": Artefact("Other families", Experiment),
     "pictures_table1": Artefact("Other families, pictures", Experiment),
-    "families_table4": Artefact("Other families", Emergence, section=families_section),
+    "families_table4": Artefact("Outlier features of other families", Emergence, section=families_section),
 }

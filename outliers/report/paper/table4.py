@@ -93,7 +93,7 @@ def families_section(rows: list[dict]) -> Section:
     """Table 4 of models whose perplexities are of different things, so that nothing is fitted or drawn by them."""
     table = emergence_table(rows)
     findings = emergence_findings(distinct_models(rows), {}, table.name)
-    return Section("Outlier features", rows, table.form("simple"), [table], findings=findings)
+    return Section("Outlier features of other families", rows, table.form("simple"), [table], findings=findings)
 
 
 def panel_section(name: str, rows: list[dict]) -> Section:
