@@ -41,8 +41,8 @@ AGREES, DIFFERS, NOT_RUN, NOT_MEASURED = "agrees", "differs", "not run", "not me
 NOT_HERE = "not on this machine; name the model to get it"
 CAPTION = (
     f"Published beside measured, on {BLOCKS} blocks of the embedded text that are as long as those of the source (a "
-    f"perplexity on the whole text that it names), or on {BLOCKS} embedded pictures. Places are compared exactly, sizes "
-    "within a tolerance."
+    f"perplexity on the whole text that it names), or on {BLOCKS} embedded pictures. Places are compared exactly, and "
+    "sizes within a tolerance."
 )
 HEADERS = ["model", "agreement", "published", "measured", "blocks", "source", "note"]
 
