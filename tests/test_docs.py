@@ -35,7 +35,7 @@ from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
 from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
-from outliers.models.load import MANY, load_model, weights_hash
+from outliers.models.load import LARGEST_SIDE, MANY, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.origins import READ, parts_of
@@ -58,6 +58,7 @@ from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Experiment, Memory
 from outliers.specification.recipe import Recipe, Training
 from outliers.subjects.provenance import code_hash
+from outliers.subjects.vision import LARGEST_FILE
 from outliers.text.digits import HELD_OUT
 from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
@@ -430,6 +431,8 @@ CLAIMS = {
     "SECURITY.md": {
         "more than {} MiB of header": lambda: [LONGEST_HEADER >> 20],
         "lines of more than {} MB": lambda: [LONGEST_LINE >> 20],
+        "more than {} MB or 2²⁶ pixels": lambda: [LARGEST_FILE >> 20],
+        "more than {:,} pixels a side": lambda: [LARGEST_SIDE],
     },
     "docs/extending.md": {
         "its lines are at most {} MB long": lambda: (LONGEST_LINE >> 20,),

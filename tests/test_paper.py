@@ -363,6 +363,12 @@ def test_rows_of_an_experiment():
 
 
 @pytest.mark.slow
+def _taken_apart(text: str) -> tuple[str, list[float]]:
+    """A text without its long fractions, and these."""
+    long = re.compile(r"-?\d+\.\d{9,}(?:e-?\d+)?")
+    return long.sub("", text), [float(number) for number in long.findall(text)]
+
+
 def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
     folder = shutil.copytree(KEPT, tmp_path / "pocket")
     kept = {path: path.read_text() for path in folder.rglob("*") if path.suffix in (".md", ".csv", ".tex")}
@@ -377,5 +383,8 @@ def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-    assert {path: path.read_text() for path in kept} == kept
+    # Fits end at other last digits on other processors; all else is the same to the byte.
+    for path, text in kept.items():
+        words, numbers = zip(*map(_taken_apart, (path.read_text(), text)), strict=True)
+        assert words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=1e-6), path
     assert (folder / "report.html").exists()
