@@ -135,7 +135,7 @@ MUTATIONS = {
         ("distances[place] = torch.inf", "pass"),
         ("magnitudes.mean(1, keepdim=True).sqrt() * ", ""),
     ],
-    "outliers/metrics/sinks/measure.py": [("queries = probabilities[0, :, 1:]", "queries = probabilities[0]")],
+    "outliers/metrics/sinks/measure.py": [("else probabilities[0, :, 1:]", "else probabilities[0]")],
     "outliers/presets/super_weights.py": [("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]")],
     "outliers/report/views/super_weights.py": [('exact(candidate["cost"]).is_above(_random(candidate))', "True")],
     "outliers/variants/massive.py": [("entries.abs() > self.above", "entries > self.above")],

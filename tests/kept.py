@@ -11,7 +11,7 @@ from outliers.metrics.memory.view import memory_section
 from outliers.metrics.origins.view import beside_each_other, origins_section
 from outliers.metrics.perplexity.view import sweep_section
 from outliers.metrics.zeroshot.view import zeroshot_section
-from outliers.report.paper.table4 import table4_section
+from outliers.report.paper.table4 import families_section, table4_section
 from outliers.report.paper.table7 import table7_section, table10_section
 from outliers.report.section import Section
 from outliers.report.views.ablation import ablation_section
@@ -61,6 +61,9 @@ SECTIONS = {
     "pocket/table6": latency_section,
     "pocket/table6_layers": decoder_section,
     "pocket/figure1": zeroshot_section,
+    "pocket/families_table1": sweep_section,
+    "pocket/pictures_table1": sweep_section,
+    "pocket/families_table4": families_section,
     "remedies": remedies_section,
     "attention/smollm2-135m": attention_section,
     "training-runs/table7": table7_section,

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import nbformat
@@ -21,8 +22,8 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import outliers
+from outliers.models import anatomy, plugins
 from outliers.models.names import POCKET
-from outliers.quantization import plugins
 from outliers.quantization.schemes import get_scheme
 from outliers.specification import files
 from outliers.specification.files import make_experiment, read_experiment
@@ -232,21 +233,34 @@ def test_the_experiment_file_is_one_and_says_what_it_needs(tmp_path):
 
 
 @pytest.mark.parametrize("block", blocks_of("toml"))
-def test_an_entry_point_installs_schemes(block, tmp_path, monkeypatch):
+def test_an_entry_point_installs_what_it_names(block, tmp_path, monkeypatch):
     ((group, entries),) = tomllib.loads(block)["project"]["entry-points"].items()
     ((entry, place),) = entries.items()
     module, name = place.split(":")
-    (tmp_path / f"{module}.py").write_text(
-        f"import outliers\n{name} = [outliers.Scheme('of-a-page', outliers.Quantizer('int8', 'row'), None)]\n"
-    )
+    code, named = {
+        "outliers.schemes": (
+            f"import outliers\n{name} = [outliers.Scheme('of-a-page', outliers.Quantizer('int8', 'row'), None)]\n",
+            lambda: get_scheme("of-a-page").name,
+        ),
+        "outliers.families": (
+            "from dataclasses import replace\nfrom outliers.models.anatomy.causal import CAUSAL\n"
+            f"{name} = replace(CAUSAL, name='of-a-page', rows={{'of-a-page': CAUSAL.rows['gpt2']}})\n",
+            lambda: anatomy.family_of(SimpleNamespace(model_type="of-a-page", is_encoder_decoder=False)).name,
+        ),
+    }[group]
+    (tmp_path / f"{module}.py").write_text(code)
+    for table in (anatomy.FAMILIES, anatomy.ANATOMIES):
+        monkeypatch.setitem(table, "of-a-page", None)  # what is added goes with the test
+        del table["of-a-page"]
     about = tmp_path / f"{module}-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(f"[{group}]\n{entry} = {place}\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, module, raising=False)  # both blocks name one package
     plugins.plugins.cache_clear()
     try:
-        assert get_scheme("of-a-page").name == "of-a-page"
+        assert named() == "of-a-page"
     finally:
         plugins.plugins.cache_clear()
 

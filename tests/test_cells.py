@@ -18,10 +18,10 @@ from outliers.metrics.memory import Memory as Footprint
 from outliers.metrics.metric import StatesMetric
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.zeroshot.harness import zeroshot
+from outliers.models import plugins
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.presets.cells import Cells
-from outliers.quantization import plugins
 from outliers.quantization.schemes import Scheme
 from outliers.report.report import drawn_again
 from outliers.runs.rows import Row, Rows, line_of, read

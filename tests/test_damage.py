@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import outliers
+from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
 from outliers.metrics.agreement.measure import SEEN
 from outliers.metrics.damages import damages_of
@@ -25,7 +26,7 @@ from outliers.metrics.perplexity import measure as losses
 from outliers.metrics.perplexity.measure import perplexity, perplexity_of, variant_losses
 from outliers.metrics.places import Places
 from outliers.metrics.places.measure import exchange_losses, exchanges
-from outliers.models.anatomy import ROLES, projections
+from outliers.models.anatomy import projections
 from outliers.models.decoder import run_decoder
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
@@ -114,7 +115,7 @@ def test_tokens_whose_output_is_zero_have_no_error_by_token(blocks):
         model.get_input_embeddings().weight[token] = 0
     x, weight = (
         inputs_of(model, blocks[0])[path],
-        dict(projection[2:] for projection in projections(model))[path].weight,
+        {one.path: one.module for one in projections(model)}[path].weight,
     )
     exact, weight = x @ weight.detach().double().T, weight.detach().double()
     there = blocks[0] != token
@@ -178,7 +179,7 @@ def test_perplexities_are_those_of_quantize_with_skip(case, blocks):
         exact = [one.path for one in projections(model) if is_exact(one)]
         return perplexity(quantize(model, "absmax", skip=[*skip, *exact]), blocks)
 
-    assert found.roles["role"].tolist() == list(ROLES)
+    assert found.roles["role"].tolist() == list(OF_EVERY_STACK)
     assert found.layers["layer"].tolist() == [0, 1]
     for table, field in ((found.roles, "role"), (found.layers, "layer")):
         for row in table.to_dict("records"):
@@ -410,7 +411,7 @@ def test_mistakes_in_python(blocks):
     model = make_model("gpt2")
     for message, arguments in {
         "scheme 'fp32' quantizes nothing": {"scheme": "fp32"},
-        "no part of the damage is asked for; expected some of error, role, layer, model": {"by": []},
+        "no part of the damage is asked for; expected some of error, role, layer, stack, model": {"by": []},
         "unknown part of the damage 'all'": {"by": "all"},
         "blocks of 70 tokens are longer": {"blocks": torch.zeros(1, 70, dtype=torch.int64)},
         "no blocks to evaluate": {"blocks": torch.zeros(0, 8, dtype=torch.int64), "by": ["layer"]},
@@ -467,7 +468,7 @@ def test_figures_show_the_values(found):
         (image,) = axes.images
         for row in one.errors.to_dict("records"):
             of_role = one.errors[(one.errors["role"] == row["role"]) & (one.errors["layer"] == row["layer"])]
-            assert image.get_array()[ROLES.index(row["role"]), row["layer"]] == of_role[column].max()
+            assert image.get_array()[OF_EVERY_STACK.index(row["role"]), row["layer"]] == of_role[column].max()
     limits = {axes.images[0].get_clim() for axes in panels}
     assert len(limits) == 1, "one scale for all"
     bars = damage_bars(damages).ravel()

@@ -8,13 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outliers.criterion import PAPER
+from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.errors import UserError
 from outliers.metrics import states
 from outliers.metrics.ablations import ablate
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.metrics.top1.measure import top1_softmax
-from outliers.models.anatomy import ROLES
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.plot.emergence import metric_of
@@ -30,7 +29,7 @@ from outliers.subjects.provenance import measuring
 from outliers.text.blocks import load_text
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row, trace_row
-from outliers.tracing.trace import trace
+from outliers.tracing.trace import trace, traces
 from outliers.variants.ablated import Intervention
 from outliers.variants.quantized import Quantized
 from tests.conftest import TIMES, lasting, trace_model
@@ -68,7 +67,7 @@ def test_trace_rows_are_what_the_api_measures(tmp_path):
     places = ["role", "layer", "feature", "position", "token", "value"]
     wanted = want.largest_values(by="layer")[places]
     assert [[row[name] for name in places] for row in largest] == wanted.to_numpy().tolist()
-    assert {row["role"] for row in largest} == set(row["roles"]) == set(ROLES)
+    assert {row["role"] for row in largest} == set(row["roles"]) == set(OF_EVERY_STACK)
     assert {"weights_hash", "tokens_hash", "alpha", "block", "version", *TIMES} <= set(row)
 
 
@@ -94,7 +93,7 @@ def test_a_kept_trace_of_other_roles_is_not_taken_for_this(tmp_path):
     found.about["roles"] = list(PAPER)
     found.save(tmp_path / "trace")
     again, new = trace_model(OneModel(**TRACED), tmp_path)
-    assert again.about["roles"] == list(ROLES)
+    assert again.about["roles"] == list(OF_EVERY_STACK)
     assert new == rows
 
 
@@ -103,9 +102,9 @@ def test_emergence_traces_what_the_paper_looks_at(tmp_path, monkeypatch):
 
     def spy(model, blocks, roles, *arguments):
         traced.append(tuple(roles))
-        return trace(model, blocks, roles, *arguments)
+        return traces(model, blocks, roles, *arguments)
 
-    monkeypatch.setattr("outliers.metrics.trace.measure.trace", spy)
+    monkeypatch.setattr("outliers.metrics.trace.measure.traces", spy)
     rows = run(Emergence(models=[TRACED["model"]], block=64, blocks=6, alpha=3), tmp_path / "family")
     assert traced == [PAPER]
     _, of_one = trace_model(OneModel(**TRACED), tmp_path / "one")
@@ -121,9 +120,9 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
         if len(read) == 4:
             raise KeyboardInterrupt
         read.append(blocks)
-        return trace(model, blocks, *arguments)
+        return traces(model, blocks, *arguments)
 
-    monkeypatch.setattr("outliers.metrics.trace.measure.trace", count)
+    monkeypatch.setattr("outliers.metrics.trace.measure.traces", count)
     with pytest.raises(KeyboardInterrupt):
         trace_model(OneModel(**TRACED), tmp_path / "cut")
     assert Trace.load(tmp_path / "cut" / "trace").sequences == 4
@@ -154,9 +153,9 @@ def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch):
             traced.append(arguments)
             if len(traced) == TRACED["blocks"]:
                 raise KeyboardInterrupt
-            return trace(*arguments, **keywords)
+            return traces(*arguments, **keywords)
 
-        patch.setattr("outliers.metrics.trace.measure.trace", stop)
+        patch.setattr("outliers.metrics.trace.measure.traces", stop)
         with pytest.raises(KeyboardInterrupt):
             trace_model(OneModel(**TRACED), tmp_path / "backwards")
     assert not list(tmp_path.glob("backwards/trace.*")), "without the first block there is no beginning"

@@ -135,7 +135,7 @@ def test_extreme_logits(blocks):
         (torch.ones(2, 3), r"a block is float32 of shape \(3,\)"),
         ([torch.ones(0, dtype=torch.int64)], r"a block is int64 of shape \(0,\)"),
         ([], "no blocks to evaluate"),
-        (torch.zeros(1, 1, dtype=torch.int64), "blocks of one token, of which none is predicted; expected at least 2"),
+        (torch.zeros(1, 1, dtype=torch.int64), "nothing is predicted; expected blocks of at least 2 tokens"),
         (torch.zeros(1, 65, dtype=torch.int64), "blocks of 65 tokens are longer than the model's context of 64"),
         (torch.full((1, 4), 100), "token id 100 is outside the model's vocabulary of 100"),
     ],

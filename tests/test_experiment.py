@@ -13,6 +13,7 @@ from outliers.metrics import states
 from outliers.metrics.perplexity.measure import Loss, perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import PACKAGED, POCKET, pocket_models
+from outliers.models.pocket.ladder import LADDER
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1
 from outliers.report.report import drawn_again
@@ -29,11 +30,12 @@ from tests.conftest import TIMES, make_model, trace_model
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
 
 
-def test_the_default_sweep_is_table_1_of_all_pocket_models():
+def test_the_default_sweep_is_table_1_of_all_causal_pocket_models():
     experiment = make_experiment(read_experiment("pocket/table1"), Experiment)
     assert experiment.name == "pocket/table1"
     assert experiment.schemes == TABLE1
-    assert set(experiment.models) == {*pocket_models(), *PACKAGED}
+    causal = [name for name in pocket_models() if LADDER[name.removeprefix("pocket/")].objective == "next tokens"]
+    assert set(experiment.models) == {*causal, *PACKAGED}
 
 
 @pytest.mark.parametrize(

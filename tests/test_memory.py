@@ -24,11 +24,11 @@ from outliers.metrics.memory.footprint import (
     measure_footprint,
     measure_pass,
     prompt,
-    skeleton_with_head,
 )
 from outliers.metrics.memory.view import footprints, largest, memory_section
 from outliers.models.configs import find_config, known_configs
 from outliers.models.load import load_config
+from outliers.models.skeleton import skeleton
 from outliers.quantization.convert import quantize
 from outliers.report.paper.table3 import PUBLISHED, measured
 from outliers.runs.run import run
@@ -36,6 +36,8 @@ from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory
 from tests.conftest import CONFIGS, slow_but_five
 from tests.test_commands import call
+from tests.test_vision import BEFORE
+from tests.test_vision import CONFIGS as PICTURES
 
 PARAMETERS = {  # by the model cards, but for OPT's and GPT-2's: as their published weights count
     "facebook/opt-125m": 125_239_296,
@@ -102,7 +104,7 @@ def nbytes(model) -> int:
 @pytest.mark.parametrize("name", known_configs())
 def test_known_configurations_have_the_published_parameters(name):
     config = find_config(name)
-    count = skeleton_with_head(config).num_parameters()
+    count = skeleton(config, torch.bfloat16).num_parameters()
     if name in PARAMETERS:
         assert count == PARAMETERS[name]
     else:
@@ -113,7 +115,9 @@ def test_configurations_from_elsewhere(tmp_path):
     assert find_config("pocket/gpt2-0.1m").model_type == "gpt2"
     small_config("t5").save_pretrained(tmp_path)
     assert find_config(str(tmp_path)).d_ff == 64
-    with pytest.raises(UserError, match="unknown architecture 't5'"):
+    AutoConfig.for_model("beit").save_pretrained(tmp_path)
+    assert find_config(str(tmp_path)).patch_size == 16
+    with pytest.raises(UserError, match="unknown architecture 'beit'"):
         load_config(str(tmp_path))
     with pytest.raises(UserError, match="unknown model 'pocket/nothing'"):
         find_config("pocket/nothing")
@@ -143,6 +147,13 @@ def test_weights_of_a_model_of_pictures():
     assert found.weights(16) - found.weights(8) == weights - 4 * outputs
     assert found.context == 4 * 4 + 1  # patches and [CLS], whatever was asked for
     assert found.cache == 0
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_places_of_a_picture(kind):
+    found = measure_footprint(PICTURES[kind], 2)
+    model = AutoModelForImageClassification.from_config(PICTURES[kind], dtype=torch.bfloat16)
+    assert (found.weights(16), found.context) == (nbytes(model), len(BEFORE[kind]) + 4 * 4)
 
 
 def test_what_transformers_keeps_in_float32(tmp_path):

@@ -108,10 +108,10 @@ def test_context_length(case, length):
 
 
 def test_unknown_architecture_says_what_its_row_needs():
-    from transformers import Olmo3Config, ViTConfig
+    from transformers import BeitConfig, Olmo3Config
 
-    with pytest.raises(UserError, match="unknown architecture 'vit'") as refused:
-        anatomy_of(ViTConfig())
+    with pytest.raises(UserError, match="unknown architecture 'beit'") as refused:
+        anatomy_of(BeitConfig())
     for needed in ("outliers/models/anatomy", "layers", "attention", "norms", "attn_in, attn_out, ffn_in, ffn_out"):
         assert needed in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -137,19 +137,21 @@ def test_unusable_dtype_and_device(field, value):
         load_model("pocket/gpt2-0.5m", **{field: value})
 
 
-@pytest.mark.parametrize("name", pocket_models())
+@pytest.mark.parametrize("name", [name for name in pocket_models() if "vit" not in name])
 def test_pocket_models(name):
     model, tokenizer = load_model(name), load_tokenizer(name)
     assert model.config.vocab_size == len(tokenizer) == 4096
-    assert model.config.max_position_embeddings == 256
+    assert getattr(model.config, "max_position_embeddings", 256) == tokenizer.model_max_length == 256
     text = "A recipe for 2 loaves: flour, water & salt.\n"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    special = LADDER[name.removeprefix("pocket/")].objective != "next tokens"
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=special) == text
     assert (POCKET / name.removeprefix("pocket/") / "README.md").exists()
 
 
 def test_pocket_family_is_complete_and_light():
-    assert {name.removeprefix("pocket/") for name in pocket_models()} == set(LADDER)
-    assert {rung.architecture for rung in LADDER.values()} == {"gpt2", "opt", "gptj"}
+    shipped = {name.removeprefix("pocket/") for name in pocket_models()}
+    assert set(LADDER) - shipped == {"t5-1.9m"} and shipped < set(LADDER), "which is not trained to its end yet"
+    assert {LADDER[name].architecture for name in shipped} == {"gpt2", "opt", "gptj", "bert", "vit"}
     assert sum(file.stat().st_size for file in POCKET.rglob("*.safetensors")) <= 40e6
 
 

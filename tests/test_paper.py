@@ -227,13 +227,14 @@ def test_another_scheme_of_the_table_breaks_no_published_table():
 def test_every_table_and_figure_has_an_experiment_of_each_set():
     of_trainings = [spec.shows for spec in experiments("training")]  # which take a night, and so are a set of their own
     of_paper = [name for name in ARTEFACTS if name not in (*beyond.ARTEFACTS, *of_trainings)]
-    for name in ("paper", "pocket"):
-        assert [spec.shows for spec in experiments(name)] == of_paper
+    others = ["families_table1", "pictures_table1", "families_table4"]  # of embedded models alone
+    for name, shown in (("paper", of_paper), ("pocket", [*of_paper, *others])):
+        assert [spec.shows for spec in experiments(name)] == shown
         assert {known for known in experiment_files() if known.startswith(f"{name}/")} == {
-            f"{name}/{shown}" for shown in of_paper
+            f"{name}/{one}" for one in shown
         }
-    others = [spec for name in ("look", "remedies", "attention", "training/causes") for spec in experiments(name)]
-    assert [spec.shows for spec in others] == list(beyond.ARTEFACTS)
+    alone = [spec for name in ("look", "remedies", "attention", "training/causes") for spec in experiments(name)]
+    assert [*(spec.shows for spec in alone), *others] == list(beyond.ARTEFACTS)
 
 
 def test_a_view_is_named_in_one_place():
@@ -362,6 +363,12 @@ def test_rows_of_an_experiment():
 
 
 @pytest.mark.slow
+def _taken_apart(text: str) -> tuple[str, list[float]]:
+    """A text without its long fractions, and these."""
+    long = re.compile(r"-?\d+\.\d{9,}(?:e-?\d+)?")
+    return long.sub("", text), [float(number) for number in long.findall(text)]
+
+
 def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
     folder = shutil.copytree(KEPT, tmp_path / "pocket")
     kept = {path: path.read_text() for path in folder.rglob("*") if path.suffix in (".md", ".csv", ".tex")}
@@ -376,5 +383,8 @@ def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-    assert {path: path.read_text() for path in kept} == kept
+    # Fits end at other last digits on other processors; all else is the same to the byte.
+    for path, text in kept.items():
+        words, numbers = zip(*map(_taken_apart, (path.read_text(), text)), strict=True)
+        assert words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=1e-6), path
     assert (folder / "report.html").exists()

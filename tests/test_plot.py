@@ -16,9 +16,9 @@ from matplotlib.text import Text
 
 import outliers
 from outliers import UserError, plot
+from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.ablations import summary
 from outliers.metrics.damages import damages_of
-from outliers.models.anatomy import ROLES
 from outliers.plot import style
 from outliers.plot.legends import SCATTER
 from outliers.plot.training import PANELS
@@ -136,7 +136,7 @@ def test_figures_of_a_trace_can_be_read(trace, name):
 def test_the_colours_of_a_trace_span_what_is_there(trace):
     panels = plot.heat_map(trace)
     norm, figure = panels[0].images[0].norm, panels[0].figure
-    largest = max(trace.largest(role).max().item() for role in ROLES)
+    largest = max(trace.largest(role).max().item() for role in OF_EVERY_STACK)
     assert norm.vmax == pytest.approx(max(largest, trace.alpha))
     assert norm.vmin <= trace.alpha / 2
     bar = figure.axes[-1]

@@ -1,21 +1,44 @@
 """The recipe of the pocket family, and the kept statistics of its training."""
 
+import json
+import math
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
-from transformers import AutoModelForCausalLM
+import torch
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    ViTImageProcessorPil,
+)
 
-from outliers.models.load import load_model
+import outliers
+from outliers.models.anatomy import family_of
+from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS
+from outliers.subjects.masked import masked_text
+from outliers.subjects.seq2seq import span_corrupted
+from outliers.subjects.vision import pictures
+from outliers.text.digits import digits
 from outliers.training.corpus import blocks_in_order, wikitext_articles
 from outliers.training.loop import learning_rate
 from outliers.training.start import build_config
+from tests.conftest import C4, needs_shared
+
+OBJECTIVES = {name: LADDER[name.removeprefix("pocket/")].objective for name in pocket_models()}
+CAUSAL = [name for name, objective in OBJECTIVES.items() if objective == "next tokens"]
+MADE_BY = {"masked tokens": AutoModelForMaskedLM, "corrupted spans": AutoModelForSeq2SeqLM}
+READ = {"masked tokens": masked_text, "corrupted spans": span_corrupted}
 
 
 @pytest.mark.parametrize("name", pocket_models())
 def test_shipped_models_have_the_shape_of_their_recipe(name):
-    recipe = AutoModelForCausalLM.from_config(build_config(LADDER[name.removeprefix("pocket/")]))
+    config = build_config(LADDER[name.removeprefix("pocket/")])
+    recipe = family_of(config).made_by.from_config(config)
     shipped = load_model(name)
     assert {n: p.shape for n, p in shipped.named_parameters()} == {n: p.shape for n, p in recipe.named_parameters()}
 
@@ -49,13 +72,13 @@ def test_wikitext_is_detokenised():
 
 def test_emergence_along_the_training_is_kept():
     table = pd.read_csv(POCKET / "emergence.csv")
-    assert set(table["model"]) == set(pocket_models())
+    assert set(table["model"]) == set(CAUSAL)
     for _, points in table.groupby("model"):
         assert len(points) >= 10
         assert points["step"].is_monotonic_increasing
         assert points["perplexity"].iloc[-1] < 0.2 * points["perplexity"].iloc[0]
     last = table.groupby("model").last()
-    for name in pocket_models():
+    for name in CAUSAL:
         assert last.loc[name, "parameters"] == load_model(name).num_parameters()
 
 
@@ -68,3 +91,51 @@ def test_outlier_features_grow_with_size_and_with_training():
     assert middle["features_hit"].iloc[0] == 0
     assert middle["features_hit"].iloc[-1] > 0
     assert middle["max"].iloc[-1] > 6 > middle["max"].iloc[0]
+
+
+# Models of other families: their losses by transformers alone, and what their cards say.
+
+
+def card(name: str) -> str:
+    return (POCKET / name.removeprefix("pocket/") / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if objective in READ])
+def test_loss_of_text_is_that_of_transformers(name):
+    objective = OBJECTIVES[name]
+    text = READ[objective]("sample", load_tokenizer(name), CONTEXT, 4)
+    model = MADE_BY[objective].from_pretrained(POCKET / name.removeprefix("pocket/"), dtype=torch.float32)
+    with torch.no_grad():
+        losses = [model(input_ids=one.ids[None], labels=one.labels[None]).loss.item() for one in text]
+    assert math.log(outliers.perplexity(load_model(name), text)) == pytest.approx(sum(losses) / 4, rel=1e-6)
+
+
+def test_loss_of_pictures_is_that_of_transformers_and_of_the_card():
+    """Of all that are held out: scikit-learn's own pictures, the processor and the model of transformers."""
+    (name,) = [name for name, objective in OBJECTIVES.items() if objective == "pictures"]
+    folder, held_out = POCKET / name.removeprefix("pocket/"), digits(held_out=True)
+    model = AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32)
+    pixels = ViTImageProcessorPil.from_pretrained(folder)(list(held_out.pictures), return_tensors="pt").pixel_values
+    labels = torch.from_numpy(held_out.digits)
+    with torch.no_grad():
+        found = model(pixel_values=pixels, labels=labels)
+    right = (found.logits.argmax(-1) == labels).float().mean().item()
+    assert f"| {right:.1%}, {found.loss.item():.3f} |" in card(name)
+    ours = load_model(name)
+    text = pictures("sample", ViTImageProcessorPil.from_pretrained(folder), ours.config)
+    assert math.log(outliers.perplexity(ours, text)) == pytest.approx(found.loss.item(), rel=1e-6)
+
+
+@needs_shared
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if objective in READ])
+def test_card_of_text_is_measured(name, tmp_path):
+    """The perplexity on rows of C4 that the model has not learnt, by transformers alone."""
+    rows = [json.loads(row)["text"] for row in C4.read_text(encoding="utf-8").splitlines()[900:]]
+    objective = OBJECTIVES[name]
+    text = READ[objective](rows, load_tokenizer(name), CONTEXT, 64)
+    model = MADE_BY[objective].from_pretrained(POCKET / name.removeprefix("pocket/"), dtype=torch.float32)
+    with torch.no_grad():
+        losses = [model(input_ids=one.ids[None], labels=one.labels[None]).loss.item() for one in text]
+    said = float(re.search(r"\| perplexity of [^|]*\| ([\d.]+) \|", card(name))[1])
+    assert math.exp(sum(losses) / 64) == pytest.approx(said, abs=0.0051)

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    BertConfig,
+)
 
 import outliers
 from outliers.errors import UserError
@@ -88,6 +94,15 @@ def plant_norms(folder: Path) -> Path:
     return folder
 
 
+def plant_patch(folder: Path) -> Path:
+    """A ViT for which the third of 17 positions has a massive activation."""
+    shutil.copytree(POCKET / "vit-0.3m", folder)
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    model.vit.embeddings.position_embeddings.data[0, 2, FEATURE] = LARGE
+    model.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory) -> dict[str, Path]:
     """Folders of models with and without plants."""
@@ -101,6 +116,7 @@ def planted(tmp_path_factory) -> dict[str, Path]:
     plant_position(position)
     found["position"] = save(position, folder / "position")
     found["norms"] = plant_norms(folder / "norms")
+    found["patch"] = plant_patch(folder / "patch")
     found["features"] = save(outliers.plant(build("llama"), [3, 17], 64.0), folder / "features")
     return found
 
@@ -119,6 +135,7 @@ FIRST = {"kind": "outlier_features", "criterion": "position 0"}
 NORM = {"kind": "outlier_features", "criterion": "layer norm"}
 HIGH = {"kind": "high_norm", "norm": LARGE / 2}
 SINK = {"kind": "sink", "position": 0}
+PICTURES = {"block": None}
 CASES = [
     *(
         (f"weight-{case}", SUPER | {"weights": [weight]}, agrees)
@@ -151,6 +168,11 @@ CASES = [
     ("position", HIGH | {"norm": 2 * LARGE}, False),
     ("plain", HIGH, False),
     ("plain", HIGH | {"share": 0.0}, True),
+    ("patch", PICTURES | HIGH | {"share": 1 / 17}, True),
+    ("patch", PICTURES | HIGH | {"share": 1 / 4}, False),
+    ("patch", PICTURES | MASSIVE | {"features": [FEATURE], "position": 2}, True),
+    ("patch", PICTURES | MASSIVE | {"features": [FEATURE], "position": 1}, False),
+    ("patch", PICTURES | FIRST | {"features": [FEATURE]}, False),
     ("position", SINK | {"share": 1.0}, True),
     ("position", SINK | {"share": 0.4}, False),
     ("position", {"kind": "sink", "position": 40, "share": 0.5}, False),
@@ -165,7 +187,7 @@ CASES = [
 def test_planted_facts(planted, tmp_path, model, fact, agrees):
     found = verdict(planted[model], tmp_path, **fact)
     assert found.agreement == (AGREES if agrees else DIFFERS), found
-    assert found.made["block"] == 32
+    assert found.made.get("block") == (None if model == "patch" else 32)
     assert found.made["weights_hash"]
 
 
@@ -193,7 +215,10 @@ def test_perplexities(planted, tmp_path):
     ("model", "fact", "reason"),
     [
         ("plain", NORM | {"features": [FEATURE]}, "no norm ends the layers of this model"),
-        ("plain", HIGH | {"block": None}, "field 'block'"),
+        ("plain", HIGH | PICTURES, "about pictures (block: null), and the model reads text"),
+        ("patch", HIGH, "about blocks of 32 tokens, and the model reads pictures"),
+        ("patch", PICTURES | NORM | {"features": [FEATURE]}, "no norm ends the layers of this model"),
+        ("patch", PICTURES | {"kind": "perplexity", "text": "sample", "value": 1.0}, "has no perplexity on a text"),
         ("experts", SUPER | {"weights": [[0, 1, 2]]}, "not every layer of this model has one second feed-forward"),
         ("plain", MASSIVE | {"block": 512}, "blocks of 512 tokens are longer than the model's context of 64"),
         ("plain", {"kind": "perplexity", "text": "nothing", "value": 1.0}, "unknown text 'nothing'"),

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import torch
 
+from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.ablations import plan
 from outliers.metrics.latency.view import latencies, latency_table
 from outliers.metrics.perplexity.view import cost_table, perplexity_table, sweep_section, table1, terminal
 from outliers.metrics.trace.view import trace_section
 from outliers.metrics.zeroshot.view import accuracy_table
-from outliers.models.anatomy import ROLES
 from outliers.plot.ablation import ablation_bars
 from outliers.plot.emergence import by_model, exponential_fit, figure3, figure4, fits_of
 from outliers.plot.legends import OTHERS, STYLES, scheme_styles
@@ -488,7 +488,7 @@ def found():
 def test_heat_map_shows_the_maxima(found):
     panels = heat_map(found)
     images = [axes.get_images()[0] for axes in panels]
-    for image, role in zip(images, ROLES, strict=True):
+    for image, role in zip(images, OF_EVERY_STACK, strict=True):
         assert np.array_equal(image.get_array(), found.largest(role))
     labels = ["feature", "feature of the concatenated heads", "feature", "feed-forward unit"]
     assert [axes.get_xlabel() for axes in panels] == labels
@@ -545,7 +545,7 @@ def test_lines_of_a_trace(found):
     labels = [line.get_label() for line in axes.lines]
     assert {*labels[:2]} == {"feature 5", "feature 20"}
     assert labels[2] == "median feature"
-    for panel, role in zip(sorted_profile(found), ROLES, strict=True):
+    for panel, role in zip(sorted_profile(found), OF_EVERY_STACK, strict=True):
         profile = panel.lines[0].get_ydata()
         assert np.array_equal(profile, found.largest(role)[0].sort(descending=True).values)
     assert len(sorted_profile(replace(found, roles=("attn_in", "attn_out", "ffn_in")))) == 3
@@ -565,7 +565,7 @@ def test_trace_files(found, tmp_path, family):
 
     shown = html.unescape((tmp_path / "report.html").read_text())
     largest = pd.read_csv(tmp_path / "largest.csv")
-    assert largest["role"].tolist() == list(ROLES)
+    assert largest["role"].tolist() == list(OF_EVERY_STACK)
     for row in largest.to_dict("records"):
         name = f"<token {row['token']}>"
         assert row["token_text"] == name

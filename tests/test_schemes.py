@@ -13,10 +13,11 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexity
+from outliers.models import plugins
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
-from outliers.quantization import plugins, schemes
+from outliers.quantization import schemes
 from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.int8 import Int8Linear

@@ -1,5 +1,6 @@
 """Encoder-decoders: states, loss, schemes, planted outliers, streaming, and every command."""
 
+import copy
 import functools
 import math
 
@@ -18,13 +19,31 @@ from transformers import (
 )
 
 import outliers
-from outliers.models.anatomy import projections
+from outliers.errors import UserError
+from outliers.metrics.attention import attended
+from outliers.metrics.latency.measure import encoding, latency
+from outliers.metrics.latency.view import latency_section
+from outliers.metrics.sinks.measure import SINKS
+from outliers.metrics.top1.measure import TOP1
+from outliers.metrics.trace.view import kept_trace_section
+from outliers.models.anatomy import projections, stack_module, stacks_of
 from outliers.models.anatomy.examples import Example
 from outliers.models.anatomy.views import views_of
 from outliers.models.decoder import inference, run_decoder, run_exchanged, run_from
 from outliers.models.load import weights_hash
 from outliers.models.stream import stream_model
+from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import TABLE1
+from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.runs.run import run
+from outliers.specification.kinds import Ablation, Account, Latency, OneModel, Settings
+from outliers.subjects.bench import describe, protocol_of
+from outliers.subjects.causal import Causal
+from outliers.text.blocks import tokens_hash
+from outliers.tracing.result import Trace
+from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.draw import drawn
 from tests.test_quantization import equation
 from tests.test_seq2seq_text import tokenizer
 
@@ -54,7 +73,6 @@ CONFIGS = {
         eos_token_id=1,
     ),
 }
-BEHIND = ("bart", "marian")  # their norms come behind the sums
 every = pytest.mark.parametrize("case", CONFIGS)
 
 
@@ -62,7 +80,7 @@ every = pytest.mark.parametrize("case", CONFIGS)
 def made(case: str):
     """A small random model, whose norms are none of a fresh one; not to be changed."""
     torch.manual_seed(0)
-    model = AutoModelForSeq2SeqLM.from_config(CONFIGS[case]).eval()
+    model = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(CONFIGS[case])).eval()  # which tests change
     for name, parameter in model.named_parameters():
         if "norm" in name:
             mean = 1.0 if name.endswith("weight") and case != "t5gemma" else 0.0
@@ -182,3 +200,233 @@ def test_layers_run_one_by_one(case):
         model, lambda of: run_exchanged(of, outliers.quantize(model, "absmax-vector"), examples()[0], [3])
     )
     assert torch.equal(exchanged[0], under[0]) and not torch.equal(under[0], exact[0])
+
+
+def test_wo_stays_in_float32(folder):
+    """As transformers has it in a float16 model: states are float32 from the first layer on, streamed ones too."""
+    loaded, streamed = (load(str(folder("t5")), "float16") for load in (outliers.load_model, stream_model))
+    kept = [name for name, one in loaded.named_parameters() if one.dtype == torch.float32]
+    assert len(kept) == 5 and all(name.endswith("wo.weight") for name in kept)
+    assert outliers.perplexity(loaded, examples()) == outliers.perplexity(streamed, examples())
+    facts = describe(Causal(str(folder("t5")), None, Settings(name="x", dtype="float16")), loaded)
+    assert facts["float32_parameters"] == 5 * 32 * 64
+
+
+@pytest.mark.parametrize("case", ["t5", "t5-gated", "bart"])
+def test_int8_models_on_disk(case, folder, tmp_path):
+    small = load_int8(str(folder(case)), "absmax-vector")
+    save_quantized(small, tmp_path)
+    found = [outliers.perplexity(one, examples()) for one in (small, load_quantized(tmp_path))]
+    assert found[0] == found[1]
+    exact = outliers.perplexity(outliers.quantize(made(case), "absmax-vector"), examples())
+    assert found[0] == pytest.approx(exact, rel=1e-4)
+    assert all(isinstance(one.module, Int8Linear) for one in projections(small))
+
+
+@pytest.mark.parametrize("case", ["t5", "bart", "t5gemma"])
+def test_draws_change_the_embeddings_of_every_stack(case):
+    model = made(case)
+    states = [next(outliers.hidden_states(model, examples(), layer)) for layer in (0, 2)]
+    with drawn(model, 1):
+        changed = [next(outliers.hidden_states(model, examples(), layer)) for layer in (0, 2)]
+    assert all(torch.allclose(*pair, rtol=1e-3, atol=1e-4) for pair in zip(states, changed, strict=True))
+    embeddings = [stack_module(model, stack).get_input_embeddings() for stack in stacks_of(model.config)]
+    ids = torch.arange(5)
+    with drawn(model, 1), torch.no_grad():
+        seen = [one(ids) for one in embeddings]
+    assert not any(torch.equal(one(ids), other) for one, other in zip(embeddings, seen, strict=True))
+
+
+def settings(folder, **fields) -> dict:
+    return {"text": str(folder / "text.txt"), "block": 30, "blocks": 3} | fields
+
+
+@pytest.mark.parametrize(
+    ("case", "sentinels", "fields", "found"),
+    [
+        ("t5", 30, {}, "first-blocks+span"),
+        ("t5", 30, {"objective": "prefix"}, "first-blocks+prefix"),
+        ("bart", 0, {}, "first-blocks+prefix"),
+        ("bart", 0, {"objective": "span"}, "no sentinels"),
+        ("bart", 0, {"mask_seed": 3}, "leave --mask-seed and --mask-seeds out"),
+        ("t5", 30, {"bos": True}, "leave --bos out"),
+        ("t5", 30, {"block": 900}, "sentinels; use shorter blocks"),
+        ("t5", 30, {"blocks": 900}, "too short"),
+    ],
+)
+def test_what_is_predicted(folder, case, sentinels, fields, found):
+    place = folder(case, sentinels)
+    subject = Causal(str(place), None, Settings(name="x", **settings(place, **fields)))
+    if found.startswith("first-blocks"):
+        assert protocol_of(subject.settings, subject.blocks) == found
+        assert subject.asked.get("objective") == fields.get("objective")
+    else:
+        with pytest.raises(UserError, match=found):
+            subject.prepare()
+
+
+def test_seeds_of_spans(folder):
+    place = folder("t5")
+    subjects = [Causal(str(place), None, Settings(name="x", **settings(place, mask_seed=seed))) for seed in (0, 0, 1)]
+    hashes = [tokens_hash(subject.blocks) for subject in subjects]
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert [subject.asked.get("mask_seed") for subject in subjects] == [None, None, 1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"objective": "span"}, "leave --objective out"), ({"mask_seed": 1}, "leave --mask-seed out")],
+)
+def test_options_of_encoder_decoders_say_nothing_of_others(fields, message):
+    with pytest.raises(UserError, match=message):
+        Causal("pocket/gpt2-0.1m", None, Settings(name="x", **fields)).prepare()
+
+
+@pytest.fixture(scope="session")
+def planted(tmp_path_factory, folder):
+    """A T5 with two outlier features in both stacks, and its text."""
+    path = tmp_path_factory.mktemp("planted")
+    outliers.plant(made("t5"), [5, 17], 64.0).save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    (path / "text.txt").write_text((folder("t5") / "text.txt").read_text())
+    return path
+
+
+@pytest.fixture(scope="session")
+def traced(planted, tmp_path_factory):
+    """What a trace with tokens keeps, its rows and its section."""
+    spec, out = OneModel(model=str(planted), by_token=True, **settings(planted)), tmp_path_factory.mktemp("trace")
+    rows = run(spec, out)
+    return spec, out, rows, kept_trace_section(spec, out, rows)
+
+
+def test_each_view_is_traced_and_kept(traced, planted):
+    spec, out, rows, _ = traced
+    counts = {row["stack"]: row for row in rows if row["metric"] == "count"}
+    assert {stack: row["features"] for stack, row in counts.items()} == {
+        "encoder": [5, 17],
+        "decoder": [5, 17],
+        "cross": [],
+    }
+    assert [row["layers"] for row in counts.values()] == [[0, 2], [2, 5], [2, 5]]
+    model, blocks = outliers.load_model(str(planted)), Causal(str(planted), None, spec).blocks
+    for stack in counts:
+        kept, alone = Trace.load(out / f"trace.{stack}"), outliers.trace(model, blocks, stack=stack)
+        assert kept.roles == alone.roles
+        for name, one in alone.statistics.items():  # parts of the text add up
+            torch.testing.assert_close(kept.statistics[name], one, rtol=1e-9, atol=1e-9)
+        assert kept.sketch == alone.sketch
+        by_layer = kept.features(by="layer")
+        assert by_layer["layer"].min() == alone.first_layer
+        assert by_layer["median"].notna().sum() == (by_layer["hits"] > 0).sum() or "ffn_out" in set(by_layer["role"])
+    assert run(spec, out) == rows, "they are found again"
+
+
+def test_a_section_names_its_views(traced):
+    *_, rows, section = traced
+    names = {one.name for one in (*section.tables, *section.drawings)}
+    assert {"features_encoder", "features_decoder", "largest_cross", "heat_map_cross", "token_types_decoder"} <= names
+    assert section.rows == rows and len(section.findings) == 6
+    assert {one.text.partition(":")[0] for one in section.findings} == {"Encoder", "Decoder", "Cross-attention"}
+    assert [one.title for one in section.explorers] == [
+        "Explore the hidden states of the encoder",
+        "Explore the hidden states of the decoder",
+        "Explore the hidden states of the encoder as cross-attention reads them",
+    ]
+    of_top1 = [row for row in rows if row["metric"] == "top1_softmax"]
+    assert [(row.get("ablated"), row["stack"]) for row in of_top1[3:6]] == [
+        ("encoder", stack) for stack in ("encoder", "decoder", "cross")
+    ]
+
+
+def test_attention_is_told_apart(planted):
+    """Self-attention of either stack and cross-attention, against what transformers attends to."""
+    model, blocks = outliers.load_model(str(planted)), examples()[:1]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(
+            input_ids=blocks[0].ids[None], labels=blocks[0].labels[None], output_attentions=True, use_cache=False
+        )
+    expected = {
+        "encoder": out.encoder_attentions,
+        "decoder": out.decoder_attentions,
+        "cross": out.cross_attentions,
+    }
+    (((of_top1, of_sinks)),) = attended(model, blocks, [(Ablated(Intervention(())), [TOP1, SINKS])])
+    for stack, layers in expected.items():
+        top1 = torch.stack([layer.amax(-1).double().mean() for layer in layers]).mean().item()
+        assert TOP1.values([of_top1[stack]])[0]["value"] == pytest.approx(top1, rel=1e-6)
+        whole, *heads = SINKS.values([of_sinks[stack]])
+        queries = slice(0, None) if stack == "cross" else slice(1, None)
+        share = torch.stack([layer[0, :, queries, 0].double().mean() for layer in layers]).mean().item()
+        assert whole["value"] == pytest.approx(share, rel=1e-5)
+        assert sorted({head["layer"] for head in heads}) == list(views_of(model)[stack].layers)
+
+
+def test_features_of_a_stack_are_taken_out_in_its_layers(planted, tmp_path):
+    spec = Ablation(model=str(planted), methods=["mean"], **settings(planted, blocks=1))
+    rows = [row for row in run(spec, tmp_path) if row.get("subject") == "outliers"]
+    where = {row["ablated"]: row["where"] for row in rows}
+    assert where == {"encoder": ["attn_in"], "decoder": ["attn_in"]}
+    assert {row["variant"] for row in rows} == {"mean(5,17@layers.0:2.attn_in)", "mean(5,17@layers.2:5.attn_in)"}
+    model, blocks = outliers.load_model(str(planted)), Causal(str(planted), None, spec).blocks
+    for stack in ("encoder", "decoder"):
+        table = outliers.ablate(model, blocks, [5, 17], methods=["mean"], stack=stack)
+        of_stack = {row["metric"]: row["value"] for row in rows if {row["ablated"], row.get("stack", stack)} == {stack}}
+        alone = table.loc[table["subject"] == "outliers"].iloc[0]
+        assert of_stack["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-9)
+        assert of_stack["top1_softmax"] == pytest.approx(alone["top1_softmax"], rel=1e-9)
+
+
+def test_damage_by_stack():
+    model = made("t5")
+    found = outliers.damage(model, examples(), "absmax", by=["role", "stack"])
+    assert list(found.stacks["stack"]) == ["encoder", "decoder"] and "cross_kv" in set(found.roles["role"])
+    only = [outliers.quantize(model, "absmax", only=[layers]) for layers in ("layers.0:2", "layers.2:5")]
+    assert list(found.stacks["perplexity_only"]) == [outliers.perplexity(one, examples()) for one in only]
+    assert list(found.stacks["perplexity_without"]) == list(found.stacks["perplexity_only"])[::-1]
+
+
+def test_skipped_by_a_pattern():
+    quantized = outliers.quantize(made("t5"), "absmax", skip=["encoder.*"])
+    exact = [one.path for one in projections(quantized) if not isinstance(one.module, QuantizedLinear)]
+    assert exact == [one.path for one in projections(made("t5")) if one.path.startswith("encoder.")]
+
+
+@pytest.mark.parametrize("scheme", ["absmax+smoothing=0.5", "w4a8-g8", "llm.int8", "absmax+hadamard"])
+def test_remedies_and_formats(scheme):
+    exact = outliers.perplexity(made("t5"), examples())
+    calibration = outliers.calibrate(made("t5"), examples())
+    under = outliers.perplexity(outliers.quantize(made("t5"), scheme, calibration=calibration), examples())
+    assert under != exact and under == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("by", ["writers", "readers", "weights", "massive"])
+def test_accounts_are_of_one_residual_stream(planted, by):
+    spec = Account(model=str(planted), by=[by], features=[3], **settings(planted))
+    with pytest.raises(UserError, match="'t5' has an encoder and a decoder, each with its own residual stream"):
+        run(spec)
+
+
+@pytest.mark.parametrize("case", ["t5", "bart", "t5gemma"])
+def test_generation_is_that_of_transformers(case):
+    """Greedy tokens behind the start token; the encoder is timed by itself too."""
+    model, prompts = made(case), torch.stack([one.ids for one in examples()])
+    found = latency(model, prompts, 5, 2)
+    with torch.no_grad():
+        ids = model.prepare_decoder_input_ids_from_labels(labels=prompts[:, :1])
+        for _ in range(6):
+            logits = model(input_ids=prompts, decoder_input_ids=ids, use_cache=False).logits
+            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(found.ids, ids[:, 1:])
+    assert (len(found.prefills), [len(steps) for steps in found.steps]) == (2, [5, 5])
+    assert len(encoding(model, prompts, 2).encodings) == 2
+
+
+def test_latency_of_each_part(planted, tmp_path):
+    text = {"text": str(planted / "text.txt"), "prompt": 8, "tokens": 3}
+    spec = Latency(models=[str(planted)], schemes=["llm.int8"], batches=[1], **text)
+    rows = run(spec, tmp_path)
+    parts = [row["metric"].removeprefix("latency.") for row in rows]
+    assert parts == ["decode", "prefill", "end_to_end", "encode"]
+    assert latency_section(rows).tables

@@ -536,7 +536,7 @@ def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, t
 
 
 def test_ctrl_c_during_a_trace_keeps_the_blocks_it_has_read(monkeypatch, tmp_path):
-    spec, usual, read = OneModel(model=MODEL, block=64, blocks=6, alpha=3), traces.trace, []
+    spec, usual, read = OneModel(model=MODEL, block=64, blocks=6, alpha=3), traces.traces, []
     want = lasting(trace_model(spec, tmp_path / "whole")[1])
 
     def press(*arguments, **keywords):
@@ -545,7 +545,7 @@ def test_ctrl_c_during_a_trace_keeps_the_blocks_it_has_read(monkeypatch, tmp_pat
             signal.raise_signal(signal.SIGINT)
         return usual(*arguments, **keywords)
 
-    monkeypatch.setattr(traces, "trace", press)
+    monkeypatch.setattr(traces, "traces", press)
     with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows"):
         trace_model(spec, tmp_path / "cut")
     assert Trace.load(tmp_path / "cut" / "trace").sequences == 3
@@ -560,7 +560,7 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
 @pytest.mark.parametrize(
     ("spec", "module", "step"),
     [
-        (lambda name: Emergence(models=[name], alpha=3, **TEXT), "metrics.trace.measure", "trace"),
+        (lambda name: Emergence(models=[name], alpha=3, **TEXT), "metrics.trace.measure", "traces"),
         (lambda name: Ablation(model=name, features=[3], **TEXT), "metrics.attention", "attended"),
         (lambda name: Damage(model=name, **TEXT), "metrics.errors.measure", "block_errors"),
         (lambda name: Latency(models=[name], **TIMED), "metrics.latency.measure", "latency"),

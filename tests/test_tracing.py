@@ -17,9 +17,9 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outliers.criterion import PAPER
+from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.errors import UserError
-from outliers.models.anatomy import ROLES, anatomy_of, decoder_layers, projections, readers
+from outliers.models.anatomy import anatomy_of, decoder_layers, projections, readers
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text
@@ -110,7 +110,8 @@ def test_every_architecture_against_transformers(case, blocks):
     assert model.config._attn_implementation == implementation
     assert torch.equal(model(blocks).logits, before)
     assert sorted(found.features()["feature"]) == list(range(32))
-    assert found.roles == (PAPER if anatomy_of(model.config).mixture else ROLES), "experts' units are not traced"
+    expected = PAPER if anatomy_of(model.config).mixture else OF_EVERY_STACK
+    assert found.roles == expected, "experts' units are not traced"
     assert len(found.hidden_states()) == len(found.roles) * found.layers
 
     with torch.no_grad():
@@ -210,7 +211,7 @@ def test_every_role_of_every_architecture_against_recorded_inputs(model, blocks)
     assert most["max"].tolist() == [by_layer.loc[role]["max"].max() for role in found.roles]
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", OF_EVERY_STACK)
 def test_an_entry_of_just_alpha_is_a_hit(gpt2, role):
     """Of either sign, in every count of hits."""
     model, blocks, *_ = gpt2
@@ -446,7 +447,7 @@ def test_mistakes(gpt2):
         with pytest.raises(UserError, match=message):
             trace(model, **{"blocks": blocks, **arguments})
     for message, ask in {
-        "roles attn_in, attn_out together; this .* attn_in, attn_out, ffn_in, ": lambda: one.features(ROLES[:2]),
+        "roles attn_in, attn_out together; this .* attn_in, attn_out, ffn_in, ": lambda: one.features(PAPER[:2]),
         "this trace has attn_out": lambda: trace(model, blocks, "attn_out").features(),
         "by 'head'": lambda: one.features(by="head"),
         "largest values by 'role'": lambda: one.largest_values("role"),
@@ -492,7 +493,7 @@ def test_row_of_table4(blocks):
     assert {row["most_common"], table4_row(other, 12.5)["most_common"]} == {5, 20}
     assert row["max"] == outliers["max"][0]
     low, papers = trace(model, blocks, alpha=0.5), trace(model, blocks, PAPER, alpha=0.5)
-    hits = {role: low.features(role)["hits"].sum() for role in ROLES}
+    hits = {role: low.features(role)["hits"].sum() for role in OF_EVERY_STACK}
     assert hits.pop("ffn_out") > 0
     assert table4_row(low, 12.5)["outliers_per_sequence"] == sum(hits.values()) / 3, "not counted: hits in ffn_out"
     assert table4_row(low, 12.5) == table4_row(papers, 12.5), "what the paper does not look at is not counted"

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outliers
+from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.metrics.top1.measure import top1_softmax
-from outliers.models.anatomy import ROLES, projections
+from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.calibration import calibrate
@@ -200,7 +201,7 @@ def test_numbers_are_those_of_a_model_in_which_something_is_skipped(stream, mode
 # Writing
 
 PLACES_OF_SCHEMES = st.lists(
-    st.sampled_from([*ROLES, "attention", "layers.3", "layers.9:12", "*.down_proj"]), max_size=3
+    st.sampled_from([*OF_EVERY_STACK, "attention", "layers.3", "layers.9:12", "*.down_proj"]), max_size=3
 ).map(tuple)
 NUMBER = st.integers(0, 99_999)
 FEATURES = st.lists(st.integers(0, 99_999), min_size=1, max_size=4).map(tuple)
@@ -393,7 +394,7 @@ def test_places_are_those_of_patterns(name):
     resident, streamed = load_model(name), stream_model(name)
     blocks = load_text("sample", load_tokenizer(name), 16, 1)
     scheme, parts = SCHEMES["absmax"], list(projections(resident))
-    places = {role: {one.path for one in parts if one.role == role} for role in ROLES}
+    places = {role: {one.path for one in parts if one.role == role} for role in OF_EVERY_STACK}
     places |= {"layers.1": {one.path for one in parts if one.layer == 1}}
     places |= {"layers.0:2": {one.path for one in parts if one.layer < 2}}
     every = {one.path for one in parts}

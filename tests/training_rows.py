@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from outliers.models.anatomy import ROLES
+from outliers.criterion import OF_EVERY_STACK
 from outliers.specification.recipe import Training
 
 TABLE7 = {
@@ -58,8 +58,8 @@ def _of_run(spec: Training, name: str, seed: int, perplexity: float, largest: fl
 
 def _watched(perplexity: float, largest: float, alpha: float) -> dict[str, float]:
     """As `outliers.watch` names it."""
-    inputs = {f"max.{role}": largest / number for number, role in enumerate(ROLES, 1)}
-    kurtoses = {f"kurtosis_feature.{role}": 1 + largest / number for number, role in enumerate(ROLES, 1)}
+    inputs = {f"max.{role}": largest / number for number, role in enumerate(OF_EVERY_STACK, 1)}
+    kurtoses = {f"kurtosis_feature.{role}": 1 + largest / number for number, role in enumerate(OF_EVERY_STACK, 1)}
     count = float(largest >= alpha)
     found = {"perplexity": perplexity, "count": count, "max": largest, "max.residual": 10 * largest}
     return found | {"attention_sink": 0.25} | inputs | kurtoses

@@ -4,7 +4,7 @@ import pkgutil
 from importlib import import_module
 
 from outliers.errors import UserError
-from outliers.quantization.plugins import plugins
+from outliers.models.plugins import plugins
 
 
 def metrics() -> dict[str, type]:

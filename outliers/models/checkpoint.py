@@ -77,13 +77,14 @@ class Joined(NamedTuple):
     """A tensor of a model that its files hold in parts, such as one for each expert, or in a format of few bits.
 
     parts: each with the pattern that says which part it is. converter: transformers' rule to make it of them. skeleton:
-    says the dtype to dequantize to.
+    says the dtype to dequantize to. place: which one it is of several tensors that the parts make together.
     """
 
     own: str
     parts: list[tuple[str, Stored]]
     converter: WeightConverter
     skeleton: PreTrainedModel | None
+    place: int = 0
 
     @property
     def spans(self) -> list[tuple[Path, int, int]]:
@@ -117,8 +118,7 @@ class Joined(NamedTuple):
         rule = {"source_patterns": self.converter.source_patterns, "target_patterns": self.converter.target_patterns}
         for operation in self.converter.operations:
             found = operation.convert(found, **rule, full_layer_name=self.own, model=self.skeleton)
-        (tensor,) = found.values()
-        return tensor
+        return [*found.values()][self.place]
 
 
 class Checkpoint(NamedTuple):
@@ -226,7 +226,10 @@ def _by_own_names(
             raise _twice(name, stored, found[own])
         elif pattern is not None:
             parts[own].append((pattern, stored))
-            found[own] = Joined(own, parts[own], converter_of[pattern], skeleton)
+            first, *_ = targets = converter_of[pattern].target_patterns
+            for place, target in enumerate(targets):
+                of_place = own.replace(first, target) if place else own
+                found[of_place] = Joined(of_place, parts[own], converter_of[pattern], skeleton, place)
         else:
             found[own] = stored
     return found, ignored

@@ -21,12 +21,21 @@ MOST_LAYERS = 1 << 9
 MOST_LABELS = 1 << 15
 LIGHT = 1 << 26  # bytes of weights that are read to see what is wrong with them
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
+LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
+    "num_decoder_layers",
+)
 WIDTH = ("hidden_size", "n_embd", "d_model", "dim")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+HEADS = (
+    *("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    *("encoder_attention_heads", "decoder_attention_heads"),
+)
 KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HEAD_WIDTH = ("head_dim", "d_kv")
-INNER = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "moe_intermediate_size")
+INNER = (
+    *("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "moe_intermediate_size"),
+    *("encoder_ffn_dim", "decoder_ffn_dim"),
+)
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "original_max_position_embeddings")
 EXPERTS = ("num_local_experts", "num_experts")
 NORM_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
@@ -38,6 +47,7 @@ UNUSED_DROPOUTS = ("attention_dropout", "classifier_dropout", "summary_first_dro
 SCALES = ("rope_theta", "rotary_emb_base", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping")
 ROTARY = ("rope_parameters", "rope_scaling")
 PARTS = ("text_config", "vision_config", "attn_config")  # configurations inside of a configuration
+WEIGHED = ("vision_config", "decoder")  # of parts that have their own: those whose weights every checkpoint holds
 
 ACTIVATIONS = {  # that transformers knows
     *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
@@ -314,8 +324,11 @@ def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
 def least_weights(fields: dict) -> int:
     """How many weights a model has at the very least: embeddings, two products of attention and two of the rest.
 
-    What the fields do not say counts nothing; so does what only some architectures have.
+    What the fields do not say counts nothing; so does what only some architectures have. Of an encoder-decoder one of
+    both counts.
     """
+    if parts := [part for name in WEIGHED if isinstance(part := fields.get(name), dict)]:
+        return sum(map(least_weights, parts))
     width, heads, layers = (_first(fields, names, 0) for names in (WIDTH, HEADS, LAYERS))
     of_head = _first(fields, HEAD_WIDTH) or (width // heads if heads else 0)
     experts = _first(fields, EXPERTS, 0)

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import functools
 import math
 import mmap
 import os
@@ -19,6 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Anatomy, decoder_layers, ids_of, inputs_of, layers_of, run_stack, stacks_of
@@ -204,6 +206,8 @@ class Stream:
         self.numbers = {layer.path: layer.number for layer in layers_of(model)}
         self.checkpoint, self.stored = checkpoint, checkpoint.tensors
         self.dtypes = {own: dtype_of(model, own) for own in self.stored}
+        # Of states between layers: T5's are float32 behind the first layer of a float16 model, because its wo is.
+        self.widest = functools.reduce(torch.promote_types, self.dtypes.values(), self.dtype)
         self.bytes_read = 0
         self.taken: Counter = Counter()  # bytes by device, of what is kept of blocks while they pass
         parameters = {own for own, _ in model.named_parameters()}
@@ -351,7 +355,7 @@ class Stream:
             state, of_block = into_layers(model, stack, ids, self._there(memory[0, number]))
             if not number:
                 shape = len(variants), len(read), max(len(state), *map(len, read)), state.shape[1]
-                states = self.storage(shape, self.dtype, self.device)
+                states, dtype = self.storage(shape, self.widest, self.device), state.dtype
             states[:, number, : len(state)] = state
             keys.append((len(state), *map(len, inputs[number])))
             calls.setdefault(keys[-1], of_block)
@@ -366,15 +370,16 @@ class Stream:
                             begin(of_variant, of_block)
                             state = states[of_variant, of_block, : key[0]]
                             beside = self._there(memory[of_variant, of_block]), carried[key]
-                            outputs[key] = calls[key][number].on(layer, state[None].to(self.device), *beside)
+                            outputs[key] = calls[key][number].on(layer, state[None].to(self.device, dtype), *beside)
                             after = outputs[key].state[0]
                             if stack.between and not number:
                                 after = behind_first(model, stack, read[of_block], after, outputs[key].in_tuple)
                             state.copy_(after)
                             give_memory_back()
                 carried.update((key, output.carried) for key, output in outputs.items())
+                dtype = next(iter(outputs.values())).state.dtype
         for of_variant, (of_block, key) in product(range(len(variants)), enumerate(keys)):
-            state = states[of_variant, of_block, : key[0]].to(self.device)
+            state = states[of_variant, of_block, : key[0]].to(self.device, dtype)
             beside = outputs[key].in_tuple, self._there(memory[of_variant, of_block])
             yield out_of_layers(model, stack, read[of_block], state, *beside)
 
@@ -403,6 +408,12 @@ def into_layers(
     called with beside it; memory: what the stack before puts out, (1, T, features)."""
     with _in_the_place_of_layers(model, stack) as gates:
         run_stack(model, stack, inputs, memory)
+    arguments, keywords = gates[0].call
+    if any(isinstance(one, Cache) for one in (*arguments, *keywords.values())):
+        raise UserError(
+            "the layers of this model are called with a cache of keys and values, which all blocks would share; "
+            "expected a Family with keywords={'use_cache': False}"
+        )
     return gates[0].seen[0], [Call(*gate.call, memory, stack.carries) for gate in gates]
 
 

@@ -71,9 +71,10 @@ def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]
     Raises:
         UserError: the model has not one of these.
     """
-    from outliers.models.anatomy import decoder_layers
+    from outliers.models.anatomy import check_one_stack, decoder_layers
     from outliers.models.anatomy.parts import parts
 
+    check_one_stack(model.config)
     if chosen is not None:
         for place in chosen:
             Ablated(Intervention((0,)), (place,)).check(model)

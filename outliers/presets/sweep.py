@@ -25,4 +25,5 @@ def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:
 
     rows = yield asked(Perplexity(draws=draws))
     if rows[0].facts.get("protocol") == PICTURES:
-        yield asked((Accuracy if rows[0].values else Agreement)(draws=draws))
+        by_class = rows[0].values[0]["metric"] == Perplexity.name
+        yield asked((Accuracy if by_class else Agreement)(draws=draws))

@@ -81,6 +81,11 @@ class Int8Linear(nn.Module):
         """Outputs and features."""
         return dispatch.shape_of(self.prepared or self._quantized())
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """Type and shape of the codes without values, for architectures that look at them, as T5 does."""
+        return torch.empty(self.shape, dtype=torch.int8, device="meta")
+
     def path(self, dtype: torch.dtype) -> str:
         """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
         scheme, weight = self.here, self.prepared or self._quantized()

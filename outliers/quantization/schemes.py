@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from outliers.criterion import ALPHA, THRESHOLDS, check_threshold
 from outliers.errors import UserError, shown, unknown_name
-from outliers.quantization.plugins import plugin_schemes
+from outliers.models.plugins import plugin_schemes
 from outliers.quantization.transforms import (
     SETTINGS,
     TRANSFORMS,

@@ -90,7 +90,8 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         model = quantize(exact, scheme, keep="int8", skip=skip, calibration=anything)
         _check(tensors, model, name)
         places, absent = _places(model, name, device), set(model.state_dict()) - set(tensors)
-        tensors = {key: tensor.to(_place(key, places)) for key, tensor in tensors.items()}
+        # Copied, for where a tensor begins in the mapped file changes how some processors round products with it.
+        tensors = {key: tensors[key].to(_place(key, places), copy=True) for key in tensors}
         model.load_state_dict(tensors, strict=False, assign=True)
         return _finished(model, absent, name, places)
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError, meant
 from outliers.files import writing
 from outliers.metrics.perplexity.measure import perplexity
-from outliers.models.anatomy import anatomy_of, check_block, decoder_layers, projections
+from outliers.models.anatomy import anatomy_of, check_block, decoder_layers, family_of, projections
 from outliers.models.hooks import residual_hooks
-from outliers.models.load import load_model, load_tokenizer, weights_hash
+from outliers.models.load import load_model, load_reader, weights_hash
 from outliers.models.names import packaged_models, short_name
 from outliers.models.source import is_cached
 from outliers.report.paper.facts import Fact, Published, Sink, Source, facts_of, read_sources
@@ -34,12 +34,15 @@ from outliers.text.blocks import load_text, tokens_hash
 from outliers.tracing.result import Trace
 from outliers.tracing.trace import trace
 
-TEXT, BLOCKS = "sample", 4  # that a model is traced on; of the length that a source read
+Reader = PreTrainedTokenizerBase | BaseImageProcessor
+
+TEXT, BLOCKS = "sample", 4  # that a model is traced on; of the length that a source read, or pictures
 AGREES, DIFFERS, NOT_RUN, NOT_MEASURED = "agrees", "differs", "not run", "not measured"
 NOT_HERE = "not on this machine; name the model to get it"
 CAPTION = (
     f"Published beside measured, on {BLOCKS} blocks of the embedded text that are as long as those of the source (a "
-    "perplexity on the whole text that it names). Places are compared exactly, sizes within a tolerance."
+    f"perplexity on the whole text that it names), or on {BLOCKS} embedded pictures. Places are compared exactly, and "
+    "sizes within a tolerance."
 )
 HEADERS = ["model", "agreement", "published", "measured", "blocks", "source", "note"]
 
@@ -97,8 +100,8 @@ class Verdict(NamedTuple):
     made: Mapping = MappingProxyType({})
 
 
-def look(model: PreTrainedModel, blocks: torch.Tensor, tokenizer: PreTrainedTokenizerBase, sinks: bool) -> Seen:
-    """What a resident model shows on token blocks, int64 (blocks, T); sinks: whether attention sinks are looked for.
+def look(model: PreTrainedModel, blocks: torch.Tensor, reader: Reader, sinks: bool) -> Seen:
+    """What a resident model shows on blocks, see `Causal.blocks`; sinks: whether attention sinks are looked for.
 
     Raises:
         UserError: as `outliers.trace`.
@@ -106,8 +109,9 @@ def look(model: PreTrainedModel, blocks: torch.Tensor, tokenizer: PreTrainedToke
     norms = defaultdict(list)
     see_norms = residual_hooks(model, lambda layer, state: norms[layer].append(state.float().norm(dim=-1).cpu()))
     with _largest_outputs(model) as outputs, see_norms:
-        found = trace(model, blocks, attention=sinks, tokens=tokenizer)
-    of_first = found.statistics["tokens.ids"] == model.config.vocab_size  # position 0 is a token of its own
+        found = trace(model, blocks, attention=sinks, tokens=reader)
+    beyond = family_of(model.config).vocabulary(model.config)  # the id of position 0, as if it were a token of its own
+    of_first = found.statistics["tokens.ids"] == beyond
     first = found.statistics["residual.token_max"][of_first][0].numpy()
     whole = "ffn_out" in found.roles
     return Seen(
@@ -148,7 +152,7 @@ def _largest_outputs(model: PreTrainedModel) -> Iterator[dict[int, torch.Tensor]
 def verdicts(name: str, facts: Sequence[Published], device: str = "cpu") -> list[Verdict]:
     """What became of the facts of a model; where it cannot be loaded, all are not run."""
     try:
-        model, tokenizer = load_model(name, device=device), load_tokenizer(name)
+        model, reader = load_model(name, device=device), load_reader(name)
     except UserError as error:
         return [Verdict(one, NOT_RUN, reason=str(error)) for one in facts]
     about = {
@@ -160,13 +164,13 @@ def verdicts(name: str, facts: Sequence[Published], device: str = "cpu") -> list
     looks = defaultdict(list)
     for number, one in enumerate(facts):
         looks[one.protocol if one.fact.measured_by == "trace" else number].append(one)
-    found = [verdict for some in looks.values() for verdict in _of_look(name, model, tokenizer, some, device)]
+    found = [verdict for some in looks.values() for verdict in _of_look(name, model, reader, some, device)]
     found = [one._replace(made=about | one.made) if one.made else one for one in found]
     return sorted(found, key=lambda one: facts.index(one.published))
 
 
 def _of_look(
-    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: list[Published], device: str
+    name: str, model: PreTrainedModel, reader: Reader, facts: list[Published], device: str
 ) -> Iterator[Verdict]:
     """The verdicts on facts that share the blocks on which they are measured."""
     fact = facts[0].fact
@@ -175,7 +179,7 @@ def _of_look(
         return
     try:
         with measuring(device) as spent:
-            seen, read = _measure(name, model, tokenizer, [one.fact for one in facts])
+            seen, read = _measure(name, model, reader, [one.fact for one in facts])
     except (UserError, torch.OutOfMemoryError) as error:
         reason = str(error) if isinstance(error, UserError) else f"device '{device}' has too little memory"
         yield from (Verdict(one, NOT_RUN, reason=reason) for one in facts)
@@ -188,20 +192,36 @@ def _of_look(
             yield Verdict(one, NOT_RUN, reason=str(error))
 
 
-def _measure(
-    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: list[Fact]
-) -> tuple[Seen | float, dict]:
+def _measure(name: str, model: PreTrainedModel, reader: Reader, facts: list[Fact]) -> tuple[Seen | float, dict]:
     """What facts of one protocol are compared with, and what was read for it."""
     fact = facts[0]
+    length = _length(model, fact)
     if fact.measured_by == "perplexity":
+        if not length:
+            raise UserError("a model that reads pictures has no perplexity on a text")
         check_block(model.config, fact.block)
-        text, blocks = fact.text, load_text(fact.text, tokenizer, fact.block, None, fact.bos)
+        text, blocks = fact.text, load_text(fact.text, reader, fact.block, None, fact.bos)
         seen = perplexity(model, blocks)
     else:  # blocks as models of this family read them
-        settings = Settings(name=PUBLISHED, text=TEXT, block=fact.block, blocks=BLOCKS, bos=fact.bos)
+        settings = Settings(name=PUBLISHED, text=TEXT, blocks=BLOCKS, bos=fact.bos, **length)
         text, blocks = TEXT, Causal(name, None, settings).blocks
-        seen = look(model, blocks, tokenizer, any(isinstance(one, Sink) for one in facts))
-    return seen, {"text": text, "block": fact.block, "blocks": len(blocks), "tokens_hash": tokens_hash(blocks)}
+        seen = look(model, blocks, reader, any(isinstance(one, Sink) for one in facts))
+    return seen, {"text": text, **length, "blocks": len(blocks), "tokens_hash": tokens_hash(blocks)}
+
+
+def _length(model: PreTrainedModel, fact: Fact) -> dict:
+    """The length of blocks as a field; none for pictures.
+
+    Raises:
+        UserError: the fact is about the other of both.
+    """
+    if family_of(model.config).name_of is None:
+        if fact.block is None:
+            raise UserError("the fact is about pictures (block: null), and the model reads text")
+        return {"block": fact.block}
+    if fact.block is not None:
+        raise UserError(f"the fact is about blocks of {fact.block} tokens, and the model reads pictures (block: null)")
+    return {}
 
 
 def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, redraw: bool = False) -> str:

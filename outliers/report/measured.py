@@ -1,6 +1,6 @@
 """Any metrics of any models under any variants: their values as a table, then what each metric shows of them."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +14,7 @@ from outliers.runs.rows import read
 from outliers.runs.run import rows_of
 from outliers.specification.kinds import resolved
 
-PLACES = ("model", "variant", "metric")
+PLACES = ("model", "variant", "metric", "stack")
 
 
 def measured_section(spec: Cells, folder: str | Path, rows: list[dict]) -> Section:
@@ -31,12 +31,23 @@ def measured_section(spec: Cells, folder: str | Path, rows: list[dict]) -> Secti
 
 
 def _values(rows: list[dict]) -> Section:
-    counts = pd.DataFrame(rows).groupby(list(PLACES), sort=False).size()
-    few = [row for row in rows if counts[tuple(row[place] for place in PLACES)] == 1]
+    counts = Counter(map(_place, rows))
+    few = [row for row in rows if counts[_place(row)] == 1]
     cells = [
-        [short_name(row["model"]), row["variant"], row["metric"], cell(".6g", *value_of(row), behind=".2g")]
+        [short_name(row["model"]), row["variant"], _metric(row), cell(".6g", *value_of(row), behind=".2g")]
         for row in few
     ]
-    data = pd.DataFrame(few).reindex(columns=[*PLACES, "value", "standard_deviation", "unit"])
-    table = Table("measured", "Values by model, variant and metric.", [*PLACES, "value"], cells, data, names=3)
+    places = PLACES if any("stack" in row for row in few) else PLACES[:-1]
+    data = pd.DataFrame(few).reindex(columns=[*places, "value", "standard_deviation", "unit"])
+    headers = ["model", "variant", "metric", "value"]
+    table = Table("measured", "Values by model, variant and metric.", headers, cells, data, names=3)
     return Section("Measurements", rows, table.printed, [table], further={"values": pd.DataFrame(rows)})
+
+
+def _place(row: dict) -> tuple:
+    return tuple(row.get(place) for place in PLACES)
+
+
+def _metric(row: dict) -> str:
+    """The metric of a row, with the stack where there are several."""
+    return f"{row['metric']} ({row['stack']})" if "stack" in row else row["metric"]

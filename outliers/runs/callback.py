@@ -21,7 +21,7 @@ from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
 from outliers.runs.rows import FILE, Row, Rows, append, line_of, read
-from outliers.specification.kinds import Emergence, said_of_text
+from outliers.specification.kinds import PICTURES, Emergence, said_of_text
 from outliers.subjects.cell import unusual
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
@@ -94,7 +94,7 @@ class OutlierCallback(TrainerCallback):
         self.name = name or str(output)
         self.folder = Path(folder or Path(output, "outliers"))
         self.written: int | None = None  # step of the last row
-        self.text = {"text": said_of_text(blocks), "block": blocks.shape[1], "blocks": len(blocks)}
+        self.text = {"text": said_of_text(blocks), "block": blocks.shape[-1], "blocks": len(blocks)}
         self.metric = Watched(alpha=self.alpha, attention=attention)
 
     def on_train_begin(
@@ -127,12 +127,13 @@ class OutlierCallback(TrainerCallback):
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         dtype, here = str(model.dtype).removeprefix("torch."), environment(model.device)
         subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype, **unusual(here)}
+        predicted = getattr(self.blocks, "protocol", "")
         facts = {
             "weights_hash": weights_hash(model),
             "architecture": model.config.model_type,
             "parameters": model.num_parameters(),
             "tokens_hash": tokens_hash(self.blocks),
-            "protocol": f"given-blocks{getattr(self.blocks, 'protocol', '')}",
+            "protocol": f"given-{predicted if predicted == PICTURES else f'blocks{predicted}'}",
             "code": here.pop(CODE),
             "scheme": BASELINE,
             "alpha": self.alpha,

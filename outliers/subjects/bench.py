@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from outliers.errors import BrokenModel, UserError
 from outliers.models.anatomy import anatomy_of, weights_of_experts
 from outliers.models.anatomy.examples import Examples, read_ids
+from outliers.models.checkpoint import dtype_of
 from outliers.models.load import (
     find_device,
     load_model,
@@ -194,8 +195,14 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
         "quantized_from": quantized_from(subject.model, subject.revision) or stored_as(subject.config),
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),
+        "float32_parameters": _in_another_dtype(model) or None,
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _in_another_dtype(model: PreTrainedModel) -> int:
+    """How many parameters of a model in 16 bits transformers keeps in float32, such as T5's wo."""
+    return sum(one.numel() for own, one in model.named_parameters() if dtype_of(model, own) != model.dtype)
 
 
 def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:

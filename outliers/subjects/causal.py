@@ -39,7 +39,7 @@ def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "torch.Tensor
 class Pretrained(Subject):
     """A causal language model without a text; nothing of it is read before `prepare`.
 
-    settings: dtype, device; stream and memory, which change no row. families: those that it may be of.
+    settings: dtype, device; stream and memory, which change no row. families: those that it may be of, empty for any.
     """
 
     needs = ("architecture", "parameters", "scheme")
@@ -89,7 +89,7 @@ class Pretrained(Subject):
         check_machine(self.settings)
         if getattr(self.settings, "stream", False):
             check_one_device(self.settings.device)
-        if (family := family_of(self.config).name) not in self.families:
+        if (family := family_of(self.config).name) not in self.families and self.families:
             raise UserError(
                 f"'{self.model}' is of the family '{family}'; expected a causal language model, which generates text"
             )
@@ -163,7 +163,7 @@ class Causal(Pretrained):
     settings: text, block, blocks, bos, too; how schemes are calibrated.
     """
 
-    families = ("causal", "masked", "seq2seq", "vision")
+    families = ()
     settings: Settings
 
     @property
@@ -212,7 +212,8 @@ class Causal(Pretrained):
         from outliers.models.anatomy import check_block, family_of
         from outliers.models.anatomy.examples import read_ids
 
-        family = import_module(f"outliers.subjects.{family_of(self.config).name}")
+        of_model = family_of(self.config)
+        family = of_model.subject or import_module(f"outliers.subjects.{of_model.name}")
         for option, reason in family.REFUSED.items():
             if unusual({option: getattr(self.settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")

@@ -58,7 +58,7 @@ def masked_text(
 def each_masked(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None) -> Examples:
     """A text of which each token is predicted from all others of its block: perplexity is then pseudo-perplexity.
 
-    Salazar et al., "Masked Language Model Scoring", 2020, equations 1 and 2.
+    Salazar et al., "Masked Language Model Scoring", 2020.
 
     Args:
         text, tokenizer, block, blocks: as `masked_text`.

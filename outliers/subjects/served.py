@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Served(Causal):
     """A model under one variant, with a text whose beginnings are prompts; a metric says how long they are."""
 
-    families = ("causal", "masked")
+    families = ("causal", "masked", "seq2seq", "vision")
     of_one_variant = True
 
     def prepare(self) -> None:
@@ -93,4 +93,5 @@ class Served(Causal):
         fields["weights_bytes"] = sum(weight.nbytes for weight in weights)
         in_codes = any(weight.dtype == int8 for weight in weights)
         left = left_fields(model, fields["parameters"]) if in_codes else {}
-        return fields | {"protocol": protocol_of(self.settings), "scheme": BASELINE} | variant.fields(model) | left
+        said = {"protocol": protocol_of(self.settings, self.blocks), "scheme": BASELINE}
+        return fields | said | variant.fields(model) | left

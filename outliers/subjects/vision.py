@@ -49,7 +49,7 @@ class Picture(NamedTuple):
 
 def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Examples:
     """The first pictures of those that `--text` names."""
-    if "block" in subject.settings.model_fields_set:
+    if "block" in subject.settings.model_fields_set and not subject.of_one_variant:  # which has that of prompts
         raise UserError(f"'{subject.model}' reads pictures of a size of its own; leave --block out")
     processor = load_processor(subject.model, subject.revision)
     return pictures(text, processor, subject.config, blocks)

@@ -237,8 +237,8 @@ class Trace:
     def _check_view(self, roles: Iterable[str]) -> tuple[str, ...]:
         asked = {roles} if isinstance(roles, str) else set(roles)
         view = tuple(role for role in ROLES if role in asked)
-        if asked == set(STREAM) and not set(view) <= set(self.roles):  # the default of a trace of fewer roles
-            view = tuple(role for role in STREAM if role in self.roles) or self.roles[:1]
+        if asked == set(STREAM) and not asked <= set(self.roles):  # the default of a trace of fewer roles
+            view = self.roles if self.cross else tuple(role for role in STREAM if role in self.roles)
         if view not in views(self.roles) or not asked <= set(ROLES):
             known = ", ".join("+".join(view) for view in views(self.roles))
             raise UserError(f"no statistics of the roles {', '.join(sorted(asked))} together; this trace has {known}")

@@ -1,4 +1,4 @@
-"""What models of each family learn: the classes that they are of, how they read, and the examples that they see."""
+"""What models of each family learn: how they read, and the examples that they see."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,14 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    PreTrainedTokenizerFast,
-    ViTImageProcessorPil,
-)
+from transformers import PreTrainedTokenizerFast, ViTImageProcessorPil
 
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.pocket.ladder import CONTEXT
@@ -82,7 +75,6 @@ class Objective(NamedTuple):
     and a seed, the blocks or examples that are seen, (steps · batch), in their order.
     """
 
-    made_by: type
     prepare: Callable[[Path, Path, Path], Corpus]
     examples: Callable[[Corpus, Recipe, int], np.ndarray | Examples]
 
@@ -98,8 +90,8 @@ MASKS = Vocabulary(
 )
 
 OBJECTIVES = {
-    "next tokens": Objective(AutoModelForCausalLM, partial(prepare, vocabulary=NEXT), _next_tokens),
-    "corrupted spans": Objective(AutoModelForSeq2SeqLM, partial(prepare, vocabulary=SPANS), _corrupted_spans),
-    "masked tokens": Objective(AutoModelForMaskedLM, partial(prepare, vocabulary=MASKS), _masked_tokens),
-    "pictures": Objective(AutoModelForImageClassification, _prepare_digits, _digits),
+    "next tokens": Objective(partial(prepare, vocabulary=NEXT), _next_tokens),
+    "corrupted spans": Objective(partial(prepare, vocabulary=SPANS), _corrupted_spans),
+    "masked tokens": Objective(partial(prepare, vocabulary=MASKS), _masked_tokens),
+    "pictures": Objective(_prepare_digits, _digits),
 }

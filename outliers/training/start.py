@@ -12,13 +12,13 @@ from transformers import (
     ViTConfig,
 )
 
+from outliers.models.anatomy import anatomy_of, family_of
 from outliers.models.load import load_model
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY, Rung
 from outliers.specification.recipe import Recipe
 from outliers.text.digits import CLASSES, SIDE
 from outliers.training.architectures import change
 from outliers.training.layers import train_int8
-from outliers.training.objectives import OBJECTIVES
 
 
 def build_config(rung: Rung) -> PretrainedConfig:
@@ -57,7 +57,12 @@ def _t5(rung: Rung) -> PretrainedConfig:
 
 def _encoder(rung: Rung) -> dict:
     dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return {**_shape(rung), **dropouts, "intermediate_size": 4 * rung.width}
+    return {
+        **_shape(rung),
+        **dropouts,
+        "intermediate_size": 4 * rung.width,
+        "initializer_range": rung.width**-0.5,  # with the usual 0.02 narrow models attend evenly for most of a training
+    }
 
 
 def _bert(rung: Rung) -> PretrainedConfig:
@@ -65,7 +70,14 @@ def _bert(rung: Rung) -> PretrainedConfig:
 
 
 def _vit(rung: Rung) -> PretrainedConfig:
-    return ViTConfig(**_encoder(rung), image_size=SIDE, patch_size=1, num_labels=CLASSES)
+    names = {number: str(number) for number in range(CLASSES)}
+    return ViTConfig(
+        **_encoder(rung),
+        image_size=SIDE,
+        patch_size=2,
+        id2label=names,
+        label2id={name: number for number, name in names.items()},
+    )
 
 
 CONFIGS = {"gpt2": _gpt2, "gptj": _gptj, "opt": _opt, "t5": _t5, "bert": _bert, "vit": _vit}
@@ -81,11 +93,25 @@ def start(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:
     if recipe.from_nothing:
         torch.manual_seed(seed)
         rung = LADDER[recipe.start]
-        model = OBJECTIVES[rung.objective].made_by.from_config(build_config(rung)).to(device)
+        config = build_config(rung)
+        model = family_of(config).made_by.from_config(config).to(device)
+        _begin(model, rung)
     else:
         model = load_model(recipe.start, device=device)
     change(model, recipe.attention, recipe.gated, recipe.positions, recipe.norm)
     return in_int8(model, recipe) if recipe.int8 else model
+
+
+@torch.no_grad()
+def _begin(model: PreTrainedModel, rung: Rung) -> None:
+    """Change the first embeddings of a model that was just built, where its rung says so."""
+    if rung.embedding != 1:
+        model.get_input_embeddings().weight.mul_(rung.embedding)
+    if rung.sinusoids:  # Vaswani et al., 2017, section 3.5
+        weight = model.get_submodule(anatomy_of(model.config).positions).weight
+        count, features = weight.shape
+        angles = torch.arange(count)[:, None] * 10_000.0 ** (-torch.arange(0, features, 2) / features)
+        weight.copy_(rung.sinusoids * torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
 
 
 def in_int8(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:

@@ -1,22 +1,24 @@
 """Draws: the same measurement with embeddings changed by 1e-6, for how far rounding alone scatters it."""
 
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import input_embedding
+from outliers.models.anatomy import input_embeddings
 
 SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 
 
 @contextmanager
 def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
-    """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal.
+    """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal; those of all
+    stacks of layers by the same.
 
     Of pictures, what the convolution makes of each patch.
 
@@ -30,21 +32,22 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     if draw == 0:
         yield
         return
-    embedding = input_embedding(model)
-
-    def factors(shape: torch.Size) -> torch.Tensor:
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(draw))
-        return noise.mul_(SIZE).add_(1).to(embedding.weight.device)
-
-    if isinstance(embedding, nn.Embedding):
-        of_tokens = factors(embedding.weight.shape)
-        handle = embedding.register_forward_hook(lambda _module, inputs, output: output * of_tokens[inputs[0]])
-    else:
-        handle = embedding.register_forward_hook(lambda _module, _inputs, output: output * factors(output.shape[1:]))
-    try:
+    factors = cache(partial(_factors, draw))
+    with ExitStack() as stack:
+        for embedding in input_embeddings(model):
+            stack.callback(embedding.register_forward_hook(partial(_multiplied, factors)).remove)
         yield
-    finally:
-        handle.remove()
+
+
+def _factors(draw: int, shape: torch.Size) -> torch.Tensor:
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(draw))
+    return noise.mul_(SIZE).add_(1)
+
+
+def _multiplied(factors: Callable, embedding: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+    if isinstance(embedding, nn.Embedding):
+        return output * factors(embedding.weight.shape)[inputs[0].cpu()].to(output.device)
+    return output * factors(output.shape[1:]).to(output.device)
 
 
 def scattered(values: list[float]) -> dict:

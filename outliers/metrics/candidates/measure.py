@@ -13,7 +13,7 @@ from outliers.criterion import SPIKE
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.candidates import Candidates
 from outliers.metrics.measurement import Measurement
-from outliers.models.anatomy import Projection, anatomy_of, check_plain, projections
+from outliers.models.anatomy import Projection, anatomy_of, check_one_stack, check_plain, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import residual_hooks
 from outliers.models.skeleton import skeleton
@@ -205,7 +205,8 @@ def candidates(
 
 
 def check_searched(model: PreTrainedModel) -> None:
-    """Raise UserError unless a model, which may be on the meta device, has feed-forward projections."""
+    """Raise UserError unless a model, which may be on the meta device, has one stack, with feed-forward projections."""
+    check_one_stack(model.config)
     if not any(one.role == ROLE for one in projections(model)):
         raise UserError(
             f"the layers of this model ({model.config.model_type}) have experts, which keep their weights together; "
@@ -219,6 +220,7 @@ class OfWeights(Measurement):
     splits = False
 
     def check(self, cell: Cell) -> None:
+        check_one_stack(cell.subject.config)
         if anatomy_of(cell.subject.config).mixture:
             check_searched(skeleton(cell.subject.config, torch.bfloat16))
 

@@ -67,8 +67,8 @@ class OfServed(Measurement):
         """Raise UserError if the text has no such prompts, or the model no room for what is generated."""
         metric, config = cell.metric, cell.subject.config
         check_generation(config, metric.prompt, metric.tokens if generates(config) else 0)
-        blocks, block = cell.subject.blocks.shape
-        if metric.batch > blocks or metric.prompt > block:
+        blocks, block, *of_pictures = cell.subject.blocks.shape
+        if metric.batch > blocks or (metric.prompt > block and not of_pictures):
             raise UserError(
                 f"{metric.batch} prompts of {metric.prompt} tokens from {blocks} blocks of {block}; expected as many "
                 "blocks, and as long ones, or more (--blocks, --block)"
@@ -102,9 +102,11 @@ class OfServed(Measurement):
         (cell,) = cells
         prompts, metric = _prompts(cell), cell.metric
         with cell.subject.under(bench, cell.variant, facts) as model:
+            found = encoding(model, prompts, metric.repeats, bench.bar.see) if encodes(model.config) else None
             if generates(model.config):
-                return [latency(model, prompts, metric.tokens, metric.repeats, bench.bar.see)]
-            return [encoding(model, prompts, metric.repeats, bench.bar.see)]
+                generated = latency(model, prompts, metric.tokens, metric.repeats, bench.bar.see)
+                found = generated._replace(encodings=found.encodings) if found else generated
+            return [found]
 
     def values(self, _cell: Cell, answers: list[Timings]) -> list[dict]:
         """The medians with their quartiles, of each of `METRICS`."""
@@ -118,7 +120,8 @@ class OfServed(Measurement):
 
 
 def _prompts(cell: Cell) -> torch.Tensor:
-    return read_ids(cell.subject.blocks[: cell.metric.batch])[:, : cell.metric.prompt]
+    inputs = read_ids(cell.subject.blocks[: cell.metric.batch])
+    return inputs if inputs.is_floating_point() else inputs[:, : cell.metric.prompt]  # of a picture all is read
 
 
 LATENCY = OfServed()
@@ -170,6 +173,11 @@ def encoding(
     return Timings([], [], inputs[:, :0], times[1:])
 
 
+def encodes(config: PretrainedConfig) -> bool:
+    """Whether a model has an encoder: whether positions of its first stack attend to all others."""
+    return stacks_of(config)[0].bidirectional
+
+
 def generates(config: PretrainedConfig) -> bool:
     """Whether a model generates tokens: whether positions of its last stack attend to earlier ones alone."""
     return not stacks_of(config)[-1].bidirectional
@@ -189,17 +197,28 @@ def _generate(
 ) -> tuple[list[float], torch.Tensor]:
     """Milliseconds of the prefill and of each step after it, and the ids that they chose, (batch, 1 + tokens).
 
-    made: called after each.
+    The prefill of an encoder-decoder is the pass of its encoder over the prompts and the first step of its decoder,
+    from a start token. made: called after each.
     """
     cache = DynamicCache(config=model.config)
-    times, ids = [], [prompts]
+    times, ids, encoded = [], [prompts], {}
 
     def step() -> torch.Tensor:
         logits = model(ids[-1], past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         return logits[:, -1].argmax(-1, keepdim=True)
 
+    def decode() -> torch.Tensor:
+        if not encoded:
+            encoded["encoder_outputs"] = model.get_encoder()(prompts)
+        output = model(decoder_input_ids=ids[-1], use_cache=True, **encoded)
+        encoded["past_key_values"] = output.past_key_values
+        return output.logits[:, -1].argmax(-1, keepdim=True)
+
+    decodes = len(stacks_of(model.config)) > 1
+    if decodes:
+        ids = [model.prepare_decoder_input_ids_from_labels(labels=prompts[:, :1])]
     for _ in range(1 + tokens):
-        spent, chosen = timed(step, model.device)
+        spent, chosen = timed(decode if decodes else step, model.device)
         times.append(spent)
         ids.append(chosen)
         made()

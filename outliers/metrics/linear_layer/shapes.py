@@ -8,7 +8,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.metrics.memory.footprint import lists_of_layers, prompt, skeleton_with_head, without_values
+from outliers.metrics.memory.footprint import lists_of_layers, prompt, without_values
+from outliers.models.skeleton import skeleton
 
 
 @torch.inference_mode()
@@ -23,7 +24,7 @@ def decode_shapes(config: PretrainedConfig) -> tuple[list[tuple[int, int]], int]
         UserError: transformers has no such model, cannot run it on the meta device, or it generates nothing.
     """
     with without_values(config):
-        model = skeleton_with_head(config)
+        model = skeleton(config, torch.bfloat16)
         layers, shapes = lists_of_layers(model)[-1], []
         if not model.can_generate():
             raise UserError(f"a model of type '{config.model_type}' generates no tokens; expected one with a decoder")

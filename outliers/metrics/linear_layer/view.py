@@ -7,7 +7,7 @@ import pandas as pd
 from outliers.models.configs import known_configs
 from outliers.models.names import short_name
 from outliers.report.section import Finding, Section
-from outliers.report.tables import Table, cell, with_interval
+from outliers.report.tables import MISSING, Table, cell, with_interval
 from outliers.report.words import amount, listed
 from outliers.specification.kinds import layer_shape
 
@@ -75,13 +75,14 @@ def tokens_of(rows: list[dict]) -> pd.DataFrame:
     """
     found: dict[tuple, dict] = {}
     for row in rows:
-        values = found.setdefault((row["model"], row["way"], row["batch"]), {})
-        if row["metric"] == "decoder_layer.milliseconds":
-            times = row["layers"] / row["batch"]
-            values |= {"token": times * row["value"], "q1": times * row["q1"], "q3": times * row["q3"]}
-        else:
-            values |= {"long": 1 / row["value"], "long_q1": 1 / row["q3"], "long_q3": 1 / row["q1"]}
-    return pd.DataFrame.from_dict(found, orient="index").rename_axis(["model", "way", "batch"])
+        in_time = row["metric"] == "decoder_layer.milliseconds"
+        times = row["layers"] / row["batch"] if in_time else 1
+        names = ("token", "q1", "q3") if in_time else ("faster", "faster_q1", "faster_q3")
+        values = (times * row[name] for name in ("value", "q1", "q3"))
+        found.setdefault((row["model"], row["way"], row["batch"]), {}).update(zip(names, values, strict=True))
+    table = pd.DataFrame.from_dict(found, orient="index").rename_axis(["model", "way", "batch"])
+    long = {"long": 1 / table["faster"], "long_q1": 1 / table["faster_q3"], "long_q3": 1 / table["faster_q1"]}
+    return table[["token", "q1", "q3"]].assign(**long)
 
 
 def decoder_table(rows: list[dict]) -> Table:
@@ -95,9 +96,10 @@ def decoder_table(rows: list[dict]) -> Table:
     )
     cells = []
     for model, way in dict.fromkeys(key[:2] for key in tokens.index):
-        of_way = [tokens.loc[model, way, batch] for batch in batches]
-        times = [with_interval(amount, *(row[name] for name in ("token", "q1", "q3"))) for row in of_way]
-        cells.append([_shown(model), way, *times, *(f"{row['long']:.2f}" for row in of_way)])
+        of_way = tokens.xs((model, way), level=("model", "way")).reindex(batches)
+        times = zip(of_way["token"], of_way["q1"], of_way["q3"], strict=True)
+        shown = [MISSING if pd.isna(one[0]) else with_interval(amount, *one) for one in times]
+        cells.append([_shown(model), way, *shown, *(cell(".2f", ratio) for ratio in of_way["long"])])
     headers = [f"{value} {batch}" for value in ("batch", "times as long") for batch in batches]
     return Table("decoder_layers", caption, ["model", "way", *headers], cells, tokens.reset_index(), names=2)
 
@@ -108,7 +110,7 @@ def _shown(model: str) -> str:
 
 def decoder_findings(tokens: pd.DataFrame) -> list[Finding]:
     """How many times as long as 16 bits LLM.int8() takes, of models where the quartiles of every batch leave out 1."""
-    of_int8 = tokens.xs("LLM.int8()", level="way")
+    of_int8 = tokens[tokens.index.get_level_values("way") == "LLM.int8()"].droplevel("way")
     apart = (of_int8["long_q1"] > 1) | (of_int8["long_q3"] < 1)
     return [
         Finding(_long(_shown(model), of_int8["long"][model]), "decoder_layers")

@@ -8,22 +8,16 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from accelerate import init_empty_weights
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import (
-    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
-    AutoModelForImageClassification,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy import context_length
-from outliers.models.skeleton import quiet, skeleton
+from outliers.models.anatomy import anatomy_of, config_of_stack, context_length, family_of
+from outliers.models.skeleton import skeleton
 
 GIB = 2**30
 BITS = (16, 8)
@@ -79,11 +73,11 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
     """
     context = min(context, context_length(config) or context)
     with without_values(config):
-        model = skeleton_with_head(config)
+        model = skeleton(config, torch.bfloat16)
         inputs = prompt(model, context, batch)
         cache, activations = measure_pass(model, inputs)
         lists = lists_of_layers(model)
-        context = _positions(model, lists[0][0], inputs) if "pixel_values" in inputs else context
+        context = family_of(config).vocabulary(config) if "pixel_values" in inputs else context
     sizes = {bits: _weights(model, lists, bits) for bits in BITS}
     embeddings, _, rest = sizes[16]
     return Footprint(
@@ -109,14 +103,6 @@ def without_values(config: PretrainedConfig) -> Iterator[None]:
         raise UserError(f"cannot run a model of type '{kind}' without its weights: {reason}") from None
 
 
-def skeleton_with_head(config: PretrainedConfig) -> PreTrainedModel:
-    """A model with its head on the meta device, in bfloat16."""
-    if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        return skeleton(config, torch.bfloat16)
-    with quiet(), init_empty_weights():
-        return AutoModelForImageClassification.from_config(config, dtype=torch.bfloat16).eval()
-
-
 @torch.inference_mode()
 def measure_pass(model: PreTrainedModel, inputs: dict) -> tuple[int, int]:
     """Bytes of the cache, and of the most that is alive beside it and the weights, in a pass over inputs."""
@@ -126,22 +112,13 @@ def measure_pass(model: PreTrainedModel, inputs: dict) -> tuple[int, int]:
     return storages.size(cache), storages.peak(without=cache)
 
 
-@torch.inference_mode()
-def _positions(model: PreTrainedModel, layer: nn.Module, inputs: dict) -> int:
-    """How many positions a layer reads."""
-    read = []
-    hook = layer.register_forward_pre_hook(lambda _module, arguments: read.append(arguments[0].shape[1]))
-    model(**inputs)
-    hook.remove()
-    return read[0]
-
-
 def prompt(model: PreTrainedModel, context: int, batch: int) -> dict:
     """The arguments with which a generation first calls a model, for ids (batch, context) without padding; or those of
     the only call, for a model that generates nothing."""
     if model.main_input_name == "pixel_values":
-        sides = (model.config.num_channels, model.config.image_size, model.config.image_size)
-        return {"pixel_values": torch.zeros(batch, *sides, dtype=model.dtype, device=model.device)}
+        tower = config_of_stack(model.config, anatomy_of(model.config))
+        sizes = (batch, tower.num_channels, tower.image_size, tower.image_size)
+        return {"pixel_values": torch.zeros(sizes, dtype=model.dtype, device=model.device)}
     ids = torch.zeros(batch, context, dtype=torch.int64, device=model.device)
     if not model.can_generate():
         return {"input_ids": ids}

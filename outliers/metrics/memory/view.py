@@ -157,8 +157,8 @@ def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Fin
     shares = (footprints["total 8"] / footprints["total 16"]).dropna()
     findings = [Finding(_held(other, len(largest)), "table3")] if len(largest) else []
     findings += [Finding(_shrinks(shares), "footprints")] if len(shares) else []
-    kept = footprints[footprints["loaded 8"].notna()].sort_values("parameters")
-    return findings + ([Finding(_grows(kept.iloc[-1]), "footprints")] if len(kept) else [])
+    loaded = footprints["loaded 8"].dropna()
+    return findings + ([Finding(_grows(footprints.loc[loaded.idxmax()]), "footprints")] if len(loaded) else [])
 
 
 def _held(other: pd.DataFrame, every: int) -> str:

@@ -15,11 +15,12 @@ from outliers.models.anatomy import (
     Projection,
     anatomy_of,
     check_features,
+    check_one_stack,
     check_plain,
+    family_of,
     in_layer,
     layers_of,
     norms_are_in_the_residual_stream,
-    stacks_of,
     width_of,
 )
 from outliers.models.decoder import inference, run_decoder, under
@@ -76,8 +77,9 @@ def origins(
 def check_accountable(config, features: Iterable[int]) -> None:
     """Raise UserError where a model has not these features, or its residual stream is no sum."""
     check_features(features, width_of(config))
-    if len(stacks_of(config)) > 1:
-        raise UserError("accounts are of models with one stack of layers; expected no encoder-decoder")
+    check_one_stack(config)
+    if family_of(config).name_of:
+        raise UserError("accounts begin with the embedding of tokens; expected a model that reads a text, no pictures")
     if norms_are_in_the_residual_stream(config):
         raise UserError(
             "this model's norms rescale its residual stream, which is then no sum of what was written; expected norms "

@@ -19,6 +19,7 @@ from outliers.models.anatomy.masked import MASKED
 from outliers.models.anatomy.row import Anatomy, config_of_stack
 from outliers.models.anatomy.seq2seq import SEQ2SEQ
 from outliers.models.anatomy.vision import VISION, vision_config
+from outliers.models.plugins import plugins
 
 FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ, VISION)}
 ANATOMIES = {kind: row for family in FAMILIES.values() for kind, row in family.rows.items()}  # by the type of model
@@ -39,6 +40,28 @@ PLAIN = (
     "transformers.models.falcon.modeling_falcon.FalconLinear",
 )
 WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def add_family(family: Family) -> None:
+    """Take a family of one's own; an installed package declares it in the group `outliers.families` of entry points.
+
+    Raises:
+        UserError: its name, or an architecture of it, is that of another family.
+    """
+    taken = [name for name in (family.name, *family.rows) if name in FAMILIES or name in ANATOMIES]
+    if taken:
+        raise UserError(f"family '{family.name}': '{taken[0]}' is there already; expected names that are not taken")
+    FAMILIES[family.name] = family
+    ANATOMIES.update(family.rows)
+
+
+def _take_plugins(kind: str) -> None:
+    """Add the families of other packages, once a type of model is asked for that this project does not have."""
+    for _, origin, family in plugins("outliers.families") if kind not in ANATOMIES else ():
+        if not isinstance(family, Family):
+            raise UserError(f"{origin} is {type(family).__name__}; expected a Family: remove it")
+        if FAMILIES.get(family.name) is not family:
+            add_family(family)
 
 
 class Projection(NamedTuple):
@@ -62,6 +85,7 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
     Raises:
         UserError: the architecture is in no row of the table.
     """
+    _take_plugins(config.model_type)
     if config.model_type not in ANATOMIES:
         near = difflib.get_close_matches(config.model_type, ANATOMIES, n=3, cutoff=0.5)
         similar = f" (known and similar: {', '.join(near)})" if near else ""
@@ -75,6 +99,7 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
 
 def family_of(config: PretrainedConfig) -> Family:
     """The family of a model by its configuration; an unknown architecture counts as causal, or has an encoder too."""
+    _take_plugins(config.model_type)
     unknown = SEQ2SEQ if config.is_encoder_decoder else CAUSAL
     return next((family for family in FAMILIES.values() if config.model_type in family.rows), unknown)
 
@@ -101,6 +126,15 @@ def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
     return [first, first.decoder] if first.decoder else [first]
 
 
+def check_one_stack(config: PretrainedConfig) -> None:
+    """Raise UserError where a model has several stacks of layers, and so several residual streams."""
+    if len(stacks_of(config)) > 1:
+        raise UserError(
+            f"'{config.model_type}' has an encoder and a decoder, each with its own residual stream; this accounts for "
+            "models with one: use outliers.trace, ablate or damage, which tell stacks apart"
+        )
+
+
 def inputs_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
     """What each stack reads of a block, on the block's device: token ids, int64 (T,), or the pixels of a picture."""
     return family_of(model.config).inputs(model, block)
@@ -112,15 +146,21 @@ def ids_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
     return tuple(family.ids(model.config, read) for read in family.inputs(model, block))
 
 
-def input_embedding(model: PreTrainedModel) -> nn.Module:
-    """What the residual stream begins with: the embedding of tokens, or the convolution of pixels."""
-    path = stacks_of(model.config)[0].embedding
-    return model.get_submodule(path) if path else model.get_input_embeddings()
-
-
 def stack_module(model: PreTrainedModel, stack: Anatomy) -> PreTrainedModel:
     """The module that runs a stack."""
     return model.base_model if stack.module is None else model.get_submodule(stack.module)
+
+
+def input_embeddings(model: PreTrainedModel) -> list[nn.Module]:
+    """What the residual streams of the stacks begin with: the embedding of tokens, or the convolution of pixels; one
+    that several stacks have in common once."""
+    stacks = stacks_of(model.config)
+    return list(
+        dict.fromkeys(
+            model.get_submodule(one.embedding) if one.embedding else stack_module(model, one).get_input_embeddings()
+            for one in stacks
+        )
+    )
 
 
 def run_stack(

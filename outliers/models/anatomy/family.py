@@ -29,11 +29,12 @@ def tokens_of(config: PretrainedConfig) -> int:
 class Family:
     """What models of a family have in common.
 
-    name: to call it; `outliers.subjects` has a file of this name, which makes its blocks. rows: the anatomy of each
-    architecture, by the type of model in a configuration. made_by: the class of transformers that makes them, with a
-    head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T, features) those
-    that predict something, and what: int64 (predicted,). keywords: what the last stack is called with beside what it
-    reads.
+    name: to call it. subject: what makes its blocks, with a function `read`, the options that it refuses, `REFUSED`,
+    and whether it reads text, `READS_TEXT`; by default the file of its name in `outliers.subjects`. rows: the anatomy
+    of each architecture, by the type of model in a configuration. made_by: the class of transformers that makes them,
+    with a head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T,
+    features) those that predict something, and what: int64 (predicted,). keywords: what the last stack is called with
+    beside what it reads; of a model that generates `use_cache` is False among them.
 
     Of what is no text: check: raises UserError where a model of a configuration cannot read a block. ids: what stands
     at the positions of what a stack reads, int64 (T,). vocabulary: how many ids there are. name_of: what an id is
@@ -46,6 +47,7 @@ class Family:
     predicted: Callable[[Block, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = read_alone
     keywords: Mapping[str, object] = field(default_factory=dict)
+    subject: object = None
     check: Callable[[PretrainedConfig, Block], None] | None = None
     ids: Callable[[PretrainedConfig, torch.Tensor], torch.Tensor] = as_read
     vocabulary: Callable[[PretrainedConfig], int] = tokens_of

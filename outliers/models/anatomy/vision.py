@@ -1,5 +1,6 @@
 """Vision transformers: encoders of pictures, and the vision tower of models that read texts too."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -122,6 +123,31 @@ def vision_config(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
+class _Making:
+    """Makes models with their classifier, or towers without one."""
+
+    @staticmethod
+    def from_config(config: PretrainedConfig, **options) -> PreTrainedModel:
+        """As `AutoModelForImageClassification.from_config`."""
+        if config.num_labels or config.model_type != "siglip":
+            return AutoModelForImageClassification.from_config(config, **options)
+        return _siglip_tower()._from_config(config, **options)
+
+
+@functools.cache
+def _siglip_tower() -> type:
+    from transformers import SiglipForImageClassification
+
+    class Tower(SiglipForImageClassification):
+        """Draws no first weights for a classifier, whether there is one or not."""
+
+        def _init_weights(self, module: nn.Module) -> None:
+            if module is not self:
+                super()._init_weights(module)
+
+    return Tower
+
+
 def _before_patches(config: PretrainedConfig) -> list[tuple[str, str]]:
     """The names of the positions before the patches, and what stands there."""
     registers = range(getattr(config, "num_register_tokens", 0))
@@ -190,7 +216,7 @@ def _one(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 VISION = Family(
     "vision",
     _ROWS,
-    AutoModelForImageClassification,
+    _Making,
     _one,
     check=_check,
     ids=_ids,

@@ -1,10 +1,11 @@
 """What has no number in the paper, in the order of a page."""
 
 from outliers.report.paper.published import Artefact
+from outliers.report.paper.table4 import families_section
 from outliers.report.views.attention import attention_section
 from outliers.report.views.causes import causes_section
 from outliers.report.views.remedies import remedies_section
-from outliers.specification.kinds import Ablation, Account, Damage, Experiment, OneModel
+from outliers.specification.kinds import Ablation, Account, Damage, Emergence, Experiment, OneModel
 from outliers.specification.recipe import Training
 
 ARTEFACTS = {
@@ -16,4 +17,7 @@ ARTEFACTS = {
     "remedies": Artefact("Remedies", Experiment, section=remedies_section),
     "attention": Artefact("Attention in int8", Experiment, section=attention_section),
     "causes": Artefact("Causes", Training, section=causes_section),
+    "families_table1": Artefact("Other families", Experiment),
+    "pictures_table1": Artefact("Other families, pictures", Experiment),
+    "families_table4": Artefact("Outlier features of other families", Emergence, section=families_section),
 }

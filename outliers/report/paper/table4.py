@@ -89,6 +89,13 @@ def table4_section(rows: list[dict]) -> Section:
     return Section(title, rows, printed, tables, notes=notes, further=further, findings=findings)
 
 
+def families_section(rows: list[dict]) -> Section:
+    """Table 4 of models whose perplexities are of different things, so that nothing is fitted or drawn by them."""
+    table = emergence_table(rows)
+    findings = emergence_findings(distinct_models(rows), {}, table.name)
+    return Section("Outlier features of other families", rows, table.form("simple"), [table], findings=findings)
+
+
 def panel_section(name: str, rows: list[dict]) -> Section:
     """One panel of Figures 3 and 4, beside the paper's own models."""
     draw, panel, title, caption = PANELS[name]

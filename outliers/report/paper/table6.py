@@ -71,7 +71,7 @@ def layers_measured(rows: list[dict]) -> dict[Key, float]:
     ratios = {
         (model, batch): found[model, INT8, batch]["long"] / found[model, BESIDE[model], batch]["long"]
         for model, way, batch in times
-        if way == INT8
+        if way == INT8 and (model, BESIDE[model], batch) in times
     }
     return _as_published(times, ratios)
 

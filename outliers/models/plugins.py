@@ -1,4 +1,4 @@
-"""What other installed distributions declare as entry points: schemes in the group `outliers.schemes`, and metrics."""
+"""What other installed distributions declare as entry points: schemes, metrics, families of models."""
 
 import functools
 from collections.abc import Container
