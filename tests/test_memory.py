@@ -1,5 +1,6 @@
 """Memory from configurations: against published sizes, real models, torch's own profiler, and the paper's Table 3."""
 
+import copy
 import itertools
 
 import pytest
@@ -151,8 +152,8 @@ def test_weights_of_a_model_of_pictures():
 
 @pytest.mark.parametrize("kind", PICTURES)
 def test_places_of_a_picture(kind):
-    found = measure_footprint(PICTURES[kind], 2)
-    model = AutoModelForImageClassification.from_config(PICTURES[kind], dtype=torch.bfloat16)
+    found = measure_footprint(copy.deepcopy(PICTURES[kind]), 2)
+    model = AutoModelForImageClassification.from_config(copy.deepcopy(PICTURES[kind]), dtype=torch.bfloat16)
     assert (found.weights(16), found.context) == (nbytes(model), len(BEFORE[kind]) + 4 * 4)
 
 
