@@ -1,6 +1,8 @@
 """Cells to rows: what identifies a row, which rows are drawn again, and any metric under any variant."""
 
+import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 from outlier_kernels.formats import Quantizer
 
 import outliers
+from outliers import __main__ as program
+from outliers import metrics as package
 from outliers.errors import UserError
-from outliers.metrics import metrics
 from outliers.metrics.measurement import Seen
 from outliers.metrics.memory import Memory as Footprint
 from outliers.metrics.metric import StatesMetric
@@ -21,8 +24,9 @@ from outliers.metrics.zeroshot.harness import zeroshot
 from outliers.models import plugins
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
-from outliers.presets.cells import Cells
+from outliers.presets.cells import METRICS, Cells
 from outliers.quantization.schemes import Scheme
+from outliers.report.measured import measured_section
 from outliers.report.report import drawn_again
 from outliers.runs.rows import Row, Rows, line_of, read
 from outliers.runs.run import run
@@ -35,6 +39,7 @@ from outliers.terminal.progress import Progress
 from outliers.text.blocks import load_text
 from outliers.variants.quantized import EXACT
 from tests.test_commands import call
+from tests.test_docs import read as page
 
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"models": [MODEL], "block": 16, "blocks": 1}
@@ -243,6 +248,39 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert 'src="data:' in (page := (tmp_path / "report.html").read_text()) or "<svg" in page, "with its figure"
 
 
+def example(of: str) -> str:
+    """The lines of docs/extending.md that have a class."""
+    return next(one for one in re.findall(r"```python\n(.*?)```", page("docs/extending.md"), re.DOTALL) if of in one)
+
+
+def test_a_metric_is_a_folder(monkeypatch, tmp_path):
+    folder = tmp_path / "metrics" / "foreseen"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(example("class Foreseen").partition("\n\nfields =")[0])
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder.parent)])
+    monkeypatch.setitem(METRICS, "foreseen", package.metrics()["foreseen"])
+    monkeypatch.delitem(sys.modules, "outliers.metrics.foreseen")
+    spec = Cells(metrics=["foreseen"], **SMALL)
+    section = measured_section(spec, tmp_path, run(spec, tmp_path))
+    assert [table.name for table in section.tables] == ["measured", "foreseen"]
+    assert [drawing.name for drawing in section.drawings] == ["foreseen_bars"]
+    assert [finding.text for finding in section.findings] == ["Most tokens are foreseen under fp32."]
+    (explorer,) = section.explorers
+    assert explorer.content["maps"][0]["values"].shape == (SMALL["block"] - 1, 1)
+
+
+def test_a_command_is_a_file(monkeypatch, capsys, tmp_path):
+    (tmp_path / "largest.py").write_text(example("class Largest"))
+    monkeypatch.setattr(program, "__file__", str(tmp_path / "__main__.py"))
+    assert program._commands() == {"largest": "the largest values that projections read"}
+    monkeypatch.setattr(outliers, "__path__", [*outliers.__path__, str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call(monkeypatch, capsys, MODEL, "--block", 16, "--blocks", 1, command="largest")
+    assert code == 0
+    assert "The largest inputs." in out
+    assert (tmp_path / "results/largest/gpt2-0.1m/largest.md").exists()
+
+
 def test_a_plugin_takes_no_name_that_is_taken(monkeypatch):
     class Entry:
         name, dist = "perplexity", type("Distribution", (), {"name": "theirs"})()
@@ -253,6 +291,6 @@ def test_a_plugin_takes_no_name_that_is_taken(monkeypatch):
     plugins.plugins.cache_clear()
     try:
         with pytest.raises(UserError, match=r"plugin 'perplexity' of the installed .* is a metric of a name"):
-            metrics()
+            package.metrics()
     finally:
         plugins.plugins.cache_clear()

@@ -82,7 +82,7 @@ def sweep(
 
 def plans_of(spec: Named) -> list[Plan]:
     """What a specification asks for; nothing of its subjects is read."""
-    return resolved(spec.plans)(spec)
+    return resolved(type(spec).plans)(spec)
 
 
 def _is_possible(plan: Plan) -> bool:

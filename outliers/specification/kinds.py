@@ -240,7 +240,7 @@ class Named(Checked):
 
     model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
 
-    # `module:function`, or a function, that says which cells it asks for, as a list of `outliers.subjects.cell.Plan`.
+    # `module:function`, or a method, that says which cells it asks for, as a list of `outliers.subjects.cell.Plan`.
     plans: ClassVar[str | Callable | None] = None
     experiment: ClassVar[str | None] = None  # what its rows say that they are of, where that is not its name
     # What shows its rows, as `plans`; imported when a command has run. of_folder: whether it takes the specification
@@ -258,7 +258,7 @@ class Named(Checked):
 
     def show(self, folder: Path, rows: list[dict]) -> Any:
         """What rows of it in a folder show, an `outliers.report.section.Section`."""
-        return resolved(self.section)(*((self, folder) if self.of_folder else ()), rows)
+        return resolved(type(self).section)(*((self, folder) if self.of_folder else ()), rows)
 
 
 class Machine(Named):
