@@ -28,7 +28,7 @@ from outliers.presets.cells import METRICS, Cells
 from outliers.quantization.schemes import Scheme
 from outliers.report.measured import measured_section
 from outliers.report.report import drawn_again
-from outliers.runs.rows import Row, Rows, line_of, read
+from outliers.runs.rows import COLUMNS, Row, Rows, line_of, read
 from outliers.runs.run import run
 from outliers.specification.kinds import Experiment, Latency, Memory, Settings
 from outliers.subjects.bench import Bench
@@ -53,8 +53,8 @@ def swept(out: Path, **fields) -> list[dict]:
 @given(subject=FIELDS, facts=FIELDS, made=FIELDS)
 def test_a_row_is_found_by_what_it_asks_and_by_its_facts_in_any_order(tmp_path_factory, subject, facts, made):
     asked = {"subject": subject, "variant": "fp32", "metric": {"name": "m"}}
-    known = ("code", "architecture", "dtype", "scheme", "experiment", "device_name")
-    facts, made = ({k: v for k, v in part.items() if k not in known} for part in (facts, made))
+    known = {name for _, names in COLUMNS for name in names.split()}
+    subject, facts, made = ({k: v for k, v in part.items() if k not in known} for part in (subject, facts, made))
     row = Row(asked=asked, facts=facts, values=[{"metric": "m", "value": 1}], made=made)
     other = {"metric": {"name": "m"}, "variant": "fp32", "subject": dict(reversed(subject.items()))}
     folder = tmp_path_factory.mktemp("rows")

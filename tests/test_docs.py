@@ -71,7 +71,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import fill_docs  # noqa: E402
 
 KERNELS, TRAINING = "kernels/README.md", "outliers/models/pocket/README.md"
-CAUSAL = [name for name in pocket_models() if LADDER[name[7:]].objective == "next tokens"]
+CAUSAL = pocket_models("next tokens")
 PAGES = [*(page.relative_to(ROOT).as_posix() for page in fill_docs.pages()), "SECURITY.md", KERNELS, TRAINING]
 
 

@@ -13,7 +13,6 @@ from outliers.metrics import states
 from outliers.metrics.perplexity.measure import Loss, perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import PACKAGED, POCKET, pocket_models
-from outliers.models.pocket.ladder import LADDER
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1
 from outliers.report.report import drawn_again
@@ -34,8 +33,7 @@ def test_the_default_sweep_is_table_1_of_all_causal_pocket_models():
     experiment = make_experiment(read_experiment("pocket/table1"), Experiment)
     assert experiment.name == "pocket/table1"
     assert experiment.schemes == TABLE1
-    causal = [name for name in pocket_models() if LADDER[name.removeprefix("pocket/")].objective == "next tokens"]
-    assert set(experiment.models) == {*causal, *PACKAGED}
+    assert set(experiment.models) == {*pocket_models("next tokens"), *PACKAGED}
 
 
 @pytest.mark.parametrize(

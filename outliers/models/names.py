@@ -9,6 +9,7 @@ from typing import NamedTuple
 import platformdirs
 
 from outliers.errors import UserError
+from outliers.models.pocket.ladder import LADDER
 
 POCKET = Path(__file__).parent / "pocket"
 CACHE = platformdirs.user_cache_path("outliers", appauthor=False)
@@ -63,10 +64,11 @@ def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, 
     return {place: typed[place] if names[full_name(*place)] > 1 else full_name(*place) for place in places}
 
 
-def pocket_models() -> list[str]:
-    """Names of the embedded models, smallest first."""
+def pocket_models(objective: str | None = None) -> list[str]:
+    """Names of the embedded models, smallest first: of all, or of those trained for one objective (`"next tokens"`)."""
     files = sorted(POCKET.glob("*/model.safetensors"), key=lambda file: (file.stat().st_size, file))
-    return [f"pocket/{file.parent.name}" for file in files]
+    names = [file.parent.name for file in files]
+    return [f"pocket/{name}" for name in names if objective in (None, LADDER[name].objective)]
 
 
 def packaged_models() -> list[str]:
