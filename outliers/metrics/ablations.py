@@ -149,8 +149,10 @@ def ablate(
     features, methods, where = list(features), list(methods), list(where)
     width = width_of(model.config)
     plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
+    if (view := view_of(model, stack)).cross:
+        raise UserError("what cross-attention reads of the encoder cannot be taken out; expected 'encoder' or 'decoder'")
+    before = f"{view.written}." if stack else ""
     found = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)
-    before = f"{view_of(model, stack).written}." if stack else ""
     treatments = plan(features, width, methods, controls, seed, where, found.outlier_features()["feature"])
     means = feature_means(found) if "mean" in methods else {}
     interventions = [Intervention(one.features, one.method or "zero", seed, means) for one in treatments]

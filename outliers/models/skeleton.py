@@ -1,5 +1,6 @@
 """Models without values: what a configuration makes, before weights are read or without any."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +18,14 @@ from outliers.models.source import Source, out_of_reach
 def skeleton(config: PretrainedConfig, dtype: torch.dtype, buffers: bool = False) -> PreTrainedModel:
     """A model with the head of its family on the meta device, where tensors have a shape but no values; in eval mode.
 
-    dtype: of its weights. buffers: whether what the architecture computes of its configuration, such as rotary
+    config: which is not changed. dtype: of its weights. buffers: whether what the architecture computes of its configuration, such as rotary
     frequencies, has values, on the CPU.
 
     Raises:
         ValueError: transformers has no such language model; of what cannot be built, whatever its code raises.
     """
     with quiet(), init_empty_weights(include_buffers=not buffers):
-        model = family_of(config).made_by.from_config(config, dtype=dtype).eval()
+        model = family_of(config).made_by.from_config(copy.deepcopy(config), dtype=dtype).eval()
     model.tie_weights()  # anew, for accelerate makes a parameter of each
     return model
 

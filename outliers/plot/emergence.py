@@ -21,12 +21,13 @@ from outliers.report.analysis import Rows, reach, records
 # Of the most common outlier feature: what it affects, colour, line, and how marks are filled.
 AFFECTED = {"layers": ("layers", "blue", "-", "full"), "positions": ("sequence positions", "vermilion", "--", "none")}
 ABOUT = ("parameters", "architecture", "checkpoint", "alpha", "same_weights_as", "tokens_hash")  # fields of rows
+WHOLE, CROSS = "whole_model", "cross"  # a column: what the rows of a model's stacks share; a view that is no stack
 NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 
 def by_model(rows: Rows) -> pd.DataFrame:
     """The metrics of `table4_row` and the fields `ABOUT` as columns, one row a model and checkpoint in their order; of
-    an encoder-decoder one row a view.
+    an encoder-decoder one row a view, of which those of its stacks have `WHOLE` in common.
 
     The index is the model's short name, or its whole one where two models share that; with the view, if there is one.
     """
@@ -39,7 +40,8 @@ def by_model(rows: Rows) -> pd.DataFrame:
         for view in [row["stack"]] if "stack" in row else dict.fromkeys(views[place]) or [""]:
             if row.get("ablated", view) == view:
                 name = f"{names[place]} ({view})" if view else names[place]
-                model = wide.setdefault((*place, view), {"model": name, **dict.fromkeys(ABOUT)})
+                about = {"model": name, WHOLE: None if view == CROSS else names[place], **dict.fromkeys(ABOUT)}
+                model = wide.setdefault((*place, view), about)
                 model |= {name: row[name] for name in ABOUT if name in row} | {metric_of(row): row["value"]}
     table = pd.DataFrame(wide.values()).set_index("model")
     return table.reindex(columns=list(dict.fromkeys([*table, *TABLE4_COLUMNS])))  # those of Table 4 in any case
@@ -52,8 +54,11 @@ def metric_of(row: dict) -> str:
 
 
 def distinct_models(rows: Rows) -> pd.DataFrame:
-    """One row a model; of revisions that hold the same weights the first."""
+    """One row a model; of revisions that hold the same weights the first, of an encoder-decoder the stack in which the
+    most common feature affects most positions."""
     models = by_model(rows)
+    most = models.reset_index().sort_values("positions", ascending=False, kind="stable").drop_duplicates(WHOLE)
+    models = models.iloc[sorted(most.index[most[WHOLE].notna()])]
     return models[models["same_weights_as"].isna()]
 
 

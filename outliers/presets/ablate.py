@@ -1,5 +1,6 @@
 """What a model loses without some features, beside what it loses without random ones."""
 
+import logging
 from collections.abc import Sequence
 from itertools import product
 
@@ -23,6 +24,7 @@ from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together
 
+logger = logging.getLogger(__name__)
 OF_SCHEME = {"alpha": "scheme_alpha"}  # what rows call a setting of the scheme, where they have one of that name
 
 
@@ -53,24 +55,37 @@ def ablation_plans(spec: Ablation) -> list[Plan]:
 def _stages(subject: ToAblate) -> Stages:
     spec = subject.settings
     (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha))]
-    views = [view for view in counted(traced) if view.get("stack") != CROSS and (spec.features or view["features"])]
+    views = [view for view in counted(traced) if spec.features or view["features"]]
+    cross, views = ([view for view in views if (view.get("stack") == CROSS) is of] for of in (True, False))
+    if cross and not spec.features:
+        listed = ", ".join(map(str, cross[0]["features"]))
+        logger.info(
+            f"outlier features of what cross-attention reads of the encoder ({listed}) cannot be taken out, and stay"
+        )
     if not views:
         raise _no_outlier(traced, spec)
     scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
     under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
     about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
     about |= {OF_SCHEME.get(name, name): value for name, value in said_of(scheme, spec.skip).items()}
-    yield [cell for view in views for cell in _of_view(subject, view, under, about)]
+    yield [cell for view in views for cell in _of_view(subject, view, under, about, view is views[0])]
 
 
-def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict) -> list[Cell]:
-    """What is asked of the features of a view, which are taken out in its layers."""
-    spec, about = subject.settings, about | ablated_in(view)
+def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict, first: bool) -> list[Cell]:
+    """What is asked of the features of a view, which are taken out in its layers; with the first one, of the model as
+    it is."""
+    spec = subject.settings
     treatments = planned(spec, view["hidden_size"], spec.features or view["features"], view["features"])
+    treatments = [one for one in treatments if one.features or first]
     # the attention of a stack changes a layer at a time, by what queries and keys read
     roles = {Top1: WHERE if "stack" in view else spec.where, Perplexity: spec.where}
     return [
-        Cell(subject, _variant(one, spec, under, where(view, roles[metric])), metric(), about | one.fields)
+        Cell(
+            subject,
+            _variant(one, spec, under, where(view, roles[metric])),
+            metric(),
+            about | (ablated_in(view) if one.features else {}) | one.fields,
+        )
         for metric, one in product(roles, treatments)
     ]
 

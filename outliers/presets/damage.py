@@ -1,6 +1,6 @@
 """The damage of schemes to one model: by projection, by role and by layer, and over all of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, unknown_name
@@ -18,7 +18,7 @@ from outliers.variants.quantized import EXACT, Quantized
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from outliers.quantization.calibration import Calibration
 
@@ -31,15 +31,31 @@ def damage_plans(spec: Damage) -> list[Plan]:
 
 
 def _stages(subject: Causal, variants: Sequence[Quantized], spec: Damage) -> Stages:
-    """All but what is by stack; and that, where the model has several."""
-    from outliers.models.anatomy import ANATOMIES
+    """All of it, what is by stack last."""
+    chosen = "by" in spec.model_fields_set
+    by_stack = _by_stack(subject, subject.config, variants, spec.by, spec.draws, chosen)
+    yield _cells(subject, variants, spec.by, spec.draws)
+    if by_stack:
+        yield by_stack
 
-    rows = yield _cells(subject, variants, spec.by, spec.draws)
-    if "stack" in spec.by and ANATOMIES[rows[0].facts["architecture"]].decoder:
-        yield _by_stack(subject, variants, spec.draws)
 
+def _by_stack(
+    subject: Subject,
+    config: "PretrainedConfig",
+    variants: Sequence[Quantized],
+    by: Collection[str],
+    draws: int,
+    chosen: bool,
+) -> list[Cell]:
+    """What is by stack, where the model has several; chosen: whether somebody asked for it, who is told otherwise."""
+    from outliers.models.anatomy import stacks_of
 
-def _by_stack(subject: Subject, variants: Sequence[Quantized], draws: int) -> list[Cell]:
+    if "stack" not in by:
+        return []
+    if len(stacks_of(config)) == 1:
+        if chosen:
+            raise UserError(f"'{subject.name}' has one stack of layers; leave 'stack' out of what the damage is by")
+        return []
     return [Cell(subject, variant, Places(by="stack", draws=draws)) for variant in variants]
 
 
@@ -49,7 +65,7 @@ def _cells(subject: Subject, variants: Sequence[Quantized], by: Iterable[str], d
     Roles and layers bring what is over the model: it is what they are compared with. Projections alone have errors, so
     a scheme that quantizes none of them has none.
     """
-    by = {by} if isinstance(by, str) else set(by)
+    by = set(by)
     _check(by, [variant.scheme for variant in variants])
     asked = []
     if "error" in by:
@@ -110,12 +126,12 @@ def damage(
             of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
     """
     from outliers.metrics.measurement import records_of
-    from outliers.models.anatomy import stacks_of
     from outliers.quantization.convert import check_calibrated
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
     from outliers.variants.draw import check_draws
 
+    by = [by] if isinstance(by, str) else by
     blocks, scheme = list(sequences(blocks, attention_mask)), get_scheme(scheme)
     check_draws(draws, str(model.dtype).removeprefix("torch."))
     check_calibrated(scheme, calibration)
@@ -123,5 +139,5 @@ def damage(
         raise UserError("no blocks to evaluate; expected at least one")
     subject, variants = Given(model, blocks), [Quantized(scheme, tuple(skip), calibration=calibration)]
     cells = _cells(subject, variants, by, draws)
-    cells += _by_stack(subject, variants, draws) if "stack" in by and len(stacks_of(model.config)) > 1 else []
+    cells += _by_stack(subject, model.config, variants, by, draws, by is not DAMAGE_BY)
     return damages_of(records_of(cells))[scheme.name]

@@ -10,14 +10,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import eager_mask
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Projection, in_layer, layers_of
+from outliers.models.anatomy import Projection, anatomy_of, in_layer, layers_of
 from outliers.models.attending import SUMMED
 from outliers.quantization.products import Products, product
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.transforms import PRODUCTS
 
 INT8 = "int8"  # its name among the implementations of attention
-WITHOUT_EFFECT = {"use_cache", "position_ids", "sliding_window", "is_causal"}  # arguments that the mask stands for
+# Arguments that the mask stands for, and that of other implementations.
+WITHOUT_EFFECT = {"use_cache", "position_ids", "sliding_window", "is_causal", "deterministic"}
 MASKS_OF = ("sdpa", "eager", SUMMED)  # implementations whose masks say all of what queries attend to
 ROLE = "attention"  # of what attention multiplies, beside the roles of projections
 
@@ -80,11 +81,12 @@ def int8_attention(
 
 
 def check_attention(model: PreTrainedModel) -> None:
-    """Raise UserError unless the attention function of a model can be replaced."""
-    if not model._supports_attention_backend:
+    """Raise UserError unless the attention function of a model can be replaced: of encoder-decoders
+    T5Gemma alone has one, whose scores are capped."""
+    if not model._supports_attention_backend or anatomy_of(model.config).decoder:
         raise UserError(
             f"the attention of '{model.config.model_type}' cannot be replaced in transformers; expected an "
-            "architecture such as gpt2, opt or llama, or attention in 16 bits"
+            "architecture such as gpt2, llama, bert or vit, or attention in 16 bits"
         )
 
 

@@ -16,7 +16,15 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError, shown, unknown_name
-from outliers.models.anatomy import Projection, check_plain, projections
+from outliers.models.anatomy import (
+    Projection,
+    anatomy_of,
+    check_plain,
+    family_of,
+    inputs_of,
+    projections,
+    stack_module,
+)
 from outliers.models.hooks import check_hooks, eager, hand_over_hooks
 from outliers.quantization.attention import AttentionProducts, attentions, put_attention, take_attention_back
 from outliers.quantization.calibration import Calibration
@@ -131,9 +139,11 @@ def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:
         return
     alone = replace(SCHEMES[BASELINE], attention=scheme.attention)
     with torch.inference_mode(), eager(model):
-        two_tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
-        # with a mask, for without one transformers looks at positions for where several sequences begin
-        quantize(model, alone).base_model(two_tokens, attention_mask=torch.ones_like(two_tokens), use_cache=False)
+        changed, stack, family = quantize(model, alone), anatomy_of(model.config), family_of(model.config)
+        (read,) = inputs_of(model, family.smallest(model.config).to(model.device))
+        # without a mask of causal attention transformers looks at positions for where several sequences begin
+        mask = {} if stack.bidirectional else {"attention_mask": torch.ones_like(read)[None]}
+        stack_module(changed, stack)(read[None], **mask, **family.keywords)
 
 
 def check_calibrated(scheme: Scheme, calibration: object | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outliers.models.anatomy.examples import Block, read_ids
+from outliers.models.anatomy.examples import Block, Example, read_ids
 from outliers.models.anatomy.row import Anatomy
 
 
@@ -25,6 +25,12 @@ def tokens_of(config: PretrainedConfig) -> int:
     return config.vocab_size
 
 
+def two_tokens(_config: PretrainedConfig) -> Example:
+    """Two tokens, of which each is predicted."""
+    ids = torch.zeros(2, dtype=torch.int64)
+    return Example(ids, ids)
+
+
 @dataclass(frozen=True)
 class Family:
     """What models of a family have in common.
@@ -35,6 +41,7 @@ class Family:
     with a head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T,
     features) those that predict something, and what: int64 (predicted,). keywords: what the last stack is called with
     beside what it reads; of a model that generates `use_cache` is False among them.
+    smallest: a block that a model of a configuration can read.
 
     Of what is no text: check: raises UserError where a model of a configuration cannot read a block. ids: what stands
     at the positions of what a stack reads, int64 (T,). vocabulary: how many ids there are. name_of: what an id is
@@ -48,6 +55,7 @@ class Family:
     inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = read_alone
     keywords: Mapping[str, object] = field(default_factory=dict)
     subject: object = None
+    smallest: Callable[[PretrainedConfig], Block] = two_tokens
     check: Callable[[PretrainedConfig, Block], None] | None = None
     ids: Callable[[PretrainedConfig, torch.Tensor], torch.Tensor] = as_read
     vocabulary: Callable[[PretrainedConfig], int] = tokens_of

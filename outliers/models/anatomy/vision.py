@@ -208,6 +208,13 @@ def _check(config: PretrainedConfig, block: Example) -> None:
         raise UserError(f"a picture of {sizes[0]} x {sizes[1]} pixels; the model takes pictures of {side} x {side}")
 
 
+def _smallest(config: PretrainedConfig) -> Example:
+    """An empty picture."""
+    tower = _of_tower(config)
+    pixels = torch.zeros(tower.num_channels, tower.image_size, tower.image_size)
+    return Example(pixels, torch.zeros(1, dtype=torch.int64))
+
+
 def _one(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What all positions together predict: states (1, T, features), which the head pools, and the label (1,)."""
     return states[None], block.labels
@@ -218,6 +225,7 @@ VISION = Family(
     _ROWS,
     _Making,
     _one,
+    smallest=_smallest,
     check=_check,
     ids=_ids,
     vocabulary=_places,

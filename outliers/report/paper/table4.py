@@ -7,7 +7,7 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.plot.axes import count_label
-from outliers.plot.emergence import Fit, by_model, distinct_models, figure3, figure4, fits_of
+from outliers.plot.emergence import WHOLE, Fit, by_model, distinct_models, figure3, figure4, fits_of
 from outliers.plot.published import TABLE4, TABLE4_COLUMNS
 from outliers.plot.training import growth, watched
 from outliers.report.paper.facts import elsewhere
@@ -127,7 +127,7 @@ def emergence_table(rows: list[dict]) -> Table:
         "Outlier features (count; of one sign), layers and sequence positions (SDims) that the most common one affects "
         "and quartiles of its values, mean top-1 softmax probability with and without outlier features."
     )
-    data = by_model(rows).drop(columns="alpha").reset_index()
+    data = by_model(rows).drop(columns=["alpha", WHOLE]).reset_index()
     return Table.of("table4", caption, COLUMNS, data, table4(rows).reset_index())
 
 

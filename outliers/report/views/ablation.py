@@ -25,8 +25,8 @@ def ablation_section(rows: list[dict]) -> Section:
     stacks, whose features are taken out one stack at a time, that of each."""
     rows = [row for row in rows if "subject" in row]
     of_stacks = {
-        stack: [row for row in rows if {row.get("ablated", ""), row.get("stack", stack)} == {stack}]
-        for stack in dict.fromkeys(row.get("ablated", "") for row in rows)
+        stack: [row for row in rows if {row.get("ablated", stack), row.get("stack", stack)} == {stack}]
+        for stack in dict.fromkeys(row["ablated"] for row in rows if "ablated" in row) or [""]
     }
     return by_stack({stack: _of_stack(of_stack) for stack, of_stack in of_stacks.items()}, rows)
 
