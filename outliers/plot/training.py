@@ -57,12 +57,22 @@ def trained(rows: Rows) -> pd.DataFrame:
     return checkpoints(rows).query("step == steps").reset_index(drop=True)
 
 
-def watched(rows: Rows) -> dict[str, pd.DataFrame]:
-    """Of each model that was watched while it trained, a row a step: `step`, `alpha`, metrics of `outliers.watch`."""
+def rows_of_watched(rows: Rows) -> dict[str, list[dict]]:
+    """The rows of each model that was watched while it trained; of an encoder-decoder those of each view."""
     rows = records(rows)
-    models = dict.fromkeys(row["model"] for row in rows if row["metric"] == "max.residual")
-    tables = {model: checkpoints([row for row in rows if row["model"] == model], ["alpha"]) for model in models}
-    return {model: table.sort_values("step", ignore_index=True) for model, table in tables.items()}
+    places = dict.fromkeys((row["model"], row.get("stack", "")) for row in rows if row["metric"] == "max.residual")
+    return {
+        f"{model} ({stack})" if stack else model: [
+            row for row in rows if row["model"] == model and row.get("stack", stack) == stack
+        ]
+        for model, stack in places
+    }
+
+
+def watched(rows: Rows) -> dict[str, pd.DataFrame]:
+    """Of each of `rows_of_watched` a row a step: `step`, `alpha`, metrics of `outliers.watch`."""
+    tables = {name: checkpoints(of_one, ["alpha"]) for name, of_one in rows_of_watched(rows).items()}
+    return {name: table.sort_values("step", ignore_index=True) for name, table in tables.items()}
 
 
 @figure_function

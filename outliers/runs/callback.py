@@ -14,8 +14,9 @@ from outliers.errors import BrokenModel, UserError, shown
 from outliers.files import locked, write_whole
 from outliers.metrics.metric import Metric
 from outliers.metrics.trace.measure import tidy
-from outliers.metrics.training.watch import KURTOSES, watch
+from outliers.metrics.training.watch import KURTOSES, flat, watch_views
 from outliers.models.anatomy.examples import Examples
+from outliers.models.anatomy.views import of_stack
 from outliers.models.load import weights_hash
 from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
@@ -115,12 +116,16 @@ class OutlierCallback(TrainerCallback):
     def _measure(self, step: int, control: TrainerControl, model: torch.nn.Module) -> None:
         start = time.perf_counter()
         try:
-            found = watch(model, self.blocks, self.alpha, self.attention)
+            found = watch_views(model, self.blocks, self.alpha, self.attention)
         except BrokenModel as error:
             raise BrokenModel(f"step {step}: {error}") from None
-        self._write(step, self._row(step, model, tidy([found]), round(time.perf_counter() - start, 3)))
-        told = {name: value for name, value in found.items() if name.partition(".")[0] in REPORTED}
-        log_beside(self.trainer.log, control, {f"{PREFIX}{name}": value for name, value in told.items()})
+        values = [of_stack(view) | value for view, of_view in found.items() for value in tidy([of_view])]
+        self._write(step, self._row(step, model, values, round(time.perf_counter() - start, 3)))
+        told = {
+            view: {name: value for name, value in of_view.items() if name.partition(".")[0] in REPORTED}
+            for view, of_view in found.items()
+        }
+        log_beside(self.trainer.log, control, {f"{PREFIX}{name}": value for name, value in flat(told).items()})
 
     def _row(self, step: int, model: torch.nn.Module, values: list[dict], seconds: float) -> Row:
         """The row of a step."""

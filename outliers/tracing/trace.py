@@ -99,6 +99,7 @@ def traces(
     attention: bool = True,
     variant: Variant = AS_IT_IS,
     tokens: PreTrainedTokenizerBase | None = None,
+    see_last: See = lambda ids, states: None,
 ) -> list[Trace]:
     """All views of a model that have some of the roles, in one pass: of one with a single stack of layers one trace, of
     an encoder-decoder those of "encoder", "decoder" and "cross". Arguments and errors as those of `trace`; a role of
@@ -108,7 +109,7 @@ def traces(
     views = [(view, of_view) for view in views_of(model).values() if (of_view := _roles_of(model, view, asked))]
     if not views:
         raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")
-    how = check_threshold("alpha", alpha), attention, variant, tokens, lambda ids, states: None
+    how = check_threshold("alpha", alpha), attention, variant, tokens, see_last
     return _of_parts(model, blocks, lambda *of_part: _trace(*of_part, views, *how))
 
 

@@ -12,9 +12,10 @@ from outliers.criterion import ALPHA
 from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of
 from outliers.models.decoder import inference
+from outliers.text.blocks import sequences
 from outliers.tracing.result import Trace
-from outliers.tracing.table4 import table4_row
-from outliers.tracing.trace import trace
+from outliers.tracing.table4 import trace_row
+from outliers.tracing.trace import traces
 
 KURTOSES = ("kurtosis_tensor", "kurtosis_token", "kurtosis_feature")
 
@@ -29,9 +30,10 @@ def watch(
     so as its checkpoint would be.
 
     Args:
-        model: a causal language model that has all of its weights; or what `torch.compile`, `accelerate` or
+        model: a model that has all of its weights; or what `torch.compile`, `accelerate` or
             `DistributedDataParallel` made of one.
-        blocks: held-out token ids, int64 (blocks, T), or any iterable of (T,); on any device.
+        blocks: held-out token ids, int64 (blocks, T), or any iterable of (T,), or examples of another family; on any
+            device.
         alpha: magnitude from which an entry is a hit.
         attention: whether to find attention sinks. An attention function that somebody registered under a name of their
             own has to return its probabilities beside its outputs then.
@@ -41,11 +43,23 @@ def watch(
         "attn_in", "attn_out", "ffn_in", "ffn_out", as far as the model has them, and of the residual stream,
         "residual"; `kurtosis_tensor.ROLE`, `kurtosis_token.ROLE` and `kurtosis_feature.ROLE`, the largest over the
         layers (docs/definitions.md#outlier-features); and `attention_sink`, the share of (layer, head) pairs for which
-        position 0 is a sink.
+        position 0 is a sink. Of an encoder-decoder those of each view after its name: `encoder.count`.
 
     Raises:
         UserError: as `trace`, as `perplexity`; or the weights are spread over several processes.
     """
+    return flat(watch_views(model, blocks, alpha, attention))
+
+
+def flat(of_views: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The values of views by one name each."""
+    return {f"{view}.{name}".lstrip("."): value for view, values in of_views.items() for name, value in values.items()}
+
+
+def watch_views(
+    model: nn.Module, blocks: Iterable[torch.Tensor], alpha: float, attention: bool
+) -> dict[str, dict[str, float]]:
+    """What `watch` finds, by the views of the model; under "" what is of all of it."""
     model = extract_model_from_parallel(model, keep_torch_compile=False)
     _check_whole(model)
     with _undisturbed(model):
@@ -53,11 +67,16 @@ def watch(
 
 
 @inference
-def _watch(model: PreTrainedModel, blocks: Iterable[torch.Tensor], alpha: float, attention: bool) -> dict[str, float]:
+def _watch(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], alpha: float, attention: bool
+) -> dict[str, dict[str, float]]:
     losses: list[Loss] = []
     see = lambda ids, states: losses.append(finite_loss(model, ids, states))  # noqa: E731
-    found = trace(model, blocks, alpha=alpha, attention=attention, see_last=see)
-    return table4_row(found, perplexity_of(losses)) | _largest(found)
+    found = traces(model, sequences(blocks, None), alpha=alpha, attention=attention, see_last=see)
+    of_views: dict[str, dict[str, float]] = {"": {"perplexity": perplexity_of(losses)}}
+    for one in found:
+        of_views.setdefault(one.stack, {}).update(trace_row(one) | _largest(one))
+    return of_views
 
 
 def _largest(found: Trace) -> dict[str, float]:

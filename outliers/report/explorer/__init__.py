@@ -3,7 +3,7 @@ writes a feature.
 
 An explorer is data (`Explorer` of `section.py`) that explorer.js draws with Plotly, all within the page. Its content:
 
-    row, value, unit: words for what is down a map, and for what is in its cells.
+    row, value, unit: words for what is down a map, and for what is in its cells. first: the number of the first row.
     scales: of "log", "linear", "clipped", those to choose from.
     threshold, colors: where the colours have a step, or null; colours below it and from it on.
     choice: what the maps differ in. maps, a list:

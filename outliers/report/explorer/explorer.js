@@ -69,7 +69,9 @@
     const amount = value => data.unit && Number.isFinite(value)
       ? value.toFixed(1).replace("-", "−") + data.unit : said(value);
     const label = () => data.value + (data.unit && ` (${data.unit.trim()})`);
-    const place = (row, column) => `${data.row} ${row}, ${columnSaid(column)}`;
+    const numbered = row => data.first + row;
+    const place = (row, column) => `${data.row} ${numbered(row)}, ${columnSaid(column)}`;
+    const allRows = () => [numbered(map().values.length) - 0.5, data.first - 0.5];
 
     // What a scale makes of values: numbers for colours, their ends, and the ticks of the legend.
     const SCALES = {
@@ -108,7 +110,7 @@
       const line = {type: "line", layer: "above", line: {color: "#56B4E9", width: 1.5, dash: "dot"}};
       return [
         {...line, xref: "x", yref: "paper", x0: state.column, x1: state.column, y0: 0, y1: 1},
-        {...line, xref: "paper", yref: "y", x0: 0, x1: 1, y0: state.row, y1: state.row},
+        {...line, xref: "paper", yref: "y", x0: 0, x1: 1, y0: numbered(state.row), y1: numbered(state.row)},
       ];
     }
 
@@ -118,7 +120,8 @@
       const {values, share, columns, column, name} = map(), scale = SCALES[state.scale](values.flatMap(row => Array.from(row)));
       const named = columns || share > 1, across = Array.from(values[0], (_, n) => named ? columnSaid(n) : n);
       const trace = {
-        type: "heatmap", x: across, z: values.map(row => Array.from(row, scale.of)), zmin: scale.low, zmax: scale.high,
+        type: "heatmap", x: across, y: values.map((_, row) => numbered(row)), z: values.map(row => Array.from(row, scale.of)),
+        zmin: scale.low, zmax: scale.high,
         customdata: values, colorscale: colorscale(scale),
         colorbar: {
           orientation: "h", thickness: 10, len: 1, x: 0.5, y: 0, yref: "container", yanchor: "bottom", outlinewidth: 0,
@@ -132,7 +135,7 @@
         xaxis: columns
           ? {type: "category", tickangle: -45, range: [-0.5, across.length - 0.5]}
           : {type: named ? "category" : "linear", title: {text: column, standoff: 4}, range: [-0.5, across.length - 0.5]},
-        yaxis: {title: {text: data.row, standoff: 4}, range: [values.length - 0.5, -0.5]},
+        yaxis: {title: {text: data.row, standoff: 4}, range: allRows()},
         shapes: cross(), dragmode: "zoom", hoverlabel: {font: {size: 12}},
       };
       part("legend").textContent = `Colour: ${label()}${scale.label}` +
@@ -143,10 +146,10 @@
       return Plotly.react(part("map"), [trace], layout, CONFIG);
     }
 
-    function lines(node, drawn, xTitle, yTitle) {
+    function lines(node, drawn, xTitle, yTitle, first = 0) {
       const log = state.scale === "log" && drawn.every(one => one.y.every(y => y > 0));
       const traces = drawn.map((one, n) => ({
-        type: "scatter", mode: "lines", name: one.name, x: one.y.map((_, x) => x), y: one.y,
+        type: "scatter", mode: "lines", name: one.name, x: one.y.map((_, x) => first + x), y: one.y,
         line: {color: COLORS[n % COLORS.length], width: 1.5, dash: DASHES[n % DASHES.length]},
         text: one.y.map(amount), hovertemplate: `${xTitle} %{x}: %{text}<extra>${one.name}</extra>`,
       }));
@@ -165,7 +168,7 @@
       part("heading").textContent = `${own.name}, ${column}`;
       const together = data.maps.filter(one => one.group === own.group);
       lines(part("by-row"), together.map(one => ({name: one.name, y: one.values.map(row => row[state.column])})),
-        data.row, label());
+        data.row, label(), data.first);
       const drawn = [], {positions, text} = own;
       const found = positions ? (positions.features ? positions.features.indexOf(feature()) : feature()) : -1;
       if (found >= 0 && own.share === 1) {
@@ -173,7 +176,7 @@
       }
       const kept = text ? text.features.indexOf(feature()) : -1;
       if (kept >= 0) {
-        drawn.push({name: `${data.row} ${state.row}, first sequence`,
+        drawn.push({name: `${data.row} ${numbered(state.row)}, first sequence`,
                     y: text.values[state.row].map(row => Math.abs(row[kept]))});
       }
       part("by-position").hidden = !drawn.length;
@@ -197,7 +200,7 @@
       const most = sizes[sizes.length - 1] || 1, least = Math.max(sizes[Math.floor(sizes.length * FAINT)], most / 1e4);
       const share = state.scale === "log"
         ? x => Math.max(0, Math.log(Math.abs(x) / least) / Math.log(most / least) || 0) : x => Math.abs(x) / most;
-      say("p", `The beginning of the text by ${columnSaid(state.column)} of ${name} in ${data.row} ${state.row}; ` +
+      say("p", `The beginning of the text by ${columnSaid(state.column)} of ${name} in ${data.row} ${numbered(state.row)}; ` +
         `orange: positive, blue: negative; the darkest is ${said(most)}.`, "quiet");
       const line = say("p", "", "tokens");
       values.forEach((x, n) => {
@@ -228,7 +231,7 @@
 
     function inSight() { // moves what is zoomed into so that the chosen cell is in it
       const {xaxis, yaxis} = part("map").layout, moved = {};
-      for (const [name, axis, at] of [["xaxis", xaxis, state.column], ["yaxis", yaxis, state.row]]) {
+      for (const [name, axis, at] of [["xaxis", xaxis, state.column], ["yaxis", yaxis, numbered(state.row)]]) {
         const [start, end] = axis.range, low = Math.min(start, end), high = Math.max(start, end);
         if (at < low || at > high) {
           const by = at - (low + high) / 2;
@@ -243,8 +246,9 @@
       const {values} = map();
       state.row = Math.min(Math.max(state.row, 0), values.length - 1);
       state.column = Math.min(Math.max(state.column, 0), values[0].length - 1);
-      $("row").max = values.length - 1;
-      $("row").value = state.row;
+      $("row").min = data.first;
+      $("row").max = numbered(values.length - 1);
+      $("row").value = numbered(state.row);
       $("column").max = map().features - 1;
       $("column").value = map().columns ? state.column : feature();
       section.querySelector("output").value =
@@ -265,7 +269,7 @@
 
     function whole() {
       const {values} = map();
-      Plotly.relayout(part("map"), {"xaxis.range": [-0.5, values[0].length - 0.5], "yaxis.range": [values.length - 0.5, -0.5]});
+      Plotly.relayout(part("map"), {"xaxis.range": [-0.5, values[0].length - 0.5], "yaxis.range": allRows()});
     }
 
     const option = (label, key) => new Option(label, key);
@@ -274,7 +278,7 @@
     if (data.maps[0].columns) $("column").replaceChildren(...data.maps[0].columns.map(option));
     $("map").addEventListener("change", event => choose({map: +event.target.value}, true));
     $("scale").addEventListener("change", event => choose({scale: event.target.value}, true));
-    $("row").addEventListener("change", event => choose({row: Math.round(+event.target.value)}));
+    $("row").addEventListener("change", event => choose({row: Math.round(+event.target.value) - data.first}));
     $("column").addEventListener("change", event => choose({column: Math.floor(+event.target.value / map().share)}));
     $("in").addEventListener("click", () => zoom(0.5));
     $("out").addEventListener("click", () => zoom(2));

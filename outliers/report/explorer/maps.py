@@ -19,7 +19,7 @@ def of_tables(title: str, maps: Sequence[dict], row: str, value: str, choice: st
     """
     colors = [[], [to_hex(color) for color in colormaps[HEAT](np.linspace(0, 1, 32))]]
     shades = {"scales": ["linear"], "threshold": None, "colors": colors}
-    said = {"row": row, "value": value, "unit": unit, "choice": choice}
+    said = {"row": row, "first": 0, "value": value, "unit": unit, "choice": choice}
     return Explorer(title, {**said, **shades, "maps": list(maps), "tokens": None})
 
 

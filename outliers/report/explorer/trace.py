@@ -51,7 +51,8 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", readers: dict[str,
         for role in trace.roles
     ]
     content = {
-        "row": f"{trace.stack} layer".lstrip(),
+        "row": "layer",
+        "first": trace.first_layer,
         "value": "largest |x|",
         "unit": "",
         "scales": ["log", "linear", "clipped"],

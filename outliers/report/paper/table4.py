@@ -9,7 +9,7 @@ from outliers.models.names import short_name
 from outliers.plot.axes import count_label
 from outliers.plot.emergence import WHOLE, Fit, by_model, distinct_models, figure3, figure4, fits_of
 from outliers.plot.published import TABLE4, TABLE4_COLUMNS
-from outliers.plot.training import growth, watched
+from outliers.plot.training import growth, rows_of_watched
 from outliers.report.paper.facts import elsewhere
 from outliers.report.paper.published import Artefact, Key, Published, grid, key_of
 from outliers.report.section import Drawing, Finding, Section
@@ -60,16 +60,15 @@ GREY_POINTS = "Grey: the models of the paper, as published (Table 4)."
 
 def emergence_section(rows: list[dict]) -> Section:
     """Table 4, the exponential fits, Figures 3 and 4, and how outlier features grew in what was watched in training."""
-    drawings = [_growth_drawing(rows, model, number) for number, model in enumerate(watched(rows), 1)]
+    drawings = [_growth_drawing(*watched, number) for number, watched in enumerate(rows_of_watched(rows).items(), 1)]
     drawings += [Drawing.of(draw.__name__, caption, draw(rows, paper=False)) for draw, caption in FIGURES.items()]
     return table4_section(rows)._replace(drawings=drawings)
 
 
-def _growth_drawing(rows: list[dict], model: str, number: int) -> Drawing:
+def _growth_drawing(model: str, rows: list[dict], number: int) -> Drawing:
     """Of one of the models that were watched; the file of the first one has no number."""
     name = "growth" if number == 1 else f"growth-{number}"
-    axes = growth([row for row in rows if row["model"] == model])
-    return Drawing.of(name, f"{short_name(model)}: {GROWTH}", axes)
+    return Drawing.of(name, f"{short_name(model)}: {GROWTH}", growth(rows))
 
 
 def table4_section(rows: list[dict]) -> Section:
