@@ -13,6 +13,8 @@ from transformers import (
     MBartConfig,
     MT5Config,
     PegasusConfig,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
     T5Config,
     T5GemmaConfig,
     UMT5Config,
@@ -27,15 +29,18 @@ from outliers.metrics.sinks.measure import SINKS
 from outliers.metrics.top1.measure import TOP1
 from outliers.metrics.trace.view import kept_trace_section
 from outliers.models.anatomy import projections, stack_module, stacks_of
-from outliers.models.anatomy.examples import Example
+from outliers.models.anatomy.examples import Example, Examples
 from outliers.models.anatomy.views import views_of
 from outliers.models.decoder import inference, run_decoder, run_exchanged, run_from
 from outliers.models.load import weights_hash
 from outliers.models.stream import stream_model
+from outliers.plot.training import watched
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import TABLE1
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.report.paper.table4 import emergence_section
+from outliers.runs.frame import records_in
 from outliers.runs.run import run
 from outliers.specification.kinds import Ablation, Account, Latency, OneModel, Settings
 from outliers.subjects.bench import describe, protocol_of
@@ -44,6 +49,7 @@ from outliers.text.blocks import tokens_hash
 from outliers.tracing.result import Trace
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.draw import drawn
+from tests.gguf_files import fields_of, same_weights, tensors_of, vocabulary, write_gguf
 from tests.test_quantization import equation
 from tests.test_seq2seq_text import tokenizer
 
@@ -430,3 +436,52 @@ def test_latency_of_each_part(planted, tmp_path):
     parts = [row["metric"].removeprefix("latency.") for row in rows]
     assert parts == ["decode", "prefill", "end_to_end", "encode"]
     assert latency_section(rows).tables
+
+
+def test_callback_of_a_trainer(tmp_path):
+    """Every view is watched, and drawn from the rows."""
+    held_out = Examples(torch.stack([one.ids for one in examples()[::2]]), torch.stack([examples()[0].labels] * 2))
+    quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "max_steps": 2}
+    data = [{"input_ids": one.ids, "labels": one.labels} for one in held_out]
+    model = copy.deepcopy(made("t5"))
+    trainer = Seq2SeqTrainer(model, Seq2SeqTrainingArguments(str(tmp_path), **quiet), train_dataset=data)
+    trainer.add_callback(outliers.OutlierCallback(trainer, held_out, every=1))
+    trainer.train()
+    rows = records_in(tmp_path / "outliers")
+    assert [row["value"] for row in rows if row["metric"] == "perplexity"] == [
+        pytest.approx(outliers.perplexity(made("t5"), held_out), rel=1e-6),
+        pytest.approx(trainer.state.log_history[1]["outliers/perplexity"]),
+        pytest.approx(outliers.perplexity(model, held_out), rel=1e-6),
+    ]
+    last = {(row.get("stack"), row["metric"]): row["value"] for row in rows if row["checkpoint"] == "step-2"}
+    for stack in ("encoder", "decoder", "cross"):
+        largest = outliers.trace(model, held_out, stack=stack).hidden_states()["infinity_norm"].max()
+        assert max(value for (view, name), value in last.items() if view == stack and "max." in name) >= largest
+    assert {f"outliers/{view}.count" for view in ("encoder", "decoder", "cross")} <= trainer.state.log_history[0].keys()
+    assert list(watched(rows)) == [f"{tmp_path} ({view})" for view in ("encoder", "decoder", "cross")]
+    assert [one.name for one in emergence_section(rows).drawings[:3]] == ["growth", "growth-2", "growth-3"]
+
+
+@pytest.mark.parametrize(("feed_forward", "tied"), [("gated-gelu", False), ("relu", True)])
+def test_gguf(tmp_path, feed_forward, tied):
+    """T5 1.1, and the first T5: what transformers' own reader of configurations leaves as it is in neither."""
+    torch.manual_seed(0)
+    fields = T5 | {"d_kv": 16, "feed_forward_proj": feed_forward, "tie_word_embeddings": tied}
+    model = AutoModelForSeq2SeqLM.from_config(T5Config(**fields)).eval()
+    if not tied:
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(99, 32) / 20)
+    said = fields_of(model) | vocabulary(99) | {"decoder_block_count": 2}
+    file = str(write_gguf(tmp_path / "t5.gguf", "t5", said, tensors_of(model)))
+    resident, streamed = outliers.load_model(file), stream_model(file)
+    assert same_weights(resident, model)
+    found = [outliers.perplexity(one, examples()) for one in (model, resident, streamed)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_gguf_that_is_no_t5_of_one_depth(tmp_path):
+    """transformers reads the same number of layers into both stacks."""
+    said = fields_of(made("t5")) | vocabulary(99) | {"decoder_block_count": 3}
+    file = write_gguf(tmp_path / "t5.gguf", "t5", said, tensors_of(made("t5")))
+    with pytest.raises(UserError, match="3 layers in its decoder and 2 in its encoder") as answer:
+        outliers.load_model(str(file))
+    assert "\n" not in str(answer.value)

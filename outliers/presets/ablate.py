@@ -35,6 +35,7 @@ class ToAblate(Causal):
 
     def prepare(self) -> None:
         super().prepare()
+        self.check_predicted()
         spec = self.settings
         scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
         check_calibrated(scheme, None)

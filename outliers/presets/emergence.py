@@ -9,7 +9,7 @@ from outliers.metrics.top1 import Top1
 from outliers.metrics.trace import KeptTrace, Trace
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Emergence, OneModel
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import MaybeUnlabelled, Causal
 from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT
@@ -32,7 +32,7 @@ def emergence_plans(spec: Emergence) -> list[Plan]:
 def trace_plans(spec: OneModel) -> list[Plan]:
     """The row of Table 4 of a model, and all that its trace says, which is kept."""
     metric = KeptTrace(roles=OF_EVERY_STACK, alpha=spec.alpha, attention=True, details=True, tokens=spec.by_token)
-    subject = Causal(spec.model, spec.revision, spec)
+    subject = MaybeUnlabelled(spec.model, spec.revision, spec)
     return [Plan(subject, _stages(subject, metric))]
 
 

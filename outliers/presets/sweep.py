@@ -5,14 +5,14 @@ from outliers.metrics.agreement import Agreement
 from outliers.metrics.metric import Metric
 from outliers.metrics.perplexity import Perplexity
 from outliers.specification.kinds import PICTURES, Experiment, schemes_of
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import MaybeUnlabelled
 from outliers.subjects.cell import Cell, Plan, Stages, Subject
 from outliers.variants.quantized import Quantized
 
 
 def sweep_plans(spec: Experiment) -> list[Plan]:
     """Of each model its perplexity under each scheme; those that share weight codes are side by side."""
-    subjects = [Causal(name, spec.revision, spec) for name in spec.models]
+    subjects = [MaybeUnlabelled(name, spec.revision, spec) for name in spec.models]
     variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
     return [Plan(subject, _stages(subject, variants, spec.draws)) for subject in subjects]
 

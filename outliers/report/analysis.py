@@ -51,6 +51,11 @@ class Value(NamedTuple):
         return self.mean > other.mean and self.is_apart(other)
 
 
+def scattered_by(rows: list[dict]) -> str:
+    """What scatters the values of rows: other choices of masks, or rounding alone."""
+    return "masks" if any(row.get("mask_seeds", 1) > 1 for row in rows) else "rounding"
+
+
 def exact(number: float) -> Value:
     """A number that nothing scatters."""
     return Value(number, 0.0)

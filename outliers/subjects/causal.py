@@ -160,11 +160,13 @@ class Pretrained(Subject):
 class Causal(Pretrained):
     """A language model with its text.
 
-    settings: text, block, blocks, bos, too; how schemes are calibrated.
+    settings: text, block, blocks, bos, too; how schemes are calibrated. with_classes: whether pictures have to have
+    some where perplexity is asked for.
     """
 
     families = ()
     settings: Settings
+    with_classes = True
 
     @property
     def asked(self) -> dict:
@@ -185,6 +187,24 @@ class Causal(Pretrained):
     def seeds(self) -> int:
         """How many times the text is in its blocks."""
         return getattr(self.blocks, "seeds", 1)
+
+    def check(self, cells: Iterable[Cell]) -> None:
+        """And see that something is predicted where it is asked how well."""
+        cells = list(cells)
+        if self.with_classes and any(cell.metric.name == "perplexity" for cell in cells):
+            self.check_predicted()
+        super().check(cells)
+
+    def check_predicted(self) -> None:
+        """Raise UserError where nothing is predicted of its blocks, which are pictures without classes."""
+        from outliers.models.anatomy.examples import IGNORED
+
+        labels = getattr(self.blocks, "labels", None)
+        if labels is not None and (labels == IGNORED).all():
+            raise UserError(
+                f"'{self.settings.text}' has no classes that '{self.model}' predicts; expected a folder of pictures for "
+                "each: without them there are outliers trace, outliers sweep, and the metrics agreement and top1"
+            )
 
     @functools.cached_property
     def calibration(self) -> "torch.Tensor":
@@ -242,3 +262,9 @@ class Causal(Pretrained):
         if any(one.scheme.needs_calibration for one in schemes_of(cell.variant)):
             facts["calibration_hash"] = tokens_hash(self.calibration)
         return super().facts(bench, cell) | facts
+
+
+class MaybeUnlabelled(Causal):
+    """A model with pictures that may lack classes, and then have no perplexity; or with a text."""
+
+    with_classes = False

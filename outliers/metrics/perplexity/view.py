@@ -7,7 +7,7 @@ import pandas as pd
 from outliers.plot.legends import in_order
 from outliers.plot.sweep import costs_of_schemes, names_of, sweep_costs
 from outliers.quantization.schemes import BASELINE, label_of
-from outliers.report.analysis import exact, value_of
+from outliers.report.analysis import exact, scattered_by, value_of
 from outliers.report.section import Drawing, Finding, Section, together
 from outliers.report.tables import MISSING, Table, cell, scatter_note
 from outliers.report.words import count, listed, percent
@@ -53,7 +53,7 @@ def _perplexities(rows: list[dict]) -> Section:
     tables = [perplexity_table(rows), *cost_table(rows)]
     caption = (
         "What each 8-bit scheme costs of perplexity, and what it cost the models of the paper (Table 1, grey). Hollow "
-        "markers: outlier features in 16 bits. Bars: one standard deviation by rounding."
+        f"markers: outlier features in 16 bits. Bars: one standard deviation by {scattered_by(rows)}."
         if len(tables) > 1
         else "Perplexity by model size. Hollow markers: outlier features in 16 bits."
     )
@@ -133,7 +133,7 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]
     most, *_ = rows = sorted(rows, key=lambda row: -row["cost"].mean)
     if not _costs(most):
         models = f"any of {count(len(names))} models" if len(names) > 1 else next(iter(names.values()))
-        return [Finding(f"No scheme costs {models} perplexity beyond the scatter of rounding.", TABLE)]
+        return [Finding(f"No scheme costs {models} perplexity beyond the scatter of {scattered_by(rows)}.", TABLE)]
     schemes = {row["scheme"]: row for row in rows if row["model"] == most["model"]}
     name = names[most["model"]]
     sentences = [f"{most['scheme']} costs {name} {percent(*most['cost'])} of its perplexity."]

@@ -1,6 +1,7 @@
 """GGUF files: what a header says, checked before anything is built of it, and the tensors."""
 
 import functools
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -156,9 +157,15 @@ def _check_sizes(header: Header, file: Path) -> None:
     claimed = header.of_model("block_count")
     if claimed is None:
         raise UserError(f"'{file}' does not say how many layers it has; expected a language model")
-    numbers = {tensor.name.split(".")[1] for tensor in header.tensors if tensor.name.startswith("blk.")}
+    blocks = (re.match(r"(enc\.)?blk\.(\d+)\.", tensor.name) for tensor in header.tensors)
+    numbers = {found[2] for found in blocks if found}
     if claimed != len(numbers):
         raise UserError(f"'{file}' is damaged: it claims {claimed} layers and holds {len(numbers)}; get it again")
+    if (decoder := header.of_model("decoder_block_count", claimed)) != claimed:
+        raise UserError(
+            f"'{file}' has {decoder} layers in its decoder and {claimed} in its encoder, which transformers does not read "
+            "from GGUF; use safetensors"
+        )
     for size in SIZES:
         if isinstance(header.of_model(size), int) and header.of_model(size) < 1:
             raise UserError(f"'{file}' is damaged: its '{size}' is {header.of_model(size)}; get it again")

@@ -129,11 +129,21 @@ def _config(header: Header) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(folder, gguf_file="header.gguf", local_files_only=True)
     if header.of_model("vocab_size") is None:
         config.vocab_size = next(tensor.shape[0] for tensor in header.tensors if tensor.name == "token_embd.weight")
+    if hasattr(config, "dense_act_fn"):
+        _say_feed_forward(config, {tensor.name for tensor in header.tensors})
     for field, attribute in ALSO_SAID.items():
         said = header.of_model(field)
         if said is not None and getattr(config, attribute, said) != said:
             setattr(config, attribute, said)
     return config
+
+
+def _say_feed_forward(config: PretrainedConfig, names: set[str]) -> None:
+    """Of T5 transformers takes every file for one with a gated ReLU and an output that is the embedding. As T5 has it,
+    what is gated is by GELU, and an embedding that is the output too is scaled."""
+    gated, tied = any(".ffn_gate." in name for name in names), "output.weight" not in names
+    config.is_gated_act, config.scale_decoder_outputs = gated, tied
+    config.dense_act_fn, config.feed_forward_proj = ("gelu_new", "gated-gelu") if gated else ("relu", "relu")
 
 
 def _check_scale(config: PretrainedConfig, file: Path) -> None:

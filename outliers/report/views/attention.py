@@ -7,7 +7,7 @@ import pandas as pd
 from outliers.plot.attention import NOT_QUANTIZED, Point, attention_costs, points
 from outliers.plot.legends import in_order
 from outliers.quantization.schemes import BASELINE
-from outliers.report.analysis import unrounded
+from outliers.report.analysis import scattered_by, unrounded
 from outliers.report.section import Drawing, Finding, Section, printed
 from outliers.report.tables import MISSING, Table, cell, scatter_note
 from outliers.report.words import percent
@@ -16,7 +16,7 @@ CAPTION = (
     "What schemes of the projections add to perplexity, with attention in 16 bits, in int8, and in int8 but for a "
     "share of the inner dimension of its products; or one of the two products alone in int8. Right: a model of 209 "
     "million parameters that was trained so, with projections in int8 (LLM.int8(), Table 7). Bars: one standard "
-    "deviation by rounding."
+    "deviation by {}."
 )
 
 DATA = ["model", "scheme", "attention", "perplexity", "deviation", "ratio", "alpha", "increase"]  # of the CSV file
@@ -26,7 +26,7 @@ def attention_section(rows: list[dict]) -> Section:
     """What a sweep of schemes with attention in 16 bits and in int8 shows."""
     note, measured = scatter_note(rows), points(rows)
     tables = [attention_table(model, measured) for model in dict.fromkeys(point.model for point in measured)]
-    drawings = [Drawing.of("attention", CAPTION, attention_costs(rows))]
+    drawings = [Drawing.of("attention", CAPTION.format(scattered_by(rows)), attention_costs(rows))]
     findings = attention_findings(measured)
     return Section("Attention in int8", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
 

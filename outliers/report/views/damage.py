@@ -9,7 +9,7 @@ import pandas as pd
 from outliers.metrics.damages import Damages, damages_of
 from outliers.models.names import short_name
 from outliers.plot.damage import ByScheme, damage_bars, damage_map
-from outliers.report.analysis import exact, value_of
+from outliers.report.analysis import exact, scattered_by, value_of
 from outliers.report.explorer.damage import damage_explorer
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.report.tables import Table, scatter_note, scattered
@@ -69,7 +69,7 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     shown = "\n\n".join(filter(None, [printed([], notes), printed(tables)]))
     title = f"Damage to {short_name(rows[0]['model'])}"
     further = {"errors": errors[["scheme", *errors.columns.drop("scheme")]]} if len(errors) else {}
-    findings = damage_findings(damages, names)
+    findings = damage_findings(damages, names, scattered_by(rows))
     return Section(title, rows, shown, tables, drawings, notes, further, findings, damage_explorer(damages))
 
 
@@ -134,26 +134,29 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
 SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damage is named, up to so many
 
 
-def damage_findings(damages: Mapping[str, Damages], names: Names) -> list[Finding]:
+def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str = "rounding") -> list[Finding]:
     """Of the scheme that costs most: in which role and by which value, how much, and in which layers; of the others in
-    which role and how much; the worst output of each. One draw does not tell a role or a layer from others."""
+    which role and how much; the worst output of each. One draw does not tell a role or a layer from others.
+
+    scatter: what scatters the values.
+    """
     schemes = sorted(damages.values(), key=lambda one: -one.model.get("damage", 0))
     costly = [one for one in schemes if "damage" in one.model and not _is_scatter(one, one.model)]
     findings = []
     for one in schemes:
         findings += _of_roles(one, names) if one in costly else []
-        findings += [_of_model(one)] if "damage" in one.model else []
+        findings += [_of_model(one, scatter)] if "damage" in one.model else []
         findings += _of_layers(one) if one in costly[:1] else []
     return [*findings, *(finding for one in schemes for finding in _of_errors(one))][:FINDINGS]
 
 
-def _of_model(one: Damages) -> Finding:
+def _of_model(one: Damages, scatter: str) -> Finding:
     before, after = one.model["unquantized"], one.model["perplexity"]
     change = f"Under {one.scheme} the perplexity goes from {before:.2f} to {after:.2f} ({_cost(one, one.model)})"
     if value_of(one.model, "perplexity").deviation is None:
         ending = " in a single draw; --draws 4 measures how far rounding scatters it."
     else:
-        ending = ", which is within the scatter of rounding." if _is_scatter(one, one.model) else "."
+        ending = f", which is within the scatter of {scatter}." if _is_scatter(one, one.model) else "."
     return Finding(f"{change}{ending}", "damage_model")
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from outliers.plot.remedies import NONE, Point, points, remedy_costs
-from outliers.report.analysis import Value, exact, unrounded
+from outliers.report.analysis import Value, exact, scattered_by, unrounded
 from outliers.report.section import Drawing, Finding, Section, printed
 from outliers.report.tables import MISSING, Table, cell, scatter_note
 from outliers.report.words import listed, percent
 
 CAPTION = (
     "What number formats add to the perplexity of {}, with remedies and without; behind a format stand the bits of a "
-    "value, scales included, on average of inputs and weights. Bars: one standard deviation by rounding. Published, of "
+    "value, scales included, on average of inputs and weights. Bars: one standard deviation by {}. Published, of "
     "other texts: LLaMA-2-7B (QuaRot), 13 billion parameters (absmax), OPT-175B (SmoothQuant, LLM.int8())."
 )
 
@@ -25,7 +25,7 @@ def remedies_section(rows: list[dict]) -> Section:
     tables = [remedies_table(model, [point for point in measured if point.model == model]) for model in models]
     files = ["remedies"] if len(models) == 1 else [table.name for table in tables]
     drawings = [
-        Drawing.of(file, CAPTION.format(model), remedy_costs(rows, model=model))
+        Drawing.of(file, CAPTION.format(model, scattered_by(rows)), remedy_costs(rows, model=model))
         for file, model in zip(files, models, strict=True)
     ]
     findings = remedies_findings(measured)
