@@ -1,5 +1,6 @@
 """Attention in int8 as a part of schemes: by its definition, in every measurement, and where it cannot be."""
 
+import copy
 import math
 
 import numpy as np
@@ -13,9 +14,11 @@ import outliers
 from outliers.errors import UserError
 from outliers.metrics.damages import damages_of
 from outliers.metrics.top1.measure import top1_softmax
-from outliers.models.anatomy import anatomy_of, decoder_layers
+from outliers.models.anatomy import anatomy_of, decoder_layers, family_of
+from outliers.models.skeleton import skeleton
 from outliers.models.stream import stream_model
 from outliers.quantization.attention import AttentionProducts, int8_attention
+from outliers.quantization.convert import check_attends
 from outliers.quantization.products import Products
 from outliers.quantization.schemes import get_scheme, label_of
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
@@ -23,7 +26,10 @@ from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Damage, Experiment, FieldError, Latency
 from tests.conftest import make_model, make_tokenizer
 from tests.test_commands import call
+from tests.test_masked import CONFIGS as MASKED
+from tests.test_seq2seq import CONFIGS as SEQ2SEQ
 from tests.test_training import by_definition, largest
+from tests.test_vision import CONFIGS as VISION
 
 POCKET = {"models": ["pocket/gpt2-0.5m"], "block": 64, "blocks": 2}
 BY_HAND = {"fp32+attention": Products(), "fp32+attention=0.1": Products(0.1)}
@@ -87,6 +93,31 @@ def test_a_row_is_the_perplexity_of_a_model_put_under_it_by_hand(tmp_path, name)
         attention.attention_products = AttentionProducts(BY_HAND[name], BY_HAND[name])
     model.set_attn_implementation("int8")
     assert row["value"] == outliers.perplexity(model, blocks) != before
+
+
+@pytest.mark.parametrize(
+    ("config", "read"),
+    [
+        (MASKED["bert"], torch.arange(3, 13)),
+        (MASKED["modernbert"], torch.arange(3, 13)),
+        (VISION["registers"], torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0))),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_of_other_families(config, read):
+    """Attention to all keys: near itself, and checked before weights are there."""
+    check_attends(skeleton(config, torch.bfloat16), get_scheme("fp32+attention"))
+    torch.manual_seed(0)
+    model = family_of(config).made_by.from_config(copy.deepcopy(config)).eval()
+    with torch.no_grad():
+        logits = [outliers.quantize(model, name)(read[None]).logits for name in ("fp32", "fp32+attention")]
+    assert 0 < (logits[0] - logits[1]).norm() / logits[0].norm() < 0.02
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "t5gemma"])
+def test_encoder_decoders_are_refused(kind):
+    with pytest.raises(UserError, match=f"the attention of '{kind}' cannot be replaced"):
+        check_attends(skeleton(SEQ2SEQ[kind], torch.bfloat16), get_scheme("fp32+attention"))
 
 
 def test_where_it_cannot_be():

@@ -413,6 +413,7 @@ def test_mistakes_in_python(blocks):
         "scheme 'fp32' quantizes nothing": {"scheme": "fp32"},
         "no part of the damage is asked for; expected some of error, role, layer, stack, model": {"by": []},
         "unknown part of the damage 'all'": {"by": "all"},
+        "has one stack of layers": {"by": ["stack"]},
         "blocks of 70 tokens are longer": {"blocks": torch.zeros(1, 70, dtype=torch.int64)},
         "no blocks to evaluate": {"blocks": torch.zeros(0, 8, dtype=torch.int64), "by": ["layer"]},
         "leaves nothing for scheme 'absmax'": {"skip": ["transformer"]},

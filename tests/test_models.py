@@ -1,5 +1,6 @@
 """Anatomy, loading, the pocket family."""
 
+import copy
 import os
 
 import pytest
@@ -191,7 +192,8 @@ def test_planting_mistakes(features, factor, message):
 @pytest.mark.parametrize("case", ["gpt2", "gptj", "llama", "gemma3"])
 def test_a_skeleton_is_the_model_without_its_values(case, buffers):
     config, verbosity = make_model(case).config, logging.get_verbosity()
-    model, real = skeleton(config, torch.bfloat16, buffers), AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model = skeleton(config, torch.bfloat16, buffers)
+    real = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
     assert not model.training
     assert logging.get_verbosity() == verbosity
     found, expected = dict(model.named_parameters()), dict(real.named_parameters())
@@ -202,7 +204,14 @@ def test_a_skeleton_is_the_model_without_its_values(case, buffers):
     for name, tensor in found.items():
         assert tensor.is_meta != buffers
         if buffers:
-            assert torch.equal(tensor.to(torch.bfloat16), expected[name])
+            assert torch.equal(tensor, expected[name])
+
+
+def test_a_skeleton_leaves_the_configuration():
+    config = make_model("gpt2").config
+    before = copy.deepcopy(config.to_dict())
+    assert skeleton(config, torch.bfloat16).dtype == torch.bfloat16
+    assert config.to_dict() == before
 
 
 def test_a_skeleton_may_have_an_encoder():

@@ -17,7 +17,7 @@ from outliers.metrics.perplexity.view import cost_table, perplexity_table, sweep
 from outliers.metrics.trace.view import trace_section
 from outliers.metrics.zeroshot.view import accuracy_table
 from outliers.plot.ablation import ablation_bars
-from outliers.plot.emergence import by_model, exponential_fit, figure3, figure4, fits_of
+from outliers.plot.emergence import by_model, distinct_models, exponential_fit, figure3, figure4, fits_of
 from outliers.plot.legends import OTHERS, STYLES, scheme_styles
 from outliers.plot.remedies import points as remedy_points
 from outliers.plot.remedies import remedy_costs
@@ -235,6 +235,20 @@ def test_models_of_one_name_are_not_taken_for_each_other(rows, family):
     ]
     assert latencies(timed)["decode", 1].tolist() == [1, 2]
     assert latencies(timed[:1]).index.tolist() == [("hf", "fp32")]
+
+
+def test_an_encoder_decoder_counts_once(family):
+    """With the stack in which the most common feature affects most positions; what cross-attention reads is no stack."""
+    shares = {"encoder": 0.5, "decoder": 0.9, "cross": 1.0}
+    with_stacks = [
+        {**row, "stack": stack, "value": share if row["metric"] == "positions" else row["value"]}
+        for stack, share in shares.items()
+        for row in family
+        if row["metric"] != "perplexity"
+    ]
+    models = distinct_models([*(row for row in family if row["metric"] == "perplexity"), *with_stacks])
+    assert len(models) == len(by_model(family)) == len(by_model(with_stacks)) / 3
+    assert all(name.endswith(" (decoder)") for name in models.index)
 
 
 def test_models_of_another_vocabulary_are_not_fitted(family):

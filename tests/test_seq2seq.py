@@ -339,6 +339,7 @@ def test_a_section_names_its_views(traced):
         "Explore the hidden states of the decoder",
         "Explore the hidden states of the encoder as cross-attention reads them",
     ]
+    assert [one.content["first"] for one in section.explorers] == [0, 2, 2], "layers are counted as in tables"
     of_top1 = [row for row in rows if row["metric"] == "top1_softmax"]
     assert [(row.get("ablated"), row["stack"]) for row in of_top1[3:6]] == [
         ("encoder", stack) for stack in ("encoder", "decoder", "cross")
@@ -371,7 +372,12 @@ def test_attention_is_told_apart(planted):
 
 def test_features_of_a_stack_are_taken_out_in_its_layers(planted, tmp_path):
     spec = Ablation(model=str(planted), methods=["mean"], **settings(planted, blocks=1))
-    rows = [row for row in run(spec, tmp_path) if row.get("subject") == "outliers"]
+    rows = run(spec, tmp_path)
+    nothing = [row for row in rows if row.get("subject") == "none"]
+    assert [row.get("stack") for row in nothing] == ["encoder", "decoder", "cross", None], "measured once"
+    printed = spec.show(tmp_path, rows).printed
+    assert printed.count("nothing") == 2, "and shown with each stack"
+    rows = [row for row in rows if row.get("subject") == "outliers"]
     where = {row["ablated"]: row["where"] for row in rows}
     assert where == {"encoder": ["attn_in"], "decoder": ["attn_in"]}
     assert {row["variant"] for row in rows} == {"mean(5,17@layers.0:2.attn_in)", "mean(5,17@layers.2:5.attn_in)"}
@@ -382,6 +388,8 @@ def test_features_of_a_stack_are_taken_out_in_its_layers(planted, tmp_path):
         alone = table.loc[table["subject"] == "outliers"].iloc[0]
         assert of_stack["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-9)
         assert of_stack["top1_softmax"] == pytest.approx(alone["top1_softmax"], rel=1e-9)
+    with pytest.raises(UserError, match="what cross-attention reads of the encoder cannot be taken out"):
+        outliers.ablate(model, blocks, [5], stack="cross")
 
 
 def test_damage_by_stack():

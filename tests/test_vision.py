@@ -35,11 +35,12 @@ from outliers.models.anatomy import input_embeddings, projections
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
 from outliers.models.stream import stream_model
+from outliers.presets.cells import Cells
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.rows import read
 from outliers.runs.run import run
-from outliers.specification.kinds import Damage, Experiment, Latency, OneModel, Settings
+from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel, Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.served import Served
 from outliers.subjects.vision import pictures
@@ -457,3 +458,12 @@ def test_sweep_with_and_without_classes(saved):
     assert by_class["accuracy", "fp32"] == right / 5
     assert without["damage.top1_agreement", "fp32"] == 1 and without["damage.kl", "absmax"] > 0
     assert not any(metric == "perplexity" for metric, _ in without)
+
+
+@pytest.mark.parametrize("spec", [Cells, Damage, Ablation, Emergence])
+def test_perplexity_of_pictures_without_classes(saved, tmp_path, spec):
+    save_pictures(tmp_path / "flat")
+    name = str(saved / "vit")
+    model = {"models": [name]} if "models" in spec.model_fields else {"model": name}
+    with pytest.raises(UserError, match=r"has no classes that '.*vit' predicts"):
+        run(spec(**model, text=str(tmp_path / "flat"), blocks=5), tmp_path / "out")

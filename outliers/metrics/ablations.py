@@ -150,7 +150,9 @@ def ablate(
     width = width_of(model.config)
     plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
     if (view := view_of(model, stack)).cross:
-        raise UserError("what cross-attention reads of the encoder cannot be taken out; expected 'encoder' or 'decoder'")
+        raise UserError(
+            "what cross-attention reads of the encoder cannot be taken out; expected 'encoder' or 'decoder'"
+        )
     before = f"{view.written}." if stack else ""
     found = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)
     treatments = plan(features, width, methods, controls, seed, where, found.outlier_features()["feature"])

@@ -9,6 +9,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.report.section import Finding, Section
 from outliers.report.tables import MISSING, Table, with_interval
 from outliers.report.words import amount
+from outliers.specification.kinds import PICTURES
 
 FASTER = {"decode": "times_faster", "prefill": "prefill_times_faster", "encode": "encode_times_faster"}
 QUARTILES = ("decode", "encode")
@@ -68,9 +69,9 @@ def latency_table(rows: list[dict]) -> Table:
         f"Milliseconds a generated token with a KV cache, after prompts of {one['prompt']} tokens, by batch: median of "
         f"{one['repeats']} × {one['tokens']} decode steps [quartiles]; milliseconds of a prefill"
     )
+    read = "pictures" if one["protocol"] == PICTURES else f"sequences of {one['prompt']} tokens"
     of_encoding = (
-        f"Milliseconds in which an encoder reads a batch of sequences of {one['prompt']} tokens: median of "
-        f"{one['repeats']} passes [quartiles]"
+        f"Milliseconds in which an encoder reads a batch of {read}: median of {one['repeats']} passes [quartiles]"
     )
     caption = (
         "; ".join([of_generation] * ("decode" in timed) + [of_encoding] * ("encode" in timed))
