@@ -26,6 +26,7 @@ from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace
 from tests.conftest import lasting, trace_model
 from tests.test_commands import call
+from tests.test_seq2seq import save_t5
 from tests.test_survival import own
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
@@ -313,3 +314,25 @@ def test_what_a_worker_warns_of_is_said_once(tmp_path, caplog):
     rows = sweep(Experiment(**fields, engine="ray"), tmp_path / "out")
     assert all(row["ignored_tensors"] == ["beside"] for row in rows)
     assert len([record for record in caplog.records if "has no place (beside)" in record.getMessage()]) == 1
+
+
+OTHERS = {  # families: what a small model reads, and in how much memory it is streamed
+    "seq2seq": ({"text": "text.txt", "block": 30}, "2MB"),
+    "vision": ({"models": ["pocket/vit-0.3m"]}, "2MB"),
+    "masked": ({"models": ["pocket/bert-1.4m"], "block": 32}, "6MB"),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_by_two_workers_and_streamed(family, tmp_path):
+    fields, memory = OTHERS[family]
+    if family == "seq2seq":
+        save_t5(tmp_path)
+        fields = fields | {"models": [str(tmp_path)], "text": str(tmp_path / "text.txt")}
+    asked = fields | {"schemes": ["fp32", "absmax"], "blocks": 4}
+    ways = {"here": {}, "ray": {"engine": "ray"}, "streamed": {"stream": True, "memory": memory}}
+    found = {
+        way: [(row["metric"], row["scheme"], row["value"]) for row in sweep(Experiment(**asked, **how), tmp_path / way)]
+        for way, how in ways.items()
+    }
+    assert found["here"] == found["ray"] == found["streamed"] != []

@@ -238,7 +238,7 @@ def test_models_of_one_name_are_not_taken_for_each_other(rows, family):
 
 
 def test_an_encoder_decoder_counts_once(family):
-    """With the stack in which the most common feature affects most positions; what cross-attention reads is no stack."""
+    """By the stack where the most common feature affects most positions; what cross-attention reads is no stack."""
     shares = {"encoder": 0.5, "decoder": 0.9, "cross": 1.0}
     with_stacks = [
         {**row, "stack": stack, "value": share if row["metric"] == "positions" else row["value"]}

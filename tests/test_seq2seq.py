@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,6 +98,13 @@ def made(case: str):
     return model
 
 
+def save_t5(path: Path, case: str = "t5", sentinels: int = 30) -> None:
+    """A small model, its tokenizer and a text."""
+    made(case).save_pretrained(path)
+    tokenizer(sentinels).save_pretrained(path)
+    (path / "text.txt").write_text(" ".join(f"w{number * 7 % 40}" for number in range(1200)))
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """The folder of a model with a tokenizer that has sentinels, or some that have none."""
@@ -104,9 +112,7 @@ def folder(tmp_path_factory):
     @functools.cache
     def of(case: str, sentinels: int = 30):
         path = tmp_path_factory.mktemp(case)
-        made(case).save_pretrained(path)
-        tokenizer(sentinels).save_pretrained(path)
-        (path / "text.txt").write_text(" ".join(f"w{number * 7 % 40}" for number in range(1200)))
+        save_t5(path, case, sentinels)
         return path
 
     return of

@@ -9,7 +9,7 @@ from outliers.metrics.top1 import Top1
 from outliers.metrics.trace import KeptTrace, Trace
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Emergence, OneModel
-from outliers.subjects.causal import MaybeUnlabelled, Causal
+from outliers.subjects.causal import Causal, MaybeUnlabelled
 from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT

@@ -202,8 +202,8 @@ class Causal(Pretrained):
         labels = getattr(self.blocks, "labels", None)
         if labels is not None and (labels == IGNORED).all():
             raise UserError(
-                f"'{self.settings.text}' has no classes that '{self.model}' predicts; expected a folder of pictures for "
-                "each: without them there are outliers trace, outliers sweep, and the metrics agreement and top1"
+                f"'{self.settings.text}' has no classes that '{self.model}' predicts; expected a folder of pictures "
+                "for each: without them there are outliers trace, outliers sweep, and the metrics agreement and top1"
             )
 
     @functools.cached_property

@@ -163,8 +163,8 @@ def _check_sizes(header: Header, file: Path) -> None:
         raise UserError(f"'{file}' is damaged: it claims {claimed} layers and holds {len(numbers)}; get it again")
     if (decoder := header.of_model("decoder_block_count", claimed)) != claimed:
         raise UserError(
-            f"'{file}' has {decoder} layers in its decoder and {claimed} in its encoder, which transformers does not read "
-            "from GGUF; use safetensors"
+            f"'{file}' has {decoder} layers in its decoder and {claimed} in its encoder, which transformers does not "
+            "read from GGUF; use safetensors"
         )
     for size in SIZES:
         if isinstance(header.of_model(size), int) and header.of_model(size) < 1:

@@ -156,7 +156,8 @@
       const layout = {
         font, height: 260, margin: {l: 52, r: 8, t: 8, b: 40}, showlegend: drawn.length > 1,
         legend: {orientation: "h", y: 1, yanchor: "bottom", x: 0, font: {size: 11}},
-        xaxis: {title: {text: xTitle, standoff: 4}, showgrid: false, linecolor: INK, zeroline: false},
+        xaxis: {title: {text: xTitle, standoff: 4}, showgrid: false, linecolor: INK, zeroline: false,
+                dtick: drawn[0].y.length > TICKS ? null : 1},
         yaxis: {title: {text: yTitle, standoff: 4}, type: log ? "log" : "linear", gridcolor: LINE, zeroline: false,
                 rangemode: data.unit ? "normal" : "tozero"},
       };
@@ -200,7 +201,7 @@
       const most = sizes[sizes.length - 1] || 1, least = Math.max(sizes[Math.floor(sizes.length * FAINT)], most / 1e4);
       const share = state.scale === "log"
         ? x => Math.max(0, Math.log(Math.abs(x) / least) / Math.log(most / least) || 0) : x => Math.abs(x) / most;
-      say("p", `The beginning of the text by ${columnSaid(state.column)} of ${name} in ${data.row} ${numbered(state.row)}; ` +
+      say("p", `The beginning of the first sequence by ${columnSaid(state.column)} of ${name} in ${data.row} ${numbered(state.row)}; ` +
         `orange: positive, blue: negative; the darkest is ${said(most)}.`, "quiet");
       const line = say("p", "", "tokens");
       values.forEach((x, n) => {
