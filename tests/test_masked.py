@@ -33,10 +33,11 @@ from outliers.models.anatomy import anatomy_of, projections
 from outliers.models.anatomy.examples import IGNORED
 from outliers.models.decoder import run_decoder, run_from
 from outliers.models.stream import stream_model
+from outliers.presets.zeroshot import zeroshot_plans
 from outliers.quantization.calibration import calibrate
 from outliers.runs.frame import records_in
 from outliers.runs.run import run
-from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, Settings
+from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, Settings, ZeroShot
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
 from tests.gguf_files import write_gguf
@@ -247,6 +248,22 @@ def test_seeds_of_masks(folder):
     assert row["value"] == pytest.approx(statistics.fmean(found), rel=1e-12)
     assert row["standard_deviation"] == pytest.approx(statistics.stdev(found), rel=1e-9) != 0
     assert (row["mask_seeds"], row["mask_seed"], row["protocol"]) == (3, 5, "first-blocks+masked")
+
+
+def test_what_is_said_of_seeds_of_masks(folder):
+    spec = settings(folder, Experiment, mask_seeds=3, schemes=["fp32", "absmax"])
+    section = spec.show(folder / "said", run(spec, folder / "said"))
+    assert section.drawings[0].caption.endswith("Bars: one standard deviation by masks.")
+    assert [one.text.partition("beyond ")[2] for one in section.findings] == ["the scatter of masks."]
+    spec = settings(folder, Damage, mask_seeds=3, schemes=["absmax"], by=["model"])
+    findings = spec.show(folder / "damage", run(spec, folder / "damage")).findings
+    assert findings[0].text.endswith(", which is within the scatter of masks.")
+
+
+def test_zero_shot_tasks_are_refused(folder):
+    (plan,) = zeroshot_plans(ZeroShot(models=[str(folder)], tasks=["piqa-local"]))
+    with pytest.raises(UserError, match="is of the family 'masked'; expected a causal language model, which generates"):
+        plan.subject.prepare()
 
 
 def test_pseudo_perplexity(folder):
