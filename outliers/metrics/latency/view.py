@@ -69,7 +69,7 @@ def latency_table(rows: list[dict]) -> Table:
         f"Milliseconds a generated token with a KV cache, after prompts of {one['prompt']} tokens, by batch: median of "
         f"{one['repeats']} × {one['tokens']} decode steps [quartiles]; milliseconds of a prefill"
     )
-    read = "pictures" if one["protocol"] == PICTURES else f"sequences of {one['prompt']} tokens"
+    read = "pictures" if one.get("protocol") == PICTURES else f"sequences of {one['prompt']} tokens"
     of_encoding = (
         f"Milliseconds in which an encoder reads a batch of {read}: median of {one['repeats']} passes [quartiles]"
     )
