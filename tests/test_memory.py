@@ -290,7 +290,7 @@ def of_gib(embeddings, layers, rest, cache=0, decoder_layers=None, activations=0
         (of_gib(1, [6, 6, 6], 1), 3, 10, 0, True),
         (of_gib(3, [6, 6], 3), 2, 9, 0, True),  # embeddings on the first GPU, the rest on the last
         (of_gib(3, [6, 6], 3), 2, 8.9, 0, False),
-        (of_gib(0, [4, 4, 4, 4], 0, cache=4, decoder_layers=2), 2, 12, 0, True),
+        (of_gib(0, [4, 4, 4, 4], 0, cache=4, decoder_layers=2), 1, 20, 0, True),
         (of_gib(0, [4, 4, 4, 4], 0, cache=4.1, decoder_layers=2), 2, 12, 0, False),  # all of it on the second GPU
         (of_gib(0, [4, 4, 4, 4], 0, cache=4, decoder_layers=4), 2, 10, 0, True),
         (of_gib(5, [1], 0), 9, 4, 0, False),
