@@ -35,7 +35,7 @@ from outliers.report.paper.table3 import PUBLISHED, measured
 from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory
-from tests.conftest import CONFIGS, slow_but_five
+from tests.conftest import CONFIGS, slow_but
 from tests.test_commands import call
 from tests.test_vision import BEFORE
 from tests.test_vision import CONFIGS as PICTURES
@@ -124,7 +124,7 @@ def test_configurations_from_elsewhere(tmp_path):
         find_config("pocket/nothing")
 
 
-@pytest.mark.parametrize("case", [*slow_but_five(CONFIGS), "bert"])
+@pytest.mark.parametrize("case", [*slow_but(CONFIGS), "bert"])
 def test_weights_are_the_bytes_of_real_models(case):
     model = small_model(case, torch.bfloat16)
     found = measure_footprint(model.config, 16)

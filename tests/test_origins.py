@@ -23,7 +23,7 @@ from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
 from outliers.specification import kinds
 from outliers.variants.written import variant
-from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but_five
+from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but
 from tests.kept import kept
 from tests.test_commands import refused
 from tests.test_readers import made_up
@@ -32,7 +32,7 @@ FEATURES = [3, 17, 0]
 SUMS = [case for case in (*CONFIGS, *VARIANTS) if case != "opt-350m"]  # whose norms rescale the stream
 
 
-@pytest.mark.parametrize("case", [*slow_but_five(SUMS), "gemma2"])
+@pytest.mark.parametrize("case", [*slow_but(SUMS), "gemma2"])
 def test_terms_add_up_to_the_states(case, blocks):
     model = make_model(case)
     found = outliers.origins(model, blocks, FEATURES, positions=range(24))
@@ -82,7 +82,7 @@ def test_a_term_is_what_is_gone_without_its_writer(case, writer, blocks):
             assert gone == pytest.approx(term[column], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("case", slow_but_five(SUMS))
+@pytest.mark.parametrize("case", slow_but(SUMS))
 def test_a_streamed_model_has_the_same_account(case, blocks, tmp_path):
     make_model(case).save_pretrained(tmp_path)
     some = [blocks[0], blocks[1, :9]]
