@@ -190,9 +190,9 @@ PLANTED = [
 ]
 
 
-def account(model, blocks) -> list[str]:
-    """What is said of a feature."""
-    records = outliers.origins(model, blocks, [3]).records()
+def sentences(account) -> list[str]:
+    """What is said of the features of an account."""
+    records = account.records()
     return [finding.text for finding in origins_section([{"model": "a", **one} for one in records]).findings]
 
 
@@ -201,17 +201,18 @@ def test_a_planted_writer_is_named_first(case, writer, blocks):
     model = make_model(case)
     number = plant_writer(model, blocks, writer, 3)
     kind = writer if writer in ("head", "expert") else "neuron"
-    writers = outliers.origins(model, blocks, [3]).writers()
+    account = outliers.origins(model, blocks, [3])
+    writers, sentence = account.writers(), sentences(account)[0]
     first = writers.loc[writers["value"].abs().idxmax()]
     assert (first["writer"], first["layer"], first["index"]) == (kind, 0, number)
-    assert "of layer 0 (" in account(model, blocks)[0] and f"of which {kind} {number} " in account(model, blocks)[0]
+    assert "of layer 0 (" in sentence and f"of which {kind} {number} " in sentence
 
 
 @pytest.mark.parametrize(
-    "case", ["gpt2", "llama", "falcon", "opt", "gpt-oss", "gemma2", "bloom", "mpt", "phi3", "gptj"]
+    "case", slow_but(["gpt2", "llama", "falcon", "opt", "gpt-oss", "gemma2", "bloom", "mpt", "phi3", "gptj"])
 )
 def test_nothing_is_claimed_without_one(case, blocks):
-    assert account(make_model(case), blocks) == []
+    assert sentences(outliers.origins(make_model(case), blocks, [3])) == []
 
 
 # What is refused
