@@ -29,6 +29,7 @@ _HOME = {
     "perplexities": "outliers.metrics.perplexity.measure",
     "Variant": "outliers.models.stream",
     "variant": "outliers.variants.written",
+    "cache": "outliers.quantization.caches",
     "Intervention": "outliers.variants.ablated",
     "Ablated": "outliers.variants.ablated",
     "Planted": "outliers.variants.planted",

@@ -141,7 +141,7 @@ def timed_generations(monkeypatch) -> list[tuple]:
     """Batch, tokens and repeats of every measurement, which takes as long as its place in the list."""
     calls = []
 
-    def take(model, prompts, tokens, repeats, see):
+    def take(model, prompts, tokens, repeats, see, _empty):
         calls.append((tuple(prompts.shape), tokens, repeats))
         steps = [[len(calls) * float(1 + step) for step in range(tokens)] for _ in range(repeats)]
         ids = torch.zeros(len(prompts), 1 + tokens, dtype=torch.int64)

@@ -20,6 +20,7 @@ from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
+from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, get_scheme
@@ -29,6 +30,7 @@ from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import Ablated, Intervention
+from outliers.variants.cached import Cached
 from outliers.variants.edges import PLACES
 from outliers.variants.massive import Massive
 from outliers.variants.peer import Peer
@@ -238,11 +240,21 @@ QUANTIZED = st.builds(
 )
 PEERS = st.builds(Peer, NUMBERS)
 OTHERS = st.lists(ABLATIONS | MASSIVE | UNATTENDED | PLANTS | WEIGHTS, min_size=1, max_size=3)
-SEVERAL = st.builds(lambda before, one, after: Together((*before, one, *after)), OTHERS, QUANTIZED, OTHERS)
+CACHES = st.builds(
+    CacheFormat, st.sampled_from(["int2", "int8"]), st.none() | NUMBER.filter(bool), NUMBER, NUMBER, st.booleans()
+)
+CACHED = st.builds(Cached, st.builds(Formats, CACHES, st.none() | CACHES))
+SEVERAL = st.builds(
+    lambda before, one, after, cache: Together((*before, one, *after, *cache)),
+    OTHERS,
+    QUANTIZED,
+    OTHERS,
+    st.lists(CACHED, max_size=1),
+)
 
 
 @settings(max_examples=200)
-@given(st.just(AS_IT_IS) | ABLATIONS | MASSIVE | UNATTENDED | PLANTS | WEIGHTS | QUANTIZED | PEERS | SEVERAL)
+@given(st.just(AS_IT_IS) | ABLATIONS | MASSIVE | UNATTENDED | PLANTS | WEIGHTS | QUANTIZED | PEERS | CACHED | SEVERAL)
 def test_a_writing_is_read_as_what_was_written(variant):
     again = outliers.variant(variant.name)
     assert again == variant
@@ -270,6 +282,13 @@ def test_a_writing_is_read_as_what_was_written(variant):
         "plant(247,factor=20)": Planted((247,), 20.0),
         "massive(507@layers.11,value=-2.5,above=100)": Massive((507,), 11, -2.5, 100.0),
         "unattended(0,3)": Unattended((0, 3)),
+        "kv=int4": Cached(Formats(CacheFormat("int4"), CacheFormat("int4"))),
+        "llm.int8+keys=int4/channels=32+values=mxfp4/hadamard": Together(
+            (
+                Quantized(SCHEMES["llm.int8"]),
+                Cached(Formats(CacheFormat("int4", channels=32), CacheFormat("mxfp4", hadamard=True))),
+            )
+        ),
         "absmax+hadamard": Quantized(get_scheme("absmax+hadamard")),
         "llm.int8+alpha=4": Quantized(get_scheme("llm.int8", 4)),
         "absmax+only=ffn_out+skip=layers.0:2/*.c_fc": Quantized(

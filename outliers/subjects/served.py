@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.subjects.causal import Causal, Pretrained
 from outliers.subjects.cell import Cell
-from outliers.variants.together import schemes_of
+from outliers.variants.together import apart_from_cache, schemes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,8 +48,9 @@ class Served(Causal):
 
     @contextmanager
     def under(self, bench: "Bench", variant: "Variant", facts: dict) -> "Iterator[PreTrainedModel]":
-        """The model under a variant; it has the weights that the facts say."""
+        """The model under a variant but for its cache; it has the weights that the facts say."""
         model, _ = self._loaded(bench, variant, facts)
+        variant, _formats = apart_from_cache(variant)
         if hasattr(variant, "served"):
             yield model
         else:
@@ -67,7 +68,8 @@ class Served(Causal):
         place = self.model, settings.dtype, settings.device, self.revision
 
         def load() -> tuple["PreTrainedModel", dict]:
-            model = variant.served(*place) if hasattr(variant, "served") else load_model(*place)
+            served, _formats = apart_from_cache(variant)
+            model = served.served(*place) if hasattr(served, "served") else load_model(*place)
             return model, self._fields(model, variant)
 
         return bench.keep(self, (settings.dtype, settings.device, variant.name), load, like)

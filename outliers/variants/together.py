@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outliers.quantization.schemes import BASELINE
+from outliers.variants.cached import Cached
 from outliers.variants.quantized import Quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from outliers.models.stream import Variant
+    from outliers.quantization.cache_formats import Formats
     from outliers.quantization.calibration import Calibration
     from outliers.tracing.result import Trace
 
@@ -72,3 +74,11 @@ def parts_of(variant: "Variant") -> "tuple[Variant, ...]":
 def schemes_of(variant: "Variant") -> list[Quantized]:
     """Those that put projections under a scheme."""
     return [part for part in parts_of(variant) if isinstance(part, Quantized)]
+
+
+def apart_from_cache(variant: "Variant") -> "tuple[Variant, Formats | None]":
+    """What a variant does before the cache, and the formats of the cache; None where it has none."""
+    *others, last = parts_of(variant)
+    if not isinstance(last, Cached):
+        return variant, None
+    return others[0] if len(others) == 1 else Together(tuple(others)), last.formats

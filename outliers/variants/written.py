@@ -1,12 +1,15 @@
 """Read what the names of variants say: `zero(247)+llm.int8`."""
 
 import re
+from collections.abc import Callable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, shown, unknown_name
+from outliers.quantization.cache_formats import PARTS, Formats
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.ablated import METHODS, Ablated
+from outliers.variants.cached import Cached
 from outliers.variants.massive import Massive
 from outliers.variants.peer import PEER, Peer
 from outliers.variants.planted import Planted
@@ -42,7 +45,8 @@ def variant(written: str) -> "Variant":
     row, and `scale(…,factor=0.5)` multiplies it. A scheme stands with its remedies, as `absmax+hadamard`, and with
     options: `alpha=4` is its threshold of outliers, `only=ffn_out` quantizes nothing but a place, and
     `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`.
-    `bitsandbytes` stands for the layers of that library, and `fp32` does nothing.
+    `bitsandbytes` stands for the layers of that library, and `fp32` does nothing. `kv=int4` quantizes the keys and
+    values that attention meets, `keys=int4/channels=32+values=int4` each in a way of its own, see `CacheFormat`.
 
     Raises:
         UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
@@ -50,11 +54,12 @@ def variant(written: str) -> "Variant":
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is no variant; expected one such as absmax+hadamard, {EXAMPLES}")
     found = []
-    for with_features, group in groupby(_PLUS.split(written), _has_features):
-        terms = list(group)
-        found += map(_read, terms) if with_features else [_scheme(terms)]
+    for read, group in groupby(_PLUS.split(written), _reader):
+        found += read(list(group))
     if sum(isinstance(one, Quantized | Peer) for one in found) > 1:
         raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
+    if any(isinstance(one, Cached) for one in found[:-1]):
+        raise UserError(f"'{written}' goes on behind the cache, which acts last; expected it at the end: …+kv=int4")
     found = [one for one in found if one.name != BASELINE]
     if not found:
         from outliers.models.stream import AS_IT_IS  # late, for it brings torch
@@ -63,18 +68,25 @@ def variant(written: str) -> "Variant":
     return found[0] if len(found) == 1 else Together(tuple(found))
 
 
-def _scheme(terms: list[str]) -> Quantized | Peer:
-    return Peer.read(terms) if terms[0] == PEER else Quantized.read(terms)
+def _reader(term: str) -> Callable[[list[str]], "list[Variant]"]:
+    """What reads a term, and those behind it that it reads too."""
+    if term in KINDS | WEIGHTS or not {"(", ")"}.isdisjoint(term):  # it has features or a weight, or is meant to
+        return _terms
+    return _cache if term.partition("=")[0] in PARTS else _scheme
 
 
-def _has_features(term: str) -> bool:
-    """Whether it is a term with features or a weight, or meant as one; others are of schemes."""
-    return term in KINDS | WEIGHTS or not {"(", ")"}.isdisjoint(term)
+def _cache(terms: list[str]) -> list[Cached]:
+    return [Cached(Formats.read("+".join(terms)))]
 
 
-def _read(written: str) -> Ablated | Massive | Planted | Scaled | Unattended:
-    term = Term.read(written)
-    kinds = WEIGHTS if term.weight else KINDS
-    if term.name not in kinds:
-        raise unknown_name("variant of a weight" if term.weight else "variant", term.name, kinds)
-    return kinds[term.name].read(term)
+def _scheme(terms: list[str]) -> list[Quantized | Peer]:
+    return [Peer.read(terms) if terms[0] == PEER else Quantized.read(terms)]
+
+
+def _terms(written: list[str]) -> list[Ablated | Massive | Planted | Scaled | Unattended]:
+    terms = [Term.read(one) for one in written]
+    for term in terms:
+        kinds = WEIGHTS if term.weight else KINDS
+        if term.name not in kinds:
+            raise unknown_name("variant of a weight" if term.weight else "variant", term.name, kinds)
+    return [(WEIGHTS if term.weight else KINDS)[term.name].read(term) for term in terms]

@@ -4,22 +4,24 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.models.anatomy import check_block, context_length, stack_module, stacks_of
 from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference
+from outliers.quantization.caches import QuantizedCache, cache
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 from outliers.text.blocks import tokens_hash
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized
-from outliers.variants.together import parts_of
+from outliers.variants.together import apart_from_cache, parts_of
 
 
 class Timings(NamedTuple):
@@ -27,13 +29,14 @@ class Timings(NamedTuple):
 
     prefills: of each generation, the pass over the prompts that gives the first new token of each. steps: of each
     generation, its decode steps, one further token of each sequence a step. ids: int64 (batch, 1 + tokens). encodings:
-    of each pass of a model that does not generate.
+    of each pass of a model that does not generate. cache_bytes: of keys and values at the end, where they are in codes.
     """
 
     prefills: list[float]
     steps: list[list[float]]
     ids: torch.Tensor
     encodings: Sequence[float] = ()
+    cache_bytes: Sequence[int] = ()
 
     @property
     def per_token(self) -> list[float]:
@@ -54,6 +57,7 @@ METRICS = {
     "latency.prefill": ("ms", lambda timings: timings.prefills),
     "latency.end_to_end": ("ms/token", lambda timings: timings.end_to_end),
     "latency.encode": ("ms", lambda timings: timings.encodings),
+    "latency.cache": ("bytes", lambda timings: timings.cache_bytes),
 }
 
 
@@ -104,7 +108,9 @@ class OfServed(Measurement):
         with cell.subject.under(bench, cell.variant, facts) as model:
             found = encoding(model, prompts, metric.repeats, bench.bar.see) if encodes(model.config) else None
             if generates(model.config):
-                generated = latency(model, prompts, metric.tokens, metric.repeats, bench.bar.see)
+                _, formats = apart_from_cache(cell.variant)
+                empty = partial(cache, model, formats) if formats else None
+                generated = latency(model, prompts, metric.tokens, metric.repeats, bench.bar.see, empty)
                 found = generated._replace(encodings=found.encodings) if found else generated
             return [found]
 
@@ -134,6 +140,7 @@ def latency(
     tokens: int,
     repeats: int,
     see: Callable[[float], None] = lambda share: None,
+    empty: Callable[[], Cache] | None = None,
 ) -> Timings:
     """Time the greedy generation of tokens (appendix D.2), after one whole generation that is not timed.
 
@@ -141,7 +148,8 @@ def latency(
     Only the logits of the last position are made. No token ends a sequence.
 
     prompts: token ids, int64 (batch, P). tokens: decode steps of a generation, which follow its first token. see:
-    called between passes with the share of them that are made.
+    called between passes with the share of them that are made. empty: makes the cache of a generation, see
+    `outliers.cache`; by default one of exact keys and values.
 
     Raises:
         UserError: prompt and tokens exceed the model's context, an id is outside its vocabulary, or nothing is timed.
@@ -152,9 +160,11 @@ def latency(
         raise UserError(f"{repeats} generations of {tokens} tokens; expected at least 1 of 1")
     prompts = prompts.to(model.device)
     passes, made = (1 + repeats) * (1 + tokens), itertools.count(1)
-    generations = [_generate(model, prompts, tokens, lambda: see(next(made) / passes)) for _ in range(1 + repeats)][1:]
+    caches = [empty() if empty else DynamicCache(config=model.config) for _ in range(1 + repeats)]
+    generations = [_generate(model, prompts, tokens, one, lambda: see(next(made) / passes)) for one in caches][1:]
     prefills, steps = zip(*((times[0], times[1:]) for times, _ in generations), strict=True)
-    return Timings(list(prefills), list(steps), generations[-1][1].cpu())
+    sizes = [one.bytes for one in caches[1:] if isinstance(one, QuantizedCache)]
+    return Timings(list(prefills), list(steps), generations[-1][1].cpu(), cache_bytes=sizes)
 
 
 @inference
@@ -193,14 +203,13 @@ def check_generation(config: PretrainedConfig, prompt: int, tokens: int) -> None
 
 
 def _generate(
-    model: PreTrainedModel, prompts: torch.Tensor, tokens: int, made: Callable[[], None]
+    model: PreTrainedModel, prompts: torch.Tensor, tokens: int, cache: Cache, made: Callable[[], None]
 ) -> tuple[list[float], torch.Tensor]:
     """Milliseconds of the prefill and of each step after it, and the ids that they chose, (batch, 1 + tokens).
 
     The prefill of an encoder-decoder is the pass of its encoder over the prompts and the first step of its decoder,
-    from a start token. made: called after each.
+    from a start token, with a cache of its own. cache: an empty one. made: called after each.
     """
-    cache = DynamicCache(config=model.config)
     times, ids, encoded = [], [prompts], {}
 
     def step() -> torch.Tensor:

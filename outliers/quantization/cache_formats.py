@@ -1,0 +1,132 @@
+"""How keys and values are kept for later queries, as data: `int4`, `int4/channels=32/recent=128`, `fp8-e4m3`."""
+
+import re
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from outlier_kernels.formats import FORMATS
+
+from outliers.errors import UserError, unknown_name
+
+INTEGERS = re.compile(r"int([2-8])")  # any number of bits, asymmetric; other formats are those of matrices
+NUMBERED = {"channels": 1, "recent": 0, "first": 0}  # options with a number, and the least one
+FLAGS = ("hadamard", "before")
+RANGES = ("layers", "heads")  # options with a range of numbers
+PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
+FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard or int3/layers=0:2/heads=1"
+
+
+@dataclass(frozen=True)
+class CacheFormat:
+    """How keys, or values, are quantized.
+
+    format: `int2` to `int8`, asymmetric (scale = (max - min) / (2^b - 1), code = round((x - min) / scale), the scale
+    and the minimum in float16), or another name in `FORMATS`, symmetric. By token a head's vector at a position shares
+    a scale. channels: by channel, so many consecutive positions of a channel of a head share one; an incomplete last
+    group stays exact (KIVI: Liu et al., 2024). recent, first: how many of the last and of the first positions stay
+    exact. before: keys as they are before the rotation of positions (KVQuant: Hooper et al., 2024). hadamard: a head's
+    channels are rotated first, and back afterwards (QuaRot: Ashkboos et al., 2024). layers, heads: the first and the
+    one before which they end, of heads of keys; None for all.
+    """
+
+    format: str
+    channels: int | None = None
+    recent: int = 0
+    first: int = 0
+    hadamard: bool = False
+    before: bool = False
+    layers: tuple[int, int] | None = None
+    heads: tuple[int, int] | None = None
+
+    @classmethod
+    def read(cls, written: str) -> "CacheFormat":
+        """A format and its options, joined by a slash.
+
+        Raises:
+            UserError: the format or an option is unknown, twice there, or its number is none; or two do not go
+                together.
+        """
+        format, *options = written.split("/")
+        if not INTEGERS.fullmatch(format) and (format not in FORMATS or format.startswith("int")):
+            known = ["int2 to int8", *(name for name in FORMATS if not name.startswith("int"))]
+            raise unknown_name("format of a cache", format, known)
+        pairs = [option.partition("=")[::2] for option in options]
+        if len(dict(pairs)) < len(pairs):
+            raise UserError(f"'{written}' has an option twice; expected each once, as in {FORMS}")
+        kept = cls(format, **{name: _option(written, name, value) for name, value in pairs})
+        if kept.channels and not INTEGERS.fullmatch(format):
+            raise UserError(f"'{written}' has groups of positions in '{format}'; expected int2 to int8, or no channels")
+        return kept
+
+    def __str__(self) -> str:
+        options = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        return "/".join([self.format, *(_write(name, value) for name, value in options.items() if value)])
+
+    @property
+    def bits(self) -> int | None:
+        """Those of an asymmetric integer; None of other formats."""
+        found = INTEGERS.fullmatch(self.format)
+        return int(found[1]) if found else None
+
+    def coded(self, positions: int) -> int:
+        """How many positions behind the first ones have codes when there are so many in all."""
+        group = self.channels or 1
+        return max(0, positions - self.first - self.recent) // group * group
+
+    def in_layer(self, layer: int) -> bool:
+        """Whether a layer is quantized."""
+        return self.layers is None or self.layers[0] <= layer < self.layers[1]
+
+
+class Formats(NamedTuple):
+    """How keys and values are kept; None for exact ones."""
+
+    keys: CacheFormat | None = None
+    values: CacheFormat | None = None
+
+    @classmethod
+    def read(cls, written: str) -> "Formats":
+        """`kv=int4`, or `keys=int4/channels=32` and `values=int4` joined by +.
+
+        Raises:
+            UserError: keys or values are there twice, or not at all; as `CacheFormat.read`.
+        """
+        formats = {}
+        for term in written.replace(" ", "").split("+"):
+            name, _, format = term.partition("=")
+            if name not in PARTS:
+                raise unknown_name("part of a cache", name, PARTS, f"(as in kv={FORMS})")
+            if formats.keys() & PARTS[name]:
+                raise UserError(f"'{written}' has {' and '.join(PARTS[name])} twice; expected each once")
+            formats |= dict.fromkeys(PARTS[name], CacheFormat.read(format))
+        return cls(**formats)
+
+    def __str__(self) -> str:
+        if self.keys == self.values:
+            return f"kv={self.keys}"
+        return "+".join(f"{name}={one}" for name, one in self._asdict().items() if one)
+
+    def in_layer(self, layer: int) -> "Formats":
+        """Those of a layer."""
+        return Formats(*(one if one and one.in_layer(layer) else None for one in self))
+
+
+def _option(written: str, name: str, value: str) -> object:
+    """What an option of a format is set to."""
+    if name not in (*NUMBERED, *FLAGS, *RANGES):
+        raise unknown_name("option of a cache", name, [*NUMBERED, *FLAGS, *RANGES])
+    if name in FLAGS and not value:
+        return True
+    numbers = [int(part) for part in value.split(":") if re.fullmatch(r"[0-9]{1,9}", part)]
+    if name in NUMBERED and [str(number) for number in numbers] == [value] and numbers[0] >= NUMBERED[name]:
+        return numbers[0]
+    if name in RANGES and len(numbers) == value.count(":") + 1 <= 2 and numbers[0] < (numbers[-1] + (len(numbers) < 2)):
+        return numbers[0], numbers[1] if len(numbers) > 1 else numbers[0] + 1
+    raise UserError(f"'{written}' has '{name}={value}'; expected one such as {FORMS}")
+
+
+def _write(name: str, value: object) -> str:
+    """An option, as `CacheFormat.read` takes it."""
+    if name in FLAGS:
+        return name
+    return f"{name}={':'.join(map(str, value)) if isinstance(value, tuple) else value}"

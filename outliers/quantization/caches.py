@@ -1,0 +1,314 @@
+"""Keys and values in few bits: what attention meets under a cache in a number format, and such a cache itself."""
+
+import copy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache as once
+from typing import NamedTuple
+
+import torch
+from outlier_kernels.formats import BLOCK, FORMATS, Quantizer
+from outlier_kernels.reference import quantize
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import eager_mask
+
+from outliers.errors import UserError
+from outliers.models.anatomy import Projection, family_of
+from outliers.models.anatomy.parts import parts
+from outliers.quantization.attention import attentions, check_attention
+from outliers.quantization.cache_formats import CacheFormat, Formats
+from outliers.quantization.remedies.hadamard import drawn, rotate
+
+CACHED = "cached"  # its name among the implementations of attention
+HALF = torch.finfo(torch.float16)
+
+
+class Codes(NamedTuple):
+    """States in integers: `states ≈ codes * scale + least`.
+
+    codes: uint8 (…, positions, bytes), 8 // bits codes in a byte, the first one in the lowest bits. scale, least:
+    float16, (…, positions, 1) by token, (…, groups, features) by channel. features: how many a position has.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    least: torch.Tensor
+    features: int
+
+    @classmethod
+    def of(cls, states: torch.Tensor, bits: int, group: int | None) -> "Codes":
+        """Quantize states (…, positions, features) by token, or in groups of so many positions by channel."""
+        states = states.float()
+        groups = states.unflatten(-2, (-1, group)) if group else states
+        dim, most = (-2 if group else -1), 2**bits - 1
+        least, largest = (one.clamp(HALF.min, HALF.max) for one in groups.aminmax(dim=dim, keepdim=True))
+        scale = ((largest - least) / most).clamp(HALF.smallest_normal, HALF.max).half()
+        least = least.half()
+        codes = ((groups - least.float()) / scale.float()).round_().clamp_(0, most).to(torch.uint8)
+        if group:
+            codes, scale, least = codes.flatten(-3, -2), scale.squeeze(-2), least.squeeze(-2)
+        return cls(_packed(codes, bits), scale, least, states.shape[-1])
+
+    def states(self, bits: int) -> torch.Tensor:
+        """What the codes stand for, float32 (…, positions, features)."""
+        group = self.codes.shape[-2] // max(1, self.scale.shape[-2])
+        scale, least = (one.float().repeat_interleave(group, -2) if group > 1 else one.float() for one in self[1:3])
+        return _unpacked(self.codes, bits, self.features) * scale + least
+
+    def join(self, other: "Codes") -> "Codes":
+        """These, and those of later positions."""
+        return Codes(*(torch.cat(pair, -2) for pair in zip(self[:3], other[:3], strict=True)), self.features)
+
+
+def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes (…, features) as bytes: as many of them in each as it has room for."""
+    room = 8 // bits
+    padded = nn.functional.pad(codes, (0, -codes.shape[-1] % room)).unflatten(-1, (-1, room))
+    return sum(padded[..., place] << bits * place for place in range(room))
+
+
+def _unpacked(packed: torch.Tensor, bits: int, features: int) -> torch.Tensor:
+    shifted = [packed >> bits * place & 2**bits - 1 for place in range(8 // bits)]
+    return torch.stack(shifted, -1).flatten(-2)[..., :features]
+
+
+def through(states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
+    """Keys or values (batch, heads, positions, features) as attention meets them when they were kept so, in the dtype
+    that they come in."""
+    heads = slice(*format.heads) if format.heads else slice(None)
+    start = format.first
+    end = start + format.coded(states.shape[-2])
+    if end == start:
+        return states
+    met = states.clone()
+    met[:, heads, start:end] = _coded(states[:, heads, start:end], format).to(states.dtype)
+    return met
+
+
+def _coded(states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
+    """What codes of states stand for."""
+    if format.bits:
+        return _back(Codes.of(_rotated(states, format), format.bits, format.channels).states(format.bits), format)
+    by = BLOCK if FORMATS[format.format].group else "row"
+    rows = _rotated(states, format).flatten(0, -2)
+    return _back(quantize(rows, Quantizer(format.format, by)).dequantize().view(states.shape), format)
+
+
+def _rotated(states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
+    return states.float() @ _rotation(states.shape[-1]).to(states.device) if format.hadamard else states
+
+
+def _back(states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
+    return states @ _rotation(states.shape[-1]).to(states.device).T if format.hadamard else states
+
+
+@once
+def _rotation(features: int) -> torch.Tensor:
+    """The orthogonal matrix of `+hadamard` for so many channels, float32."""
+    one = torch.eye(features)
+    return rotate(one, drawn(one, 0))
+
+
+def cached_attention(module: nn.Module, query, key, value, attention_mask, **others):
+    """An attention function of transformers, (batch, heads, T, features) to (batch, T, heads, features): the module's
+    own one, of keys and values that were kept in `module.cache_formats`."""
+    keys, values = module.cache_formats
+    key = through(key, keys) if keys and not keys.before else key
+    value = through(value, values) if values else value
+    own = module.config_without_cache._attn_implementation
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return AttentionInterface().get(own, eager)(module, query, key, value, attention_mask, **others)
+
+
+AttentionInterface.register(CACHED, cached_attention)
+AttentionMaskInterface.register(CACHED, eager_mask)
+
+
+def check_cache(model: PreTrainedModel, formats: Formats) -> None:
+    """Raise UserError if keys or values of a model, which may be on the meta device, cannot be kept so."""
+    config = model.config
+    if family_of(config).name != "causal":
+        raise UserError(f"a cache of keys and values of '{config.model_type}'; expected a causal language model")
+    check_attention(model)
+    layers, heads = len(list(attentions(model))), heads_of_keys(model)
+    for one in filter(None, formats):
+        for name, there, most in (("layers", one.layers, layers), ("heads", one.heads, heads)):
+            if there and there[1] > most:
+                raise UserError(f"'{one}' in a model with {most} {name} of keys; expected some of 0:{most}")
+    if formats.keys and formats.keys.before and _norm_of_keys(model):
+        raise UserError(
+            f"keys of '{config.model_type}' before the rotation, which has a norm in front; expected them behind the "
+            "rotation: leave before out"
+        )
+    if formats.values and formats.values.before:
+        raise UserError(f"values in '{formats.values}', which no rotation changes; leave before out")
+
+
+def heads_of_keys(model: PreTrainedModel) -> int:
+    """How many heads of keys a layer has."""
+    return next(len(part.outputs) for part in parts(model, 0) if part.name == "k")
+
+
+def _norm_of_keys(model: PreTrainedModel) -> bool:
+    attention = next(attentions(model)).module
+    return any("norm" in name for name, _ in attention.named_children())
+
+
+@contextmanager
+def quantized_states(model: PreTrainedModel, formats: Formats, layer: int | None = None) -> Iterator[None]:
+    """Let attention meet keys and values in number formats within this context, in all layers or in one.
+
+    Each position's own key and value are quantized too: what a query meets is what a later one would meet.
+    """
+    hooks, changed = [], []
+    try:
+        for one in attentions(model):
+            of_layer = formats.in_layer(one.layer)
+            if layer in (None, one.layer) and any(of_layer):
+                hooks += _hook_before(model, one, of_layer.keys)
+                changed.append(one.module)
+                _let_meet(one.module, of_layer)
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in changed:
+            module.config = vars(module).pop("config_without_cache")
+            del module.cache_formats
+
+
+def _let_meet(module: nn.Module, formats: Formats) -> None:
+    module.cache_formats, module.config_without_cache = formats, module.config
+    module.config = copy.copy(module.config)
+    module.config._attn_implementation = CACHED
+
+
+def _hook_before(model: PreTrainedModel, attention: Projection, keys: CacheFormat | None) -> list:
+    """A hook on the projection that makes keys, where they are kept before the rotation."""
+    if not keys or not keys.before:
+        return []
+    part = next(part for part in parts(model, attention.layer) if part.name == "k")
+
+    def quantized(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+        met = output.clone()
+        outputs = part.outputs.to(output.device)
+        met[..., outputs] = through(output[..., outputs].transpose(-3, -2), keys).transpose(-3, -2)
+        return met
+
+    return [part.reader.module.register_forward_hook(quantized)]
+
+
+class QuantizedLayer(DynamicLayer):
+    """Keys and values of a layer in codes, which attention meets dequantized."""
+
+    is_croppable = False
+
+    def __init__(self, formats: Formats):
+        super().__init__()
+        self.stores = [Store(one) for one in formats]
+
+    def lazy_initialization(self, key_states: torch.Tensor, _value_states: torch.Tensor) -> None:
+        """Know of what kind states are."""
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_named) -> tuple:
+        """Add states (batch, heads, T, features); all that there are now, dequantized."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        for store, states in zip(self.stores, (key_states, value_states), strict=True):
+            store.add(states)
+        return tuple(store.states() for store in self.stores)
+
+    def get_seq_length(self) -> int:
+        """Positions so far."""
+        return self.stores[0].positions
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Take other sequences of the batch, as a beam search does."""
+        for store in self.stores:
+            store.take(beam_idx)
+
+    def reset(self) -> None:
+        """Forget all positions."""
+        self.stores = [Store(store.format) for store in self.stores]
+
+
+class Store:
+    """Keys, or values, of the positions so far: the first ones exact, then codes, then exact ones again.
+
+    first, exact: tensors (batch, heads, positions, features) in the dtype in which they came.
+    """
+
+    def __init__(self, format: CacheFormat | None):
+        self.format, self.positions = format, 0
+        self.first = self.codes = self.exact = None
+
+    def add(self, states: torch.Tensor) -> None:
+        """Add states of later positions; what the format keeps in codes by then becomes codes."""
+        self.exact = states if self.exact is None else torch.cat([self.exact, states], -2)
+        self.positions += states.shape[-2]
+        if self.format is None:
+            return
+        if self.first is None and self.positions >= self.format.first:
+            self.first, self.exact = self.exact.split([self.format.first, self.positions - self.format.first], -2)
+        more = self.format.coded(self.positions) - (0 if self.codes is None else self.codes.codes.shape[-2])
+        if more:
+            coded, self.exact = self.exact[..., :more, :], self.exact[..., more:, :].clone()
+            codes = Codes.of(_rotated(coded, self.format), self.format.bits, self.format.channels)
+            self.codes = codes if self.codes is None else self.codes.join(codes)
+
+    def states(self) -> torch.Tensor:
+        """All of them, dequantized, in the dtype in which they came."""
+        there = [self.first, None if self.codes is None else self._decoded(), self.exact]
+        return torch.cat([one for one in there if one is not None], -2)
+
+    def _decoded(self) -> torch.Tensor:
+        return _back(self.codes.states(self.format.bits), self.format).to(self.exact.dtype)
+
+    def take(self, sequences: torch.Tensor) -> None:
+        """Those of other sequences of the batch."""
+        self.first, self.exact = (None if one is None else one[sequences] for one in (self.first, self.exact))
+        if self.codes is not None:
+            self.codes = Codes(*(one[sequences] for one in self.codes[:3]), self.codes.features)
+
+    @property
+    def bytes(self) -> int:
+        """What they take in memory."""
+        there = [self.first, self.exact, *(self.codes or ())[:3]]
+        return sum(one.numel() * one.itemsize for one in there if one is not None)
+
+
+class QuantizedCache(Cache):
+    """A cache of keys and values in number formats, which `generate` of transformers takes as `past_key_values`."""
+
+    def __init__(self, formats: Formats, layers: int):
+        super().__init__(layers=[QuantizedLayer(formats.in_layer(layer)) for layer in range(layers)])
+
+    @property
+    def bytes(self) -> int:
+        """What keys and values of all layers take in memory, scales and exact positions included."""
+        return sum(store.bytes for layer in self.layers for store in layer.stores)
+
+
+def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
+    """An empty cache in few bits, as `model.generate(…, past_key_values=outliers.cache(model, "kv=int4"))` takes it.
+
+    Args:
+        model: a causal language model, quantized or not.
+        formats: as a variant writes it, such as `kv=int4` or `keys=int4/channels=32/recent=128+values=int4/recent=128`
+            (KIVI: Liu et al., 2024, section 3).
+
+    Raises:
+        UserError: the attention of the model cannot be exchanged, or a format is simulated alone.
+    """
+    formats = Formats.read(formats) if isinstance(formats, str) else formats
+    check_cache(model, formats)
+    for one in filter(None, formats):
+        if one.before or one.heads or not one.bits:
+            raise UserError(
+                f"a cache in '{one}', which variants alone simulate; expected int2 to int8 of all heads, rotated"
+            )
+    return QuantizedCache(formats, len(list(attentions(model))))

@@ -1,0 +1,228 @@
+"""Keys and values in few bits: codes by their definition, what attention meets, and caches that generate the same."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from outlier_kernels.formats import Quantizer
+from outlier_kernels.reference import quantize
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+import outliers
+from outliers.errors import UserError
+from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.models.stream import AS_IT_IS, stream_model
+from outliers.quantization.cache_formats import CacheFormat
+from outliers.quantization.caches import Codes, through
+from tests.conftest import make_model
+from tests.test_commands import call
+
+CACHED = [
+    "gpt2",
+    "opt",
+    "llama",
+    "qwen2",
+    "gpt_neox",
+]  # learned positions, rotations, biases of keys, fused projections
+KIVI = "keys=int4/channels=8/recent=5+values=int4/recent=5"
+
+
+def by_definition(states: torch.Tensor, bits: int) -> torch.Tensor:
+    """What the codes of each last dimension stand for, in float64, scales and minima rounded to float16."""
+    states = states.double()
+    least, largest = states.amin(-1, keepdim=True), states.amax(-1, keepdim=True)
+    scale = ((largest - least) / (2**bits - 1)).half().double()
+    least = least.half().double()
+    return ((states - least) / scale).round().clamp(0, 2**bits - 1) * scale + least
+
+
+@pytest.fixture(scope="module")
+def states() -> torch.Tensor:
+    return torch.randn(2, 3, 21, 12, generator=torch.Generator().manual_seed(0)) * 5
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_codes_by_token(states, bits):
+    torch.testing.assert_close(Codes.of(states, bits, None).states(bits).double(), by_definition(states, bits))
+    torch.testing.assert_close(through(states, CacheFormat(f"int{bits}")).double(), by_definition(states, bits))
+
+
+def test_codes_by_channel_leave_an_incomplete_group_exact(states):
+    met = through(states, CacheFormat("int4", channels=8))
+    groups = states[:, :, :16].unflatten(2, (2, 8)).transpose(-1, -2)
+    expected = by_definition(groups, 4).transpose(-1, -2).flatten(2, 3)
+    torch.testing.assert_close(met[:, :, :16].double(), expected)
+    assert torch.equal(met[:, :, 16:], states[:, :, 16:])
+
+
+def test_first_and_recent_positions_and_other_heads_stay_exact(states):
+    met = through(states, CacheFormat("int3", first=2, recent=4, heads=(1, 2)))
+    changed = (met != states).any(-1).nonzero()
+    assert {tuple(one) for one in changed[:, 1:].tolist()} == {(1, position) for position in range(2, 17)}
+    assert torch.equal(met[:, 1, 2:17], through(states[:, 1:2, 2:17], CacheFormat("int3"))[:, 0])
+
+
+def test_a_rotation_spreads_a_large_channel(states):
+    large = states.clone()
+    large[..., 3] += 300 * torch.sign(states[..., 3])
+    errors = [(through(large, CacheFormat("int4", hadamard=one)) - large).abs().median() for one in (False, True)]
+    assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("format", ["fp8-e4m3", "mxfp4", "nvfp4", "bfp6"])
+def test_other_formats_are_those_of_matrices(format):
+    states = torch.randn(1, 2, 5, 32, generator=torch.Generator().manual_seed(1))
+    quantizer = Quantizer(format, "block" if format in ("mxfp4", "nvfp4") else "row")
+    expected = quantize(states.view(10, 32), quantizer).dequantize().view(states.shape)
+    assert torch.equal(through(states, CacheFormat(format)), expected)
+
+
+@given(
+    st.builds(
+        CacheFormat,
+        st.sampled_from(["int2", "int4", "int8"]),
+        st.none() | st.integers(1, 64),
+        st.integers(0, 200),
+        st.integers(0, 9),
+        st.booleans(),
+        st.booleans(),
+        st.none() | st.integers(0, 9).map(lambda first: (first, first + 2)),
+        st.none() | st.integers(0, 9).map(lambda first: (first, first + 1)),
+    )
+)
+def test_a_format_is_read_as_it_is_written(format):
+    assert CacheFormat.read(str(format)) == format
+
+
+@pytest.mark.parametrize("case", CACHED)
+def test_attention_meets_codes(case, blocks, tmp_path):
+    """Of all heads and layers, in fused kernels and plain products, streamed too; in 8 bits next to nothing is lost."""
+    model, names = make_model(case), ("kv=int8", "kv=int2", "kv=int2/layers=1", "keys=int2/before")
+    variants = [AS_IT_IS, *map(outliers.variant, names)]
+    exact, eight, two, of_one, before = perplexities(model, blocks, variants)
+    assert abs(eight / exact - 1) < 1e-3 < abs(two / exact - 1)
+    assert len({exact, eight, two, of_one, before}) == 5
+    with variants[2].on(model):
+        met = perplexity(model, blocks)
+        assert met == pytest.approx(two, rel=1e-9)
+        model.set_attn_implementation("eager")
+        assert perplexity(model, blocks) == pytest.approx(two, rel=1e-4)
+    model.set_attn_implementation("sdpa")
+    assert perplexity(model, blocks) == exact, "it is as it was"
+    model.save_pretrained(tmp_path)
+    assert perplexities(stream_model(str(tmp_path)), blocks, variants[1:]) == [eight, two, of_one, before]
+
+
+def test_keys_before_the_rotation(blocks):
+    """As if the projection itself put out what the codes stand for."""
+    model = make_model("llama")
+    before = perplexities(model, blocks, [outliers.variant("keys=int3/before")])
+    heads = model.config.num_key_value_heads
+
+    def quantized(_module, _inputs, output):
+        of_heads = output.unflatten(-1, (heads, -1))
+        return by_definition(of_heads, 3).flatten(-2).to(output.dtype)
+
+    for layer in model.model.layers:
+        layer.self_attn.k_proj.register_forward_hook(quantized)
+    assert before == [pytest.approx(perplexity(model, blocks), rel=1e-6)]
+
+
+@pytest.mark.parametrize("variant", ["kv=int4", KIVI, "kv=int3/first=3/hadamard", "keys=int8"])
+@pytest.mark.parametrize("case", ["llama", "gpt2"])
+def test_a_cache_generates_what_the_variant_does(case, variant, blocks):
+    model, prompts = make_model(case), blocks[:2, :12]
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    options |= {"return_dict_in_generate": True, "eos_token_id": None}
+    kept = model.generate(prompts, past_key_values=outliers.cache(model, variant), **options)
+    with outliers.variant(variant).on(model):
+        simulated = model.generate(prompts, past_key_values=DynamicCache(config=model.config), **options)
+    assert torch.equal(kept.sequences, simulated.sequences)
+    torch.testing.assert_close(torch.stack(kept.logits), torch.stack(simulated.logits), rtol=0, atol=1e-5)
+
+
+def test_a_beam_search_takes_the_cache_along(blocks):
+    model, options = make_model("llama"), {"num_beams": 3, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    beams = [
+        model.generate(blocks[:2, :9], past_key_values=outliers.cache(model, name), **options)
+        for name in ("kv=int8", KIVI.replace("int4", "int8"))
+    ]
+    assert torch.equal(beams[0], model.generate(blocks[:2, :9], **options))
+    assert torch.equal(beams[0], beams[1])
+
+
+def test_four_bits_take_less_than_a_third_of_sixteen():
+    """Scales and minima included, at 2,048 positions of 64 channels."""
+    fields = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=500, intermediate_size=64, **fields)).to(torch.bfloat16)
+    ids = torch.randint(500, (1, 2048), generator=torch.Generator().manual_seed(0))
+    sizes = {}
+    for name, cache in {
+        "int4": outliers.cache(model, "kv=int4"),
+        "bfloat16": DynamicCache(config=model.config),
+    }.items():
+        with torch.inference_mode():
+            model(ids, past_key_values=cache, use_cache=True)
+        sizes[name] = cache.bytes if name == "int4" else sum(2 * layer.keys.nbytes for layer in cache.layers)
+    assert sizes["int4"] / sizes["bfloat16"] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    {
+        "kv=fp8": "unknown format of a cache 'fp8'",
+        "kv=int9": "unknown format of a cache 'int9'",
+        "kv=int4/group=3": "unknown option of a cache 'group'",
+        "kv=int4/channels=0": "has 'channels=0'; expected one such as",
+        "kv=int4/recent=2/recent=3": "has an option twice",
+        "kv=int4+keys=int8": "has keys twice; expected each once",
+        "kv=mxfp4/channels=8": "has groups of positions in 'mxfp4'",
+        "kv=int4/layers=3:3": "has 'layers=3:3'; expected one such as",
+        "kv=int4+absmax": "goes on behind the cache, which acts last",
+    }.items(),
+)
+def test_malformed_writings_are_refused(written, message):
+    with pytest.raises(UserError, match=message):
+        outliers.variant(written)
+
+
+@pytest.mark.parametrize(
+    ("model", "variant", "message"),
+    [
+        ("pocket/gptj-1.7m", "kv=int4", "the attention of 'gptj' cannot be replaced"),
+        ("pocket/bert-1.4m", "kv=int4", "a cache of keys and values of 'bert'; expected a causal language model"),
+        ("pocket/gpt2-0.1m", "kv=int4/layers=2", "in a model with 2 layers of keys; expected some of 0:2"),
+        ("pocket/gpt2-0.1m", "kv=int4/heads=1:3", "in a model with 2 heads of keys; expected some of 0:2"),
+        ("pocket/gpt2-0.1m", "values=int4/before", "which no rotation changes; leave before out"),
+    ],
+)
+def test_models_that_cannot_have_it_are_refused(model, variant, message, monkeypatch, capsys, tmp_path):
+    options = ["--variant", variant, "--blocks", "1", "--out", tmp_path]
+    code, _, errors = call(monkeypatch, capsys, model, *options, command="measure")
+    assert code == 2
+    assert message in errors
+
+
+def test_a_simulated_format_is_no_cache():
+    with pytest.raises(UserError, match="which variants alone simulate"):
+        outliers.cache(make_model("gpt2"), "keys=int4/before")
+
+
+def test_latency_takes_the_cache_of_a_variant(tmp_path):
+    rows = outliers.run(
+        outliers.Cells(
+            models=["pocket/gpt2-0.1m"],
+            variants=["fp32", "kv=int4"],
+            metrics=["latency"],
+            block=32,
+            blocks=1,
+            prompt=16,
+            tokens=2,
+            repeats=2,
+        ),
+        tmp_path,
+    )
+    sizes = {row["variant"]: row["value"] for row in rows if row["metric"] == "latency.cache"}
+    assert sizes == {"kv=int4": 2 * 2 * 2 * 18 * (6 + 4)}, (
+        "2 layers of keys and values, 2 heads, 18 positions of 12 channels"
+    )
