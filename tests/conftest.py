@@ -146,6 +146,7 @@ def case(request) -> str:
 
 
 every_kind = pytest.mark.parametrize("case", [*CONFIGS, *VARIANTS])
+few_kinds = pytest.mark.parametrize("case", slow_but([*CONFIGS, *VARIANTS]))  # and every one in `make test-all`
 
 
 def pairwise(names: str, *axes: Iterable, ids=str) -> pytest.MarkDecorator:

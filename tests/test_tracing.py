@@ -32,7 +32,7 @@ from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
-from tests.conftest import C4, CONFIGS, STORIES, every_kind, make_model, make_tokenizer, needs_shared
+from tests.conftest import C4, CONFIGS, STORIES, few_kinds, make_model, make_tokenizer, needs_shared, slow_but
 
 ALPHA = 1.5
 
@@ -99,7 +99,7 @@ def test_criterion_and_order(gpt2):
     assert trace(model, blocks, "ffn_in", alpha=ALPHA).features().equals(found.features("ffn_in"))
 
 
-@every_kind
+@few_kinds
 def test_every_architecture_against_transformers(case, blocks):
     """Residual stream and attention against what the model itself returns; and it is left as it was."""
     model = make_model(case)
@@ -167,7 +167,7 @@ def recorded(model, blocks) -> dict:
     return {place: torch.stack(seen).double() for place, seen in states.items()}
 
 
-@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("case", slow_but(CONFIGS))
 def test_every_role_of_every_architecture_against_recorded_inputs(model, blocks):
     """In float64, from what hooks of our own see; the feed-forward units of ffn_out are more than the features."""
     found, states = trace(model, blocks, alpha=0.5, attention=False), recorded(model, blocks)
