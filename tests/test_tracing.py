@@ -32,7 +32,7 @@ from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
-from tests.conftest import C4, CONFIGS, STORIES, few_kinds, make_model, make_tokenizer, needs_shared, slow_but
+from tests.conftest import C4, CONFIGS, STORIES, few_kinds, make_model, make_tokenizer, needs_shared, pairwise, slow_but
 
 ALPHA = 1.5
 
@@ -460,9 +460,7 @@ def test_mistakes(gpt2):
 PLANTABLE = sorted(set(CONFIGS) - {"opt-350m", "olmo2"})
 
 
-@pytest.mark.parametrize("planted_case", PLANTABLE)
-@pytest.mark.parametrize("features", [[5], [0, 13, 31], [1, 2, 3, 20, 21, 30]])
-@pytest.mark.parametrize("factor", [8, 30.5, 1000])
+@pairwise("planted_case features factor", PLANTABLE, [[5], [0, 13, 31], [1, 2, 3, 20, 21, 30]], [8, 30.5, 1000])
 def test_finds_what_was_planted(planted_case, features, factor, blocks):
     model = plant(make_model(planted_case), features, factor)
     found = trace(model, blocks, attention=False).outlier_features()
@@ -470,7 +468,7 @@ def test_finds_what_was_planted(planted_case, features, factor, blocks):
     assert (found["layers"] == 1).all()
 
 
-@pytest.mark.parametrize("planted_case", PLANTABLE)
+@pytest.mark.parametrize("planted_case", slow_but(PLANTABLE))
 def test_misses_what_is_below_the_threshold(planted_case, blocks):
     model = plant(make_model(planted_case), [5, 20], 1.4)
     assert trace(model, blocks, attention=False).outlier_features().empty
