@@ -38,6 +38,11 @@ def _damage_section(rows: list[dict]) -> Section:
     return damage_section(rows, dict(zip(worst["token"], worst["token_text"], strict=True)).get)
 
 
+def _of_variants(rows: list[dict]) -> Section:
+    """The table of perplexities, a row each variant."""
+    return sweep_section([row | {"scheme": row["variant"]} for row in rows])
+
+
 def checkpoints_section(rows: list[dict]) -> Section:
     """All accounts in a table, without those of each model."""
     return Section("", rows, tables=[beside_each_other(rows)])
@@ -65,6 +70,7 @@ SECTIONS = {
     "pocket/pictures_table1": sweep_section,
     "pocket/families_table4": families_section,
     "remedies": remedies_section,
+    "caches": _of_variants,
     "attention/smollm2-135m": attention_section,
     "training-runs/table7": table7_section,
     "training-runs/table10": table10_section,

@@ -43,6 +43,7 @@ from outliers.plot.published import TABLE7
 from outliers.plot.training import checkpoints, trained, watched
 from outliers.presets.readers import readings
 from outliers.presets.super_weights import FACTORS, compared
+from outliers.quantization.caches import Codes
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.report.analysis import CONFIDENCE, Value, costs, of_runs, ratio
 from outliers.report.paper.table6 import LAYERS_PUBLISHED
@@ -364,6 +365,12 @@ def along_training(model: str) -> pd.DataFrame:
     return found[found["model"] == f"pocket/{model}"]
 
 
+def of_cache(variant: str) -> float:
+    """Per cent of perplexity that keys and values in few bits cost SmolLM2."""
+    values = {row["variant"]: row["value"] for row in kept("caches")}
+    return 100 * (values[variant] / values["fp32"] - 1)
+
+
 def on_card(model: str, pattern: str) -> list[float]:
     """The numbers of the one place of a pocket model's card that a pattern matches."""
     return [float(number) for number in in_source(f"outliers/models/pocket/{model}/README.md", pattern)]
@@ -539,6 +546,23 @@ CLAIMS = {
         "three layers cost most: layer {} alone {:+.0f} %, layer {} {:+.0f} % and layer {} {:+.0f} %":
             lambda: [number for layer in dearest_layers("absmax")[:3] for number in layer],
         "no layer alone costs more than {:+.1f} %": lambda: [dearest_layers("llm.int8")[0][1]],
+    },
+    "docs/caches.md": {
+        "embedded text, {} blocks of {} tokens": lambda: size("caches"),
+        "standard deviation over {}": lambda: [draws("caches")],
+        "Eight bits cost {:.1f} %. Four bits cost {:.1f} %, and three bits {:.1f} %":
+            lambda: [of_cache(name) for name in ("kv=int8", "kv=int4", "kv=int3")],
+        "four bits for them alone cost {:.1f} %, for values alone {:.1f} %":
+            lambda: [of_cache(name) for name in ("keys=int4", "values=int4")],
+        "four bits then cost {:.1f} %": lambda: [of_cache("keys=int4/channels=32+values=int4")],
+        "helps less: {:.1f} % are left": lambda: [of_cache("kv=int4/hadamard")],
+        "five positions exact: {:.1f} % instead of {:.1f} %":
+            lambda: [
+                of_cache("keys=int3/channels=32/first=5/before+values=int3/first=5"),
+                of_cache("keys=int3/channels=32+values=int3"),
+            ],
+        "With {} channels a head, four bits take {:.0f} % of the bytes of bfloat16":
+            lambda: (64, 100 * sum(one.nbytes for one in Codes.of(torch.zeros(1, 64), 4, None)[:3]) / (2 * 64)),
     },
     "docs/remedies.md": {
         "the embedded text, {} blocks of {} tokens": lambda: size("remedies"),
