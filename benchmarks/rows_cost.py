@@ -7,6 +7,7 @@ The rows are those of a sweep of one model under as many ablations. Adding one t
 added rows and 1,000 others, drawn at random, kept are the median and the largest time. Reading is timed once.
 """
 
+import os
 import random
 import statistics
 import tempfile
@@ -57,6 +58,7 @@ def measure(count: int, folder: Path) -> dict:
     before, after = line_of(row(0)).split(b"zero(0)")
     with open(folder / FILE, "wb") as file:
         file.writelines(b"%bzero(%d)%b\n" % (before, number, after) for number in range(count))
+        os.fsync(file.fileno())  # now, and not where the first row is added
     sought = map(row, random.Random(0).sample(range(count), SOUGHT))
     start = time.perf_counter()
     with Rows(folder) as rows:

@@ -134,9 +134,9 @@ SLOW = tuple((Path(__file__).parent / "slow.txt").read_text().splitlines())  # b
 FIVE = ("gpt2", "llama", "falcon", "opt-350m", "gpt-oss")
 
 
-def slow_but_five(cases: Iterable[str]) -> list:
-    """Architectures to parametrize by, of which `make test` takes those."""
-    return [case if case in FIVE else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+def slow_but(cases: Iterable[str], few: Iterable[str] = FIVE) -> list:
+    """Architectures to parametrize by, of which `make test` takes a few."""
+    return [case if case in few else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 @pytest.fixture(params=FIVE)
@@ -146,6 +146,7 @@ def case(request) -> str:
 
 
 every_kind = pytest.mark.parametrize("case", [*CONFIGS, *VARIANTS])
+few_kinds = pytest.mark.parametrize("case", slow_but([*CONFIGS, *VARIANTS]))  # and every one in `make test-all`
 
 
 def pairwise(names: str, *axes: Iterable, ids=str) -> pytest.MarkDecorator:

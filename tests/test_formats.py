@@ -126,7 +126,7 @@ def test_each_value_becomes_the_nearest_that_there_is(quantizer, matrix):
 
 
 @every_format
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(matrix=of_finite_floats(3, FEATURES))
 def test_finite_numbers_stay_finite(quantizer, matrix):
     found = reference.quantize(matrix, quantizer)

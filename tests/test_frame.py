@@ -16,7 +16,7 @@ FIELDS = {"models": ["pocket/gpt2-0.1m"], "schemes": ["fp32", "absmax", "llm.int
 FOLDERS = sorted(file.parent for file in KEPT.rglob("rows.jsonl"))
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=str)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(KEPT)))
 def test_every_kept_run(folder):
     """All that its rows say, in their order; and without where it was computed what is left is of what."""
     rows = read_rows(folder)

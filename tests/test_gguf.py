@@ -45,7 +45,7 @@ from tests.conftest import (
     make_model,
     needs_shared,
     needs_smollm2,
-    slow_but_five,
+    slow_but,
     trace_model,
 )
 from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf, write_stored
@@ -119,7 +119,7 @@ def test_every_architecture_of_both_tables_is_tested():
     assert both == set(CASES.values()) | (set(UNREADABLE) & set(ANATOMIES))
 
 
-@pytest.mark.parametrize("case", slow_but_five(CASES))
+@pytest.mark.parametrize("case", slow_but(CASES))
 def test_weights_are_those_of_transformers_and_of_the_model_written(case, tmp_path, monkeypatch, blocks):
     model = with_fields(monkeypatch, case, OF_LARGE_ONES.get(CASES[case], {}))
     file = save_gguf(model, tmp_path / f"{case}.gguf", **PADDING)

@@ -40,6 +40,7 @@ from outliers.runs.run import run
 from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, Settings, ZeroShot
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
+from tests.conftest import slow_but
 from tests.gguf_files import write_gguf
 from tests.test_commands import refused
 
@@ -77,7 +78,7 @@ def tokenizer(**special):
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", **usual | special)
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=slow_but(CONFIGS, ["bert", "deberta-v2", "modernbert"]))
 def model(request):
     torch.manual_seed(0)
     made = AutoModelForMaskedLM.from_config(copy.deepcopy(CONFIGS[request.param])).eval()  # which tests change

@@ -23,7 +23,7 @@ from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
 from outliers.specification import kinds
 from outliers.variants.written import variant
-from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but_five
+from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but
 from tests.kept import kept
 from tests.test_commands import refused
 from tests.test_readers import made_up
@@ -32,7 +32,7 @@ FEATURES = [3, 17, 0]
 SUMS = [case for case in (*CONFIGS, *VARIANTS) if case != "opt-350m"]  # whose norms rescale the stream
 
 
-@pytest.mark.parametrize("case", [*slow_but_five(SUMS), "gemma2"])
+@pytest.mark.parametrize("case", [*slow_but(SUMS), "gemma2"])
 def test_terms_add_up_to_the_states(case, blocks):
     model = make_model(case)
     found = outliers.origins(model, blocks, FEATURES, positions=range(24))
@@ -82,7 +82,7 @@ def test_a_term_is_what_is_gone_without_its_writer(case, writer, blocks):
             assert gone == pytest.approx(term[column], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("case", slow_but_five(SUMS))
+@pytest.mark.parametrize("case", slow_but(SUMS))
 def test_a_streamed_model_has_the_same_account(case, blocks, tmp_path):
     make_model(case).save_pretrained(tmp_path)
     some = [blocks[0], blocks[1, :9]]
@@ -190,9 +190,9 @@ PLANTED = [
 ]
 
 
-def account(model, blocks) -> list[str]:
-    """What is said of a feature."""
-    records = outliers.origins(model, blocks, [3]).records()
+def sentences(account) -> list[str]:
+    """What is said of the features of an account."""
+    records = account.records()
     return [finding.text for finding in origins_section([{"model": "a", **one} for one in records]).findings]
 
 
@@ -201,17 +201,18 @@ def test_a_planted_writer_is_named_first(case, writer, blocks):
     model = make_model(case)
     number = plant_writer(model, blocks, writer, 3)
     kind = writer if writer in ("head", "expert") else "neuron"
-    writers = outliers.origins(model, blocks, [3]).writers()
+    account = outliers.origins(model, blocks, [3])
+    writers, sentence = account.writers(), sentences(account)[0]
     first = writers.loc[writers["value"].abs().idxmax()]
     assert (first["writer"], first["layer"], first["index"]) == (kind, 0, number)
-    assert "of layer 0 (" in account(model, blocks)[0] and f"of which {kind} {number} " in account(model, blocks)[0]
+    assert "of layer 0 (" in sentence and f"of which {kind} {number} " in sentence
 
 
 @pytest.mark.parametrize(
-    "case", ["gpt2", "llama", "falcon", "opt", "gpt-oss", "gemma2", "bloom", "mpt", "phi3", "gptj"]
+    "case", slow_but(["gpt2", "llama", "falcon", "opt", "gpt-oss", "gemma2", "bloom", "mpt", "phi3", "gptj"])
 )
 def test_nothing_is_claimed_without_one(case, blocks):
-    assert account(make_model(case), blocks) == []
+    assert sentences(outliers.origins(make_model(case), blocks, [3])) == []
 
 
 # What is refused

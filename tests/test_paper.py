@@ -351,15 +351,18 @@ def test_nothing_that_can_run_is_a_mistake(small_set):
 def test_rows_of_an_experiment():
     spec = Experiment(models=["b", "a"], schemes=["fp32", "absmax"], block=8)
 
-    def row(value: float = 1, variant: str = "fp32", **changed) -> Row:
+    def row(value: float = 1, variant: str = "fp32", experiment: str = "sweep", **changed) -> Row:
         subject = {"model": "a", "text": "sample", "block": 8, "blocks": 32, "dtype": "float32"} | changed
         asked = {"subject": subject, "variant": variant, "metric": {"name": "perplexity"}}
         facts = {"architecture": "gpt2", "parameters": 1, "scheme": "fp32"}
-        return Row(asked=asked, facts=facts, values=[{"metric": "perplexity", "value": value}], made={})
+        return Row(
+            asked=asked, facts=facts, values=[{"metric": "perplexity", "value": value}], made={"experiment": experiment}
+        )
 
     other = [row(block=16), row(variant="llm.int8"), row(model="c"), row(text="c4"), row(bos=True)]
     newer, first = row(value=2), row(model="b")
-    assert rows_of(spec, [row(), *other, newer, first]) == [first, newer]
+    of_another = row(value=3, experiment="ablate")
+    assert rows_of(spec, [row(), *other, newer, first, of_another]) == [first, newer]
 
 
 @pytest.mark.slow

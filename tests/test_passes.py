@@ -12,7 +12,7 @@ from outlier_kernels.cpu.compiled import passes
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
-from tests.conftest import needs_int8_units
+from tests.conftest import needs_int8_units, pairwise
 from tests.test_kernels import LARGEST, TINY, of_finite_floats
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -135,7 +135,7 @@ def test_quantize_at_the_ends_of_float32(symmetric, x):
 
 
 @given(st.data(), SIDES, SIDES, quantizers("row"), quantizers("column"), st.booleans(), THRESHOLDS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_all_finite_numbers(data, rows, features, activations, weights, transposed, threshold):
     """Every group has a finite scale, and is the reference's bit for bit, as are outputs, also those beyond float32."""
     x, exact = data.draw(of_finite_floats(rows, features)), data.draw(of_finite_floats(3, features))
@@ -224,11 +224,9 @@ def several_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("symmetric", "per_row"), KINDS)
-@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
-@pytest.mark.parametrize("shape", WIDE)
-def test_wide_layers(several_threads, shape, layout, symmetric, per_row):
-    tokens, features, outputs = shape
+@pairwise("shape layout kind", WIDE, ["contiguous", "transposed"], KINDS)
+def test_wide_layers(several_threads, shape, layout, kind):
+    (tokens, features, outputs), (symmetric, per_row) = shape, kind
     x, exact = torch.randn(tokens, features) + 0.5, LAYOUTS[layout](torch.randn(outputs, features))
     x[tokens // 2, [1, 7, features - 1]] = torch.tensor([30.0, -50.0, 8.0])
     exact[: outputs // 2, 7] *= 20  # the extremes of some rows and not of others

@@ -329,6 +329,7 @@ def test_remedies_at_some_roles():
     assert [scheme.at(role).needs_calibration for role in at] == [False, False, True, False]
     everywhere = get_scheme("absmax+tokens=20+hadamard")
     assert everywhere.at("ffn_in") is everywhere
+    assert get_scheme("absmax+smoothing@ffn_out+hadamard").at("attn_in").transform == "hadamard"
     model = quantize(make_model("llama"), "absmax+hadamard@ffn_out")
     turned = {one.path.rpartition(".")[2] for one in projections(model) if one.module.operand.fitted}
     assert turned == {"down_proj"}

@@ -172,8 +172,13 @@ def test_a_link_is_replaced_and_what_it_leads_to_is_not(monkeypatch, capsys, fol
     assert len(read_rows(folder)) == 4, "the rows that the link led to were read"
 
 
-@pytest.mark.parametrize(("make", "kind"), [(Path.mkdir, "a folder"), (os.mkfifo, "a pipe")])
-@pytest.mark.parametrize("name", ["table1.md", "report.html", "perplexity.png", "rows.parquet"])
+FOLDER, PIPE = (Path.mkdir, "a folder"), (os.mkfifo, "a pipe")
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "kind"),
+    [("table1.md", *PIPE), ("report.html", *FOLDER), ("perplexity.png", *PIPE), ("rows.parquet", *FOLDER)],
+)
 def test_what_is_no_file_is_not_replaced(monkeypatch, capsys, folder, name, make, kind):
     make(folder / name)
     arguments = ["--model", MODEL, "--scheme", "fp32", "--block", 32, "--blocks", 2, "--out", folder]

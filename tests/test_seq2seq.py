@@ -50,6 +50,7 @@ from outliers.text.blocks import tokens_hash
 from outliers.tracing.result import Trace
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.draw import drawn
+from tests.conftest import slow_but
 from tests.gguf_files import fields_of, same_weights, tensors_of, vocabulary, write_gguf
 from tests.test_quantization import equation
 from tests.test_seq2seq_text import tokenizer
@@ -80,7 +81,7 @@ CONFIGS = {
         eos_token_id=1,
     ),
 }
-every = pytest.mark.parametrize("case", CONFIGS)
+every = pytest.mark.parametrize("case", slow_but(CONFIGS, ["t5", "bart", "t5gemma"]))
 
 
 @functools.cache

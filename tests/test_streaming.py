@@ -29,7 +29,7 @@ from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import Intervention
 from outliers.variants.quantized import Quantized
-from tests.conftest import every_kind, lasting, make_model, make_tokenizer, trace_model
+from tests.conftest import few_kinds, lasting, make_model, make_tokenizer, trace_model
 from tests.test_experiment import read_rows
 
 
@@ -53,7 +53,7 @@ def on_meta(model) -> bool:
     return all(parameter.is_meta for layer in decoder_layers(model) for parameter in layer.parameters())
 
 
-@every_kind
+@few_kinds
 def test_same_numbers_for_every_architecture(folder, blocks):
     resident, streamed = load_model(folder), stream_model(folder)
     assert on_meta(streamed)

@@ -32,7 +32,7 @@ from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
-from tests.conftest import C4, CONFIGS, STORIES, every_kind, make_model, make_tokenizer, needs_shared
+from tests.conftest import C4, CONFIGS, STORIES, few_kinds, make_model, make_tokenizer, needs_shared, pairwise, slow_but
 
 ALPHA = 1.5
 
@@ -99,7 +99,7 @@ def test_criterion_and_order(gpt2):
     assert trace(model, blocks, "ffn_in", alpha=ALPHA).features().equals(found.features("ffn_in"))
 
 
-@every_kind
+@few_kinds
 def test_every_architecture_against_transformers(case, blocks):
     """Residual stream and attention against what the model itself returns; and it is left as it was."""
     model = make_model(case)
@@ -167,7 +167,7 @@ def recorded(model, blocks) -> dict:
     return {place: torch.stack(seen).double() for place, seen in states.items()}
 
 
-@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("case", slow_but(CONFIGS))
 def test_every_role_of_every_architecture_against_recorded_inputs(model, blocks):
     """In float64, from what hooks of our own see; the feed-forward units of ffn_out are more than the features."""
     found, states = trace(model, blocks, alpha=0.5, attention=False), recorded(model, blocks)
@@ -460,9 +460,7 @@ def test_mistakes(gpt2):
 PLANTABLE = sorted(set(CONFIGS) - {"opt-350m", "olmo2"})
 
 
-@pytest.mark.parametrize("planted_case", PLANTABLE)
-@pytest.mark.parametrize("features", [[5], [0, 13, 31], [1, 2, 3, 20, 21, 30]])
-@pytest.mark.parametrize("factor", [8, 30.5, 1000])
+@pairwise("planted_case features factor", PLANTABLE, [[5], [0, 13, 31], [1, 2, 3, 20, 21, 30]], [8, 30.5, 1000])
 def test_finds_what_was_planted(planted_case, features, factor, blocks):
     model = plant(make_model(planted_case), features, factor)
     found = trace(model, blocks, attention=False).outlier_features()
@@ -470,7 +468,7 @@ def test_finds_what_was_planted(planted_case, features, factor, blocks):
     assert (found["layers"] == 1).all()
 
 
-@pytest.mark.parametrize("planted_case", PLANTABLE)
+@pytest.mark.parametrize("planted_case", slow_but(PLANTABLE))
 def test_misses_what_is_below_the_threshold(planted_case, blocks):
     model = plant(make_model(planted_case), [5, 20], 1.4)
     assert trace(model, blocks, attention=False).outlier_features().empty

@@ -58,7 +58,7 @@ def test_each_product_of_a_step_is_its_definition(tokens, features, outputs, sha
 def test_features_from_a_threshold_on():
     random = np.random.default_rng(0)
     x, w, g = (random.standard_normal(shape) for shape in ((8, 12), (6, 12), (8, 6)))
-    x[3, 5] = -9
+    x[3, 5] = -6
     left, right = (torch.tensor(one, requires_grad=True) for one in (x, w))
     found = product(left, right, Products(outlier_threshold=6.0))
     found.backward(torch.tensor(g))

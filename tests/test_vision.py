@@ -46,6 +46,7 @@ from outliers.subjects.served import Served
 from outliers.subjects.vision import pictures
 from outliers.variants.draw import drawn
 from outliers.variants.plant import plant
+from tests.conftest import slow_but
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 16, "patch_size": 4}
 VIT = {**SIZES, "intermediate_size": 64}
@@ -77,7 +78,7 @@ def make_model(kind: str):
     return made
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=slow_but(CONFIGS, ["vit", "registers", "siglip"]))
 def kind(request):
     return request.param
 
@@ -150,7 +151,7 @@ def test_planted_outliers_are_found_and_only_they(model, shown):
     assert outliers.perplexity(planted, shown) == outliers.perplexity(model, shown), "64 is a power of two"
 
 
-@pytest.mark.parametrize("kind", ["vit", "dinov2-gated", "registers", "clip", "siglip"])
+@pytest.mark.parametrize("kind", slow_but(["vit", "dinov2-gated", "registers", "clip", "siglip"], ["vit"]))
 def test_streamed_equals_resident(model, shown, tmp_path):
     model.save_pretrained(tmp_path)
     found = [outliers.perplexity(load(str(tmp_path)), shown) for load in (stream_model, outliers.load_model)]

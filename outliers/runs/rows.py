@@ -2,12 +2,13 @@
 
 import codecs
 import contextlib
+import io
 import itertools
 import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Required
 
@@ -156,8 +157,7 @@ class Rows:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / FILE
-        self._lines: dict[bytes, bytes] = {}  # by their beginnings
-        self._asked: set[bytes] = set()
+        self._rests: dict[bytes, dict[bytes, bytes]] = {}  # of lines: by what is asked, by the facts
 
     def __enter__(self) -> "Rows":
         with contextlib.ExitStack() as stack:
@@ -165,7 +165,7 @@ class Rows:
             check_replaceable(self.path)
             remove_left(self.folder)
             content, torn = _read(self.path)
-            self._keep(_canonical(self.path, content))
+            self._keep(io.BytesIO(content))
             if torn:
                 _move_aside(self.path, torn)
             if torn or _is_elsewhere_too(self.path) or (content and content[-1:] != b"\n"):
@@ -180,28 +180,34 @@ class Rows:
     def __exit__(self, _kind, error: BaseException | None, _traceback) -> None:
         self._exits.close()
         if isinstance(error, KeyboardInterrupt) or (error is None and asked_to_stop()):
-            count = len(self._lines)
+            count = sum(map(len, self._rests.values()))
             raise Interrupted(f"{count} finished row{'' if count == 1 else 's'} in '{self.folder}'") from None
 
     def find(self, asked: dict, facts: dict) -> Row | None:
         """The row of a cell: it asks the same and has the same facts."""
-        line = self._lines.get(_beginning(asked, facts))
-        return line and _parsed(self.path, line)
+        beginning = _beginning(asked, facts)
+        key, _, known = beginning.partition(FACTS)
+        rest = self._rests.get(key, {}).get(known)
+        return rest and _parsed(self.path, beginning + VALUES + rest)
 
     def may_have(self, asked: dict) -> bool:
         """Whether there is a row of a cell whose facts are not all known: the weights of a streamed model are not
         before they are read."""
-        return key_of(asked) in self._asked
+        return key_of(asked) in self._rests
 
     def add(self, *rows: Row) -> None:
         """Write rows, see `append`."""
         self._keep(append(self.folder, rows))
 
     def _keep(self, lines: Iterable[bytes]) -> None:
-        """Take rows, each in the place of one that asks the same and has the same facts."""
-        for line in lines:
-            self._lines[line[: line.index(VALUES)]] = line
-            self._asked.add(line[: line.index(FACTS)])
+        """Take lines, each in the place of one whose row asks the same and has the same facts."""
+        for number, line in enumerate(lines, 1):
+            key, _, rest = line.partition(FACTS)
+            known, _, rest = rest.partition(VALUES)
+            if rest and key.startswith(START):
+                self._rests.setdefault(key, {})[known] = rest
+            elif not line.isspace():  # a row that something else than `line_of` wrote
+                self._keep([line_of(_parsed(self.path, line, number))])
 
 
 def append(folder: Path, rows: Iterable[Row]) -> list[bytes]:
@@ -240,8 +246,8 @@ def read(folder: Path) -> list[Row]:
     if torn:
         logger.info(f"the last line of '{path}' is torn; what it held is left out")
     last = {}
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if line.strip():
+    for number, line in enumerate(io.BytesIO(content), 1):
+        if not line.isspace():
             row = _parsed(path, line, number)
             last[_beginning(row.asked, row.facts)] = row
     return list(last.values())
@@ -284,18 +290,12 @@ def _read(path: Path) -> tuple[bytes, bytes]:
     except OSError as error:
         raise UserError(f"cannot read '{path}' ({error.strerror or error})") from None
     content = content.removeprefix(codecs.BOM_UTF8)  # as an editor of another system writes it
-    end = content.rstrip().rfind(b"\n") + 1
+    end = len(content)
+    while content[end - 1 : end].isspace():  # `rstrip` would copy it all
+        end -= 1
+    end = content.rfind(b"\n", 0, end) + 1
     last = content[end:]
     return (content, b"") if _is_json(last) else (content[:end], last)
-
-
-def _canonical(path: Path, content: bytes) -> Iterator[bytes]:
-    """The lines of rows, as `line_of` writes them."""
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if line.startswith(START) and FACTS in line and VALUES in line:
-            yield line.rstrip()
-        elif line.strip():
-            yield line_of(_parsed(path, line, number))
 
 
 def _parsed(path: Path, line: bytes, number: int | None = None) -> Row:
