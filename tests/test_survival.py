@@ -244,7 +244,7 @@ def test_killed_at_any_moment(tmp_path, want):
     writes = {f"write-{n}-{part}": (n, part) for n, part in [(1, 0), (1, 1), (1, 2), (5, 1), (8, 1), (8, 2)]}
     arguments = [json.dumps(FIELDS), str(tmp_path), json.dumps(moments), json.dumps(writes)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", KILLER, *arguments], check=True, timeout=120, env=environment)
+    subprocess.run([sys.executable, "-c", KILLER, *arguments], check=True, timeout=600, env=environment)
     survived = {}
     for name in (*moments, *writes):
         folder = tmp_path / name

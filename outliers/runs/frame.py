@@ -14,7 +14,8 @@ from outliers.runs.run import records
 WHERE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 # Which of the values of a cell a value is.
 WHICH = (
-    *("metric", "subject", "method", "features", "draw", "feature", "layer", "role", "projection", "position", "token"),
+    *("metric", "stack", "subject", "method", "features", "draw", "feature", "layer", "role", "projection"),
+    *("position", "token"),
     *("variant", "way", "norm", "part", "writer", "index", "head", "path", "output", "input"),
     *("bits", "hardware", "owner", "gpus", "gigabytes", "headroom"),
 )
