@@ -9,6 +9,7 @@ from outlier_kernels.formats import FORMATS
 from outliers.errors import UserError, unknown_name
 
 INTEGERS = re.compile(r"int([2-8])")  # any number of bits, asymmetric; other formats are those of matrices
+WHOLE = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")  # a number, or a range of them
 NUMBERED = {"channels": 1, "recent": 0, "first": 0}  # options with a number, and the least one
 FLAGS = ("hadamard", "before")
 RANGES = ("layers", "heads")  # options with a range of numbers
@@ -47,14 +48,14 @@ class CacheFormat:
                 together.
         """
         format, *options = written.split("/")
-        if not INTEGERS.fullmatch(format) and (format not in FORMATS or format.startswith("int")):
-            known = ["int2 to int8", *(name for name in FORMATS if not name.startswith("int"))]
-            raise unknown_name("format of a cache", format, known)
+        others = [name for name in FORMATS if not name.startswith("int")]
+        if not INTEGERS.fullmatch(format) and format not in others:
+            raise unknown_name("format of a cache", format, ["int2 to int8", *others])
         pairs = [option.partition("=")[::2] for option in options]
         if len(dict(pairs)) < len(pairs):
             raise UserError(f"'{written}' has an option twice; expected each once, as in {FORMS}")
         kept = cls(format, **{name: _option(written, name, value) for name, value in pairs})
-        if kept.channels and not INTEGERS.fullmatch(format):
+        if kept.channels and not kept.bits:
             raise UserError(f"'{written}' has groups of positions in '{format}'; expected int2 to int8, or no channels")
         return kept
 
@@ -117,11 +118,12 @@ def _option(written: str, name: str, value: str) -> object:
         raise unknown_name("option of a cache", name, [*NUMBERED, *FLAGS, *RANGES])
     if name in FLAGS and not value:
         return True
-    numbers = [int(part) for part in value.split(":") if re.fullmatch(r"[0-9]{1,9}", part)]
-    if name in NUMBERED and [str(number) for number in numbers] == [value] and numbers[0] >= NUMBERED[name]:
-        return numbers[0]
-    if name in RANGES and len(numbers) == value.count(":") + 1 <= 2 and numbers[0] < (numbers[-1] + (len(numbers) < 2)):
-        return numbers[0], numbers[1] if len(numbers) > 1 else numbers[0] + 1
+    if found := WHOLE.fullmatch(value):
+        first, end = int(found[1]), found[2]
+        if name in NUMBERED and str(first) == value and first >= NUMBERED[name]:
+            return first
+        if name in RANGES and first < int(end or first + 1):
+            return first, int(end or first + 1)
     raise UserError(f"'{written}' has '{name}={value}'; expected one such as {FORMS}")
 
 
