@@ -1,5 +1,6 @@
 """What identifies a row, which rows are an experiment's, and what stands beside every number."""
 
+import mmap
 import shutil
 import threading
 import time
@@ -225,13 +226,18 @@ def megabytes(spent: provenance.Spent) -> float:
     return spent.fields["peak_memory_bytes"] / 1e6
 
 
+def two_hundred_megabytes() -> torch.Tensor:
+    """Fresh from the system: an allocator may reuse what earlier tests freed, which is resident already."""
+    return torch.frombuffer(mmap.mmap(-1, 200_000_000), dtype=torch.uint8).fill_(1)
+
+
 @pytest.mark.parametrize("clear", [provenance.CLEAR, Path("/nowhere/at/all")])
 def test_a_measurement_has_its_own_memory(monkeypatch, clear):
     """Not that of an earlier one in the same process, also where no system resets a high-water mark."""
     monkeypatch.setattr(provenance, "CLEAR", clear)
     with provenance.measuring("cpu") as outer:
         with provenance.measuring("cpu") as large:
-            tensor = torch.ones(50_000_000)
+            tensor = two_hundred_megabytes()
             time.sleep(0.1)
             del tensor
         with provenance.measuring("cpu") as small:
@@ -249,7 +255,7 @@ def test_measurements_of_several_threads(monkeypatch):
 
     def long():
         with provenance.measuring("cpu") as spent:
-            tensor = torch.ones(50_000_000)
+            tensor = two_hundred_megabytes()
             del tensor
             allocated.set()
             time.sleep(0.2)
