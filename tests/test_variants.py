@@ -36,6 +36,7 @@ from outliers.variants.massive import Massive
 from outliers.variants.peer import Peer
 from outliers.variants.plant import plant
 from outliers.variants.planted import Planted
+from outliers.variants.prefixed import Prefixed
 from outliers.variants.quantized import Quantized
 from outliers.variants.term import Weight
 from outliers.variants.together import Together
@@ -244,8 +245,11 @@ CACHES = st.builds(
     CacheFormat, st.sampled_from(["int2", "int8"]), st.none() | NUMBER.filter(bool), NUMBER, NUMBER, st.booleans()
 )
 CACHED = st.builds(Cached, st.builds(Formats, CACHES, st.none() | CACHES))
+TOKENS = st.lists(st.integers(0, 999), min_size=1, max_size=3).map(tuple)
+PREFIXES = st.builds(Prefixed, TOKENS) | st.builds(Prefixed, st.none(), st.none() | st.integers(1, 9))
 SEVERAL = st.builds(
-    lambda before, one, after, cache: Together((*before, one, *after, *cache)),
+    lambda prefix, before, one, after, cache: Together((*prefix, *before, one, *after, *cache)),
+    st.lists(PREFIXES, max_size=1),
     OTHERS,
     QUANTIZED,
     OTHERS,
@@ -254,7 +258,19 @@ SEVERAL = st.builds(
 
 
 @settings(max_examples=200)
-@given(st.just(AS_IT_IS) | ABLATIONS | MASSIVE | UNATTENDED | PLANTS | WEIGHTS | QUANTIZED | PEERS | CACHED | SEVERAL)
+@given(
+    st.just(AS_IT_IS)
+    | ABLATIONS
+    | MASSIVE
+    | UNATTENDED
+    | PLANTS
+    | WEIGHTS
+    | QUANTIZED
+    | PEERS
+    | CACHED
+    | PREFIXES
+    | SEVERAL
+)
 def test_a_writing_is_read_as_what_was_written(variant):
     again = outliers.variant(variant.name)
     assert again == variant

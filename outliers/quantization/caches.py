@@ -18,6 +18,7 @@ from transformers.masking_utils import eager_mask
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection, family_of
 from outliers.models.anatomy.parts import parts
+from outliers.models.prefix import prefix_positions
 from outliers.quantization.attention import attentions, check_attention
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.remedies.hadamard import drawn, rotate
@@ -116,11 +117,16 @@ def cached_attention(module: nn.Module, query, key, value, attention_mask, **oth
     """An attention function of transformers, (batch, heads, T, features) to (batch, T, heads, features): the module's
     own one, of keys and values that were kept in `module.cache_formats`."""
     keys, values = module.cache_formats
-    key = through(key, keys) if keys and not keys.before else key
-    value = through(value, values) if values else value
+    key = key if not keys or keys.before else _behind(module.prefix_positions, key, keys)
+    value = _behind(module.prefix_positions, value, values) if values else value
     own = module.config_without_cache._attn_implementation
     eager = sys.modules[type(module).__module__].eager_attention_forward
     return AttentionInterface().get(own, eager)(module, query, key, value, attention_mask, **others)
+
+
+def _behind(positions: int, states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
+    """States as attention meets them, whose first positions are a prefix that stays exact."""
+    return torch.cat([states[..., :positions, :], through(states[..., positions:, :], format)], -2)
 
 
 AttentionInterface.register(CACHED, cached_attention)
@@ -170,18 +176,18 @@ def quantized_states(model: PreTrainedModel, formats: Formats, layer: int | None
             if layer in (None, one.layer) and any(of_layer):
                 hooks += _hook_before(model, one, of_layer.keys)
                 changed.append(one.module)
-                _let_meet(one.module, of_layer)
+                _let_meet(one.module, of_layer, prefix_positions(model))
         yield
     finally:
         for hook in hooks:
             hook.remove()
         for module in changed:
             module.config = vars(module).pop("config_without_cache")
-            del module.cache_formats
+            del module.cache_formats, module.prefix_positions
 
 
-def _let_meet(module: nn.Module, formats: Formats) -> None:
-    module.cache_formats, module.config_without_cache = formats, module.config
+def _let_meet(module: nn.Module, formats: Formats, positions: int) -> None:
+    module.cache_formats, module.config_without_cache, module.prefix_positions = formats, module.config, positions
     module.config = copy.copy(module.config)
     module.config._attn_implementation = CACHED
 

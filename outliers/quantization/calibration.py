@@ -1,5 +1,7 @@
 """How large the inputs of projections get on a text, for remedies that have to know it."""
 
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.models.anatomy import Projection, projections
+from outliers.models.anatomy import Projection, family_of, projections
 from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
@@ -18,17 +20,21 @@ from outliers.quantization.linear import stored_weight
 from outliers.quantization.transforms import Magnitudes
 from outliers.text.blocks import tokens_hash
 
+OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # a token whose largest |x| there exceeds so many medians of all tokens'
+
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """What `calibrate` has found.
 
     blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
-    that they have in common, and of the weights that these meet.
+    that they have in common, and of the weights that these meet. outlier_tokens: bool
+    (layers, blocks, T), which tokens were outliers (`OUTLIER_TOKEN`); None of another family than causal.
     """
 
     blocks: torch.Tensor
     magnitudes: dict[tuple[int, str], Magnitudes]
+    outlier_tokens: torch.Tensor | None = None
 
     @property
     def tokens_hash(self) -> str:
@@ -47,6 +53,27 @@ class Calibration:
             raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this very model")
         return found
 
+    def prefix(self, count: int | None = None) -> tuple[int, ...]:
+        """The most frequent outlier tokens, those that stand before every sequence in PrefixQuant (Chen et al., 2024).
+
+        Of those that were outliers equally often, the ones that are more frequent in the text come first.
+
+        Args:
+            count: how many; None for as many as a block has on average in the layer with the most of them, rounded up.
+
+        Raises:
+            UserError: there are none, or fewer.
+        """
+        count = count or max(1, math.ceil(int(self.outlier_tokens.sum((1, 2)).max()) / len(self.blocks)))
+        found = Counter(self.blocks[self.outlier_tokens.any(0)].tolist())
+        frequency = Counter(self.blocks.flatten().tolist())
+        if len(found) < count:
+            raise UserError(
+                f"{len(found)} outlier tokens in {len(self.blocks)} blocks of calibration text; expected {count}: give "
+                "their ids, as in prefix(30), or more blocks"
+            )
+        return tuple(sorted(found, key=lambda token: (-found[token], -frequency[token], token))[:count])
+
     def merge(self, other: "Calibration") -> "Calibration":
         """That of the blocks of both.
 
@@ -60,7 +87,9 @@ class Calibration:
             lengths = f"{self.blocks.shape[1]} and {other.blocks.shape[1]}"
             raise UserError(f"cannot merge calibrations of blocks of {lengths} tokens; expected one length")
         both = {place: _larger(found, other.magnitudes[place]) for place, found in self.magnitudes.items()}
-        return Calibration(torch.cat([self.blocks, other.blocks]), both)
+        outlier_tokens = [one.outlier_tokens for one in (self, other) if one.outlier_tokens is not None]
+        joined = torch.cat(outlier_tokens, 1) if outlier_tokens else None
+        return Calibration(torch.cat([self.blocks, other.blocks]), both, joined)
 
 
 @inference
@@ -86,18 +115,20 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
         raise UserError("blocks of several lengths to calibrate on; expected one length")
     weights: dict[tuple[int, str], torch.Tensor] = {}
     found: dict[tuple[int, str], Magnitudes] = {}
+    outlier_tokens = defaultdict(list)  # by layer, of each block
 
     @contextmanager
     def hooks(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        read = [one for one in projections(model) if layer in (None, one.layer)]
-        for one in read:
+        there = [one for one in projections(model) if layer in (None, one.layer)]
+        for one in there:
             place, largest = (one.layer, one.role), _largest_weights(one)
             weights[place] = torch.maximum(weights.get(place, largest), largest)
-        with input_hooks(read, see):
+        with input_hooks(there, see):
             yield
 
     def see(layer: int, role: str, x: torch.Tensor) -> None:
-        place, largest = (layer, role), x.abs().amax(0).float().cpu()
+        magnitudes = x.abs()
+        place, largest = (layer, role), magnitudes.amax(0).float().cpu()
         if not largest.isfinite().all():
             feature = int((~largest.isfinite()).nonzero()[0])
             raise BrokenModel(
@@ -106,11 +137,16 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
             )
         seen = Magnitudes(largest, weights[place])
         found[place] = _larger(found.get(place, seen), seen)
+        if role == OUTLIER_ROLE:
+            of_tokens = magnitudes.amax(1)
+            outlier_tokens[layer].append((of_tokens > OUTLIER_TOKEN * of_tokens.median()).cpu())
 
     with under(model, Watched(AS_IT_IS, hooks)) as (watched, left):
         for _ in run_decoder(watched, blocks, variant=left):
             pass
-    return Calibration(torch.stack(ids).cpu(), found)
+    causal = family_of(model.config).name == "causal" and outlier_tokens  # experts alone have no such role
+    of_layers = torch.stack([torch.stack(one) for one in outlier_tokens.values()]) if causal else None
+    return Calibration(torch.stack(ids).cpu(), found, of_layers)
 
 
 def _largest_weights(projection: Projection) -> torch.Tensor:

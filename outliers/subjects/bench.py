@@ -24,7 +24,7 @@ from outliers.models.load import (
     weights_hash,
 )
 from outliers.models.skeleton import skeleton
-from outliers.models.stream import Variant, is_streamed, stream_model
+from outliers.models.stream import AS_IT_IS, Variant, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.calibration import Calibration, calibrate
 from outliers.quantization.convert import check_attends, check_groups, quantize, skipped
@@ -35,8 +35,9 @@ from outliers.text.blocks import find_text, tokens_hash
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import traces
 from outliers.variants.ablated import Ablated
+from outliers.variants.prefixed import Prefixed
 from outliers.variants.quantized import Quantized
-from outliers.variants.together import parts_of
+from outliers.variants.together import Together, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Bench:
     def __init__(self, bar: Progress | None = None):
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
-        self._calibration: Calibration | None = None
+        self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the prefix before the text
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
         # Of the last model as it is, by draw and part of a text: last hidden states, and what layers read of blocks.
@@ -97,8 +98,8 @@ class Bench:
         self._like = like
         key = subject.model, subject.revision, form
         if key != self._key:
-            self._key = self._loaded = self._form = self._calibration = None  # never two at once
-            for kept in (self.exact, self.inputs, self.traces):
+            self._key = self._loaded = self._form = None  # never two at once
+            for kept in (self._calibrations, self.exact, self.inputs, self.traces):
                 kept.clear()
             self._loaded = load()
             self._form = self._loaded[0]
@@ -135,16 +136,37 @@ class Bench:
     def knowing(self, variants: Iterable[Variant], subject: Any) -> list[Variant]:
         """Variants of the last model that know of the text of a subject what they have to, found once."""
         variants, model = list(variants), self._loaded[0]
-        if any(one.needs_calibration for one in variants):
-            if self._calibration is None or not torch.equal(self._calibration.blocks, read_ids(subject.calibration)):
-                self._calibration = calibrate(quantize(model, BASELINE), subject.calibration)
-            variants = [one.calibrated(self._calibration) if one.needs_calibration else one for one in variants]
+        variants = [self._calibrated(one, subject) if one.needs_calibration else one for one in variants]
         if any(one.needs_trace for one in variants):
             text = tokens_hash(subject.blocks)
             if text not in self.traces:
                 self.traces[text] = traces(model, subject.blocks, STREAM, attention=False)
             variants = [one.knowing(*self.traces[text]) if one.needs_trace else one for one in variants]
         return variants
+
+    def _calibrated(self, variant: Variant, subject: Any) -> Variant:
+        """A variant that knows how large inputs are: where it has a prefix, behind that."""
+        first, *others = parts_of(variant)
+        if not isinstance(first, Prefixed):
+            return variant.calibrated(self._calibration(subject))
+        prefix = first
+        if first.needs_calibration:
+            prefix = first.calibrated(self._calibration(subject))
+            texts = map(repr, map(self.tokenizer(subject).decode, prefix.tokens))
+            logger.info(f"{prefix.name} of '{subject.name}' is {', '.join(texts)}")
+        others = [
+            one.calibrated(self._calibration(subject, prefix)) if one.needs_calibration else one for one in others
+        ]
+        return Together((prefix, *others))
+
+    def _calibration(self, subject: Any, prefix: Variant = AS_IT_IS) -> Calibration:
+        blocks = subject.calibration
+        if any(not torch.equal(one.blocks, read_ids(blocks)) for one in self._calibrations.values()):
+            self._calibrations.clear()
+        if prefix.name not in self._calibrations:
+            with prefix.on(self._loaded[0]) as model:
+                self._calibrations[prefix.name] = calibrate(quantize(model, BASELINE), blocks)
+        return self._calibrations[prefix.name]
 
     def weights(self) -> dict:
         """Which weights the last model has, as a field of its rows; what of a streamed one was not read yet is read."""

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
-from outliers.quantization.schemes import BASELINE, Scheme
+from outliers.quantization.schemes import BASELINE
 from outliers.specification.kinds import Settings, Spread, said_of_text
 from outliers.subjects.cell import Cell, Subject, unusual
 from outliers.variants.peer import Peer
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from outliers.models.stream import Variant
     from outliers.subjects.bench import Bench
 
 READS_TEXT = True
@@ -106,31 +107,35 @@ class Pretrained(Subject):
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
         parts = [part for cell in cells for part in parts_of(cell.variant)]
         check_parts(self.config, {part.name: part for part in parts if hasattr(part, "check")}.values())
+        if getattr(self.settings, "stream", False):
+            for part in parts:
+                if getattr(part, "in_memory", False):
+                    raise UserError(f"'{part.name}' in a streamed model; expected one in memory: leave --stream out")
         if peers := any(isinstance(part, Peer) for part in parts):
             self.check_peer()
+        for part in parts:
+            if part.needs_calibration:
+                self.check_calibration(part)
         # Each once, though many metrics are asked of it.
         quantized = dict.fromkeys((one.scheme, one.skip, one.only) for one in parts if isinstance(one, Quantized))
         for scheme, *places in quantized:
-            if scheme.needs_calibration:
-                self.check_calibration(scheme)
             check_scheme(self.config, scheme, *places)
         if peers or any(scheme.quantizes for scheme, *_ in quantized):
             say_what_is_left(self.name, self.config)
 
-    def check_calibration(self, scheme: Scheme) -> None:
-        """Raise UserError where a scheme cannot be calibrated."""
-        from outliers.quantization.convert import check_calibrated
-
-        check_calibrated(scheme, None)
+    def check_calibration(self, variant: "Variant") -> None:
+        """Raise UserError where a variant cannot be calibrated."""
+        raise UserError(
+            f"'{variant.name}' has to be calibrated on a text, which is done where a perplexity is measured; expected "
+            "one that needs none"
+        )
 
     def check_peer(self) -> None:
-        """Raise UserError where the layers of bitsandbytes cannot be had."""
+        """Raise UserError where bitsandbytes is not installed."""
         from outliers.quantization.peers import has_bitsandbytes
 
         if not has_bitsandbytes():
             raise UserError("variant 'bitsandbytes' needs bitsandbytes; pip install 'outliers[peers]'")
-        if getattr(self.settings, "stream", False):
-            raise UserError("bitsandbytes in a streamed model; expected one in memory: leave --stream out")
 
     def check_unchanged(self) -> None:
         """Raise UserError if the files of the model changed since they were read."""
@@ -249,8 +254,8 @@ class Causal(Pretrained):
         super().prepare()
         _ = self.blocks
 
-    def check_calibration(self, scheme: Scheme) -> None:
-        """Read the blocks that schemes are calibrated on."""
+    def check_calibration(self, variant: "Variant") -> None:
+        """Read the blocks that variants are calibrated on."""
         _ = self.calibration
 
     def facts(self, bench: "Bench", cell: Cell) -> dict:
@@ -259,7 +264,7 @@ class Causal(Pretrained):
         from outliers.text.blocks import tokens_hash
 
         facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.blocks)}
-        if any(one.scheme.needs_calibration for one in schemes_of(cell.variant)):
+        if cell.variant.needs_calibration:
             facts["calibration_hash"] = tokens_hash(self.calibration)
         return super().facts(bench, cell) | facts
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from outliers.quantization.schemes import BASELINE, Scheme
+from outliers.quantization.schemes import BASELINE
 from outliers.subjects.causal import Causal, Pretrained
 from outliers.subjects.cell import Cell
 from outliers.variants.together import apart_from_cache, schemes_of
@@ -42,9 +42,9 @@ class Served(Causal):
                 check_kept(one.scheme)
         super().check(cells)
 
-    def check_calibration(self, scheme: Scheme) -> None:
+    def check_calibration(self, variant: "Variant") -> None:
         """Raise UserError, for nothing is calibrated without exact weights."""
-        Pretrained.check_calibration(self, scheme)
+        Pretrained.check_calibration(self, variant)
 
     @contextmanager
     def under(self, bench: "Bench", variant: "Variant", facts: dict) -> "Iterator[PreTrainedModel]":

@@ -21,6 +21,7 @@ class Peer:
 
     alpha: float = ALPHA
     needs_trace = needs_calibration = False
+    in_memory = True
 
     @classmethod
     def read(cls, terms: Sequence[str]) -> "Peer":

@@ -65,8 +65,9 @@ def _masked(positions: list[int], _attention, inputs: tuple, named: dict) -> tup
     keys = torch.tensor([one for one in positions if one < length], dtype=torch.int64)
     if mask is None:  # a fused kernel makes the causal mask by itself
         mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=states.device).tril()
-    hidden = torch.zeros(length, length, dtype=torch.bool)
-    hidden[:, keys] = queries > keys
+    before = mask.shape[-1] - length  # tokens of a prefix, which are no positions of the sequence
+    hidden = torch.zeros(length, before + length, dtype=torch.bool)
+    hidden[:, before + keys] = queries > keys
     # The first position sees itself, so that its entry tells what is visible: in masks of MPT that is False.
     unseen = not mask[0, ..., 0, 0].any() if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     return inputs, named | {"attention_mask": mask.masked_fill(hidden.to(mask.device), unseen)}

@@ -13,6 +13,7 @@ from outliers.variants.cached import Cached
 from outliers.variants.massive import Massive
 from outliers.variants.peer import PEER, Peer
 from outliers.variants.planted import Planted
+from outliers.variants.prefixed import PREFIX, Prefixed
 from outliers.variants.quantized import Quantized
 from outliers.variants.term import EXAMPLES, Term
 from outliers.variants.together import Together
@@ -47,6 +48,8 @@ def variant(written: str) -> "Variant":
     `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`.
     `bitsandbytes` stands for the layers of that library, and `fp32` does nothing. `kv=int4` quantizes the keys and
     values that attention meets, `keys=int4/channels=32+values=int4` each in a way of its own, see `CacheFormat`.
+    `prefix` stands before a scheme: all is read behind the most frequent outlier tokens of a calibration text, and
+    behind those with some ids as `prefix(30,198)`.
 
     Raises:
         UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
@@ -60,6 +63,8 @@ def variant(written: str) -> "Variant":
         raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
     if any(isinstance(one, Cached) for one in found[:-1]):
         raise UserError(f"'{written}' goes on behind the cache, which acts last; expected it at the end: …+kv=int4")
+    if any(isinstance(one, Prefixed) for one in found[1:]):
+        raise UserError(f"'{written}' has a prefix behind what it is before; expected it first: prefix+…")
     found = [one for one in found if one.name != BASELINE]
     if not found:
         from outliers.models.stream import AS_IT_IS  # late, for it brings torch
@@ -70,9 +75,15 @@ def variant(written: str) -> "Variant":
 
 def _reader(term: str) -> Callable[[list[str]], "list[Variant]"]:
     """What reads a term, and those behind it that it reads too."""
+    if re.match(rf"{PREFIX}\b", term):
+        return _prefix
     if term in KINDS | WEIGHTS or not {"(", ")"}.isdisjoint(term):  # it has features or a weight, or is meant to
         return _terms
     return _cache if term.partition("=")[0] in PARTS else _scheme
+
+
+def _prefix(terms: list[str]) -> list[Prefixed]:
+    return list(map(Prefixed.read, terms))
 
 
 def _cache(terms: list[str]) -> list[Cached]:

@@ -1,0 +1,180 @@
+"""Sequences behind tokens that nothing quantizes, and which tokens a calibration text names."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+import outliers
+from outliers.errors import UserError
+from outliers.metrics.perplexity.measure import perplexity
+from outliers.quantization.calibration import Calibration, calibrate
+from outliers.subjects.bench import Bench
+from outliers.subjects.given import Given
+from tests.conftest import few_kinds, make_model, needs_smollm2
+from tests.test_commands import call
+
+TOKENS = (3, 41)
+BEHIND = outliers.variant("prefix(3,41)")
+
+
+def loss(logits: torch.Tensor, ids: torch.Tensor) -> float:
+    """Perplexity of all but the first token of each sequence."""
+    predicted = logits[:, :-1].double().flatten(0, 1)
+    return functional.cross_entropy(predicted, ids[:, 1:].flatten()).exp().item()
+
+
+def joined(blocks: torch.Tensor) -> torch.Tensor:
+    return torch.cat([torch.tensor([TOKENS]).expand(len(blocks), -1), blocks], 1)
+
+
+@few_kinds
+@torch.inference_mode()
+def test_a_prefix_is_what_a_model_reads_first(case, blocks):
+    model = make_model(case)
+    expected = loss(model(joined(blocks)).logits[:, len(TOKENS) :], blocks)
+    plain = perplexity(model, blocks)
+    with BEHIND.on(model) as behind:
+        assert perplexity(behind, blocks) == pytest.approx(expected, rel=1e-5)
+    assert abs(expected / plain - 1) > 1e-4
+    assert perplexity(model, blocks) == plain, "it is as it was"
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama", "mpt"])
+@torch.inference_mode()
+def test_nothing_quantizes_a_prefix(case, blocks):
+    """The quantized model on the exact model's own cache: a scale of the whole tensor does not know of the prefix."""
+    model = make_model(case)
+    quantized = outliers.quantize(model, "absmax")
+    logits = [
+        quantized(block[None], past_key_values=model(torch.tensor([TOKENS]), use_cache=True).past_key_values).logits
+        for block in blocks
+    ]
+    with outliers.variant("prefix(3,41)+absmax").on(model) as behind:
+        assert perplexity(behind, blocks) == pytest.approx(loss(torch.cat(logits), blocks), rel=1e-6)
+
+
+@torch.inference_mode()
+def test_a_cache_in_few_bits_leaves_the_prefix_exact(blocks):
+    """As the format itself leaves the first positions exact."""
+    model, places = make_model("llama"), len(TOKENS)
+    with outliers.variant(f"kv=int2/first={places}").on(model):
+        whole = model(joined(blocks)).logits[:, places:]
+    with outliers.variant("prefix(3,41)+kv=int2").on(model) as behind:
+        torch.testing.assert_close(behind(blocks).logits, whole)
+
+
+@torch.inference_mode()
+def test_generation_behind_a_prefix(blocks):
+    """Token by token, of prompts of several lengths, as of the whole sequence at once."""
+    model = make_model("llama")
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    prompts, mask = blocks[:2, :9].clone(), torch.ones(2, 9, dtype=torch.int64)
+    mask[1, :4] = 0
+    with BEHIND.on(model) as behind:
+        found = behind.generate(prompts, attention_mask=mask, **options)[:, 9:]
+    for sequence, own in zip(found, (prompts[0], prompts[1, 4:]), strict=True):
+        expected = model.generate(joined(own[None]), **options)[0, len(own) + len(TOKENS) :]
+        assert torch.equal(sequence, expected)
+
+
+@torch.inference_mode()
+def test_positions_are_those_of_the_sequence(blocks):
+    """Unattended, the first one is the first behind the prefix."""
+    model = make_model("llama")
+    with outliers.variant(f"unattended({len(TOKENS)})").on(model):
+        expected = model(joined(blocks)).logits[:, len(TOKENS) :]
+    with outliers.variant("prefix(3,41)+unattended(0)").on(model) as behind:
+        torch.testing.assert_close(behind(blocks).logits, expected)
+
+
+def calibration(blocks: list[list[int]], outlier_tokens: list[list[list[int]]]) -> Calibration:
+    return Calibration(torch.tensor(blocks), {}, torch.tensor(outlier_tokens, dtype=torch.bool))
+
+
+def test_the_most_frequent_outlier_tokens():
+    """Once a position, in however many layers; of equally frequent ones those that the text has more of."""
+    text = calibration(
+        [[7, 8, 9, 9], [7, 9, 8, 5]],
+        [[[1, 0, 0, 0], [1, 0, 0, 0]], [[0, 1, 1, 0], [0, 0, 0, 0]], [[0, 1, 0, 0], [0, 0, 0, 0]]],
+    )
+    assert text.prefix(3) == (7, 9, 8)
+    assert text.prefix() == (7,), "one a block, in the layers with the most"
+    more = calibration([[1, 8, 8, 2]], [[[0, 1, 1, 0]], [[0] * 4], [[0] * 4]])
+    both = text.merge(more)
+    assert both.prefix() == (8, 7), "four in three blocks of the first layer"
+    with pytest.raises(UserError, match="3 outlier tokens in 2 blocks of calibration text; expected 4"):
+        text.prefix(4)
+
+
+def test_an_outlier_token_exceeds_64_medians(blocks):
+    """What a feed-forward unit that one token alone drives makes of it."""
+    model = make_model("gpt2")
+    states = {}
+    with outliers.hooks(model, lambda layer, role, x: states.setdefault(layer, []).append(x), roles=["ffn_out"]):
+        perplexity(model, blocks)
+    ratios = torch.stack(
+        [torch.stack([x.abs().amax(1) / x.abs().amax(1).median() for x in of]) for of in states.values()]
+    )
+    assert not calibrate(model, blocks).outlier_tokens.any()
+    limit = float(ratios.max()) * 0.9
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outliers.quantization.calibration.OUTLIER_TOKEN", limit)
+        assert torch.equal(calibrate(model, blocks).outlier_tokens, ratios > limit)
+
+
+def test_others_are_calibrated_behind_the_prefix(blocks):
+    """What is massive at the first position of a text is so no longer."""
+    model, subject = make_model("llama"), Given(make_model("llama"), blocks)
+    variant = outliers.variant("prefix(3,41)+w8a8+smoothing")
+    subject.calibration = blocks
+    bench = Bench(bar=None)
+    bench._loaded = model, {}
+    (known,) = bench.knowing([variant], subject)
+    with BEHIND.on(model) as behind:
+        expected = calibrate(behind, blocks)
+    for place, magnitudes in known.variants[1].calibration.magnitudes.items():
+        assert torch.equal(magnitudes.inputs, expected.magnitudes[place].inputs)
+
+
+@needs_smollm2
+def test_the_rule_beats_the_end_of_text_token():
+    """Also what the prefix alone does is that of an independent computation (issue 34)."""
+    model, tokenizer = outliers.load_model("smollm2-135m"), outliers.load_tokenizer("smollm2-135m")
+    blocks = outliers.load_text("sample", tokenizer, 512, 6)
+    tokens = calibrate(model, blocks[2:]).prefix()
+    ends = [tokens, (tokenizer.convert_tokens_to_ids("<|endoftext|>"),)]
+    costs = []
+    for prefix in ends:
+        with outliers.variant(f"prefix({','.join(map(str, prefix))})+absmax").on(model) as behind:
+            costs.append(perplexity(behind, blocks[:2]))
+    assert costs[0] < 0.9 * costs[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "variant", "message"),
+    [
+        ("pocket/gpt2-0.1m", "absmax+prefix(3)", "has a prefix behind what it is before; expected it first: prefix+…"),
+        ("pocket/gpt2-0.1m", "prefix(999999)", "token 999999 in a prefix; expected ids below 4096, of the vocabulary"),
+        ("pocket/gpt2-0.1m", "prefix=0", "'prefix=0' is no prefix; expected prefix, prefix=2 or the ids of tokens"),
+        ("pocket/gpt2-0.1m", "prefix+absmax", "0 outlier tokens in 4 blocks of calibration text; expected 1"),
+        ("pocket/bert-1.4m", "prefix(3)", "a prefix before what 'bert' reads; expected a causal language model"),
+    ],
+)
+def test_prefixes_that_cannot_be_are_refused(model, variant, message, monkeypatch, capsys, tmp_path):
+    options = ["--variant", variant, "--blocks", "1", "--block", "64", "--out", tmp_path]
+    code, _, errors = call(monkeypatch, capsys, model, *options, command="measure")
+    assert code == 2
+    assert message in errors
+
+
+def test_streamed_models_have_no_prefix(monkeypatch, capsys, tmp_path):
+    options = ["--variant", "prefix(3)", "--stream", "--blocks", "1", "--out", tmp_path]
+    code, _, errors = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, command="measure")
+    assert code == 2
+    assert "'prefix(3)' in a streamed model; expected one in memory: leave --stream out" in errors
+
+
+def test_a_prefix_fits_the_context_with_its_block(blocks):
+    model = make_model("gpt2")
+    with BEHIND.on(model) as behind, pytest.raises(UserError, match="blocks of 65 tokens are longer than"):
+        behind(torch.zeros(1, 63, dtype=torch.int64))
