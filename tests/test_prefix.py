@@ -171,7 +171,7 @@ def test_streamed_models_have_no_prefix(monkeypatch, capsys, tmp_path):
     options = ["--variant", "prefix(3)", "--stream", "--blocks", "1", "--out", tmp_path]
     code, _, errors = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, command="measure")
     assert code == 2
-    assert "'prefix(3)' in a streamed model; expected one in memory: leave --stream out" in errors
+    assert "prefix(3) in a streamed model; expected one in memory: leave --stream out" in errors
 
 
 def test_a_prefix_fits_the_context_with_its_block(blocks):

@@ -110,7 +110,7 @@ class Pretrained(Subject):
         if getattr(self.settings, "stream", False):
             for part in parts:
                 if getattr(part, "in_memory", False):
-                    raise UserError(f"'{part.name}' in a streamed model; expected one in memory: leave --stream out")
+                    raise UserError(f"{part.name} in a streamed model; expected one in memory: leave --stream out")
         if peers := any(isinstance(part, Peer) for part in parts):
             self.check_peer()
         for part in parts:
@@ -126,8 +126,8 @@ class Pretrained(Subject):
     def check_calibration(self, variant: "Variant") -> None:
         """Raise UserError where a variant cannot be calibrated."""
         raise UserError(
-            f"'{variant.name}' has to be calibrated on a text, which is done where a perplexity is measured; expected "
-            "one that needs none"
+            f"'{variant.name}' has to know how large the inputs are, and nothing is calibrated here; expected one "
+            "that need not know"
         )
 
     def check_peer(self) -> None:

@@ -76,6 +76,6 @@ class Prefixed:
 
         self.check(model)
         if is_streamed(model):
-            raise UserError(f"'{self.name}' in a streamed model; expected one in memory")
+            raise UserError(f"{self.name} in a streamed model; expected one in memory")
         with behind_prefix(model, self.tokens):
             yield model
