@@ -30,13 +30,12 @@ from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import Ablated, Intervention
-from outliers.variants.cached import Cached
+from outliers.variants.cached import Cached, Prefixed
 from outliers.variants.edges import PLACES
 from outliers.variants.massive import Massive
 from outliers.variants.peer import Peer
 from outliers.variants.plant import plant
 from outliers.variants.planted import Planted
-from outliers.variants.prefixed import Prefixed
 from outliers.variants.quantized import Quantized
 from outliers.variants.term import Weight
 from outliers.variants.together import Together

@@ -18,7 +18,7 @@ from transformers.masking_utils import eager_mask
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection, family_of
 from outliers.models.anatomy.parts import parts
-from outliers.models.prefix import prefix_positions
+from outliers.models.anatomy.prefix import prefix_positions
 from outliers.quantization.attention import attentions, check_attention
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.remedies.hadamard import drawn, rotate

@@ -35,7 +35,7 @@ from outliers.text.blocks import find_text, tokens_hash
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import traces
 from outliers.variants.ablated import Ablated
-from outliers.variants.prefixed import Prefixed
+from outliers.variants.cached import Prefixed
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import Together, parts_of
 

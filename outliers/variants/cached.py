@@ -1,14 +1,21 @@
-"""Keys and values as attention meets them out of a cache in a number format."""
+"""Keys and values that attention meets: of a cache in a number format, or of a prefix (PrefixQuant)."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outliers.errors import UserError
 from outliers.quantization.cache_formats import Formats
 
 if TYPE_CHECKING:  # to read a variant takes no torch
     from transformers import PreTrainedModel
+
+    from outliers.quantization.calibration import Calibration
+
+PREFIX = "prefix"
+_WRITTEN = re.compile(r"prefix(?:=(?P<count>[1-9][0-9]{0,2})|\((?P<tokens>[0-9]{1,9}(?:,[0-9]{1,9})*)\))?")
 
 
 @dataclass(frozen=True)
@@ -44,4 +51,68 @@ class Cached:
 
         self.check(model)
         with quantized_states(model, self.formats, layer):
+            yield model
+
+
+@dataclass(frozen=True)
+class Prefixed:
+    """Every sequence behind some tokens, whose keys and values nothing quantizes.
+
+    tokens: their ids; None for the most frequent outlier tokens of a calibration text, see `Calibration.prefix`. count:
+    how many of those; None for as many as a sequence has.
+    """
+
+    tokens: tuple[int, ...] | None = None
+    count: int | None = None
+    needs_trace, in_memory = False, True
+
+    @classmethod
+    def read(cls, written: str) -> "Prefixed":
+        """`prefix`, `prefix=COUNT` or `prefix(TOKEN,TOKEN)`; raise UserError if it is another one."""
+        found = _WRITTEN.fullmatch(written.replace(" ", ""))
+        if not found:
+            raise UserError(f"'{written}' is no prefix; expected prefix, prefix=2 or the ids of tokens, prefix(30,198)")
+        tokens, count = found["tokens"], found["count"]
+        return cls(tuple(map(int, tokens.split(","))) if tokens else None, int(count) if count else None)
+
+    @property
+    def name(self) -> str:
+        """As `read` takes it."""
+        if self.tokens:
+            return f"{PREFIX}({','.join(map(str, self.tokens))})"
+        return f"{PREFIX}={self.count}" if self.count else PREFIX
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether its tokens are not known yet."""
+        return self.tokens is None
+
+    def calibrated(self, calibration: "Calibration") -> "Prefixed":
+        """The same with its tokens."""
+        return Prefixed(calibration.prefix(self.count))
+
+    def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
+        """The ids of its tokens."""
+        return {"prefix": list(self.tokens)} if self.tokens else {}
+
+    def first_layer(self, _model: "PreTrainedModel") -> int:
+        """All layers attend to it."""
+        return 0
+
+    def check(self, model: "PreTrainedModel") -> None:
+        """Raise UserError if the tokens cannot stand before what a model, which may be on the meta device, reads."""
+        from outliers.models.anatomy.prefix import check_prefix
+
+        check_prefix(model, self.tokens or ())
+
+    @contextmanager
+    def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
+        """The model itself, with a hook on what it reads."""
+        from outliers.models.anatomy.prefix import behind_prefix
+        from outliers.models.stream import is_streamed
+
+        self.check(model)
+        if is_streamed(model):
+            raise UserError(f"{self.name} in a streamed model; expected one in memory")
+        with behind_prefix(model, self.tokens):
             yield model

@@ -9,11 +9,10 @@ from outliers.errors import UserError, shown, unknown_name
 from outliers.quantization.cache_formats import PARTS, Formats
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.ablated import METHODS, Ablated
-from outliers.variants.cached import Cached
+from outliers.variants.cached import PREFIX, Cached, Prefixed
 from outliers.variants.massive import Massive
 from outliers.variants.peer import PEER, Peer
 from outliers.variants.planted import Planted
-from outliers.variants.prefixed import PREFIX, Prefixed
 from outliers.variants.quantized import Quantized
 from outliers.variants.term import EXAMPLES, Term
 from outliers.variants.together import Together
