@@ -23,6 +23,13 @@ def test_a_cost_is_relative_to_the_model_without_quantization():
     assert "cost" not in rows[0]
 
 
+def test_a_prefix_and_a_cache_are_no_baseline():
+    """Whose scheme is fp32 as well; places that it would leave exact change nothing of it."""
+    variants = {"fp32+skip=ffn_out": 20.0, "prefix(30)": 10.0, "kv=int4": 40.0}
+    rows = [{"model": "a", "scheme": "fp32", "variant": name, "value": value} for name, value in variants.items()]
+    assert [row["cost"].mean for row in costs(rows)] == [0.0, -0.5, 1.0]
+
+
 def test_the_scatter_of_a_value_has_its_column():
     assert value_of({"value": 2.0, "standard_deviation": 0.5}) == (2.0, 0.5)
     table = {"perplexity": 3.0, "perplexity_deviation": math.nan, "standard_deviation": 9.0}

@@ -44,6 +44,7 @@ from outliers.plot.training import checkpoints, trained, watched
 from outliers.presets.readers import readings
 from outliers.presets.super_weights import FACTORS, compared
 from outliers.quantization.caches import Codes
+from outliers.quantization.calibration import OUTLIER_TOKEN
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.report.analysis import CONFIDENCE, Value, costs, of_runs, ratio
 from outliers.report.paper.table6 import LAYERS_PUBLISHED
@@ -506,6 +507,7 @@ CLAIMS = {
     },
     "docs/definitions.md": {
         "clipped to [−{0}, {0}]": lambda: (CODE_MAX,),
+        "exceeds {} times the median of all tokens": lambda: (OUTLIER_TOKEN,),
         "No scale is below 2⁻{0}, the smallest normal number of float32, and so `nd` is at most 2{0}":
             lambda: (least_scale(),),
         "the shared exponents of the other formats end at −{}": lambda: (1 - math.frexp(LEAST_SHARED)[1],),

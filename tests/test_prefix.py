@@ -10,7 +10,7 @@ from outliers.metrics.perplexity.measure import perplexity
 from outliers.quantization.calibration import Calibration, calibrate
 from outliers.subjects.bench import Bench
 from outliers.subjects.given import Given
-from tests.conftest import few_kinds, make_model, needs_smollm2
+from tests.conftest import C4, few_kinds, make_model, needs_shared, needs_smollm2
 from tests.test_commands import call
 
 TOKENS = (3, 41)
@@ -107,7 +107,7 @@ def test_the_most_frequent_outlier_tokens():
 
 
 def test_an_outlier_token_exceeds_64_medians(blocks):
-    """What a feed-forward unit that one token alone drives makes of it."""
+    """Of the tokens of its block, in each layer by itself."""
     model = make_model("gpt2")
     states = {}
     with outliers.hooks(model, lambda layer, role, x: states.setdefault(layer, []).append(x), roles=["ffn_out"]):
@@ -138,7 +138,7 @@ def test_others_are_calibrated_behind_the_prefix(blocks):
 
 @needs_smollm2
 def test_the_rule_beats_the_end_of_text_token():
-    """Also what the prefix alone does is that of an independent computation (issue 34)."""
+    """Chosen on blocks that are not measured."""
     model, tokenizer = outliers.load_model("smollm2-135m"), outliers.load_tokenizer("smollm2-135m")
     blocks = outliers.load_text("sample", tokenizer, 512, 6)
     tokens = calibrate(model, blocks[2:]).prefix()
@@ -148,6 +148,35 @@ def test_the_rule_beats_the_end_of_text_token():
         with outliers.variant(f"prefix({','.join(map(str, prefix))})+absmax").on(model) as behind:
             costs.append(perplexity(behind, blocks[:2]))
     assert costs[0] < 0.9 * costs[1]
+
+
+@needs_shared
+@needs_smollm2
+def test_a_full_stop_before_each_block_of_c4():
+    """Perplexity by forty lines around transformers alone, rounded as they were printed: 40.02."""
+    model, tokenizer = outliers.load_model("smollm2-135m"), outliers.load_tokenizer("smollm2-135m")
+    (stop,) = tokenizer.encode(".", add_special_tokens=False)
+    with outliers.variant(f"prefix({stop})").on(model) as behind:
+        assert perplexity(behind, outliers.load_text(str(C4), tokenizer, 512, 4)) == pytest.approx(40.02, abs=0.01)
+
+
+def test_experts_alone_have_no_outlier_tokens(blocks):
+    with pytest.raises(UserError, match="0 outlier tokens in 3 blocks of calibration text; expected 1"):
+        calibrate(make_model("mixtral"), blocks).prefix()
+
+
+def test_a_prefix_is_calibrated_first():
+    with pytest.raises(UserError, match="'prefix' has to know which tokens are outliers; expected their ids"):
+        outliers.variant("prefix").on(make_model("gpt2")).__enter__()
+
+
+@pytest.mark.parametrize("case", ["gemma2", "gpt-oss"])
+@torch.inference_mode()
+def test_a_prefix_longer_than_the_window(case, blocks):
+    model, tokens = make_model(case), blocks[0, :12]
+    expected = model(torch.cat([tokens, blocks[1]])[None]).logits[:, len(tokens) :]
+    with outliers.variant(f"prefix({','.join(map(str, tokens.tolist()))})").on(model) as behind:
+        torch.testing.assert_close(behind(blocks[1][None]).logits, expected)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Keys and values in few bits: what attention meets under a cache in a number format, and such a cache itself."""
+"""Keys and values that attention meets: under a cache in a number format, in such a cache itself, behind a prefix."""
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache as once
 from typing import NamedTuple
@@ -11,14 +11,14 @@ import torch
 from outlier_kernels.formats import BLOCK, FORMATS, Quantizer
 from outlier_kernels.reference import quantize
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import eager_mask
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Projection, family_of
+from outliers.models.anatomy import Projection, check_block, family_of
 from outliers.models.anatomy.parts import parts
-from outliers.models.anatomy.prefix import prefix_positions
+from outliers.models.decoder import inference
 from outliers.quantization.attention import attentions, check_attention
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.remedies.hadamard import drawn, rotate
@@ -76,12 +76,12 @@ def _unpacked(packed: torch.Tensor, bits: int, features: int) -> torch.Tensor:
     return torch.stack(shifted, -1).flatten(-2)[..., :features]
 
 
-def through(states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
+def through(states: torch.Tensor, format: CacheFormat, prefix: int = 0) -> torch.Tensor:
     """Keys or values (batch, heads, positions, features) as attention meets them when they were kept so, in the dtype
-    that they come in."""
+    that they come in; prefix: how many of the positions are those of a prefix, which stays exact."""
     heads = slice(*format.heads) if format.heads else slice(None)
-    start = format.first
-    end = start + format.coded(states.shape[-2])
+    start = prefix + format.first
+    end = start + format.coded(states.shape[-2] - prefix)
     if end == start:
         return states
     met = states.clone()
@@ -117,16 +117,11 @@ def cached_attention(module: nn.Module, query, key, value, attention_mask, **oth
     """An attention function of transformers, (batch, heads, T, features) to (batch, T, heads, features): the module's
     own one, of keys and values that were kept in `module.cache_formats`."""
     keys, values = module.cache_formats
-    key = key if not keys or keys.before else _behind(module.prefix_positions, key, keys)
-    value = _behind(module.prefix_positions, value, values) if values else value
+    key = through(key, keys, module.prefix_positions) if keys and not keys.before else key
+    value = through(value, values, module.prefix_positions) if values else value
     own = module.config_without_cache._attn_implementation
     eager = sys.modules[type(module).__module__].eager_attention_forward
     return AttentionInterface().get(own, eager)(module, query, key, value, attention_mask, **others)
-
-
-def _behind(positions: int, states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
-    """States as attention meets them, whose first positions are a prefix that stays exact."""
-    return torch.cat([states[..., :positions, :], through(states[..., positions:, :], format)], -2)
 
 
 AttentionInterface.register(CACHED, cached_attention)
@@ -318,3 +313,82 @@ def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
                 f"a cache in '{one}', which variants alone simulate; expected int2 to int8 of all heads, rotated"
             )
     return QuantizedCache(formats, len(list(attentions(model))))
+
+
+class PrefixLayer(DynamicLayer):
+    """The keys and values of a prefix in a layer, which adds none to them: one serves all sequences."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor):
+        super().__init__()
+        self.keys, self.values, self.is_initialized = keys, values, True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_named) -> tuple:
+        """The prefix and the states (batch, heads, T, features) of a sequence behind it."""
+        both = zip(self.of_batch(len(key_states)), (key_states, value_states), strict=True)
+        return tuple(torch.cat(pair, -2) for pair in both)
+
+    def of_batch(self, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Its keys and values for so many sequences."""
+        return tuple(one.expand(sequences, -1, -1, -1) for one in (self.keys, self.values))
+
+
+class Prefix:
+    """Tokens before every sequence, as the keys and values that a model computes of them now; positions: how many."""
+
+    def __init__(self, model: PreTrainedModel, tokens: Sequence[int]):
+        self.config, self.positions = model.config, len(tokens)
+        self.cache = _cache_of(model, torch.tensor([tokens], device=model.device))
+
+    def behind(self, _model: nn.Module, inputs: tuple, named: dict) -> tuple[tuple, dict]:
+        """The arguments of a model, as a forward hook takes and returns them, with the prefix before the sequence."""
+        sequence = inputs[0] if inputs else named.get("input_ids", named.get("inputs_embeds"))
+        check_block(self.config, self.positions + sequence.shape[1])
+        past, mask, places = (named.get(one) for one in ("past_key_values", "attention_mask", "position_ids"))
+        if past is None:
+            named = named | {"past_key_values": self.cache}
+        elif type(past) is not DynamicCache:
+            raise UserError(f"a prefix in a cache of type {type(past).__name__}; expected a DynamicCache")
+        elif not past.get_seq_length():  # a new one, in which generated positions will be kept
+            for number, layer in enumerate(self.cache.layers):
+                past.update(*layer.of_batch(len(sequence)), number)
+        if mask is not None:
+            named = named | {"attention_mask": nn.functional.pad(mask, (self.positions, 0), value=1)}
+        if places is not None:
+            named = named | {"position_ids": places + self.positions}
+        return inputs, named
+
+
+@inference
+def _cache_of(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
+    kept = DynamicCache()  # of no configuration: without windows, beyond which it would forget positions
+    model.base_model(ids, past_key_values=kept, use_cache=True)
+    return Cache(layers=[PrefixLayer(layer.keys, layer.values) for layer in kept.layers])
+
+
+def check_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> None:
+    """Raise UserError if tokens cannot stand before what a model, which may be on the meta device, reads."""
+    config = model.config
+    if family_of(config).name != "causal":
+        raise UserError(f"a prefix before what '{config.model_type}' reads; expected a causal language model")
+    if any(token >= config.vocab_size for token in tokens):
+        raise UserError(f"token {max(tokens)} in a prefix; expected ids below {config.vocab_size}, of the vocabulary")
+    check_block(config, len(tokens) + 1)
+
+
+@contextmanager
+def behind_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
+    """Let a model read everything behind some tokens within this context: their keys and values are those that it
+    computes now, and what is done to it later does not change them. Positions go on behind them."""
+    decoder, prefix = model.base_model, Prefix(model, tokens)
+    hook, decoder.prefix = decoder.register_forward_pre_hook(prefix.behind, with_kwargs=True), prefix
+    try:
+        yield
+    finally:
+        hook.remove()
+        del decoder.prefix
+
+
+def prefix_positions(model: PreTrainedModel) -> int:
+    """How many tokens stand before all that a model reads."""
+    prefix = vars(model.base_model).get("prefix")
+    return prefix.positions if prefix else 0

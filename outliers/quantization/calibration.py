@@ -28,13 +28,13 @@ class Calibration:
     """What `calibrate` has found.
 
     blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
-    that they have in common, and of the weights that these meet. outlier_tokens: bool
-    (layers, blocks, T), which tokens were outliers (`OUTLIER_TOKEN`); None of another family than causal.
+    that they have in common, and of the weights that these meet. outlier_tokens: bool (layers, blocks, T), which tokens
+    were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone.
     """
 
     blocks: torch.Tensor
     magnitudes: dict[tuple[int, str], Magnitudes]
-    outlier_tokens: torch.Tensor | None = None
+    outlier_tokens: torch.Tensor
 
     @property
     def tokens_hash(self) -> str:
@@ -64,7 +64,8 @@ class Calibration:
         Raises:
             UserError: there are none, or fewer.
         """
-        count = count or max(1, math.ceil(int(self.outlier_tokens.sum((1, 2)).max()) / len(self.blocks)))
+        of_layers = self.outlier_tokens.sum((1, 2)).tolist()
+        count = count or max(1, math.ceil(max(of_layers, default=0) / len(self.blocks)))
         found = Counter(self.blocks[self.outlier_tokens.any(0)].tolist())
         frequency = Counter(self.blocks.flatten().tolist())
         if len(found) < count:
@@ -87,9 +88,8 @@ class Calibration:
             lengths = f"{self.blocks.shape[1]} and {other.blocks.shape[1]}"
             raise UserError(f"cannot merge calibrations of blocks of {lengths} tokens; expected one length")
         both = {place: _larger(found, other.magnitudes[place]) for place, found in self.magnitudes.items()}
-        outlier_tokens = [one.outlier_tokens for one in (self, other) if one.outlier_tokens is not None]
-        joined = torch.cat(outlier_tokens, 1) if outlier_tokens else None
-        return Calibration(torch.cat([self.blocks, other.blocks]), both, joined)
+        outlier_tokens = torch.cat([self.outlier_tokens, other.outlier_tokens], 1)
+        return Calibration(torch.cat([self.blocks, other.blocks]), both, outlier_tokens)
 
 
 @inference
@@ -116,6 +116,7 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
     weights: dict[tuple[int, str], torch.Tensor] = {}
     found: dict[tuple[int, str], Magnitudes] = {}
     outlier_tokens = defaultdict(list)  # by layer, of each block
+    causal = family_of(model.config).name == "causal"
 
     @contextmanager
     def hooks(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
@@ -137,16 +138,17 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
             )
         seen = Magnitudes(largest, weights[place])
         found[place] = _larger(found.get(place, seen), seen)
-        if role == OUTLIER_ROLE:
+        if causal and role == OUTLIER_ROLE:
             of_tokens = magnitudes.amax(1)
             outlier_tokens[layer].append((of_tokens > OUTLIER_TOKEN * of_tokens.median()).cpu())
 
     with under(model, Watched(AS_IT_IS, hooks)) as (watched, left):
         for _ in run_decoder(watched, blocks, variant=left):
             pass
-    causal = family_of(model.config).name == "causal" and outlier_tokens  # experts alone have no such role
-    of_layers = torch.stack([torch.stack(one) for one in outlier_tokens.values()]) if causal else None
-    return Calibration(torch.stack(ids).cpu(), found, of_layers)
+    read = torch.stack(ids).cpu()
+    of_layers = [torch.zeros(0, *read.shape, dtype=torch.bool)]  # none where experts alone have the role
+    of_layers += [torch.stack(one)[None] for one in outlier_tokens.values()]
+    return Calibration(read, found, torch.cat(of_layers))
 
 
 def _largest_weights(projection: Projection) -> torch.Tensor:
@@ -161,7 +163,7 @@ def neutral(model: PreTrainedModel) -> Calibration:
     for projection in projections(model):
         one = torch.ones(stored_weight(projection.module).shape[1])
         ones[projection.layer, projection.role] = Magnitudes(one, one)
-    return Calibration(torch.empty(0, 0, dtype=torch.int64), ones)
+    return Calibration(torch.empty(0, 0, dtype=torch.int64), ones, torch.empty(0, 0, 0, dtype=torch.bool))
 
 
 def _larger(one: Magnitudes, other: Magnitudes) -> Magnitudes:

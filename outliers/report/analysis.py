@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from outliers.quantization.schemes import BASELINE
+from outliers.variants.quantized import OPTIONS
 
 Rows = list[dict] | pd.DataFrame  # as `outliers.sweep` and the others return them, or read from rows.parquet
 CONFIDENCE = 0.95
@@ -67,12 +68,20 @@ def value_of(row: Mapping, name: str = "value") -> Value:
     return Value(row.get(name), None if pd.isna(deviation) else deviation)
 
 
+def beside_scheme(row: Mapping) -> list[str]:
+    """The terms of a row's variant beside its scheme, such as prefix or kv=int4; options of the scheme are none."""
+    before, _, behind = row.get("variant", row["scheme"]).partition(row["scheme"])
+    terms = [*before.split("+"), *behind.split("+")]
+    return [term for term in terms if term and term.partition("=")[0] not in OPTIONS]
+
+
 def costs(rows: list[dict]) -> list[dict]:
     """Rows of perplexities, each with its `cost`: what it adds to the perplexity of its model, as a share.
 
     Of models whose perplexity without quantization is there.
     """
-    baseline = {row["model"]: row["value"] for row in rows if row["scheme"] == BASELINE}
+    unquantized = [row for row in rows if row["scheme"] == BASELINE and not beside_scheme(row)]
+    baseline = {row["model"]: row["value"] for row in unquantized}
     measured = [row for row in rows if row["model"] in baseline]
     return [row | {"cost": value_of(row).beside(baseline[row["model"]])} for row in measured]
 

@@ -101,16 +101,21 @@ class Prefixed:
 
     def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError if the tokens cannot stand before what a model, which may be on the meta device, reads."""
-        from outliers.models.anatomy.prefix import check_prefix
+        from outliers.quantization.caches import check_prefix
 
         check_prefix(model, self.tokens or ())
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """The model itself, with a hook on what it reads."""
-        from outliers.models.anatomy.prefix import behind_prefix
         from outliers.models.stream import is_streamed
+        from outliers.quantization.caches import behind_prefix
 
+        if self.needs_calibration:
+            raise UserError(
+                f"'{self.name}' has to know which tokens are outliers; expected their ids, as in prefix(30), or "
+                "variant.calibrated(outliers.calibrate(model, blocks))"
+            )
         self.check(model)
         if is_streamed(model):
             raise UserError(f"{self.name} in a streamed model; expected one in memory")
