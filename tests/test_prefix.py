@@ -205,5 +205,6 @@ def test_streamed_models_have_no_prefix(monkeypatch, capsys, tmp_path):
 
 def test_a_prefix_fits_the_context_with_its_block(blocks):
     model = make_model("gpt2")
-    with BEHIND.on(model) as behind, pytest.raises(UserError, match="blocks of 65 tokens are longer than"):
+    message = "blocks of 63 tokens behind a prefix of 2 exceed the model's context of 64"
+    with BEHIND.on(model) as behind, pytest.raises(UserError, match=message):
         behind(torch.zeros(1, 63, dtype=torch.int64))

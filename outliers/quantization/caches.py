@@ -11,12 +11,19 @@ import torch
 from outlier_kernels.formats import BLOCK, FORMATS, Quantizer
 from outlier_kernels.reference import quantize
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    Cache,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import eager_mask
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Projection, check_block, family_of
+from outliers.models.anatomy import Projection, context_length, family_of
 from outliers.models.anatomy.parts import parts
 from outliers.models.decoder import inference
 from outliers.quantization.attention import attentions, check_attention
@@ -342,7 +349,7 @@ class Prefix:
     def behind(self, _model: nn.Module, inputs: tuple, named: dict) -> tuple[tuple, dict]:
         """The arguments of a model, as a forward hook takes and returns them, with the prefix before the sequence."""
         sequence = inputs[0] if inputs else named.get("input_ids", named.get("inputs_embeds"))
-        check_block(self.config, self.positions + sequence.shape[1])
+        _check_room(self.config, self.positions, sequence.shape[1])
         past, mask, places = (named.get(one) for one in ("past_key_values", "attention_mask", "position_ids"))
         if past is None:
             named = named | {"past_key_values": self.cache}
@@ -372,7 +379,16 @@ def check_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> None:
         raise UserError(f"a prefix before what '{config.model_type}' reads; expected a causal language model")
     if any(token >= config.vocab_size for token in tokens):
         raise UserError(f"token {max(tokens)} in a prefix; expected ids below {config.vocab_size}, of the vocabulary")
-    check_block(config, len(tokens) + 1)
+    _check_room(config, len(tokens), 1)
+
+
+def _check_room(config: PretrainedConfig, positions: int, block: int) -> None:
+    limit = context_length(config)
+    if limit is not None and positions + block > limit:
+        raise UserError(
+            f"blocks of {block} tokens behind a prefix of {positions} exceed the model's context of {limit}; expected "
+            f"at most {limit} together"
+        )
 
 
 @contextmanager
