@@ -1,5 +1,6 @@
 """Keys and values in few bits: codes by their definition, what attention meets, and caches that generate the same."""
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -56,7 +57,7 @@ def test_codes_by_channel_leave_an_incomplete_group_exact(states):
 
 
 def test_first_and_recent_positions_and_other_heads_stay_exact(states):
-    met = through(states, CacheFormat("int3", first=2, recent=4, heads=(1, 2)))
+    met = through(states, CacheFormat("int3", first=2, recent=4, heads=(range(1, 2),)))
     changed = (met != states).any(-1).nonzero()
     assert {tuple(one) for one in changed[:, 1:].tolist()} == {(1, position) for position in range(2, 17)}
     assert torch.equal(met[:, 1, 2:17], through(states[:, 1:2, 2:17], CacheFormat("int3"))[:, 0])
@@ -86,8 +87,8 @@ def test_other_formats_are_those_of_matrices(format):
         st.integers(0, 9),
         st.booleans(),
         st.booleans(),
-        st.none() | st.integers(0, 9).map(lambda first: (first, first + 2)),
-        st.none() | st.integers(0, 9).map(lambda first: (first, first + 1)),
+        st.none() | st.integers(0, 9).map(lambda first: (range(first, first + 2),)),
+        st.none() | st.integers(1, 9).map(lambda first: (range(1), range(first, first + 1))),
     )
 )
 def test_a_format_is_read_as_it_is_written(format):
@@ -178,6 +179,8 @@ def test_four_bits_take_less_than_a_third_of_sixteen():
         "kv=int4+keys=int8": "has keys twice; expected each once",
         "kv=mxfp4/channels=8": "has groups of positions in 'mxfp4'",
         "kv=int4/layers=3:3": "has 'layers=3:3'; expected one such as",
+        "kv=int4/heads=0:2.3:3": "has 'heads=0:2.3:3'; expected one such as",
+        "kv=int4/recent=2:3": "has 'recent=2:3'; expected one such as",
         "kv=int4+absmax": "goes on behind the cache, which acts last",
     }.items(),
 )
@@ -199,6 +202,56 @@ def test_malformed_writings_are_refused(written, message):
 def test_models_that_cannot_have_it_are_refused(model, variant, message, monkeypatch, capsys, tmp_path):
     options = ["--variant", variant, "--blocks", "1", "--out", tmp_path]
     code, _, errors = call(monkeypatch, capsys, model, *options, command="measure")
+    assert code == 2
+    assert message in errors
+
+
+def test_damage_by_place_is_that_of_the_variants_that_name_it(blocks):
+    """Keys, values, layers and heads of a cache, each alone, and all but each but for heads."""
+    model = make_model("llama")
+    damage = outliers.damage(model, blocks, outliers.variant("kv=int2"), by=("role", "layer", "head"))
+    places = {
+        "roles": {"keys": ("keys=int2", "values=int2"), "values": ("values=int2", "keys=int2")},
+        "layers": {0: ("kv=int2/layers=0", "kv=int2/layers=1"), 1: ("kv=int2/layers=1", "kv=int2/layers=0")},
+        "heads": {f"layers.{n}.heads.{head}": (f"kv=int2/layers={n}/heads={head}",) for n in (0, 1) for head in (0, 1)},
+    }
+    for field, variants in places.items():
+        table, kinds = getattr(damage, field), list(zip(*variants.values(), strict=True))
+        assert list(table.iloc[:, 0]) == list(variants)
+        for column, names in zip(("perplexity_only", "perplexity_without")[: len(kinds)], kinds, strict=True):
+            expected = perplexities(model, blocks, list(map(outliers.variant, names)))
+            assert list(table[column]) == pytest.approx(expected, rel=1e-12)
+    assert "perplexity_without" not in damage.heads
+    assert damage.errors.empty
+
+
+def test_damage_of_a_streamed_model_is_that_of_a_resident_one(blocks, tmp_path):
+    model, cache = make_model("gpt2"), outliers.variant("keys=int2/before")
+    model.save_pretrained(tmp_path)
+    resident, streamed = (outliers.damage(one, blocks, cache) for one in (model, stream_model(str(tmp_path))))
+    pd.testing.assert_frame_equal(resident.layers, streamed.layers)
+    pd.testing.assert_frame_equal(resident.heads, streamed.heads)
+
+
+def test_the_command_measures_caches_alone_unless_schemes_are_named(monkeypatch, capsys, tmp_path):
+    options = ["--cache", "kv=int2", "--block", "32", "--blocks", "1", "--out", tmp_path]
+    code, output, _ = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, command="damage")
+    assert code == 0
+    assert "absmax" not in output
+    assert (tmp_path / "damage_heads.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--by", "head"], "schemes have no heads"),
+        (["--cache", "kv=int4", "--by", "error"], "'kv=int4' quantizes no projection"),
+        (["--cache", "kv=int4/layers=0"], "quantizes some places already"),
+        (["--cache", "absmax"], "unknown part of a cache 'absmax'"),
+    ],
+)
+def test_damage_that_a_cache_cannot_do_is_refused(options, message, monkeypatch, capsys, tmp_path):
+    code, _, errors = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, "--out", tmp_path, command="damage")
     assert code == 2
     assert message in errors
 

@@ -176,7 +176,7 @@ KINDS = {
     if (name := kind.model_fields["name"].default) in COMMANDS and {"model", "models"} & {*kind.model_fields}
 }  # of what a command measures of models
 BECOMES = {"attention": "schemes"}  # fields that others say when a specification is made
-VALUES = (["a", "b"], ["1", "2"], ["fp32", "absmax"], ["16-bit", "int8"], ["8x24", "16"])
+VALUES = (["a", "b"], ["1", "2"], ["fp32", "absmax"], ["16-bit", "int8"], ["8x24", "16"], ["kv=int4", "keys=int3"])
 
 
 def takes(kind: type[Named], field: str, values: list[str]) -> bool:

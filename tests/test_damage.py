@@ -151,7 +151,7 @@ def test_layers_from_their_stored_input_are_those_of_whole_models(case, blocks):
         assert [one[:3] for one in asked] == [
             (kind, "layer", layer) for kind in ("only", "without") for layer in range(model.config.num_hidden_layers)
         ]
-        whole = variant_losses(model, blocks, [one.under(variant) for one in asked])
+        whole = variant_losses(model, blocks, [one.variant for one in asked])
         assert exchange_losses(model, blocks, variant, asked) == whole
         assert len({loss[0].total for loss in whole}) == 2, "of two layers one alone is all but the other"
 
@@ -161,7 +161,7 @@ def test_layers_of_pocket_models(name):
     model = load_model(f"pocket/{name}")
     blocks = load_text("sample", load_tokenizer(f"pocket/{name}"), 64, 2)
     asked = exchanges(model, ABSMAX, "layer")
-    whole = variant_losses(model, blocks, [one.under(ABSMAX) for one in asked])
+    whole = variant_losses(model, blocks, [one.variant for one in asked])
     assert exchange_losses(model, blocks, ABSMAX, asked) == whole
     assert len({loss[0].total for loss in whole}) == 2 * model.config.num_hidden_layers
     again = [asked[1], asked[-1]]
@@ -411,7 +411,7 @@ def test_mistakes_in_python(blocks):
     model = make_model("gpt2")
     for message, arguments in {
         "scheme 'fp32' quantizes nothing": {"scheme": "fp32"},
-        "no part of the damage is asked for; expected some of error, role, layer, stack, model": {"by": []},
+        "no part of the damage is asked for; expected some of error, role, layer, stack, head, model": {"by": []},
         "unknown part of the damage 'all'": {"by": "all"},
         "has one stack of layers": {"by": ["stack"]},
         "blocks of 70 tokens are longer": {"blocks": torch.zeros(1, 70, dtype=torch.int64)},

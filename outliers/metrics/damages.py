@@ -1,4 +1,4 @@
-"""What schemes damage in a model, as tables: of errors, places, perplexity and agreement together."""
+"""What schemes and caches damage in a model, as tables: of errors, places, perplexity and agreement together."""
 
 import math
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ ERRORS = [
 
 @dataclass(frozen=True, eq=False)
 class Damages:
-    """What a scheme damages in a model; what was not measured is empty.
+    """What a scheme, or a cache, damages in a model; what was not measured is empty.
 
     errors: a row a projection: `layer`, `role`, `projection` (its path), `error` (‖Y_q − Y‖² / ‖Y‖²) and `by_token`
     (the mean of the same of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest` (|x|),
     `feature`, `position`, `token` (id).
-    roles, layers, stacks: a row a role, layer or stack: `perplexity_only` with only it quantized, `perplexity_without`
-    with all but it, and each relative to the unquantized model, `damage_only` and `damage_without`. Under several draws
-    there is a column `…_deviation` for each perplexity.
+    roles, layers, stacks, heads: a row a role, layer, stack or head: `perplexity_only` with only it quantized,
+    `perplexity_without` with all but it, and each relative to the unquantized model, `damage_only` and
+    `damage_without`. Under several draws there is a column `…_deviation` for each perplexity.
     model: `perplexity`, `unquantized` (the perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`;
     under several draws with the `…_deviation` of each that was measured.
     """
@@ -35,11 +35,13 @@ class Damages:
     roles: pd.DataFrame
     layers: pd.DataFrame
     stacks: pd.DataFrame
+    heads: pd.DataFrame
     model: dict[str, float]
 
 
 def damages_of(rows: list[dict]) -> dict[str, Damages]:
-    """What rows of one model say, scheme by scheme in their order."""
+    """What rows of one model say, scheme by scheme in their order; a cache stands as a scheme of its name."""
+    rows = [row | {"scheme": _called(row)} for row in rows]
     schemes = dict.fromkeys(row["scheme"] for row in rows if row["scheme"] != BASELINE)
     inputs = [row for row in rows if row["metric"] == "damage.largest_input"]
     exact = (row for row in rows if row["scheme"] == BASELINE and row["metric"] == "perplexity")
@@ -50,6 +52,12 @@ def damages_of(rows: list[dict]) -> dict[str, Damages]:
     }
 
 
+def _called(row: dict) -> str:
+    """The scheme of a row, or the variant that has none, such as a cache."""
+    scheme = row.get("scheme", BASELINE)
+    return row.get("variant", scheme) if scheme == BASELINE else scheme
+
+
 def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: float | None) -> Damages:
     model = {} if baseline is None else {"unquantized": baseline}
     for row in rows:
@@ -57,7 +65,7 @@ def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: float 
             model |= _named(row["metric"].removeprefix("damage."), row)
     if "perplexity" in model:
         model["damage"] = model["perplexity"] / baseline - 1
-    places = [_exchange_table(rows, field, baseline) for field in ("role", "layer", "stack")]
+    places = [_exchange_table(rows, field, baseline) for field in ("role", "layer", "stack", "head")]
     return Damages(scheme, _error_table(rows, inputs), *places, model)
 
 

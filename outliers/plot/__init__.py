@@ -12,6 +12,7 @@ _HOME = {
     "weight_costs": "ablation",
     "damage_map": "damage",
     "damage_bars": "damage",
+    "damage_heads": "damage",
     "sweep_costs": "sweep",
     "remedy_costs": "remedies",
     "attention_costs": "attention",

@@ -155,3 +155,41 @@ def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, place: str) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axes.set_xlim(-0.7, len(table) - 0.3)
     axes.tick_params(axis="x", rotation=0 if place == "layer" else 30)
+
+
+@figure_function
+def damage_heads(
+    damages: "Damages | ByScheme", *, scheme: str | None = None, ax: Axes | None = None
+) -> Axes | np.ndarray:
+    """Head × layer: the log-perplexity that keys and values of a head cost where nothing else is quantized.
+
+    A panel a cache, all on one scale.
+
+    Args:
+        damages: as `outliers.damage` returns it, or several by their names.
+        scheme: the cache to draw; by default all that were measured by head.
+    """
+    damages = {name: damage for name, damage in _by_scheme(damages).items() if len(damage.heads)}
+    caches = chosen("scheme", scheme, damages, ax)
+    maps = [_of_heads(damages[name]) for name in caches]
+    most = max(float(table.abs().to_numpy().max()) for table in maps)
+    size = 5.2, min(HIGHEST, 0.8 + len(maps) * (0.5 + 0.28 * len(maps[0])))
+    panels = panels_of(ax, len(maps), 1, size, sharex=True)
+    for axes, name, table in zip(panels[:, 0], caches, maps, strict=True):
+        image = axes.imshow(table, aspect="auto", interpolation="nearest", norm=Normalize(-most, most), cmap="RdBu_r")
+        axes.spines[:].set_visible(True)
+        axes.grid(False)
+        axes.set_title(name, loc="left", fontsize="small")
+        axes.set_xticks(*_some(table.columns, 16))
+        axes.set_yticks(*_some(table.index, 8))
+        axes.set_ylabel("head of keys")
+    axes.set_xlabel("layer")
+    axes.figure.colorbar(image, ax=list(panels.flat)).set_label("log-perplexity\n(nats a token)")
+    return panels
+
+
+def _of_heads(damage: "Damages") -> pd.DataFrame:
+    """Heads down, layers across."""
+    places = damage.heads["head"].str.extract(r"layers\.(?P<layer>\d+)\.heads\.(?P<head>\d+)").astype(int)
+    costs = np.log(damage.heads["perplexity_only"].astype(float) / damage.model["unquantized"])
+    return places.assign(cost=costs).pivot_table(index="head", columns="layer", values="cost")

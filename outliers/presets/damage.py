@@ -1,4 +1,4 @@
-"""The damage of schemes to one model: by projection, by role and by layer, and over all of it."""
+"""The damage of schemes, or of caches, to one model: by projection, role, layer and head, and over all of it."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -10,10 +10,12 @@ from outliers.metrics.errors import Errors
 from outliers.metrics.inputs import Inputs
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.places import Places
+from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage, schemes_of
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages, Subject
+from outliers.variants.cached import Cached
 from outliers.variants.quantized import EXACT, Quantized
 
 if TYPE_CHECKING:
@@ -22,19 +24,23 @@ if TYPE_CHECKING:
 
     from outliers.quantization.calibration import Calibration
 
+Damaging = Quantized | Cached
+
 
 def damage_plans(spec: Damage) -> list[Plan]:
-    """Of the model what each scheme damages; schemes that share weight codes are side by side."""
+    """Of the model what each scheme and cache damages; schemes that share weight codes are side by side."""
     subject = Causal(spec.model, spec.revision, spec)
-    variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
+    variants: list[Damaging] = [Cached(Formats.read(cache)) for cache in spec.caches]
+    if not variants or "schemes" in spec.model_fields_set:
+        variants = [*(Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)), *variants]
     return [Plan(subject, _stages(subject, variants, spec))]
 
 
-def _stages(subject: Causal, variants: Sequence[Quantized], spec: Damage) -> Stages:
+def _stages(subject: Causal, variants: Sequence[Damaging], spec: Damage) -> Stages:
     """All of it, what is by stack last."""
     chosen = "by" in spec.model_fields_set
     by_stack = _by_stack(subject, subject.config, variants, spec.by, spec.draws, chosen)
-    yield _cells(subject, variants, spec.by, spec.draws)
+    yield _cells(subject, variants, spec.by, spec.draws, chosen)
     if by_stack:
         yield by_stack
 
@@ -42,7 +48,7 @@ def _stages(subject: Causal, variants: Sequence[Quantized], spec: Damage) -> Sta
 def _by_stack(
     subject: Subject,
     config: "PretrainedConfig",
-    variants: Sequence[Quantized],
+    variants: Sequence[Damaging],
     by: Collection[str],
     draws: int,
     chosen: bool,
@@ -56,56 +62,69 @@ def _by_stack(
         if chosen:
             raise UserError(f"'{subject.name}' has one stack of layers; leave 'stack' out of what the damage is by")
         return []
-    return [Cell(subject, variant, Places(by="stack", draws=draws)) for variant in variants]
+    return [Cell(subject, variant, Places(by="stack", draws=draws)) for variant in variants if not _is_cache(variant)]
 
 
-def _cells(subject: Subject, variants: Sequence[Quantized], by: Iterable[str], draws: int) -> list[Cell]:
+def _cells(
+    subject: Subject, variants: Sequence[Damaging], by: Collection[str], draws: int, chosen: bool
+) -> list[Cell]:
     """The errors under all schemes first, then scheme by scheme.
 
-    Roles and layers bring what is over the model: it is what they are compared with. Projections alone have errors, so
-    a scheme that quantizes none of them has none.
+    Places bring what is over the model: it is what they are compared with. Projections alone have errors, so a scheme
+    that quantizes none of them has none, and a cache neither; a cache alone has heads. chosen: as for `_by_stack`.
     """
     by = set(by)
-    _check(by, [variant.scheme for variant in variants])
+    _check(by, variants, chosen)
     asked = []
-    if "error" in by:
-        with_errors = [variant for variant in variants if variant.scheme.quantizes_projections]
+    if with_errors := [variant for variant in variants if "error" in by and _has_errors(variant)]:
         asked += [(EXACT, Inputs()), *((variant, Errors()) for variant in with_errors)]
     if by - {"error"}:
-        places = [Places(by=field, draws=draws) for field in ("role", "layer") if field in by]
-        of_scheme = [Perplexity(draws=draws), Agreement(draws=draws), *places]
-        asked += [(EXACT, Perplexity(draws=draws)), *((one, metric) for one in variants for metric in of_scheme)]
+        asked += [(EXACT, Perplexity(draws=draws))]
+        for variant in variants:
+            fields = ("role", "layer", "head") if _is_cache(variant) else ("role", "layer")
+            places = [Places(by=field, draws=draws) for field in fields if field in by]
+            asked += [(variant, metric) for metric in (Perplexity(draws=draws), Agreement(draws=draws), *places)]
     return [Cell(subject, variant, metric) for variant, metric in asked]
 
 
-def _check(by: set[str], schemes: list[Scheme]) -> None:
+def _is_cache(variant: "Damaging") -> bool:
+    return isinstance(variant, Cached)
+
+
+def _has_errors(variant: "Damaging") -> bool:
+    return not _is_cache(variant) and variant.scheme.quantizes_projections
+
+
+def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
     if not by:
         raise UserError(f"no part of the damage is asked for; expected some of {', '.join(DAMAGE_BY)}")
     if unknown := sorted(by.difference(DAMAGE_BY)):
         raise unknown_name("part of the damage", unknown[0], DAMAGE_BY)
-    for scheme in schemes:
-        if not scheme.quantizes:
+    if chosen and "head" in by and not any(map(_is_cache, variants)):
+        raise UserError("schemes have no heads; leave 'head' out of what the damage is by, or name a cache: kv=int4")
+    for variant in variants:
+        if not _is_cache(variant) and not variant.scheme.quantizes:
             raise UserError(
-                f"scheme '{scheme.name}' quantizes nothing, so it damages nothing; expected one such as absmax"
+                f"scheme '{variant.name}' quantizes nothing, so it damages nothing; expected one such as absmax"
             )
-        if by == {"error"} and not scheme.quantizes_projections:
+        if by == {"error"} and not _has_errors(variant):
             raise UserError(
-                f"scheme '{scheme.name}' quantizes no projection, and nothing else has an error of its own; expected "
-                "another part of the damage: role, layer or model"
+                f"'{variant.name}' quantizes no projection, and nothing else has an error of its own; expected another "
+                "part of the damage: role, layer or model"
             )
 
 
 def damage(
     model: "PreTrainedModel",
     blocks: "Iterable[torch.Tensor]",
-    scheme: str | Scheme,
+    scheme: "str | Scheme | Cached",
     by: Iterable[str] = DAMAGE_BY,
     skip: Sequence[str] = (),
     draws: int = 1,
     calibration: "Calibration | None" = None,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
 ) -> Damages:
-    """Find where a scheme damages a model: by projection, by role, layer and stack, and over all of it.
+    """Find where a scheme or a cache damages a model: by projection, role, layer, stack or head, and over all of it.
 
     The error of a projection is that of its output from the inputs of the unquantized model, so that errors do not
     cascade; perplexities are those of whole models, in which they do. The model is left as it was.
@@ -113,9 +132,10 @@ def damage(
     Args:
         model: a causal language model, resident or streamed, whose exact weights are there.
         blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
-        scheme: name, or a scheme of one's own.
-        by: what to measure: "error" of each projection, perplexity by "role", by "layer" and, where there are
-            several, by "stack", and what is over the "model", which these bring along.
+        scheme: name, or a scheme of one's own; or a cache of keys and values, `outliers.variant("kv=int4")`.
+        by: what to measure: "error" of each projection, perplexity by "role" (of a cache keys and values), by "layer",
+            by "stack" where there are several, by "head" of a cache, and what is over the "model", which these bring
+            along.
         skip: patterns of projections that stay exact, as for `outliers.quantize`.
         draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6.
         calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
@@ -132,12 +152,16 @@ def damage(
     from outliers.variants.draw import check_draws
 
     by = [by] if isinstance(by, str) else by
-    blocks, scheme = list(sequences(blocks, attention_mask)), get_scheme(scheme)
+    blocks = list(sequences(blocks, attention_mask))
     check_draws(draws, str(model.dtype).removeprefix("torch."))
-    check_calibrated(scheme, calibration)
+    if _is_cache(scheme):
+        variant = scheme
+    else:
+        check_calibrated(get_scheme(scheme), calibration)
+        variant = Quantized(get_scheme(scheme), tuple(skip), calibration=calibration)
     if not blocks:
         raise UserError("no blocks to evaluate; expected at least one")
-    subject, variants = Given(model, blocks), [Quantized(scheme, tuple(skip), calibration=calibration)]
-    cells = _cells(subject, variants, by, draws)
-    cells += _by_stack(subject, model.config, variants, by, draws, by is not DAMAGE_BY)
-    return damages_of(records_of(cells))[scheme.name]
+    subject, chosen = Given(model, blocks), by is not DAMAGE_BY
+    cells = _cells(subject, [variant], by, draws, chosen)
+    cells += _by_stack(subject, model.config, [variant], by, draws, chosen)
+    return damages_of(records_of(cells))[variant.name if _is_cache(variant) else variant.scheme.name]

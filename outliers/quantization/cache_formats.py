@@ -9,10 +9,11 @@ from outlier_kernels.formats import FORMATS
 from outliers.errors import UserError, unknown_name
 
 INTEGERS = re.compile(r"int([2-8])")  # any number of bits, asymmetric; other formats are those of matrices
-WHOLE = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")  # a number, or a range of them
+_RANGE = "[0-9]{1,9}(?::[0-9]{1,9})?"
+_RANGES = re.compile(rf"{_RANGE}(?:\.{_RANGE})*")  # a number, or ranges of them
 NUMBERED = {"channels": 1, "recent": 0, "first": 0}  # options with a number, and the least one
 FLAGS = ("hadamard", "before")
-RANGES = ("layers", "heads")  # options with a range of numbers
+RANGES = ("layers", "heads")  # options with ranges of numbers, joined by points
 PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
 FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard or int3/layers=0:2/heads=1"
 
@@ -26,8 +27,8 @@ class CacheFormat:
     a scale. channels: by channel, so many consecutive positions of a channel of a head share one; an incomplete last
     group stays exact (KIVI: Liu et al., 2024). recent, first: how many of the last and of the first positions stay
     exact. before: keys as they are before the rotation of positions (KVQuant: Hooper et al., 2024). hadamard: a head's
-    channels are rotated first, and back afterwards (QuaRot: Ashkboos et al., 2024). layers, heads: the first and the
-    one before which they end, of heads of keys; None for all.
+    channels are rotated first, and back afterwards (QuaRot: Ashkboos et al., 2024). layers, heads: ranges, each the
+    first number and the one before which it ends, of heads of keys; None for all.
     """
 
     format: str
@@ -36,8 +37,8 @@ class CacheFormat:
     first: int = 0
     hadamard: bool = False
     before: bool = False
-    layers: tuple[int, int] | None = None
-    heads: tuple[int, int] | None = None
+    layers: tuple[range, ...] | None = None
+    heads: tuple[range, ...] | None = None
 
     @classmethod
     def read(cls, written: str) -> "CacheFormat":
@@ -76,7 +77,7 @@ class CacheFormat:
 
     def in_layer(self, layer: int) -> bool:
         """Whether a layer is quantized."""
-        return self.layers is None or self.layers[0] <= layer < self.layers[1]
+        return self.layers is None or any(layer in some for some in self.layers)
 
 
 class Formats(NamedTuple):
@@ -118,17 +119,22 @@ def _option(written: str, name: str, value: str) -> object:
         raise unknown_name("option of a cache", name, [*NUMBERED, *FLAGS, *RANGES])
     if name in FLAGS and not value:
         return True
-    if found := WHOLE.fullmatch(value):
-        first, end = int(found[1]), found[2]
-        if name in NUMBERED and str(first) == value and first >= NUMBERED[name]:
-            return first
-        if name in RANGES and first < int(end or first + 1):
-            return first, int(end or first + 1)
+    if _RANGES.fullmatch(value):
+        if name in NUMBERED and value.isdecimal() and str(int(value)) == value and int(value) >= NUMBERED[name]:
+            return int(value)
+        ranges = tuple(map(_range, value.split(".")))
+        if name in RANGES and all(ranges):
+            return ranges
     raise UserError(f"'{written}' has '{name}={value}'; expected one such as {FORMS}")
+
+
+def _range(written: str) -> range:
+    first, _, end = written.partition(":")
+    return range(int(first), int(end or int(first) + 1))
 
 
 def _write(name: str, value: object) -> str:
     """An option, as `CacheFormat.read` takes it."""
     if name in FLAGS:
         return name
-    return f"{name}={':'.join(map(str, value)) if isinstance(value, tuple) else value}"
+    return f"{name}={'.'.join(f'{some.start}:{some.stop}' for some in value) if name in RANGES else value}"

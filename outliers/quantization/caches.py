@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache as once
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -86,7 +87,7 @@ def _unpacked(packed: torch.Tensor, bits: int, features: int) -> torch.Tensor:
 def through(states: torch.Tensor, format: CacheFormat, prefix: int = 0) -> torch.Tensor:
     """Keys or values (batch, heads, positions, features) as attention meets them when they were kept so, in the dtype
     that they come in; prefix: how many of the positions are those of a prefix, which stays exact."""
-    heads = slice(*format.heads) if format.heads else slice(None)
+    heads = list(chain.from_iterable(format.heads)) if format.heads else slice(None)
     start = prefix + format.first
     end = start + format.coded(states.shape[-2] - prefix)
     if end == start:
@@ -144,7 +145,7 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
     layers, heads = len(list(attentions(model))), heads_of_keys(model)
     for one in filter(None, formats):
         for name, there, most in (("layers", one.layers, layers), ("heads", one.heads, heads)):
-            if there and there[1] > most:
+            if there and max(some.stop for some in there) > most:
                 raise UserError(f"'{one}' in a model with {most} {name} of keys; expected some of 0:{most}")
     if formats.keys and formats.keys.before and _norm_of_keys(model):
         raise UserError(

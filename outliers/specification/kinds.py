@@ -27,6 +27,7 @@ from pydantic_core import PydanticCustomError
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
+from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, by_weights, get_scheme, remedied
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
@@ -98,6 +99,12 @@ def _scheme(value: object, others: tuple[str, ...]) -> str | Scheme:
         raise ValueError("expected the name of a scheme, or a Scheme")
     with saying_all():
         return get_scheme(_line(value)) and value
+
+
+def _cache(value: str) -> str:
+    """The writing of a cache, as its variant is called."""
+    with saying_all():
+        return str(Formats.read(value))
 
 
 def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
@@ -172,6 +179,7 @@ Schemes = _schemes()
 SchemesAndPeer = _schemes(PEER)
 Skip = Annotated[list[Line], Split, Once]
 Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, Field(min_length=1), Once]
+Caches = Annotated[list[Annotated[Line, AfterValidator(_cache)]], Split, Once]
 Tokens = _whole(10**7, ge=2)  # of a sequence
 Count = _whole(10**6)
 Repeats = _whole(10**4)
@@ -412,7 +420,7 @@ class Account(OfOneModel):
     blocks: Count = Field(8, description="How many blocks, from the start of the text.")
 
 
-DAMAGE_BY = ("error", "role", "layer", "stack", "model")  # parts of the damage, which cost differently
+DAMAGE_BY = ("error", "role", "layer", "stack", "head", "model")  # parts of the damage, which cost differently
 
 
 class Damage(OfSchemes, OfOneModel, Calibrated):
@@ -423,8 +431,10 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
 
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
+    caches: Caches = Field([], description="Such as kv=int4, in the place of schemes unless some are given.")
     by: Names = Field(
-        list(DAMAGE_BY), description="Errors of projections, perplexity by role, layer, stack, or of the model."
+        list(DAMAGE_BY),
+        description="Errors of projections, perplexity by role, layer, stack, head of a cache, or of the model.",
     )
     draws: Repeats = Field(1, description=DRAWS)
 

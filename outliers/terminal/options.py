@@ -24,7 +24,7 @@ def options(kind: type[BaseModel], without: Iterable[str] = ()) -> list[Paramete
 def _option(name: str, field: FieldInfo) -> Parameter:
     called, typed = (field.title or name).replace("_", "-"), _typed(field)
     several = typed == list[str]
-    names = dict.fromkeys([re.sub("(?<=ch)es$|s$", "", called), called] if several else [called])
+    names = dict.fromkeys([re.sub("(?<=[nt]ch)es$|s$", "", called), called] if several else [called])
     option = Option(*(f"--{one}" for one in names), help=_help(field), metavar="A,B,…" if several else None)
     annotation = Annotated[typed | None, option]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
@@ -36,7 +36,44 @@ class Cached:
 
     def first_layer(self, _model: "PreTrainedModel") -> int:
         """The first layer that attends to codes."""
-        return min(one.layers[0] if one.layers else 0 for one in self.formats if one)
+        return min(min(some.start for some in one.layers) if one.layers else 0 for one in self.formats if one)
+
+    @property
+    def is_of_places(self) -> bool:
+        """Whether it quantizes nothing but some layers or heads."""
+        return any(format.layers or format.heads for format in self.formats if format)
+
+    def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, tuple[Formats, Formats | None]]:
+        """Keys and values ("role"), every layer, or every head of a layer (field), with the formats that are left where
+        nothing else is quantized, and where nothing there is; of a head the first alone."""
+        from outliers.models.anatomy import count_layers
+        from outliers.quantization.caches import heads_of_keys
+
+        if field == "role":
+            keys, values = self.formats
+            parts = {"keys": (Formats(keys=keys), Formats(values=values))} if keys else {}
+            return parts | ({"values": (Formats(values=values), Formats(keys=keys))} if values else {})
+        count, heads = count_layers(model.config), range(heads_of_keys(model))
+        layers = {layer: range(layer, layer + 1) for layer in range(count)}
+        if field == "head":
+            return {
+                f"layers.{layer}.heads.{head}": (self._at(layers=(only,), heads=(range(head, head + 1),)), None)
+                for layer, only in layers.items()
+                for head in heads
+            }
+        others = {layer: tuple(filter(None, (range(layer), range(layer + 1, count)))) for layer in layers}
+        return {layer: (self._at(layers=(only,)), self._at(layers=others[layer])) for layer, only in layers.items()}
+
+    def _at(self, **places: tuple[range, ...]) -> Formats:
+        return Formats(*(format and replace(format, **places) for format in self.formats))
+
+    def alone_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
+        """The same at a place alone."""
+        return Cached(place[0])
+
+    def exact_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
+        """The same but at a place."""
+        return Cached(place[1])
 
     def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError if keys or values of a model, which may be on the meta device, cannot be kept so."""

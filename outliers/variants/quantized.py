@@ -97,6 +97,34 @@ class Quantized:
         layers = (one.layer for one in quantized_parts(model, self.scheme) if one.path not in left)
         return min(layers, default=len(decoder_layers(model)))
 
+    @property
+    def is_of_places(self) -> bool:
+        """Whether it quantizes nothing but some places."""
+        return bool(self.only)
+
+    def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, str]:
+        """Every role, layer or stack (field) of which it quantizes something, as `only` and `skip` take it."""
+        from outliers.models.anatomy.views import views_of
+        from outliers.quantization.convert import quantized_parts, skipped
+
+        left = skipped(model, self.skip, self.scheme)
+        parts = (part for part in quantized_parts(model, self.scheme) if part.path not in left)
+        stacks = {layer: view for view in views_of(model).values() if not view.cross for layer in view.layers}
+        of_fields = {
+            "role": lambda part: (part.role, part.role),
+            "layer": lambda part: (part.layer, f"layers.{part.layer}"),
+            "stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written),
+        }
+        return dict(map(of_fields[field], parts))
+
+    def alone_at(self, place: str) -> "Quantized":
+        """The same at a place alone."""
+        return replace(self, only=(place,))
+
+    def exact_at(self, place: str) -> "Quantized":
+        """The same but at a place."""
+        return replace(self, skip=(*self.skip, place))
+
     def served(self, model: str, dtype: str, device: str, revision: str | None) -> "PreTrainedModel":
         """A model by its name, as `outliers.load_model` takes it, with all of the scheme that stands in the place of
         weights."""

@@ -1,8 +1,7 @@
-"""The loss of a model of which one role or one layer alone is quantized, or all but it."""
+"""The loss of a model of which one place alone is quantized, or all but it."""
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,12 +12,11 @@ from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, by_seed
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of, variant_losses
 from outliers.models.anatomy import ROLES, count_layers, projections, stacks_of
-from outliers.models.anatomy.views import views_of
-from outliers.models.decoder import inference, run_exchanged
+from outliers.models.decoder import inference, run_exchanged, run_from
 from outliers.models.stream import is_streamed
-from outliers.quantization.convert import quantized_parts, skipped
 from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell
+from outliers.variants.cached import Cached
 from outliers.variants.draw import drawn, scattered
 from outliers.variants.quantized import EXACT, Quantized
 
@@ -28,58 +26,60 @@ ONLY, WITHOUT = "only", "without"
 class Exchange(NamedTuple):
     """What is quantized.
 
-    kind: "only" a place, or all "without" it. field: "role", "layer" or "stack". place: its name or number. written: as
-    `only` and `skip` of schemes take it.
+    kind: "only" a place, or all "without" it. field: "role", "layer", "stack" or "head". place: its name or number.
+    variant: under which nothing else is quantized.
     """
 
     kind: str
     field: str
     place: str | int
-    written: str
-
-    def under(self, variant: Quantized) -> Quantized:
-        """What a variant is where only these places are under its scheme."""
-        skip = *variant.skip, self.written
-        return replace(variant, **{ONLY: {"only": (self.written,)}, WITHOUT: {"skip": skip}}[self.kind])
+    variant: Quantized | Cached
 
 
-def exchanges(model: PreTrainedModel, variant: Quantized, field: str) -> list[Exchange]:
-    """Every role, layer or stack (field) of which a variant quantizes something, alone, and then all but it.
+def exchanges(model: PreTrainedModel, variant: Quantized | Cached, field: str) -> list[Exchange]:
+    """Every role, layer, stack or head (field) of which a variant quantizes something, alone, and then all but it.
 
-    Where there is one place, all but it is nothing. Of the model the names of modules are looked at, and no weight.
-
-    Raises:
-        UserError: the variant quantizes only some places.
+    Where there is one place, all but it is nothing; heads stand alone. Of the model the names of modules are looked at,
+    and no weight.
     """
-    if variant.only:
-        raise UserError(f"'{variant.name}' quantizes some places already; expected 'skip' in the place of 'only'")
-    left = skipped(model, variant.skip, variant.scheme)
-    parts = (one for one in quantized_parts(model, variant.scheme) if one.path not in left)
-    stacks = {layer: view for view in views_of(model).values() if not view.cross for layer in view.layers}
-    of_fields = {
-        "role": lambda one: (one.role, one.role),
-        "layer": lambda one: (one.layer, f"layers.{one.layer}"),
-        "stack": lambda one: (stacks[one.layer].name, stacks[one.layer].written),
-    }
-    places = dict(map(of_fields[field], parts))
-    kinds = (ONLY, WITHOUT) if len(places) > 1 else (ONLY,)
-    return [Exchange(kind, field, *place) for kind in kinds for place in places.items()]
+    places = variant.places(model, field)
+    kinds = {ONLY: variant.alone_at}
+    if len(places) > 1 and field != "head":
+        kinds[WITHOUT] = variant.exact_at
+    return [Exchange(kind, field, place, at(of)) for kind, at in kinds.items() for place, of in places.items()]
 
 
 def exchange_losses(
-    model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Quantized, asked: Sequence[Exchange]
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Quantized | Cached, asked: Sequence[Exchange]
 ) -> list[list[Loss]]:
     """The loss of each block, ids (T,), for each of some exchanges of one field.
 
     Of a resident model, what comes before an exchanged layer is computed once for all layers; it may be under the
     scheme already: its codes are then used. A streamed model passes all of its layers for each exchange, and reads them
-    once. Blocks of a resident model are read once for each kind of exchange of layers, or for each exchange of a role.
+    once. Blocks of a resident model are read once for each kind of exchange of layers, or for each exchange of others.
     """
+    variants = [one.variant for one in asked]
+    if not is_streamed(model) and isinstance(variant, Cached):
+        return _from_inputs(model, blocks, variants)
     if is_streamed(model) or asked[0].field != "layer":
-        return variant_losses(model, blocks, [one.under(variant) for one in asked])
+        return variant_losses(model, blocks, variants)
     layers = {kind: [one.place for one in asked if one.kind == kind] for kind in (ONLY, WITHOUT)}
     found = {kind: _by_layer(model, blocks, variant, kind, of_kind) for kind, of_kind in layers.items()}
     return [found[one.kind][one.place] for one in asked]
+
+
+@inference
+def _from_inputs(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Iterable[Cached]
+) -> list[list[Loss]]:
+    """The loss of each block under each variant, from what its first layer reads in the unquantized model."""
+    kept: list[dict] = [{} for _ in blocks]
+    losses = []
+    for variant in variants:
+        with variant.on(model):
+            passed = run_from(model, blocks, variant.first_layer(model), kept)
+            losses.append([finite_loss(model, ids, states) for _, ids, states in passed])
+    return losses
 
 
 def coded(model: PreTrainedModel) -> PreTrainedModel:
@@ -104,7 +104,7 @@ def _by_layer(
 
 
 class OfPlaces(Measurement):
-    """All roles or all layers under one scheme."""
+    """All roles, layers, stacks or heads under one variant."""
 
     def steps(self, cells: Sequence[Cell]) -> int:
         """As many as there are places in a model of which nothing is skipped."""
@@ -123,11 +123,12 @@ class OfPlaces(Measurement):
         with named(subject.name):
             (variant,) = bench.knowing([cell.variant], subject)
         asked = exchanges(model, variant, metric.by)
-        passes = len(asked) if is_streamed(model) else count if metric.by == "layer" else 1
+        is_cache = isinstance(variant, Cached)
+        passes = len(asked) if is_streamed(model) else count if metric.by == "layer" and not is_cache else 1
         blocks = bench.counted(subject.blocks[part], passes)
         with (
             named(subject.name, variant.name),
-            nullcontext(model) if is_streamed(model) else bench.under(variant) as changed,
+            nullcontext(model) if is_streamed(model) or is_cache else bench.under(variant) as changed,
         ):
             draws = [_drawn_losses(coded(changed), blocks, variant, asked, draw) for draw in range(metric.draws)]
         by_place = zip(asked, zip(*draws, strict=True), strict=True)
@@ -145,24 +146,37 @@ class OfPlaces(Measurement):
 
 
 def _count(cell: Cell) -> int:
-    """How many roles or layers there are, of which a scheme may leave some.
+    """How many roles, layers, stacks or heads there are, of which a variant may leave some.
 
     Raises:
-        UserError: the variant is more than a scheme, or none that quantizes.
+        UserError: the variant is no scheme or cache that quantizes, has no such places, or is of some alone.
     """
-    variant = cell.variant
-    if not isinstance(variant, Quantized) or not variant.scheme.quantizes:
-        raise UserError(f"places of '{variant.name}'; expected a scheme that quantizes, such as absmax")
-    if cell.metric.by == "layer":
-        return count_layers(cell.subject.config)
-    if cell.metric.by == "stack":
-        return len(stacks_of(cell.subject.config))
-    roles = {role for stack in stacks_of(cell.subject.config) for role in ROLES if getattr(stack, role)}
+    variant, config, by = cell.variant, cell.subject.config, cell.metric.by
+    is_cache = isinstance(variant, Cached)
+    if not is_cache and not (isinstance(variant, Quantized) and variant.scheme.quantizes):
+        raise UserError(f"places of '{variant.name}'; expected a scheme that quantizes, such as absmax, or kv=int4")
+    if variant.is_of_places:
+        raise UserError(f"'{variant.name}' quantizes some places already; expected a scheme, or a cache, of all")
+    if by in ("head", "stack") and is_cache != (by == "head"):
+        raise UserError(f"places of '{variant.name}' by {by}; expected heads of a cache, or stacks of a scheme")
+    if by == "layer":
+        return count_layers(config)
+    if by == "stack":
+        return len(stacks_of(config))
+    if by == "head":
+        return count_layers(config) * (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    if is_cache:
+        return sum(format is not None for format in variant.formats)
+    roles = {role for stack in stacks_of(config) for role in ROLES if getattr(stack, role)}
     return len(roles) + (variant.scheme.attention is not None)
 
 
 def _drawn_losses(
-    model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Quantized, asked: Sequence[Exchange], draw: int
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    variant: Quantized | Cached,
+    asked: Sequence[Exchange],
+    draw: int,
 ) -> list[list[Loss]]:
     with drawn(model, draw):
         return exchange_losses(model, blocks, variant, asked)

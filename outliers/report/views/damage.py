@@ -8,7 +8,7 @@ import pandas as pd
 
 from outliers.metrics.damages import Damages, damages_of
 from outliers.models.names import short_name
-from outliers.plot.damage import ByScheme, damage_bars, damage_map
+from outliers.plot.damage import ByScheme, damage_bars, damage_heads, damage_map
 from outliers.report.analysis import exact, scattered_by, value_of
 from outliers.report.explorer.damage import damage_explorer
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
@@ -60,12 +60,14 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     errors["token_text"] = [None if pd.isna(token) else names(int(token)) for token in errors["token"]]
     notes = _scatter_note(rows)
     tables = [*_models(damages), *_places("role", damages), *_places("layer", damages)]
-    tables += [*_places("stack", damages), *_worst(errors)]
+    tables += [*_places("stack", damages), *_places("head", damages), *_worst(errors)]
     drawings = []
     if len(errors):
         drawings.append(Drawing.of("damage_errors", HEAT_CAPTION, damage_map(damages)))
     if any(len(one.roles) or len(one.layers) or len(one.stacks) for one in damages.values()):
         drawings.append(Drawing.of("damage_places", BARS_CAPTION, damage_bars(damages)))
+    if any(len(one.heads) for one in damages.values()):
+        drawings.append(Drawing.of("damage_heads", HEADS_CAPTION, damage_heads(damages)))
     shown = "\n\n".join(filter(None, [printed([], notes), printed(tables)]))
     title = f"Damage to {short_name(rows[0]['model'])}"
     further = {"errors": errors[["scheme", *errors.columns.drop("scheme")]]} if len(errors) else {}
@@ -82,6 +84,8 @@ BARS_CAPTION = (
     "Log-perplexity that a role or a layer costs where only it is quantized, and that is saved where only it stays "
     "exact, under each scheme."
 )
+
+HEADS_CAPTION = "Log-perplexity that the keys and values of one head cost where nothing else is quantized, by cache."
 
 
 def _scatter_note(rows: list[dict]) -> list[str]:
@@ -106,15 +110,17 @@ def _models(damages: ByScheme) -> list[Table]:
 
 
 def _places(field: str, damages: ByScheme) -> list[Table]:
-    """Perplexities by role or by layer, for each scheme; those of layers are many, and folded."""
+    """Perplexities by role or by layer, for each scheme; those of layers and heads are many, and folded."""
     tables = {scheme: getattr(one, f"{field}s") for scheme, one in damages.items()}
     data = pd.concat([table.assign(scheme=scheme) for scheme, table in tables.items()], ignore_index=True)
     if data.empty:
         return []
     data = data[["scheme", *data.columns.drop("scheme")]]
-    caption = f"Perplexity with only one {field} quantized, and with all but it."
-    columns = [SCHEME, (field, f"{{{field}}}"), *PLACES]
-    return [Table.of(f"damage_{field}s", caption, columns, data, names=2, folded=field == "layer")]
+    caption = f"Perplexity with only one {field} quantized" + (
+        ", and with all but it." if "perplexity_without" in data else "."
+    )
+    columns = [SCHEME, (field, f"{{{field}}}"), *(PLACES if "perplexity_without" in data else PLACES[:2])]
+    return [Table.of(f"damage_{field}s", caption, columns, data, names=2, folded=field in ("layer", "head"))]
 
 
 def _worst(errors: pd.DataFrame) -> list[Table]:
@@ -146,7 +152,7 @@ def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str =
     for one in schemes:
         findings += _of_roles(one, names) if one in costly else []
         findings += [_of_model(one, scatter)] if "damage" in one.model else []
-        findings += _of_layers(one) if one in costly[:1] else []
+        findings += [*_of_places(one, "layer"), *_of_places(one, "head")] if one in costly[:1] else []
     return [*findings, *(finding for one in schemes for finding in _of_errors(one))][:FINDINGS]
 
 
@@ -191,19 +197,20 @@ def _is_more(place: dict, other: dict) -> bool:
     return value_of(place, "perplexity_only").is_above(value_of(other, "perplexity_only"))
 
 
-def _of_layers(one: Damages) -> list[Finding]:
-    """Which layers cost most alone, if each of them costs more than any that is not named."""
-    if one.layers.empty:
+def _of_places(one: Damages, field: str) -> list[Finding]:
+    """Which layers, or heads, cost most alone, if each of them costs more than any that is not named."""
+    table = getattr(one, f"{field}s")
+    if table.empty:
         return []
-    layers = one.layers.sort_values("perplexity_only", ascending=False).to_dict("records")
-    broken = [layer for layer in layers[:MOST] if _part(one, layer["damage_only"]) >= SHARE]
-    while broken and len(broken) < len(layers) and not _is_more(broken[-1], layers[len(broken)]):
+    places = table.sort_values("perplexity_only", ascending=False).to_dict("records")
+    broken = [place for place in places[:MOST] if _part(one, place["damage_only"]) >= SHARE]
+    while broken and len(broken) < len(places) and not _is_more(broken[-1], places[len(broken)]):
         broken.pop()
     if not broken:
-        return [Finding(f"No layer stands out under {one.scheme}.", "damage_layers")]
-    costs = ", ".join(f"{layer['layer']:.0f} ({_cost(one, layer, 'perplexity_only')})" for layer in broken)
-    which = "layers that cost" if len(broken) > 1 else "layer that costs"
-    return [Finding(f"Under {one.scheme} the {which} most alone: {costs}.", "damage_layers")]
+        return [Finding(f"No {field} stands out under {one.scheme}.", f"damage_{field}s")]
+    costs = ", ".join(f"{place[field]} ({_cost(one, place, 'perplexity_only')})" for place in broken)
+    which = f"{field}s that cost" if len(broken) > 1 else f"{field} that costs"
+    return [Finding(f"Under {one.scheme} the {which} most alone: {costs}.", f"damage_{field}s")]
 
 
 def _largest(one: Damages, role: str, names: Names) -> str:
