@@ -196,6 +196,15 @@ def test_prefixes_that_cannot_be_are_refused(model, variant, message, monkeypatc
     assert message in errors
 
 
+def test_a_prefix_before_a_cache_in_few_bits_is_refused_before_a_model_is_loaded(monkeypatch, capsys, tmp_path):
+    """Where a model generates; in a perplexity both are simulated."""
+    monkeypatch.setattr("outliers.subjects.bench.Bench.load", None)
+    options = ["--variant", "prefix(3)+kv=int4", "--metric", "latency", "--block", 64, "--blocks", 1, "--prompt", 32]
+    code, _, errors = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, "--out", tmp_path, command="measure")
+    assert code == 2
+    assert "'prefix(3)+kv=int4' generates behind a prefix in kv=int4; expected one alone" in errors
+
+
 def test_streamed_models_have_no_prefix(monkeypatch, capsys, tmp_path):
     options = ["--variant", "prefix(3)", "--stream", "--blocks", "1", "--out", tmp_path]
     code, _, errors = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, command="measure")

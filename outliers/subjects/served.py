@@ -5,10 +5,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE
 from outliers.subjects.causal import Causal, Pretrained
 from outliers.subjects.cell import Cell
-from outliers.variants.together import apart_from_cache, schemes_of
+from outliers.variants.cached import Prefixed
+from outliers.variants.together import apart_from_cache, parts_of, schemes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,13 +35,16 @@ class Served(Causal):
         return {name: value for name, value in super().asked.items() if name not in ("block", "blocks")}
 
     def check(self, cells: Iterable[Cell]) -> None:
-        """As of a causal model; and see that schemes can do without exact weights."""
+        """As of a causal model; and see that schemes can do without exact weights, and a cache without a prefix."""
         from outliers.quantization.convert import check_kept
 
         cells = list(cells)
         for cell in cells:
             for one in schemes_of(cell.variant):
                 check_kept(one.scheme)
+            others, formats = apart_from_cache(cell.variant)
+            if formats and any(isinstance(part, Prefixed) for part in parts_of(others)):
+                raise UserError(f"'{cell.variant.name}' generates behind a prefix in {formats}; expected one alone")
         super().check(cells)
 
     def check_calibration(self, variant: "Variant") -> None:

@@ -108,10 +108,10 @@ class OfPlaces(Measurement):
 
     def steps(self, cells: Sequence[Cell]) -> int:
         """As many as there are places in a model of which nothing is skipped."""
-        return sum(2 * _count(cell) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
+        return sum(_kinds(cell) * _count(cell) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        return super().keeps(cells)._replace(variants=max(2 * _count(cell) for cell in cells))
+        return super().keeps(cells)._replace(variants=max(_kinds(cell) * _count(cell) for cell in cells))
 
     def answer(
         self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict
@@ -143,6 +143,11 @@ class OfPlaces(Measurement):
             one = {"metric": f"damage.perplexity_{kind}", cell.metric.by: place, **scattered(found), "unit": "1"}
             values.append(one)
         return values
+
+
+def _kinds(cell: Cell) -> int:
+    """Kinds of exchanges: a place alone, and but for heads all but it."""
+    return 1 if cell.metric.by == "head" else 2
 
 
 def _count(cell: Cell) -> int:
