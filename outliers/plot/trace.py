@@ -247,7 +247,8 @@ def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None =
 def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
     """Layer × channel of the concatenated heads: the largest |key| and |value| beside the median channel of the head.
 
-    Channels that exceed three times the median in a tenth of the layers are numbered above, within their head. All panels are on one logarithmic scale, which begins at half the median; what is below has the darkest colour. Lines
+    Channels that exceed three times the median in a tenth of the layers are numbered above, within their head. All
+    panels are on one logarithmic scale, which begins at half the median; what is below has the darkest colour. Lines
     are between heads. Where there are more than 1,024 channels, neighbours share a column that shows their largest.
 
     Args:
@@ -267,7 +268,7 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
         image = axes.imshow(pooled(values, -(-values.shape[1] // COLUMNS)), **style)
         axes.spines[:].set_visible(True)
         axes.grid(False)
-        axes.set_title("{}, {}".format(KEYS[name][0], SIDES[KEYS[name][1]]), loc="left")
+        axes.set_title(f"{KEYS[name][0]}, {SIDES[KEYS[name][1]]}", loc="left")
         axes.set_ylabel("layer")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         _number_heads(axes, heads)
@@ -282,7 +283,7 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
 
 
 def key_ratios(rows: Rows, role: str, side: str) -> pd.DataFrame:
-    """The largest |x| of each channel over the median channel's of its head: rows are layers, columns (head, channel)."""
+    """The largest |x| of each channel over the median channel's of its head, layers down, (head, channel) across."""
     found: dict[int, dict] = {}
     for row in records(rows):
         if row["metric"] == "keys.head" and (row["role"], row["side"]) == (role, side):

@@ -81,8 +81,8 @@ def int8_attention(
 
 
 def is_replaceable(model: PreTrainedModel) -> bool:
-    """Whether the attention function of a model can be replaced: of encoder-decoders T5Gemma alone has one, whose scores
-    are capped."""
+    """Whether the attention function of a model can be replaced: of encoder-decoders T5Gemma alone has one, whose
+    scores are capped."""
     return model._supports_attention_backend and not anatomy_of(model.config).decoder
 
 

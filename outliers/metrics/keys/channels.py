@@ -181,7 +181,7 @@ class Channels:
 
 
 def _of_bias(bias: torch.Tensor, mean_square: torch.Tensor) -> dict:
-    """A bias, or the norm of a layer's, and its share of the mean square: above 1 where the rest takes some of it back."""
+    """A bias, or the norm of a layer's, and its share of the mean square: above 1 where the rest takes some back."""
     share = bias**2 / mean_square if mean_square > 0 else 0.0
     return {"bias": _short(bias), "bias_share": _short(share)}
 

@@ -6,10 +6,9 @@ from functools import reduce
 import torch
 
 from outliers.metrics.keys.channels import Channels
-from outliers.metrics.keys.observe import observed_channels
+from outliers.metrics.keys.observe import check_shows, observed_channels
 from outliers.metrics.measurement import Measurement
 from outliers.models.skeleton import skeleton
-from outliers.quantization.attention import check_attention
 from outliers.subjects.bench import Bench, named_under
 from outliers.subjects.cell import Cell
 
@@ -18,7 +17,7 @@ class OfChannels(Measurement):
     """The channels of each cell."""
 
     def check(self, cell: Cell) -> None:
-        check_attention(skeleton(cell.subject.config, torch.bfloat16))
+        check_shows(skeleton(cell.subject.config, torch.bfloat16))
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Channels]:
         (cell,) = cells

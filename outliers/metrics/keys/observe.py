@@ -10,13 +10,14 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from outliers.metrics.keys import AFTER, BEFORE, PARTS
+from outliers.errors import UserError
+from outliers.metrics.keys import BEFORE, PARTS
 from outliers.metrics.keys.channels import Channels
 from outliers.models.anatomy import Projection
 from outliers.models.anatomy.parts import Part, parts
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.stream import AS_IT_IS, Variant, Watched
-from outliers.quantization.attention import attentions, check_attention
+from outliers.quantization.attention import attentions, is_replaceable
 from outliers.quantization.linear import stored_weight
 
 OBSERVED = "observed"  # its name among the implementations of attention
@@ -40,12 +41,21 @@ def observed_channels(
         UserError: the attention of the model cannot be exchanged.
         BrokenModel: states are no finite numbers.
     """
-    check_attention(model)
+    check_shows(model)
     found = Channels()
     with under(model, Watched(variant, partial(_hooks, found, count))) as (changed, left):
         for _ in run_decoder(changed, blocks, variant=left):
             pass
     return found
+
+
+def check_shows(model: PreTrainedModel) -> None:
+    """Raise UserError unless a model, which may be on the meta device, can show what its attention multiplies."""
+    if not is_replaceable(model):
+        raise UserError(
+            f"queries, keys and values of '{model.config.model_type}', whose attention cannot be replaced in "
+            "transformers; expected an architecture such as gpt2, llama, bert or vit"
+        )
 
 
 @contextmanager

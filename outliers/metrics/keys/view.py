@@ -22,15 +22,19 @@ NAMED = 2  # features of a channel in a table
 WORDS = ("states", "written most by")
 
 CAPTION = (
-    "The largest channels of queries, keys and values: the largest |x|, the median channel's of the head, the mean, and "
-    "the share of the mean square that the mean makes (constant: 100 % is the same at all positions){bias}. Before: as "
-    "the projections put them out, where attention multiplies something else, as behind a rotation of positions. Of keys "
-    "the input features with the largest terms of the mean, which are weight times the feature's mean."
+    "The largest channels of queries, keys and values: the largest |x|, the median channel's of the head, the mean, "
+    "and how constant they are: the share of the mean square that the mean makes, 100 % where a channel is the same at "
+    "all positions{bias}.{before} Of keys the input features that write most of the mean, each with its own mean times "
+    "its weight."
 )
-OF_BIAS = ", and that which the bias of the projection makes"
+OF_BIAS = "; and the share that the bias of the projection makes"
+OF_BEFORE = (
+    " Before: as projections put them out, where attention multiplies something else, as behind a rotation of "
+    "positions."
+)
 BIAS_CAPTION = (
-    "Biases of queries, keys and values by layer: the norm, and its square as a share of the mean square of all channels, "
-    "which is above 100 % where the rest takes some of it back."
+    "Biases of queries, keys and values by layer: the norm, and its square as a share of the mean square of all "
+    "channels, which is above 100 % where the rest takes some of it back."
 )
 MAP_CAPTION = (
     f"The largest |x| of each channel of keys and values beside the median channel of its head, by layer. Numbered: "
@@ -103,7 +107,8 @@ def _section(rows: list[dict], ending: str) -> Section:
     columns = [one for one in COLUMNS if len(biased) or one[0] != "bias (%)"]
     largest = channels.sort_values("value", ascending=False, kind="stable").groupby(["role", "side"])
     shown = largest.head(SHOWN).sort_values("side", ascending=False, kind="stable").sort_values("role", kind="stable")
-    caption = CAPTION.format(bias=OF_BIAS if len(biased) else "")
+    rotated = (channels["side"] == BEFORE).any()
+    caption = CAPTION.format(bias=OF_BIAS if len(biased) else "", before=OF_BEFORE if rotated else "")
     tables = [Table.of(f"keys{ending}", caption, columns, channels.dropna(axis=1, how="all"), shown, names=WORDS)]
     if len(biased):
         data = biased.dropna(axis=1, how="all")
@@ -187,9 +192,9 @@ def _written_by(feature: int, rows: list[dict]) -> str:
     """That a feature writes the largest channel of keys of some layers."""
     most = max(rows, key=lambda row: row["value"])
     layers = ranges(sorted(row["layer"] for row in rows))
-    text = f"Feature {feature} writes most of the largest channel of the keys of layer{'s' * (len(rows) > 1)} {layers}: "
-    text += f"{_signed(most['terms'][0])} of a mean of {_signed(most['mean'])} in channel {most['channel']} of head "
-    return f"{text}{most['head']} of layer {most['layer']}."
+    text = f"Feature {feature} writes most of the largest channel of the keys of layer{'s' * (len(rows) > 1)} "
+    text += f"{layers}: {_signed(most['terms'][0])} of a mean of {_signed(most['mean'])} in channel {most['channel']} "
+    return f"{text}of head {most['head']} of layer {most['layer']}."
 
 
 def _many(rows: list[dict]) -> str:
@@ -197,8 +202,8 @@ def _many(rows: list[dict]) -> str:
     keys, values = (key_ratios(rows, *KEYS[name]).to_numpy() for name in ("keys", "values"))
     counts = [int(np.sum(one > STANDS_OUT)) for one in (keys, values)]
     return (
-        f"Of {keys.size:,} channels of keys {counts[0]:,} exceed {STANDS_OUT} times the median channel of their head, of "
-        f"{values.size:,} channels of values {counts[1]:,}."
+        f"Of {keys.size:,} channels of keys {counts[0]:,} exceed {STANDS_OUT} times the median channel of their head, "
+        f"of {values.size:,} channels of values {counts[1]:,}."
     )
 
 
