@@ -15,6 +15,7 @@ DIGITS, SHORT = ".7g", ".4g"  # of a number; of one of many
 
 Place = tuple[int, str]  # layer and role
 Channel = tuple[int, int, int]  # layer, head and channel
+Key = tuple[int, str, str]  # layer, role and side
 
 
 class Sums(NamedTuple):
@@ -83,7 +84,7 @@ class Channels:
     float64 (features,).
     """
 
-    sums: dict[tuple[int, str, str], Sums] = field(default_factory=dict)
+    sums: dict[Key, Sums] = field(default_factory=dict)
     changed: set[Place] = field(default_factory=set)
     biases: dict[Place, torch.Tensor] = field(default_factory=dict)
     inputs: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -121,55 +122,50 @@ class Channels:
         most = max(one["value"] / max(one["median"], TINY) for one in keys)
         return [{"metric": "keys", "value": _short(most)}, *found]
 
-    def _of(self, key: tuple[int, str, str], count: int) -> Iterator[dict]:
+    def _of(self, key: Key, count: int) -> Iterator[dict]:
         layer, role, side = key
-        sums, place = self.sums[key], {"layer": layer, "role": role, "side": side}
-        bias = self.biases.get((layer, role)) if self._is_projected(key) else None
-        magnitudes, squares, medians = sums.magnitudes, sums.mean_squares, sums.magnitudes.median(1).values
-        whole = {} if bias is None else _of_bias(bias.norm(), squares.sum())
-        yield {
-            "metric": "keys.layer",
-            "value": _short(magnitudes.max()),
-            "median": _short(magnitudes.median()),
-            "rms": _short(squares.mean().sqrt()),
-            "constant": _short(sums.constant.median()),
-            **whole,
-            **place,
-        }
-        for head, of_head in enumerate(magnitudes):
-            yield {
-                "metric": "keys.head",
-                "value": _short(of_head.max()),
-                "channel": int(of_head.argmax()),
-                "median": _short(medians[head]),
-                **place,
-                "head": head,
-                **({} if role == "queries" else {"magnitudes": [_short(one, SHORT) for one in of_head]}),
-            }
-        for head, channel in sums.first(count):
-            at = head, channel
-            share = {} if bias is None else _of_bias(bias[at], squares[at])
+        place = {"layer": layer, "role": role, "side": side}
+        for record in (self._layer(key), *self._heads(key), *self._channels(key, count)):
+            yield record | place
+
+    def _layer(self, key: Key) -> dict:
+        sums, bias = self.sums[key], self._bias(key)
+        share = {} if bias is None else _of_bias(bias.norm(), sums.mean_squares.sum())
+        return {"metric": "keys.layer", "value": _short(sums.magnitudes.max()), **_median(sums, slice(None)), **share}
+
+    def _heads(self, key: Key) -> Iterator[dict]:
+        sums = self.sums[key]
+        for head, magnitudes in enumerate(sums.magnitudes):
+            place = {"head": head, "channel": int(magnitudes.argmax())}
+            all_of_them = {"magnitudes": [_short(one, SHORT) for one in magnitudes]} if key[1] != "queries" else {}
+            value = _short(magnitudes.max())
+            yield {"metric": "keys.head", "value": value, **_median(sums, head), **place, **all_of_them}
+
+    def _channels(self, key: Key, count: int) -> Iterator[dict]:
+        sums, bias = self.sums[key], self._bias(key)
+        for at in sums.first(count):
+            head, channel = at
             yield {
                 "metric": "keys.channel",
-                "value": _short(magnitudes[at]),
-                "median": _short(medians[head]),
+                "value": _short(sums.magnitudes[at]),
+                "median": _median(sums, head)["median"],
                 "mean": _short(sums.means[at]),
-                "rms": _short(squares[at].sqrt()),
+                "rms": _short(sums.mean_squares[at].sqrt()),
                 "constant": _short(sums.constant[at]),
-                **share,
-                **place,
+                **({} if bias is None else _of_bias(bias[at], sums.mean_squares[at])),
                 "head": head,
                 "channel": channel,
                 "position": int(sums.position[at]),
-                **(self._features((layer, head, channel), sums.count) if self._is_of_keys(key) else {}),
+                **(self._features((key[0], *at), sums.count) if key[1] == "keys" and self._is_projected(key) else {}),
             }
 
-    def _is_projected(self, key: tuple[int, str, str]) -> bool:
+    def _is_projected(self, key: Key) -> bool:
         """Whether this is what the projection puts out."""
         return key[2] == BEFORE or key[:2] not in self.changed
 
-    def _is_of_keys(self, key: tuple[int, str, str]) -> bool:
-        return key[1] == "keys" and self._is_projected(key)
+    def _bias(self, key: Key) -> torch.Tensor | None:
+        """The bias of the projection, where it is a part of this."""
+        return self.biases.get(key[:2]) if self._is_projected(key) else None
 
     def _features(self, channel: Channel, count: int) -> dict:
         """The input features that write most into the mean of a channel, with the terms weight · mean."""
@@ -178,6 +174,12 @@ class Channels:
         terms = self.weights[channel] * self.inputs[channel[0]] / count
         features = terms.abs().sort(descending=True, stable=True).indices[:FEATURES]
         return {"features": features.tolist(), "terms": [_short(one) for one in terms[features]]}
+
+
+def _median(sums: Sums, heads: int | slice) -> dict:
+    """What the median channel of some heads has."""
+    of_channels = {"median": sums.magnitudes, "rms": sums.mean_squares.sqrt(), "constant": sums.constant}
+    return {name: _short(values[heads].median()) for name, values in of_channels.items()}
 
 
 def _of_bias(bias: torch.Tensor, mean_square: torch.Tensor) -> dict:
