@@ -249,7 +249,7 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
 
     Channels that exceed three times the median in a tenth of the layers are numbered above, within their head. All
     panels are on one logarithmic scale, which begins at half the median; what is below has the darkest colour. Lines
-    are between heads. Where there are more than 1,024 channels, neighbours share a column that shows their largest.
+    are between up to 16 heads. Where there are more than 1,024 channels, neighbours share a column that shows their largest.
 
     Args:
         rows: of the metric `keys`, of one model under one variant.
@@ -275,7 +275,7 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
         often = ((values > STANDS_OUT).mean(0) >= OFTEN).nonzero()[0]
         ranked = often[np.argsort(-values.sum(0)[often], kind="stable")].tolist()
         _number(axes, {place: maps[name].columns[place][1] for place in ranked}, values.shape[1])
-    axes.set_xlabel("channel, head by head", labelpad=1)
+    axes.set_xlabel("head, channel by channel", labelpad=1)
     bar = axes.figure.colorbar(image, ax=list(panels.flat), aspect=10 * len(shown), extend="min")
     bar.set_label("largest |x| over the median\nchannel's of the head, logarithmic")
     log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
@@ -294,10 +294,10 @@ def key_ratios(rows: Rows, role: str, side: str) -> pd.DataFrame:
 
 
 def _number_heads(axes: Axes, heads: pd.Index) -> None:
-    """Lines between heads, and their numbers along x."""
+    """The numbers of heads along x, and lines between them where they are few."""
     starts = [place for place in range(len(heads)) if place == 0 or heads[place] != heads[place - 1]]
-    for start in starts[1:]:
-        axes.axvline(start - 0.5, color="white", linewidth=0.6)
+    for start in starts[1:] if len(starts) <= HEADS_NUMBERED else ():
+        axes.axvline(start - 0.5, color="white", linewidth=0.4)
     step = -(-len(starts) // HEADS_NUMBERED)
     middles = [(start + end - 1) / 2 for start, end in pairwise([*starts, len(heads)])]
-    axes.set_xticks(middles[::step], [f"head {heads[start]}" for start in starts[::step]])
+    axes.set_xticks(middles[::step], [heads[start] for start in starts[::step]])
