@@ -249,7 +249,8 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
 
     Channels that exceed three times the median in a tenth of the layers are numbered above, within their head. All
     panels are on one logarithmic scale, which begins at half the median; what is below has the darkest colour. Lines
-    are between up to 16 heads. Where there are more than 1,024 channels, neighbours share a column that shows their largest.
+    are between up to 16 heads. Where there are more than 1,024 channels, neighbours share a column that shows their
+    largest.
 
     Args:
         rows: of the metric `keys`, of one model under one variant.
