@@ -322,6 +322,7 @@ def test_parameters_and_variants_of_the_command(tmp_path):
     section = spec.show(tmp_path, run(spec, tmp_path))
     assert {one.name for one in section.tables} >= {"keys", "keys_2", "biases", "biases_2"}
     assert [one.name for one in section.drawings] == ["key_map", "key_map_2"]
+    assert {one.text.partition(": ")[0] for one in section.findings} == {"gpt2-0.1m", "gpt2-0.1m under kv=int4"}
     cells = next(one for one in section.tables if one.name == "keys").data
     assert cells.groupby(["layer", "role", "side"]).size().max() == 1
 
@@ -341,6 +342,8 @@ def test_the_map_and_its_explorer(blocks):
     (explorer,) = keys_section(rows).explorers
     maps = {one["name"]: one for one in explorer.content["maps"]}
     assert maps["values as attention multiplies them, by channel"]["values"].shape == (2, 16)
+    widths = {(one["group"], one["values"].shape[1]) for one in maps.values()}
+    assert len(widths) == len({group for group, _ in widths}) == 5, "profiles are drawn together of equal columns"
     by_head = maps["queries as projections put them out, by head"]
     assert by_head["columns"] == [f"head {head}" for head in range(4)] and by_head["values"].shape == (2, 4)
     assert (by_head["values"] >= 1).all(), "the largest is no smaller than the median"

@@ -13,8 +13,9 @@ from outliers.quantization.schemes import BASELINE
 from outliers.report.explorer.keys import keys_explorer
 from outliers.report.section import Drawing, Finding, Section, printed, together
 from outliers.report.tables import MISSING, Table
-from outliers.report.words import amount, part, ranges
+from outliers.report.words import amount, count, part, ranges
 
+TITLE = "Queries, keys and values of "
 SHOWN = 4  # channels of a role and side in the table
 CONSTANT = 0.9  # of its mean square, what the mean of a channel that is said to be constant makes
 MOST = 0.5  # of a mean, or of a mean square, what a feature or a bias that is named makes
@@ -38,7 +39,7 @@ BIAS_CAPTION = (
 )
 MAP_CAPTION = (
     f"The largest |x| of each channel of keys and values beside the median channel of its head, by layer. Numbered: "
-    f"channels that exceed {STANDS_OUT} times the median in a tenth of the layers."
+    f"channels that exceed {count(STANDS_OUT)} times the median in a tenth of the layers."
 )
 
 
@@ -91,7 +92,13 @@ def keys_section(rows: list[dict]) -> Section:
             groups[row["model"], row.get("variant", BASELINE)].append(row)
     endings = ["", *(f"_{number}" for number in range(2, len(groups) + 1))]
     sections = [_section(own, ending) for own, ending in zip(groups.values(), endings, strict=True)]
-    return sections[0] if len(sections) == 1 else together("Queries, keys and values", sections)
+    return sections[0] if len(sections) == 1 else together("Queries, keys and values", list(map(_named, sections)))
+
+
+def _named(section: Section) -> Section:
+    """A section that stands beside others, whose findings say of what they are."""
+    of = section.title.removeprefix(TITLE)
+    return section._replace(findings=[one._replace(text=f"{of}: {one.text}") for one in section.findings])
 
 
 def is_of_keys(row: dict) -> bool:
@@ -116,8 +123,7 @@ def _section(rows: list[dict], ending: str) -> Section:
     drawings = [Drawing.of(f"key_map{ending}", MAP_CAPTION, key_map(rows))]
     findings = [Finding(text, f"{at}{ending}") for text, at in _findings(rows, channels, layers)]
     explorers = [keys_explorer(rows, of)]
-    title = f"Queries, keys and values of {of}"
-    return Section(title, rows, printed(tables), tables, drawings, findings=findings, explorers=explorers)
+    return Section(f"{TITLE}{of}", rows, printed(tables), tables, drawings, findings=findings, explorers=explorers)
 
 
 def _of(rows: list[dict], kind: str) -> pd.DataFrame:
@@ -200,10 +206,10 @@ def _written_by(feature: int, rows: list[dict]) -> str:
 def _many(rows: list[dict]) -> str:
     """How many channels of keys, and of values, stand out of their heads."""
     keys, values = (key_ratios(rows, *KEYS[name]).to_numpy() for name in ("keys", "values"))
-    counts = [int(np.sum(one > STANDS_OUT)) for one in (keys, values)]
+    counts = [count(int(np.sum(one > STANDS_OUT))) for one in (keys, values)]
     return (
-        f"Of {keys.size:,} channels of keys {counts[0]:,} exceed {STANDS_OUT} times the median channel of their head, "
-        f"of {values.size:,} channels of values {counts[1]:,}."
+        f"Of {keys.size:,} channels of keys {counts[0]} exceed {count(STANDS_OUT)} times the median channel of their "
+        f"head, of {values.size:,} channels of values {counts[1]}."
     )
 
 

@@ -14,7 +14,7 @@ def keys_explorer(rows: list[dict], of: str) -> Explorer:
     rows: of the metric `keys`, of one model under one variant; of: what it is called.
     """
     maps = [
-        map_of(f"{role} {SIDES[side]}, by channel", "channel", _named(ratios))
+        map_of(f"{role} {SIDES[side]}, by channel", "channel", _named(ratios), f"{role} by channel")
         for role, side in KEYS.values()
         if len(ratios := key_ratios(rows, role, side))
     ]
@@ -22,7 +22,7 @@ def keys_explorer(rows: list[dict], of: str) -> Explorer:
     frame["times"] = frame["value"] / frame["median"].clip(TINY)
     for (role, side), of_heads in frame.groupby(["role", "side"], sort=False):
         table = of_heads.pivot_table(index="layer", columns="head", values="times").rename(columns="head {}".format)
-        maps.append(map_of(f"{role} {SIDES[side]}, by head", "head", table))
+        maps.append(map_of(f"{role} {SIDES[side]}, by head", "head", table, f"{role} by head"))
     title, value = f"Explore queries, keys and values of {of}", "largest |x| beside the median channel's"
     return of_tables(title, maps, row="layer", value=value, choice="states")
 
