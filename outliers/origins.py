@@ -3,9 +3,9 @@
 Account for features: the heads, neurons and biases that write them, the projections that read them, single weights.
 
 Prints what writes each feature, what takes it back, which norms hide it, what the model loses where projections do
-without it, which single weights carry the model beside controls, and what becomes of massive activations and sinks
-without what makes them; writes rows, tables and figures to results/origins/NAME. Run again, it goes on where it
-stopped.
+without it, which single weights carry the model beside controls, what becomes of massive activations and sinks
+without what makes them, and which channels of keys they make large; writes rows, tables and figures to
+results/origins/NAME. Run again, it goes on where it stopped.
 
 Examples:
 

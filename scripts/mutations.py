@@ -38,6 +38,7 @@ TESTS = {
     "outliers/metrics/places": "damage",
     "outliers/metrics/memory": "memory",
     "outliers/metrics/candidates": "super_weights",
+    "outliers/metrics/keys": "keys",
     "outliers/metrics/sinks": "readers",
     "outliers/presets": "super_weights readers",
     "outliers/report/views": "super_weights readers",
@@ -134,6 +135,13 @@ MUTATIONS = {
         ("min(abs(spikes", "max(abs(spikes"),
         ("distances[place] = torch.inf", "pass"),
         ("magnitudes.mean(1, keepdim=True).sqrt() * ", ""),
+    ],
+    "outliers/metrics/keys/channels.py": [
+        ("larger = other.largest.abs() > self.largest.abs()", "larger = other.largest > self.largest"),
+        ("terms = self.weights[channel] * self.inputs[channel[0]] / count", "terms = self.weights[channel]"),
+    ],
+    "outliers/metrics/keys/observe.py": [
+        ("of_heads[0, :, -len(before) :]", "of_heads[0, :, : len(before)]"),
     ],
     "outliers/metrics/sinks/measure.py": [("else probabilities[0, :, 1:]", "else probabilities[0]")],
     "outliers/presets/super_weights.py": [("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]")],

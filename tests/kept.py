@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from outliers.metrics.keys.view import keys_section
 from outliers.metrics.latency.view import latency_section
 from outliers.metrics.linear_layer.view import decoder_section, speed_section
 from outliers.metrics.memory.view import memory_section
@@ -71,6 +72,7 @@ SECTIONS = {
     "pocket/families_table4": families_section,
     "remedies": remedies_section,
     "caches": _of_variants,
+    "keys": keys_section,
     "attention/smollm2-135m": attention_section,
     "training-runs/table7": table7_section,
     "training-runs/table10": table10_section,

@@ -27,6 +27,7 @@ from outliers import criterion
 from outliers.errors import UserError
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.damages import damages_of
+from outliers.metrics.keys.view import CONSTANT
 from outliers.metrics.linear_layer.shapes import decode_shapes
 from outliers.metrics.linear_layer.view import tokens_of
 from outliers.metrics.measurement import Keeps, each_alone
@@ -40,6 +41,7 @@ from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.origins import READ, parts_of
 from outliers.plot.published import TABLE7
+from outliers.plot.trace import STANDS_OUT, key_ratios
 from outliers.plot.training import checkpoints, trained, watched
 from outliers.presets.readers import readings
 from outliers.presets.super_weights import FACTORS, compared
@@ -372,6 +374,46 @@ def of_cache(variant: str) -> float:
     return 100 * (values[variant] / values["fp32"] - 1)
 
 
+def of_keys() -> dict[str, float]:
+    """What the kept keys of SmolLM2 say: of channels that stand out, and of one head."""
+    rows = pd.DataFrame(kept("keys"))
+    keys = rows[rows["role"] == "keys"].sort_values("value", ascending=False, kind="stable")
+    before, after = (
+        keys[(keys["metric"] == "keys.channel") & (keys["side"] == side)].drop_duplicates("layer")
+        for side in ("before", "after")
+    )
+    ratios, of_values = (key_ratios(kept("keys"), role, "after") for role in ("keys", "values"))
+    channels = sorted({channel for (_, channel), one in ratios.items() if (one > STANDS_OUT).any()})
+    first, half = channels[0], 64 // 2  # of a head, which a rotation turns against each other
+    assert {channel % half for channel in channels} == {*range(first, half)}
+    of_median = keys[(keys["metric"] == "keys.layer") & (keys["side"] == "after")]["constant"].median()
+    constant = [int((one["constant"] >= CONSTANT).sum()) for one in (before, after)]
+    assert constant[0] == constant[1]
+    row = before[before["layer"] == 10].iloc[0]
+    heads = keys[(keys["metric"] == "keys.head") & (keys["side"] == "after") & (keys["layer"] == 10)]
+    led = [one["features"][0] == 247 and one["terms"][0] / one["mean"] >= 0.5 for one in before.to_dict("records")]
+    return {
+        "all": ratios.size,
+        "keys": (ratios > STANDS_OUT).sum().sum(),
+        "values": (of_values > STANDS_OUT).sum().sum(),
+        "low": first,
+        "high": half - 1,
+        "low2": half + first,
+        "high2": 2 * half - 1,
+        "turn": size("keys")[1] * 100_000 ** (-first / half),  # by its configuration
+        "constant": constant[0],
+        "layers": len(before),
+        "share": 100 * CONSTANT,
+        "median": 100 * of_median,
+        **row[["layer", "head", "channel", "mean"]],
+        "feature": row["features"][0],
+        "term": row["terms"][0],
+        "led": sum(led),
+        "step": row["mean"] / 15,
+        "rms": heads.set_index("head")["rms"][row["head"]],
+    }
+
+
 def on_card(model: str, pattern: str) -> list[float]:
     """The numbers of the one place of a pocket model's card that a pattern matches."""
     return [float(number) for number in in_source(f"outliers/models/pocket/{model}/README.md", pattern)]
@@ -516,6 +558,7 @@ CLAIMS = {
         "|X[l, r, t, i]| ≥ α, with α = {}": lambda: (criterion.ALPHA,),
         "Half of a {:.0f} % interval over seeds": lambda: [100 * CONFIDENCE],
         "each within {:g} % of a value that occurred": lambda: (100 * RELATIVE_ERROR,),
+        "A channel is said to be constant from {:g} on": lambda: (CONSTANT,),
         "`layers` is at least {:g} %": lambda: (100 * criterion.LAYERS,),
         "`positions` is at least {:g} %, as in the paper": lambda: (100 * criterion.POSITIONS,),
         "|x| > {:g} and |x| ≥ {:g} times the median": lambda: (criterion.MASSIVE, criterion.MASSIVE_RATIO),
@@ -563,6 +606,17 @@ CLAIMS = {
                 of_cache("keys=int3/channels=32/first=5/before+values=int3/first=5"),
                 of_cache("keys=int3/channels=32+values=int3"),
             ],
+        "Of {all:,} channels of keys {keys} exceed three times the median channel of their head, and of as many "
+        "channels of values {values}. All {keys} are channels {low} to {high} or {low2} to {high2} of their head":
+            of_keys,
+        "turns these least: in a block by at most {turn:.2f} radians": of_keys,
+        "In {constant} of {layers} layers the mean of the largest channel makes {share:.0f} % of its mean square or "
+        "more": of_keys,
+        "That of the median channel makes {median:.1f} % there": of_keys,
+        "In layer {layer:.0f} the mean of channel {channel:.0f} of head {head:.0f} is {mean:.1f}, and feature "
+        "{feature} makes {term:.1f} of that. It writes most of the largest channel in {led} layers": of_keys,
+        "has to reach {mean:.1f} on average. The 15 steps of four bits from 0 to there are {step:.2f} wide, and the "
+        "root mean square of the median channel is {rms:.2f}": of_keys,
         "With {} channels a head, four bits take {:.0f} % of the bytes of bfloat16":
             lambda: (64, 100 * sum(one.nbytes for one in Codes.of(torch.zeros(1, 64), 4, None)[:3]) / (2 * 64)),
     },

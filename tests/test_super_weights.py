@@ -281,7 +281,7 @@ def test_massive_activations_without_what_makes_them(planted):
 def test_the_whole_account(planted):
     _, rows = planted
     section = account_section(rows)
-    names = ["parts", "writers", "gates", "readers", "heads", "super_weights", "scaled", "massive", "sinks"]
+    names = ["parts", "writers", "gates", "readers", "heads", "super_weights", "scaled", "massive", "sinks", "keys"]
     assert [table.name for table in section.tables] == names
     assert any("a massive activation" in finding.text for finding in section.findings)
 
@@ -290,6 +290,6 @@ def test_by_default_a_model_with_experts_has_no_search(tmp_path):
     make_model("mixtral").save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     settings = {"model": str(tmp_path), "block": 24, "blocks": 1}
-    assert len(ToAccount(str(tmp_path), None, Account(**settings)).parts) == 2
+    assert len(ToAccount(str(tmp_path), None, Account(**settings)).parts) == 3
     with pytest.raises(UserError, match="have experts"):
         run(Account(**settings, by="weights"), tmp_path / "rows")

@@ -7,6 +7,7 @@ _HOME = {
     "sorted_profile": "trace",
     "magnitude_by_position": "trace",
     "patch_map": "trace",
+    "key_map": "trace",
     "ablation_bars": "ablation",
     "life_line": "origins",
     "weight_costs": "ablation",

@@ -2,10 +2,12 @@
 
 import functools
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -13,9 +15,11 @@ from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import MaxNLocator
 
+from outliers.metrics.keys import AFTER, BEFORE
 from outliers.plot.axes import log_axis, threshold
 from outliers.plot.legends import legend
 from outliers.plot.style import GREY, SEQUENTIAL, chosen, color_of, figure_function, panels_of
+from outliers.report.analysis import Rows, records
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +43,17 @@ COLORS = 1024
 STEP = (0.5, 0.75)  # shades of the largest value below the threshold and of the threshold
 DIGIT = 0.85  # of the size of its font takes one of a feature's number in width, and some room
 LINES = 4
+SIDES = {BEFORE: "as projections put them out", AFTER: "as attention multiplies them"}
+KEYS = {  # panels of a map of channels
+    "keys before": ("keys", BEFORE),
+    "keys": ("keys", AFTER),
+    "values before": ("values", BEFORE),
+    "values": ("values", AFTER),
+}
+HEADS_NUMBERED = 16  # at most
+TINY = 1e-30  # in the place of a median of 0
+STANDS_OUT, OFTEN = 3, 0.1  # times the median channel of its head: a channel; of the layers: one that is numbered
+LEAST = 0.5  # of a map of channels: times the median, below which all have the darkest colour
 BESIDE = 2  # positions before the patches in a line of a title
 
 
@@ -79,7 +94,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
         axes.set_ylabel("layer")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         if role in stream and outliers:
-            _number(axes, outliers, values.shape[1])
+            _number(axes, dict(zip(outliers, outliers, strict=True)), values.shape[1])
     style = {"aspect": 10 * len(roles), "extend": "min", "extendfrac": 0.1 / len(roles)}
     bar = axes.figure.colorbar(image, ax=list(panels.flat), **style)
     bar.set_label(f"largest |x|, logarithmic;\nbelow {norm.vmin:.2g} darkest")
@@ -110,16 +125,16 @@ def pooled(values: np.ndarray, share: int) -> np.ndarray:
     return padded.reshape(len(values), -1, share).max(2)
 
 
-def _number(axes: Axes, features: list[int], width: int) -> None:
-    """Write the numbers of features above a panel, the first ones where they are close to each other."""
+def _number(axes: Axes, features: dict[int, int], width: int) -> None:
+    """Write numbers above a panel at places, the first ones where they are close to each other."""
     points = 72 * axes.bbox.width / axes.figure.dpi
     digit = DIGIT * FontProperties(size="small").get_size_in_points() / points
     numbered: list[int] = []
-    for feature in features:
-        if all(abs(feature - other) > digit * len(str(width)) * width for other in numbered):
-            numbered.append(feature)
+    for place in features:
+        if all(abs(place - other) > digit * len(str(width)) * width for other in numbered):
+            numbered.append(place)
     above = axes.secondary_xaxis("top")
-    above.set_xticks(numbered, map(str, numbered), fontsize="small", color=color_of("vermilion"))
+    above.set_xticks(numbered, [str(features[one]) for one in numbered], fontsize="small", color=color_of("vermilion"))
     above.tick_params(color=color_of("vermilion"), length=3, pad=1)
 
 
@@ -226,3 +241,64 @@ def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None =
     style = {"ticks": MaxNLocator(integer=True), "aspect": 20 * rows}
     axes.figure.colorbar(shades, ax=list(panels), label="layer", **style)
     return panels
+
+
+@figure_function
+def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+    """Layer × channel of the concatenated heads: the largest |key| and |value| beside the median channel of the head.
+
+    Channels that exceed three times the median in a tenth of the layers are numbered above, within their head. All
+    panels are on one logarithmic scale, which begins at half the median; what is below has the darkest colour. Lines
+    are between up to 16 heads. Where there are more than 1,024 channels, neighbours share a column that shows their
+    largest.
+
+    Args:
+        rows: of the metric `keys`, of one model under one variant.
+        role: the one panel to draw, "keys before", "keys", "values before" or "values"; by default one for each that
+            was measured: before is there where attention multiplies something else than projections put out.
+    """
+    maps = {name: ratios for name, place in KEYS.items() if len(ratios := key_ratios(rows, *place))}
+    shown = chosen("role", role, maps, ax)
+    layers = len(next(iter(maps.values())))
+    panels = panels_of(ax, len(shown), 1, (7.2, max(2, 0.6 + (0.9 + 0.025 * layers) * len(shown))), sharex=True)
+    norm = LogNorm(LEAST, max(2, *(maps[name].to_numpy().max() for name in shown)), clip=True)
+    for axes, name in zip(panels.flat, shown, strict=True):
+        values, heads = maps[name].to_numpy(), maps[name].columns.get_level_values("head")
+        extent = (-0.5, values.shape[1] - 0.5, layers - 0.5, -0.5)
+        style = {"aspect": "auto", "interpolation": "nearest", "norm": norm, "extent": extent}
+        image = axes.imshow(pooled(values, -(-values.shape[1] // COLUMNS)), **style)
+        axes.spines[:].set_visible(True)
+        axes.grid(False)
+        axes.set_title(f"{KEYS[name][0]}, {SIDES[KEYS[name][1]]}", loc="left")
+        axes.set_ylabel("layer")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        _number_heads(axes, heads)
+        often = ((values > STANDS_OUT).mean(0) >= OFTEN).nonzero()[0]
+        ranked = often[np.argsort(-values.sum(0)[often], kind="stable")].tolist()
+        _number(axes, {place: maps[name].columns[place][1] for place in ranked}, values.shape[1])
+    axes.set_xlabel("head, channel by channel", labelpad=1)
+    bar = axes.figure.colorbar(image, ax=list(panels.flat), aspect=10 * len(shown), extend="min")
+    bar.set_label("largest |x| over the median\nchannel's of the head, logarithmic")
+    log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
+    return panels[:, 0]
+
+
+def key_ratios(rows: Rows, role: str, side: str) -> pd.DataFrame:
+    """The largest |x| of each channel over the median channel's of its head, layers down, (head, channel) across."""
+    found: dict[int, dict] = {}
+    for row in records(rows):
+        if row["metric"] == "keys.head" and (row["role"], row["side"]) == (role, side):
+            of_head = enumerate(np.array(row["magnitudes"]) / max(row["median"], TINY))
+            found.setdefault(row["layer"], {}).update({(row["head"], number): ratio for number, ratio in of_head})
+    table = pd.DataFrame.from_dict(found, orient="index").sort_index()
+    return table.rename_axis(columns=["head", "channel"]) if len(table) else table
+
+
+def _number_heads(axes: Axes, heads: pd.Index) -> None:
+    """The numbers of heads along x, and lines between them where they are few."""
+    starts = [place for place in range(len(heads)) if place == 0 or heads[place] != heads[place - 1]]
+    for start in starts[1:] if len(starts) <= HEADS_NUMBERED else ():
+        axes.axvline(start - 0.5, color="white", linewidth=0.4)
+    step = -(-len(starts) // HEADS_NUMBERED)
+    middles = [(start + end - 1) / 2 for start, end in pairwise([*starts, len(heads)])]
+    axes.set_xticks(middles[::step], [heads[start] for start in starts[::step]])

@@ -1,9 +1,10 @@
 """What writes features of one model and what reads them: those that are asked for, or those that stand out."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outliers.errors import unknown_name
+from outliers.metrics.keys import Keys
 from outliers.metrics.origins import Origins
 from outliers.metrics.trace import Trace
 from outliers.presets.emergence import counted
@@ -22,13 +23,13 @@ class Part(NamedTuple):
 
     check: raises what is wrong with a subject and its features before anything is measured. stages: what is asked of
     a subject with its features and the model's outlier features. of_outliers: whether these have to be known.
-    of_weights: whether it searches single weights.
+    fits: whether a model of a configuration can be asked.
     """
 
     check: Callable[[Causal, Sequence[int]], None]
     stages: Callable[[Causal, Sequence[int], Sequence[int]], Stages]
     of_outliers: bool = False
-    of_weights: bool = False
+    fits: Callable[[Any], bool] = lambda _config: True
 
 
 class ToAccount(Causal):
@@ -43,11 +44,9 @@ class ToAccount(Causal):
 
     @property
     def parts(self) -> list[Part]:
-        """Those that are asked for; by default all that the model has, for experts keep their weights together."""
-        from outliers.models.anatomy import anatomy_of  # late, for it brings torch
-
-        experts = anatomy_of(self.config).mixture and "by" not in self.settings.model_fields_set
-        return [part for name, part in PARTS.items() if name in self.settings.by and not (experts and part.of_weights)]
+        """Those that are asked for; by default all that the model has."""
+        given = "by" in self.settings.model_fields_set
+        return [part for name, part in PARTS.items() if name in self.settings.by and (given or part.fits(self.config))]
 
 
 def origins_plans(spec: Account) -> list[Plan]:
@@ -90,9 +89,40 @@ def _of_writers(subject: ToAccount, features: Sequence[int]) -> list[Cell]:
     return [Cell(subject, EXACT, Origins(features=features, positions=spec.positions, neurons=spec.neurons))]
 
 
+def _has_neurons(config: Any) -> bool:
+    """Whether second feed-forward projections can be searched, for experts keep their weights together."""
+    from outliers.models.anatomy import anatomy_of  # late, for it brings torch
+
+    return not anatomy_of(config).mixture
+
+
+def _check_keys(subject: ToAccount, _features: Sequence[int]) -> None:
+    (cell,) = _of_keys(subject)
+    cell.metric.measurement.check(cell)
+
+
+def _shows_keys(config: Any) -> bool:
+    """Whether the attention can be replaced by one that shows what it multiplies."""
+    import torch  # late, as what follows
+
+    from outliers.models.skeleton import skeleton
+    from outliers.quantization.attention import is_replaceable
+
+    return is_replaceable(skeleton(config, torch.bfloat16))
+
+
+def _keys_stages(subject: ToAccount, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
+    yield _of_keys(subject)
+
+
+def _of_keys(subject: ToAccount) -> list[Cell]:
+    return [Cell(subject, EXACT, Keys())]
+
+
 PARTS = {  # in the order in which they are measured
     "writers": Part(_check_writers, _writers_stages),
     "readers": Part(check_readers, readers_stages, of_outliers=True),
-    "weights": Part(check_weights, weights_stages, of_weights=True),
-    "massive": Part(check_weights, massive_stages, of_weights=True),
+    "weights": Part(check_weights, weights_stages, fits=_has_neurons),
+    "massive": Part(check_weights, massive_stages, fits=_has_neurons),
+    "keys": Part(_check_keys, _keys_stages, fits=_shows_keys),
 }

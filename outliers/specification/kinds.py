@@ -411,8 +411,8 @@ class Account(OfOneModel):
     positions: Positions = Field([], description=POSITIONS)
     neurons: Count = Field(3, description=NEURONS)
     by: Names = Field(
-        ["writers", "readers", "weights", "massive"],
-        description="Parts: who writes features and who reads them, single weights, massive activations.",
+        ["writers", "readers", "weights", "massive", "keys"],
+        description="Parts: who writes features and who reads them, single weights, massive activations, keys.",
     )
     places: Names | None = Field(None, description=PLACES)
     controls: _whole(10**4, ge=2) = Field(5, description=CONTROLS)

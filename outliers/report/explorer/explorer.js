@@ -244,7 +244,8 @@
 
     function choose(change, redraw = false) {
       Object.assign(state, change);
-      const {values} = map();
+      const {values, columns} = map();
+      if (redraw && columns) $("column").replaceChildren(...columns.map(option)); // maps may have others
       state.row = Math.min(Math.max(state.row, 0), values.length - 1);
       state.column = Math.min(Math.max(state.column, 0), values[0].length - 1);
       $("row").min = data.first;
@@ -276,7 +277,6 @@
     const option = (label, key) => new Option(label, key);
     $("map").replaceChildren(...data.maps.map((one, n) => option(one.said ? `${one.name}: ${one.said}` : one.name, n)));
     $("scale").replaceChildren(...data.scales.map(name => option(name, name)));
-    if (data.maps[0].columns) $("column").replaceChildren(...data.maps[0].columns.map(option));
     $("map").addEventListener("change", event => choose({map: +event.target.value}, true));
     $("scale").addEventListener("change", event => choose({scale: event.target.value}, true));
     $("row").addEventListener("change", event => choose({row: Math.round(+event.target.value) - data.first}));

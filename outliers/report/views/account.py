@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from outliers.metrics.keys.view import features_of, is_of_keys, keys_section
 from outliers.metrics.origins.view import account_of, origins_section
 from outliers.presets.readers import readings
 from outliers.report.section import FINDINGS, Finding, Section, together
@@ -44,6 +45,7 @@ PARTS = (
     Part(lambda row: "subject" in row, readers_section, lambda rows: read_by(readings(rows))),
     Part(lambda row: row["metric"] == "damage.kl", super_weights_section, carried_by),
     Part(lambda row: "unattended" in row, massive_section, massive),
+    Part(is_of_keys, keys_section, features_of),
 )
 
 

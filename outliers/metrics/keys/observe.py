@@ -1,0 +1,147 @@
+"""Hooks that see queries, keys and values where projections put them out and where attention multiplies them."""
+
+import copy
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.metrics.keys import BEFORE, PARTS
+from outliers.metrics.keys.channels import Channels
+from outliers.models.anatomy import Projection
+from outliers.models.anatomy.parts import Part, parts
+from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.stream import AS_IT_IS, Variant, Watched
+from outliers.quantization.attention import attentions, is_replaceable
+from outliers.quantization.linear import stored_weight
+
+OBSERVED = "observed"  # its name among the implementations of attention
+
+
+@inference
+def observed_channels(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], count: int = 3, variant: Variant = AS_IT_IS
+) -> Channels:
+    """Sums of queries, keys and values by head and channel: as projections put them out, and as attention multiplies
+    them, behind the rotation of positions. One pass; no state is kept.
+
+    Args:
+        model: one whose attention can be exchanged, resident or streamed; it is left as it was.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,).
+        count: how many of the largest channels of keys of a layer are taken apart by features.
+        variant: what the model is under meanwhile. A cache in few bits changes what attention multiplies; the tokens of
+            a prefix count for nothing. Exact weights say which features write a channel.
+
+    Raises:
+        UserError: the attention of the model cannot be exchanged.
+        BrokenModel: states are no finite numbers.
+    """
+    check_shows(model)
+    found = Channels()
+    with under(model, Watched(variant, partial(_hooks, found, count))) as (changed, left):
+        for _ in run_decoder(changed, blocks, variant=left):
+            pass
+    return found
+
+
+def check_shows(model: PreTrainedModel) -> None:
+    """Raise UserError unless a model, which may be on the meta device, can show what its attention multiplies."""
+    if not is_replaceable(model):
+        raise UserError(
+            f"queries, keys and values of '{model.config.model_type}', whose attention cannot be replaced in "
+            "transformers; expected an architecture such as gpt2, llama, bert or vit"
+        )
+
+
+@contextmanager
+def _hooks(found: Channels, count: int, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+    """Those that see all layers of a model, or one; at their end the weights are looked at."""
+    observers = [_OfLayer(found, model, one) for one in attentions(model) if layer in (None, one.layer)]
+    with ExitStack() as stack:
+        for one in observers:
+            stack.enter_context(one.hooks())
+        yield
+    for one in observers:
+        one.take_apart(count)
+
+
+class _OfLayer:
+    """Sees the queries, keys and values of a layer."""
+
+    def __init__(self, found: Channels, model: PreTrainedModel, attention: Projection):
+        self.found, self.layer, self.attention = found, attention.layer, attention.module
+        self.parts = {part.name: part for part in parts(model, attention.layer) if part.name in PARTS}
+        self.projected: dict[str, torch.Tensor] = {}
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for part in self.parts.values():
+                hook = partial(self._see_projection, part)
+                stack.callback(part.reader.module.register_forward_hook(hook).remove)
+            stack.enter_context(_observed(self.attention, self._see_attention))
+            yield
+
+    def _see_projection(self, part: Part, _module, inputs: tuple, output: torch.Tensor) -> None:
+        self.projected[part.name] = output.flatten(0, -2)[:, part.outputs.to(output.device)]
+        if part.name == "k":
+            total = inputs[0].flatten(0, -2).double().sum(0).cpu()
+            self.found.inputs[self.layer] = self.found.inputs.get(self.layer, 0) + total
+
+    def _see_attention(self, *states: torch.Tensor) -> None:
+        for name, of_heads in zip(PARTS, states, strict=True):  # (1, heads, T, head size), behind those of a prefix
+            before = self.projected.pop(name)
+            after = of_heads[0, :, -len(before) :].transpose(0, 1)
+            self.found.add((self.layer, PARTS[name]), before, after)
+
+    def take_apart(self, count: int) -> None:
+        """Keep the biases, and of the largest channels of keys the rows of the weight."""
+        for name, part in self.parts.items():
+            bias = getattr(_plain(part), "bias", None)
+            if bias is not None:
+                outputs = part.outputs.to(bias.device)
+                self.found.biases[self.layer, PARTS[name]] = bias.detach()[outputs].double().cpu()
+        keys, sums = self.parts["k"], self.found.sums.get((self.layer, "keys", BEFORE))
+        weight = stored_weight(_plain(keys))
+        if sums is not None and weight.is_floating_point():  # that of bitsandbytes consists of codes
+            for head, channel in sums.first(count):
+                row = weight.detach()[keys.outputs[head, channel]].double().cpu()
+                self.found.weights[self.layer, head, channel] = row
+
+
+def _plain(part: Part) -> nn.Module:
+    """The projection itself, of one under a scheme too."""
+    return getattr(part.reader.module, "projection", part.reader.module)
+
+
+@contextmanager
+def _observed(attention: nn.Module, see: Callable) -> Iterator[None]:
+    """Call `see(query, key, value)` with the states that an attention multiplies, behind a cache in few bits too."""
+    name = "config_without_cache" if "config_without_cache" in vars(attention) else "config"
+    own = getattr(attention, name)
+    changed = copy.copy(own)
+    changed._attn_implementation = OBSERVED
+    attention.see_states, attention.config_unobserved = see, own
+    setattr(attention, name, changed)
+    try:
+        yield
+    finally:
+        setattr(attention, name, own)
+        del attention.see_states, attention.config_unobserved
+
+
+def observed_attention(module: nn.Module, query, key, value, attention_mask, **others):
+    """An attention function of transformers, (batch, heads, T, features) to (batch, T, heads, features): the module's
+    own one, of states that are shown first."""
+    module.see_states(query, key, value)
+    own = module.config_unobserved._attn_implementation
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return AttentionInterface().get(own, eager)(module, query, key, value, attention_mask, **others)
+
+
+AttentionInterface.register(OBSERVED, observed_attention)

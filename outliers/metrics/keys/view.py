@@ -1,0 +1,225 @@
+"""The largest channels of queries, keys and values as a table, a map, an explorer and sentences."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pandas as pd
+
+from outliers.metrics.keys import AFTER, BEFORE
+from outliers.models.names import short_name
+from outliers.plot.trace import KEYS, STANDS_OUT, key_map, key_ratios
+from outliers.quantization.schemes import BASELINE
+from outliers.report.explorer.keys import keys_explorer
+from outliers.report.section import Drawing, Finding, Section, printed, together
+from outliers.report.tables import MISSING, Table
+from outliers.report.words import amount, count, part, ranges
+
+TITLE = "Queries, keys and values of "
+SHOWN = 4  # channels of a role and side in the table
+CONSTANT = 0.9  # of its mean square, what the mean of a channel that is said to be constant makes
+MOST = 0.5  # of a mean, or of a mean square, what a feature or a bias that is named makes
+NAMED = 2  # features of a channel in a table
+WORDS = ("states", "written most by")
+
+CAPTION = (
+    "The largest channels of queries, keys and values: the largest |x|, the median channel's of the head, the mean, "
+    "and how constant they are: the share of the mean square that the mean makes, 100 % where a channel is the same at "
+    "all positions{bias}.{before} Of keys the input features that write most of the mean, each with its own mean times "
+    "its weight."
+)
+OF_BIAS = "; and the share that the bias of the projection makes"
+OF_BEFORE = (
+    " Before: as projections put them out, where attention multiplies something else, as behind a rotation of "
+    "positions."
+)
+BIAS_CAPTION = (
+    "Biases of queries, keys and values by layer: the norm, and its square as a share of the mean square of all "
+    "channels, which is above 100 % where the rest takes some of it back."
+)
+MAP_CAPTION = (
+    f"The largest |x| of each channel of keys and values beside the median channel of its head, by layer. Numbered: "
+    f"channels that exceed {count(STANDS_OUT)} times the median in a tenth of the layers."
+)
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{amount(value)}"
+
+
+def _share(field: str):
+    return lambda row: MISSING if pd.isna(row[field]) else f"{100 * row[field]:.1f}"
+
+
+def _states(row: Mapping) -> str:
+    return f"{row['role']}, before" if row["side"] == BEFORE else row["role"]
+
+
+def _written(row: Mapping) -> str:
+    if not isinstance(row["features"], list):
+        return MISSING
+    return ", ".join(f"{feature} {_signed(term)}" for feature, term in _terms(row)[:NAMED])
+
+
+def _terms(row: Mapping) -> list[tuple[int, float]]:
+    return list(zip(row["features"], row["terms"], strict=True))
+
+
+PLACE = (("states", _states), ("layer", "{layer:.0f}"))
+COLUMNS = (
+    *PLACE,
+    ("head", "{head:.0f}"),
+    ("channel", "{channel:.0f}"),
+    ("largest", "{value:.1f}"),
+    ("median", "{median:.2f}"),
+    ("mean", lambda row: _signed(row["mean"])),
+    ("constant (%)", _share("constant")),
+    ("bias (%)", _share("bias_share")),
+    ("written most by", _written),
+)
+BIASES = (*PLACE, ("norm", lambda row: amount(row["bias"])), ("share (%)", _share("bias_share")))
+OWN = (
+    *("role", "side", "layer", "head", "channel", "position", "value", "median", "mean", "rms", "constant"),
+    *("bias", "bias_share", "features", "terms"),
+)
+
+
+def keys_section(rows: list[dict]) -> Section:
+    """The channels of each model under each variant; rows of other metrics are left out."""
+    groups: dict[tuple, list[dict]] = defaultdict(list)
+    for row in rows:
+        if is_of_keys(row):
+            groups[row["model"], row.get("variant", BASELINE)].append(row)
+    endings = ["", *(f"_{number}" for number in range(2, len(groups) + 1))]
+    sections = [_section(own, ending) for own, ending in zip(groups.values(), endings, strict=True)]
+    return sections[0] if len(sections) == 1 else together("Queries, keys and values", list(map(_named, sections)))
+
+
+def _named(section: Section) -> Section:
+    """A section that stands beside others, whose findings say of what they are."""
+    of = section.title.removeprefix(TITLE)
+    return section._replace(findings=[one._replace(text=f"{of}: {one.text}") for one in section.findings])
+
+
+def is_of_keys(row: dict) -> bool:
+    """Whether a row is of this metric."""
+    return row["metric"] == "keys" or row["metric"].startswith("keys.")
+
+
+def _section(rows: list[dict], ending: str) -> Section:
+    variant = rows[0].get("variant", BASELINE)
+    of = f"{short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
+    channels, layers = _of(rows, "channel"), _of(rows, "layer")
+    biased = layers[layers["bias"].notna()]
+    columns = [one for one in COLUMNS if len(biased) or one[0] != "bias (%)"]
+    largest = channels.sort_values("value", ascending=False, kind="stable").groupby(["role", "side"])
+    shown = largest.head(SHOWN).sort_values("side", ascending=False, kind="stable").sort_values("role", kind="stable")
+    rotated = (channels["side"] == BEFORE).any()
+    caption = CAPTION.format(bias=OF_BIAS if len(biased) else "", before=OF_BEFORE if rotated else "")
+    tables = [Table.of(f"keys{ending}", caption, columns, channels.dropna(axis=1, how="all"), shown, names=WORDS)]
+    if len(biased):
+        data = biased.dropna(axis=1, how="all")
+        tables.append(Table.of(f"biases{ending}", BIAS_CAPTION, BIASES, data, names=WORDS, folded=True))
+    drawings = [Drawing.of(f"key_map{ending}", MAP_CAPTION, key_map(rows))]
+    findings = [Finding(text, f"{at}{ending}") for text, at in _findings(rows, channels, layers)]
+    explorers = [keys_explorer(rows, of)]
+    return Section(f"{TITLE}{of}", rows, printed(tables), tables, drawings, findings=findings, explorers=explorers)
+
+
+def _of(rows: list[dict], kind: str) -> pd.DataFrame:
+    """The rows of one kind, with all columns of the metric."""
+    return pd.DataFrame(row for row in rows if row["metric"] == f"keys.{kind}").reindex(columns=list(OWN))
+
+
+def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """What the rows say, each with the table or figure that it is from."""
+    keys = channels[channels["role"] == "keys"]
+    yield _largest(keys[keys["side"] == AFTER]), "keys"
+    for text, at in ((_constant(keys), "keys"), (_by_bias(layers), "biases")):
+        if text:
+            yield text, at
+    yield from ((text, at) for _, text, at in [*features_of(rows)][:1])
+    yield _many(rows), "key_map"
+
+
+def _largest(keys: pd.DataFrame) -> str:
+    row = keys.loc[keys["value"].idxmax()]
+    text = f"{_channel(row)} has the largest key, {amount(row['value'])}; the median channel of that head reaches "
+    return f"{text}{amount(row['median'])}."
+
+
+def _channel(row: pd.Series) -> str:
+    return f"Channel {row['channel']:.0f} of head {row['head']:.0f} in layer {row['layer']:.0f}"
+
+
+def _first(keys: pd.DataFrame) -> pd.DataFrame:
+    """Of each layer the largest channel."""
+    return keys.sort_values("value", ascending=False, kind="stable").groupby("layer").head(1)
+
+
+def _projected(keys: pd.DataFrame) -> pd.DataFrame:
+    """Channels as projections put them out, which attention may multiply as they are."""
+    rotated = keys.loc[keys["side"] == BEFORE, "layer"]
+    return keys[(keys["side"] == BEFORE) | ~keys["layer"].isin(rotated)]
+
+
+def _constant(keys: pd.DataFrame) -> str | None:
+    """In how many layers the largest channel of keys is constant, where these are most of them."""
+    first = [_first(one)["constant"] >= CONSTANT for one in (_projected(keys), keys[keys["side"] == AFTER])]
+    constant, after = (int(one.sum()) for one in first)
+    if 2 * constant <= len(first[0]):
+        return None
+    text = f"In {constant} of {len(first[0])} layers the largest channel of the keys is constant over positions: its "
+    text += f"mean makes at least {part(CONSTANT)} of its mean square"
+    if (keys["side"] == BEFORE).any():
+        text += f". As attention multiplies them it is in {after}"
+    return f"{text}."
+
+
+def _by_bias(layers: pd.DataFrame) -> str | None:
+    """The layer with the largest bias that makes most of its keys."""
+    biased = layers[(layers["role"] == "keys") & layers["bias"].notna()]
+    made = biased[biased["bias_share"] >= MOST]
+    if made.empty:
+        return None
+    most = made.loc[made["bias"].idxmax()]
+    return (
+        f"The bias of the keys of layer {most['layer']:.0f} has a norm of {amount(most['bias'])}, in the median layer "
+        f"{amount(biased['bias'].median())}; it makes {part(most['bias_share'])} of the mean square of these keys."
+    )
+
+
+def _leads(row: Mapping) -> bool:
+    """Whether one feature writes most of the mean of a constant channel."""
+    return row["constant"] >= CONSTANT and _terms(row)[0][1] / row["mean"] >= MOST
+
+
+def _written_by(feature: int, rows: list[dict]) -> str:
+    """That a feature writes the largest channel of keys of some layers."""
+    most = max(rows, key=lambda row: row["value"])
+    layers = ranges(sorted(row["layer"] for row in rows))
+    text = f"Feature {feature} writes most of the largest channel of the keys of layer{'s' * (len(rows) > 1)} "
+    text += f"{layers}: {_signed(most['terms'][0])} of a mean of {_signed(most['mean'])} in channel {most['channel']} "
+    return f"{text}of head {most['head']} of layer {most['layer']}."
+
+
+def _many(rows: list[dict]) -> str:
+    """How many channels of keys, and of values, stand out of their heads."""
+    keys, values = (key_ratios(rows, *KEYS[name]).to_numpy() for name in ("keys", "values"))
+    counts = [count(int(np.sum(one > STANDS_OUT))) for one in (keys, values)]
+    return (
+        f"Of {keys.size:,} channels of keys {counts[0]} exceed {count(STANDS_OUT)} times the median channel of their "
+        f"head, of {values.size:,} channels of values {counts[1]}."
+    )
+
+
+def features_of(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
+    """The features that write most of the largest channel of keys of a layer, those of most layers first: feature, what
+    it writes, and the table of that."""
+    channels = _of(rows, "channel")
+    first = _first(_projected(channels[channels["role"] == "keys"]).dropna(subset=["features"]))
+    led: dict[int, list[dict]] = defaultdict(list)
+    for row in filter(_leads, first.to_dict("records")):
+        led[row["features"][0]].append(row)
+    for feature, own in sorted(led.items(), key=lambda one: -len(one[1])):
+        yield feature, _written_by(feature, own), "keys"

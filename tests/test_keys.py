@@ -1,0 +1,358 @@
+"""Queries, keys and values by head and channel: as a plain hook sees them, whatever a model's projections are like."""
+
+import pickle
+from functools import reduce
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers.models.llama import modeling_llama
+from transformers.models.phi3 import modeling_phi3
+from transformers.models.qwen2 import modeling_qwen2
+
+import outliers
+from outliers.errors import BrokenModel
+from outliers.metrics.keys import AFTER, BEFORE
+from outliers.metrics.keys.channels import Channels, Sums
+from outliers.metrics.keys.observe import observed_channels
+from outliers.metrics.keys.view import features_of, keys_section
+from outliers.metrics.perplexity.measure import perplexity
+from outliers.models.anatomy import decoder_layers
+from outliers.models.anatomy.examples import Examples
+from outliers.models.stream import stream_model
+from outliers.presets.origins import PARTS, ToAccount
+from outliers.quantization.cache_formats import CacheFormat
+from outliers.quantization.caches import through
+from outliers.report.explorer.keys import keys_explorer
+from outliers.report.views.account import account_section
+from outliers.runs.run import run
+from outliers.specification.kinds import Account
+from tests.conftest import lasting, make_model, make_tokenizer, slow_but
+from tests.test_commands import refused
+
+# Modules of transformers with their own rotation of positions; queries, keys and values of them are computed here by
+# plain products: separate projections (of which keys are few, and have biases in qwen2), and fused ones.
+ROTATED = {
+    "llama": modeling_llama,
+    "qwen2": modeling_qwen2,
+    "phi3": modeling_phi3,
+    "gpt_neox": modeling_gpt_neox,
+}
+SHOWN = [
+    *("gpt2", "gpt_neox", "opt", "opt-350m", "llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "olmo2"),
+    *("phi3", "starcoder2", "gemma", "gemma2", "gemma3", "mixtral", "qwen3-moe", "gpt-oss"),
+]
+
+
+def projected(model, layer: int, x: torch.Tensor) -> list[torch.Tensor]:
+    """Queries, keys and values of inputs x (T, features) by the weights, each float64 (heads, T, head size)."""
+    config, kind = model.config, model.config.model_type
+    heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    block = decoder_layers(model)[layer]
+    if kind == "gpt2":
+        states = x @ block.attn.c_attn.weight.double() + block.attn.c_attn.bias.double()
+        states = states.split(config.hidden_size, -1)
+    elif kind == "gpt_neox":  # head by head its query, key and value
+        fused = block.attention.query_key_value
+        states = (x @ fused.weight.double().T + fused.bias.double()).view(len(x), heads, 3, size).unbind(2)
+    elif kind == "phi3":
+        few = config.num_key_value_heads * size
+        states = (x @ block.self_attn.qkv_proj.weight.double().T).split([heads * size, few, few], -1)
+    else:
+        of_layer = (getattr(block.self_attn, f"{name}_proj") for name in "qkv")
+        states = [x @ one.weight.double().T + (0 if one.bias is None else one.bias.double()) for one in of_layer]
+    return [one.reshape(len(x), -1, size).transpose(0, 1) for one in states]
+
+
+def rotated(model, states: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What attention multiplies of them, by the rotation of transformers."""
+    kind, length = model.config.model_type, states[0].shape[1]
+    if kind not in ROTATED:
+        return states
+    positions = model.base_model.rotary_emb(states[0][None], torch.arange(length)[None])
+    queries, keys = ROTATED[kind].apply_rotary_pos_emb(*(one[None] for one in states[:2]), *positions)
+    return [queries[0], keys[0], states[2]]
+
+
+def expected(model, blocks: torch.Tensor) -> dict[tuple, torch.Tensor]:
+    """All queries, keys and values of a text by layer, role and side, (heads, positions of all blocks, head size)."""
+    name = {"gpt2": "attn.c_attn", "gpt_neox": "attention.query_key_value", "phi3": "self_attn.qkv_proj"}
+    reader = name.get(model.config.model_type, "self_attn.k_proj")
+    found: dict[tuple, list] = {}
+
+    def keep(layer: int, inputs: torch.Tensor) -> None:
+        states = projected(model, layer, inputs[0])
+        for side, of_side in ((BEFORE, states), (AFTER, rotated(model, states))):
+            for role, one in zip(("queries", "keys", "values"), of_side, strict=True):
+                found.setdefault((layer, role, side), []).append(one)
+
+    for layer, block in enumerate(decoder_layers(model)):
+        block.get_submodule(reader).register_forward_hook(lambda _m, x, _y, layer=layer: keep(layer, x[0]))
+    with torch.no_grad():
+        for ids in blocks:
+            model(ids[None])
+    return {key: torch.cat(states, 1) for key, states in found.items()}
+
+
+@pytest.mark.parametrize("case", ["gpt2", *ROTATED])
+def test_channels_are_those_of_plain_products(case, blocks):
+    model = make_model(case).double()
+    found = observed_channels(model, blocks)
+    want = expected(model, blocks)
+    assert found.sums.keys() == want.keys()
+    for key, states in want.items():
+        sums = found.sums[key]
+        assert sums.largest.abs().allclose(states.abs().amax(1), rtol=1e-9)
+        assert sums.means.allclose(states.mean(1), atol=1e-9)
+        assert sums.mean_squares.allclose(states.square().mean(1), rtol=1e-9)
+        assert sums.constant.allclose(states.mean(1) ** 2 / states.square().mean(1), rtol=1e-6, atol=1e-12)
+        length = blocks.shape[1]
+        assert torch.equal(sums.position, states.abs().argmax(1) % length)
+    changed = {role for _, role in found.changed}
+    assert changed == (set() if case == "gpt2" else {"queries", "keys"}), "what no rotation changes has one side"
+
+
+@pytest.mark.parametrize("case", slow_but(SHOWN, ["gpt2", "qwen3", "opt", "gpt-oss"]))
+def test_streamed_models_show_the_same_and_stay_as_they_were(case, blocks, tmp_path):
+    """Of norms of heads, scaled queries, sinks and windows too."""
+    model = make_model(case)
+    model.save_pretrained(tmp_path)
+    before = perplexity(model, blocks)
+    found = observed_channels(model, blocks).records(3)
+    assert perplexity(model, blocks) == before
+    assert all("see_states" not in vars(one) for one in model.modules())
+    assert observed_channels(stream_model(str(tmp_path)), blocks).records(3) == found
+
+
+def test_encoders_are_shown_too():
+    model = outliers.load_model("pocket/bert-1.4m")
+    ids = torch.randint(5, 1000, (2, 16), generator=torch.Generator().manual_seed(0))
+    examples = Examples(ids, ids, "all")
+    found = observed_channels(model, examples)
+    assert len({layer for layer, *_ in found.sums}) == len(decoder_layers(model)) and not found.changed
+
+
+def test_parts_of_a_text_add_up(blocks):
+    model = make_model("qwen2")
+    whole = observed_channels(model, blocks)
+    parts = [observed_channels(model, blocks[[number]]) for number in range(3)]
+    merged = reduce(Channels.merge, pickle.loads(pickle.dumps(parts)))  # as they travel between machines
+    assert merged.records(3) == whole.records(3)
+
+
+@given(
+    st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=2, max_size=12),
+    st.integers(1, 11),
+)
+def test_sums_of_any_two_parts_are_those_of_the_whole(numbers, cut):
+    x = torch.tensor(numbers).view(-1, 1, 3)
+    cut = min(cut, len(x) - 1)
+    joined, whole = Sums.of(x[:cut]).joined(Sums.of(x[cut:])), Sums.of(x)
+    assert joined.count == whole.count and torch.equal(joined.largest.abs(), whole.largest.abs())
+    assert joined.total.allclose(whole.total) and joined.squares.allclose(whole.squares)
+    assert (joined.constant <= 1 + 1e-9).all(), "no mean is larger than the root of the mean square"
+
+
+def test_a_channel_that_never_changes_is_constant():
+    x = torch.tensor([[3.0, 0.0, 1.0], [3.0, 0.0, -1.0]])[:, None]
+    assert Sums.of(x).constant.tolist() == [[1, 1, 0]]
+
+
+def test_statistics_do_not_grow_with_the_text(blocks):
+    found = [observed_channels(make_model("llama"), some) for some in (blocks[:1], blocks)]
+    sizes = [sum(part.nbytes for sums in one.sums.values() for part in sums[:4]) for one in found]
+    assert sizes[0] == sizes[1]
+
+
+def rows_of(model, blocks, **fields) -> list[dict]:
+    """Rows as views take them."""
+    return [{"model": "own", **row, **fields} for row in observed_channels(model, blocks).records(3)]
+
+
+def large_bias(case: str, layer: int, output: int, bias: float):
+    """A model of whose keys one channel has a large bias."""
+    model = make_model(case)
+    if case == "gpt2":
+        biases, first = model.transformer.h[layer].attn.c_attn.bias, model.config.hidden_size
+    else:
+        biases, first = model.model.layers[layer].self_attn.k_proj.bias, 0
+    with torch.no_grad():
+        biases[first + output] = bias
+    return model
+
+
+@pytest.mark.parametrize("case", ["qwen2", "gpt2"])
+def test_a_planted_bias_is_named(case, blocks):
+    """Of separate projections and of fused ones, with the share that it makes."""
+    model = large_bias(case, layer=1, output=13, bias=300.0)
+    rows = rows_of(model, blocks)
+    side = AFTER if case == "gpt2" else BEFORE
+    channels = (row for row in rows if row["metric"] == "keys.channel" and (row["role"], row["side"]) == ("keys", side))
+    largest = max(channels, key=lambda row: row["value"])
+    assert (largest["layer"], largest["head"], largest["channel"]) == (1, 1, 5)
+    assert largest["bias"] == 300 and largest["bias_share"] == pytest.approx(1, abs=0.05)
+    assert largest["constant"] == pytest.approx(1, abs=0.01)
+    biases = {(row["layer"], row["role"]): row for row in rows if row["metric"] == "keys.layer" and "bias" in row}
+    assert len(biases) == 6, "two layers of queries, keys and values, on one side of each"
+    assert biases[1, "keys"]["bias"] == pytest.approx(300, rel=1e-3)
+    section = keys_section(rows)
+    assert [table.name for table in section.tables] == ["keys", "biases"]
+    (said,) = (one.text for one in section.findings if one.text.startswith("The bias"))
+    assert said.startswith("The bias of the keys of layer 1 has a norm of 300")
+    plain = keys_section(rows_of(make_model(case), blocks)).findings
+    assert not any(one.text.startswith("The bias") for one in plain), "of small biases nothing is said"
+
+
+def test_without_biases_none_are_shown(blocks):
+    rows = rows_of(make_model("llama"), blocks)
+    (table,) = keys_section(rows).tables
+    assert "bias (%)" not in table.headers and not any("bias" in row for row in rows)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "gpt_neox"])
+def test_terms_of_all_features_and_the_bias_are_the_mean(case, blocks):
+    found = observed_channels(make_model(case).double(), blocks)
+    assert len(found.weights) == 6, "three channels in each of two layers"
+    for (layer, head, channel), row in found.weights.items():
+        bias = found.biases.get((layer, "keys"), torch.zeros(4, 8))[head, channel]
+        mean = found.sums[layer, "keys", BEFORE].means[head, channel]
+        assert float(row @ found.inputs[layer] / blocks.numel() + bias) == pytest.approx(float(mean), rel=1e-9)
+
+
+def with_outlier_feature(feature: int, output: int):
+    """A model of which a feature is the same at all positions, and writes a channel of the keys of layer 1."""
+    model = make_model("llama")
+    layer = model.model.layers[1]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, feature] = 50
+        layer.input_layernorm.weight[feature] = 1
+        layer.self_attn.k_proj.weight[output, feature] = 9
+    return model
+
+
+def test_a_feature_that_writes_a_channel_is_named(blocks):
+    rows = rows_of(with_outlier_feature(7, output=13), blocks)
+    (sentence,) = (one for one in features_of(rows) if one[0] == 7)
+    assert sentence[1].startswith("Feature 7 writes most of the largest channel of the keys of layer")
+    assert "in channel 5 of head 1 of layer 1" in sentence[1]
+    said = [one.text for one in keys_section(rows).findings]
+    assert said[0].startswith("Channel 5 of head 1 in layer 1 has the largest key") and sentence[1] in said
+    assert not list(features_of(rows_of(make_model("llama"), blocks))), "of a random model nothing is said"
+
+
+def test_of_few_constant_channels_nothing_is_said(blocks):
+    said = [one.text for one in keys_section(rows_of(make_model("llama"), blocks)).findings]
+    assert len(said) == 2 and not any("constant" in one for one in said)
+
+
+def test_a_cache_in_few_bits_is_what_attention_multiplies(blocks):
+    """Behind the rotation; as projections put them out, keys are exact."""
+    model = make_model("llama")
+    exact, few = (observed_channels(model, blocks[:1], variant=outliers.variant(one)) for one in ("fp32", "kv=int2"))
+    assert ((0, "values") in exact.changed, (0, "values") in few.changed) == (False, True)
+    assert torch.equal(few.sums[0, "keys", BEFORE].squares, exact.sums[0, "keys", BEFORE].squares)
+    states = expected(model.double(), blocks[:1])[0, "keys", AFTER]
+    met = through(states[None].float(), CacheFormat("int2"))[0]
+    assert few.sums[0, "keys", AFTER].squares.allclose(met.double().square().sum(1), rtol=1e-4)
+
+
+def test_tokens_of_a_prefix_count_for_nothing(blocks):
+    found = observed_channels(make_model("llama"), blocks, variant=outliers.variant("prefix(3,5)"))
+    assert {sums.count for sums in found.sums.values()} == {blocks.numel()}
+    assert found.changed == {(layer, role) for layer in range(2) for role in ("queries", "keys")}
+
+
+@pytest.mark.parametrize("variant", ["absmax", "absmax+attention", "llm.int8+kv=int4", "zero(3@k)+absmax+hadamard"])
+def test_under_schemes(variant, blocks):
+    model = make_model("qwen2")
+    found = observed_channels(model, blocks, variant=outliers.variant(variant))
+    plain = observed_channels(model, blocks)
+    assert found.sums.keys() == plain.sums.keys()
+    key = 0, "keys", BEFORE
+    assert not torch.equal(found.sums[key].squares, plain.sums[key].squares), "the projection multiplies codes"
+    assert found.sums[key].squares.allclose(plain.sums[key].squares, rtol=1), "of about the same weight"
+
+
+def test_numbers_that_are_none_are_refused(blocks):
+    model = make_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight[3, 3] = torch.nan
+    with pytest.raises(BrokenModel, match="NaN or inf in the keys of layer 1"):
+        observed_channels(model, blocks)
+
+
+@pytest.mark.parametrize("command", ["measure", "origins"])
+def test_models_that_show_nothing_are_refused(command, monkeypatch, capsys, tmp_path):
+    asked = {"measure": ["--metric", "keys"], "origins": ["--by", "keys"]}[command]
+    error = refused(monkeypatch, capsys, "pocket/gptj-1.7m", *asked, "--out", tmp_path / "out", command=command)
+    assert error.startswith("queries, keys and values of 'gptj', whose attention cannot be replaced")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_account_leaves_them_out():
+    """Where nobody asks for it."""
+    models = ("pocket/gptj-1.7m", "pocket/gpt2-0.1m")
+    parts = [ToAccount(model, None, Account(model=model)).parts for model in models]
+    assert [PARTS["keys"] in one for one in parts] == [False, True]
+
+
+def test_in_an_account(tmp_path):
+    make_tokenizer().save_pretrained(tmp_path)
+    with_outlier_feature(7, output=13).save_pretrained(tmp_path)
+    rows = run(Account(model=str(tmp_path), by="keys", features=[3], block=24, blocks=2), tmp_path / "out")
+    section = account_section(rows)
+    assert [one.name for one in section.tables] == ["keys"] and len(section.explorers) == 1
+    assert any(one.text.startswith("Feature 7 writes most of") for one in section.findings)
+
+
+@pytest.mark.slow
+def test_streamed_and_spread_over_machines(tmp_path):
+    fields = {"models": ["pocket/gpt2-0.5m"], "metrics": "keys", "block": 32, "blocks": 3}
+    want = lasting(run(outliers.Cells(**fields), tmp_path / "here"))
+    assert lasting(run(outliers.Cells(**fields, engine="ray"), tmp_path / "spread")) == want
+    streamed = run(outliers.Cells(**fields, stream=True), tmp_path / "streamed")
+    assert [row["value"] for row in streamed] == [row["value"] for row in want]
+
+
+def test_parameters_and_variants_of_the_command(tmp_path):
+    fields = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "kv=int4"], "block": 32, "blocks": 1}
+    spec = outliers.Cells(**fields, metrics="keys", channels=1)
+    section = spec.show(tmp_path, run(spec, tmp_path))
+    assert {one.name for one in section.tables} >= {"keys", "keys_2", "biases", "biases_2"}
+    assert [one.name for one in section.drawings] == ["key_map", "key_map_2"]
+    assert {one.text.partition(": ")[0] for one in section.findings} == {"gpt2-0.1m", "gpt2-0.1m under kv=int4"}
+    cells = next(one for one in section.tables if one.name == "keys").data
+    assert cells.groupby(["layer", "role", "side"]).size().max() == 1
+
+
+def test_the_map_and_its_explorer(blocks):
+    rows = rows_of(make_model("llama"), blocks)
+    panels = outliers.plot.key_map(rows)
+    assert [one.get_title(loc="left") for one in panels] == [
+        "keys, as projections put them out",
+        "keys, as attention multiplies them",
+        "values, as attention multiplies them",
+    ]
+    heads = [row for row in rows if row["metric"] == "keys.head" and row["role"] == "values"]
+    want = torch.tensor([[x / row["median"] for x in row["magnitudes"]] for row in heads]).view(2, 16)
+    shown = panels[2].get_images()[0].get_array()
+    assert torch.tensor(shown.data).float().allclose(want)
+    (explorer,) = keys_section(rows).explorers
+    maps = {one["name"]: one for one in explorer.content["maps"]}
+    assert maps["values as attention multiplies them, by channel"]["values"].shape == (2, 16)
+    widths = {(one["group"], one["values"].shape[1]) for one in maps.values()}
+    assert len(widths) == len({group for group, _ in widths}) == 5, "profiles are drawn together of equal columns"
+    by_head = maps["queries as projections put them out, by head"]
+    assert by_head["columns"] == [f"head {head}" for head in range(4)] and by_head["values"].shape == (2, 4)
+    assert (by_head["values"] >= 1).all(), "the largest is no smaller than the median"
+
+
+def test_many_channels_share_columns():
+    of_head = {"metric": "keys.head", "role": "keys", "side": AFTER, "layer": 0, "median": 1.0}
+    rows = [{**of_head, "head": head, "value": 128.0, "magnitudes": list(range(1, 129))} for head in range(9)]
+    axes = outliers.plot.key_map(rows)
+    assert axes.get_images()[0].get_array().shape == (1, 9 * 128 // 2)
+    (content,) = (one for one in keys_explorer(rows, "own").content["maps"] if one["column"] == "channel")
+    assert content["columns"][:2] == ["head 0, channel 0", "head 0, channel 2"] and content["values"][0, 0] == 2
