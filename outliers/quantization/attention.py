@@ -80,10 +80,15 @@ def int8_attention(
     return product(kept, value.mT, products.values).transpose(1, 2).contiguous(), probabilities
 
 
+def has_replaceable_attention(model: PreTrainedModel) -> bool:
+    """Whether transformers lets the attention function of a model be exchanged, in a single stack."""
+    return bool(model._supports_attention_backend) and not anatomy_of(model.config).decoder
+
+
 def check_attention(model: PreTrainedModel) -> None:
     """Raise UserError unless the attention function of a model can be replaced: of encoder-decoders
     T5Gemma alone has one, whose scores are capped."""
-    if not model._supports_attention_backend or anatomy_of(model.config).decoder:
+    if not has_replaceable_attention(model):
         raise UserError(
             f"the attention of '{model.config.model_type}' cannot be replaced in transformers; expected an "
             "architecture such as gpt2, llama, bert or vit, or attention in 16 bits"
