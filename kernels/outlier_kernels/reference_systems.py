@@ -33,18 +33,18 @@ def quantize_int4_in_int8(matrix: torch.Tensor, quantizer: Quantizer) -> Quantiz
     (code - zero point) * step gives back, with a whole step and a zero point of 4 bits (QServe: Lin et al., 2024,
     section 4.1, progressive group quantization).
 
-    The range of a group includes 0, so that its zero point has 4 bits. No code leaves int8: a code is at most half a
-    step, 8, from what it stands for.
+    The range of a group includes 0, so that its zero point has 4 bits. No code leaves int8: what it becomes is at most
+    half a step, 8, beyond it.
     """
     matrix, largest = with_largest(matrix, quantizer)
     scale = absmax_scale(largest, PROTECTIVE)
     codes = (matrix / scale).round_()
-    groups = codes.view(-1, quantizer.group or (matrix.shape[1] if quantizer.per_row else matrix.numel()))
+    groups = codes.reshape(-1, quantizer.group or (matrix.shape[1] if quantizer.per_row else matrix.numel()))
     least, largest = groups.amin(1, keepdim=True).clamp_(max=0), groups.amax(1, keepdim=True).clamp_(min=0)
     step = ((largest - least) / STEPS).round_().clamp_(min=1)
     zero_point = (-least / step).round_().clamp_(max=STEPS)
     groups = (groups / step).round_().add_(zero_point).clamp_(0, STEPS)
-    return Quantized(((groups - zero_point) * step).view(matrix.shape).to(torch.int8), scale)
+    return Quantized(((groups - zero_point) * step).reshape(matrix.shape).to(torch.int8), scale)
 
 
 def quantize_int4_int8(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
