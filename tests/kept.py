@@ -71,6 +71,7 @@ SECTIONS = {
     "pocket/families_table4": families_section,
     "remedies": remedies_section,
     "caches": _of_variants,
+    "founding": _of_variants,
     "attention/smollm2-135m": attention_section,
     "training-runs/table7": table7_section,
     "training-runs/table10": table10_section,

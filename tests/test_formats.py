@@ -50,8 +50,9 @@ QUANTIZERS = [
 FEATURES = 64  # which every group divides
 matrices = arrays(np.float32, (3, FEATURES), elements=st.floats(-1e6, 1e6, width=32))
 every_format = pytest.mark.parametrize("quantizer", QUANTIZERS, ids=str)
-# Those in which a group's codes follow from the group alone, and all are of as many bits: test_systems.py has the others.
-of_groups = pytest.mark.parametrize("quantizer", [one for one in QUANTIZERS if not FORMATS[one.format].in_rows], ids=str)
+# Those whose codes follow from each group alone, and are of as many bits; test_systems.py has the others.
+IN_GROUPS = [one for one in QUANTIZERS if not FORMATS[one.format].in_rows]
+of_groups = pytest.mark.parametrize("quantizer", IN_GROUPS, ids=str)
 
 
 def values_of(name: str) -> np.ndarray:

@@ -110,7 +110,7 @@ def test_a_layer_is_that_of_a_script(layer, name, role):
 
 @given(of_finite_floats(3, FEATURES), st.sampled_from(["group-8", "group-32", "row", "tensor"]))
 def test_no_code_of_qserve_leaves_int8(values, granularity):
-    """Nor is one more than half a step, 8, beyond the code of its row; within, the rounded step may clip as much more."""
+    """Nor is one more than half a step, 8, beyond the code of its row; a rounded step may clip more."""
     found = reference.quantize(values.double(), Quantizer("int4-in-int8", granularity))
     largest = values.double().abs().amax() if granularity == "tensor" else values.double().abs().amax(1, keepdim=True)
     exact = (values.double() / (largest / 119).clamp(min=1e-300)).round()

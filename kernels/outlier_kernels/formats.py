@@ -34,9 +34,9 @@ class Format(NamedTuple):
     for `outlier_kernels.reference.quantize` makes rows of smaller groups. symmetric: what it takes, absmax (True) or
     zeropoint (False). bits: of a value. integers: whether its codes are int8, whose products are summed exactly.
     scale_bits: of a scale, where it does not depend on what shares it. group: how many features share a scale, where
-    the format itself fixes it. tensor_bits, row_bits: of a scale that the whole matrix, or each row, has on top. element:
-    what floating-point codes are rounded to. large_bits: of values in the first groups of a row, see `large_groups`.
-    in_rows: whether groups are quantized within their rows, which the function gets whole.
+    the format itself fixes it. tensor_bits, row_bits: of a scale that the whole matrix, or each row, has on top.
+    element: what floating-point codes are rounded to. large_bits: of values in the first groups of a row, see
+    `large_groups`. in_rows: whether groups are quantized within their rows, which the function gets whole.
     """
 
     quantizer: str | Callable

@@ -15,9 +15,7 @@ CALIBRATED = ("smooth", "reorder")  # changes of keys that have to know how larg
 FLAGS = ("hadamard", "before", *CALIBRATED)
 RANGES = ("layers", "heads")  # options with a range of numbers
 PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
-FORMS = (
-    "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard, bfp4/block=32/reorder or int3/layers=0:2/heads=1"
-)
+FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard, bfp4/block=32 or int3/layers=0:2/heads=1"
 
 
 @dataclass(frozen=True)

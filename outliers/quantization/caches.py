@@ -257,7 +257,9 @@ def quantized_states(
             yield
 
 
-def _met(formats: Formats, positions: int, largest: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> tuple:
+def _met(
+    formats: Formats, positions: int, largest: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor
+) -> tuple:
     """Keys and values in formats, but for so many first positions."""
     if formats.keys and not formats.keys.before:
         key = through(key, formats.keys, positions, largest)
@@ -266,11 +268,12 @@ def _met(formats: Formats, positions: int, largest: torch.Tensor | None, key: to
 
 @contextmanager
 def watched_keys(model: PreTrainedModel, see: Callable[[int, torch.Tensor], None], layer: int | None) -> Iterator[None]:
-    """Show keys (batch, heads, T, features) behind the rotation of positions to a function of the layer and them, in
-    all layers or in one; of a model whose attention cannot be exchanged there are none."""
+    """Show keys (batch, heads, T, features) behind the rotation of positions, without those of a prefix, to a function
+    of the layer and them, in all layers or in one; of a model whose attention cannot be exchanged there are none."""
+    first = prefix_positions(model)
 
     def shown(number: int, key: torch.Tensor, value: torch.Tensor) -> tuple:
-        see(number, key)
+        see(number, key[..., first:, :])
         return key, value
 
     there = attentions(model) if has_replaceable_attention(model) else ()

@@ -66,7 +66,7 @@ def bits_of(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = (), 
 
 def _count(projection: Projection, quantizer: Quantizer, operand: str) -> tuple[int, float]:
     """How many values an operand of a projection has, for activations of one token, and how many bits they take."""
-    module = projection.module
-    outputs, features = module.shape if isinstance(module, Int8Linear | QuantizedLinear) else stored_weight(module).shape
+    module, own = projection.module, Int8Linear | QuantizedLinear
+    outputs, features = module.shape if isinstance(module, own) else stored_weight(module).shape
     rows, of_all = (outputs, outputs) if operand == "weights" else (1, math.inf)
     return rows * features, rows * features * quantizer.bits(features, of_all)
