@@ -98,9 +98,7 @@ class System(NamedTuple):
 
 
 SYSTEMS = {
-    "QServe": System(
-        "qserve-g64+kv=int4", "qserve", "meta-llama/Llama-2-7b-hf", "QoQ W4A8KV4, groups of 128"
-    ),
+    "QServe": System("qserve-g64+kv=int4", "qserve", "meta-llama/Llama-2-7b-hf", "QoQ W4A8KV4, groups of 128"),
     "COMET": System("comet-g64+kv=int4/channels=128", "comet", "meta-llama/Llama-2-7b-hf", "FMPQ W4AxKV4"),
     "FireQ": System("fireq-g64+kv=int4", "fireq", "meta-llama/Meta-Llama-3-8B", "FireQ"),
     "FlexQ": System("flexq-g64"),

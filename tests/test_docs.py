@@ -22,6 +22,7 @@ import typer
 from outlier_kernels.formats import FORMATS, GROUP_SCALE_BITS, SCALE_BITS
 from outlier_kernels.reference import CODE_MAX, absmax_scale
 from outlier_kernels.reference_formats import LEAST_SHARED
+from outlier_kernels.reference_systems import PROTECTIVE
 
 from outliers import criterion
 from outliers.errors import UserError
@@ -520,6 +521,8 @@ CLAIMS = {
     "docs/definitions.md": {
         "clipped to [−{0}, {0}]": lambda: (CODE_MAX,),
         "exceeds {} times the median of all tokens": lambda: (OUTLIER_TOKEN,),
+        "`scale = max|row| / {}`": lambda: (PROTECTIVE,),
+        "`{} + 16 / 2 = {}`": lambda: (PROTECTIVE, CODE_MAX),
         "No scale is below 2⁻{0}, the smallest normal number of float32, and so `nd` is at most 2{0}":
             lambda: (least_scale(),),
         "the shared exponents of the other formats end at −{}": lambda: (1 - math.frexp(LEAST_SHARED)[1],),
@@ -617,6 +620,11 @@ CLAIMS = {
             lambda: (*size("attention/smollm2-135m"), draws("attention/smollm2-135m")),
         "SmolLM2-135M reads the embedded text, {} blocks of {} tokens, with the standard deviation over {} [draws]":
             lambda: (*size("founding"), draws("founding")),
+        "Groups are of {} features, as in": lambda: [get_scheme("qserve").group],
+        "Its groups have {} features, because {} do not divide its width":
+            lambda: [get_scheme("qserve-g64").group, get_scheme("qserve").group],
+        "grows by at most {} for models": lambda: [0.1],  # FlexQ, abstract
+        "about {} % of activations. Here": lambda: [16],  # COMET, section 6.2
         "`qserve` costs {:+.1f} %, and `w4a8` in groups of the same size {:+.1f} %":
             lambda: [of_system("qserve-g64"), of_system("w4a8-g64")],
         "`qserve` then costs {:+.1f} %, and `w4a8` {:+.1f} %":
@@ -631,8 +639,8 @@ CLAIMS = {
                 for variant in ("keys=int4/smooth", "keys=int4")
                 for field in ("value", "standard_deviation")
             ],
-        "costs {:+.1f} % with an exponent for each head, {:+.1f} % in blocks of {:.0f} channels and {:+.1f} % in blocks "
-        "of {:.0f}. Sorted channels do not help this model: {:+.1f} % and {:+.1f} %":
+        "costs {:+.1f} % with an exponent for each head, {:+.1f} % in blocks of {:.0f} channels and {:+.1f} % in "
+        "blocks of {:.0f}. Sorted channels do not help this model: {:+.1f} % and {:+.1f} %":
             lambda: [
                 *(of_system(f"keys=bfp4{one}") for one in ("", "/block=32")),
                 32,
