@@ -141,6 +141,17 @@ def test_a_calibration_knows_the_largest_keys(case, blocks, tmp_path):
     assert perplexities(stream_model(str(tmp_path)), blocks, [variant]) == perplexities(model, blocks, [variant])
 
 
+def test_keys_of_a_prefix_stay_exact_and_are_not_calibrated_on(blocks):
+    model, kept = make_model("llama"), DynamicCache()
+    with outliers.variant("prefix(5,6)").on(model) as behind:
+        found = calibrate(behind, blocks)
+    with torch.inference_mode():
+        model(torch.cat([torch.tensor([[5, 6]]).expand(len(blocks), 2), blocks], 1), past_key_values=kept)
+    for layer, states in enumerate(kept.layers):
+        expected = states.keys[:, :, 2:].abs().amax((0, 2))
+        torch.testing.assert_close(found.keys[layer], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_run_calibrates_keys_on_other_blocks(tmp_path):
     fields = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "keys=int3/smooth"], "metrics": ["perplexity"]}
     rows = outliers.run(outliers.Cells(**fields, block=32, blocks=1), tmp_path)

@@ -268,7 +268,7 @@ def test_sums_of_groups_outgrow_float32():
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("name", ["w4a8-g32", "w4-g16", "mxfp4", "nvfp4", "bfp6", "w6a6", "fp8-e4m3"])
+@pytest.mark.parametrize("name", ["w4a8-g32", "w4-g16", "mxfp4", "nvfp4", "bfp6", "w6a6", "fp8-e4m3", "qserve-g32"])
 def test_outlier_features_leave_groups_in_their_places(name, exact):
     """They are zero in both operands where there are groups, else cut out, and multiplied exactly."""
     scheme, x, weight = get_scheme(name), random_matrix(5, 7, 64).double(), torch.randn(9, 64, dtype=torch.float64)
