@@ -142,13 +142,13 @@ def test_a_calibration_knows_the_largest_keys(case, blocks, tmp_path):
 
 
 def test_keys_of_a_prefix_stay_exact_and_are_not_calibrated_on(blocks):
-    model, kept = make_model("llama"), DynamicCache()
-    with outliers.variant("prefix(5,6)").on(model) as behind:
-        found = calibrate(behind, blocks)
+    model, kept, short, prefix = make_model("llama"), DynamicCache(), blocks[:1, :3], torch.arange(5, 25)[None]
+    with outliers.variant(f"prefix({','.join(map(str, prefix[0].tolist()))})").on(model) as behind:
+        found = calibrate(behind, short)
     with torch.inference_mode():
-        model(torch.cat([torch.tensor([[5, 6]]).expand(len(blocks), 2), blocks], 1), past_key_values=kept)
+        model(torch.cat([prefix, short], 1), past_key_values=kept)
     for layer, states in enumerate(kept.layers):
-        expected = states.keys[:, :, 2:].abs().amax((0, 2))
+        expected = states.keys[:, :, prefix.shape[1] :].abs().amax((0, 2))
         torch.testing.assert_close(found.keys[layer], expected, rtol=1e-5, atol=1e-6)
 
 
