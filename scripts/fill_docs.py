@@ -14,6 +14,7 @@ from ast import literal_eval
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from tabulate import tabulate
@@ -24,6 +25,7 @@ from outliers.plot.published import published_models
 from outliers.plot.sweep import costs_of_schemes
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.paper import table1
+from outliers.report.paper.facts import read_sources
 from outliers.report.tables import cell
 from outliers.runs.frame import records_in as read_rows
 
@@ -69,7 +71,7 @@ def schemes() -> str:
     rows = [
         [
             f"`{scheme.name}`",
-            str(scheme.activations or "–"),
+            ", ".join([str(scheme.activations or "–"), *scheme.parts.split(", ")[2:]]),  # and its remedies
             str(scheme.weights or "–"),
             "no" if scheme.outlier_threshold is None else "yes",
             scheme.label,
@@ -83,6 +85,42 @@ def schemes() -> str:
 def architectures() -> str:
     """Every architecture, as its configuration calls it."""
     return ", ".join(f"`{name}`" for name in ANATOMIES)
+
+
+class System(NamedTuple):
+    """A serving system: what it is here, and the published perplexity of a model under it, by the name of its source
+    and what the model was under; None where a source states none for one model."""
+
+    variant: str
+    source: str | None = None
+    model: str = ""
+    under: str = ""
+
+
+SYSTEMS = {
+    "QServe": System("qserve-g64+kv=int4", "qserve", "meta-llama/Llama-2-7b-hf", "QoQ W4A8KV4, groups of 128"),
+    "COMET": System("comet-g64+kv=int4/channels=128", "comet", "meta-llama/Llama-2-7b-hf", "FMPQ W4AxKV4"),
+    "FireQ": System("fireq-g64+kv=int4", "fireq", "meta-llama/Meta-Llama-3-8B", "FireQ"),
+    "FlexQ": System("flexq-g64"),
+}
+
+
+def systems() -> str:
+    """What serving systems cost models of their sources, and what their rules cost SmolLM2-135M."""
+    kept = {row["variant"]: row for row in read_rows(ROOT / "results/kept/founding")}
+    sources, rows = {source.name: source for source in read_sources()}, []
+    for name, one in SYSTEMS.items():
+        row, published = kept[one.variant], "no value for one model"
+        if one.source:
+            source = sources[one.source]
+            values = {fact.under: fact.value for fact in source.facts if fact.model == one.model}
+            cited = "" if source.looked_up else " (as cited)"
+            published = f"{one.model.partition('/')[2]}: {values['']:.2f} to {values[one.under]:.2f}{cited}"
+        bits = f"{row['weight_bits']:.2f}, {row['activation_bits']:.2f}"
+        ours = f"{kept['fp32']['value']:.2f} to {row['value']:.2f}±{row['standard_deviation']:.2f}"
+        rows.append([name, f"`{one.variant}`", bits, published, ours])
+    headers = ["system", "here", "bits of weights, activations", "published, WikiText-2", "SmolLM2-135M here"]
+    return _markdown(headers, rows, texts=len(headers))
 
 
 TELLING = ("fp32", "absmax", "zeropoint", "absmax-vector", "llm.int8")  # schemes of the first page
@@ -133,6 +171,7 @@ def _markdown(headers: list, rows: list[list[str]], texts: int = 1) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "schemes": schemes,
+    "systems": systems,
     "architectures": architectures,
     "smollm2-135m": smollm2,
     "five schemes": partial(smollm2, TELLING),

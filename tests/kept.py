@@ -73,6 +73,7 @@ SECTIONS = {
     "remedies": remedies_section,
     "caches": _of_variants,
     "keys": keys_section,
+    "founding": _of_variants,
     "attention/smollm2-135m": attention_section,
     "training-runs/table7": table7_section,
     "training-runs/table10": table10_section,

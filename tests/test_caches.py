@@ -1,5 +1,7 @@
 """Keys and values in few bits: codes by their definition, what attention meets, and caches that generate the same."""
 
+import copy
+
 import pandas as pd
 import pytest
 import torch
@@ -15,6 +17,7 @@ from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.cache_formats import CacheFormat
 from outliers.quantization.caches import Codes, through
+from outliers.quantization.calibration import calibrate
 from tests.conftest import make_model
 from tests.test_commands import call
 
@@ -76,6 +79,91 @@ def test_other_formats_are_those_of_matrices(format):
     quantizer = Quantizer(format, "block" if format in ("mxfp4", "nvfp4") else "row")
     expected = quantize(states.view(10, 32), quantizer).dequantize().view(states.shape)
     assert torch.equal(through(states, CacheFormat(format)), expected)
+
+
+def test_blocks_of_channels_share_a_scale():
+    states = torch.randn(1, 2, 5, 32, generator=torch.Generator().manual_seed(1))
+    expected = quantize(states.view(-1, 8), Quantizer("bfp4", "row")).dequantize().view(states.shape)
+    assert torch.equal(through(states, CacheFormat("bfp4", block=8)), expected)
+
+
+def test_channels_are_ordered_by_their_magnitudes_and_put_back(states):
+    """In the order of the calibration's, which are those of each head."""
+    largest = states.abs().amax((0, 2))
+    expected = torch.empty_like(states)
+    for head, order in enumerate(largest.sort(descending=True).indices):
+        blocks = states[:, head, :, order].reshape(-1, 4)
+        expected[:, head, :, order] = quantize(blocks, Quantizer("bfp4", "row")).dequantize().view(2, 21, 12)
+    met = through(states, CacheFormat("bfp4", block=4, reorder=True), 0, largest)
+    assert torch.equal(met, expected)
+
+
+def test_small_channels_lose_less_in_order(states):
+    uneven = states * torch.tensor([1.0, 50.0] * 6)
+    largest = uneven.abs().amax((0, 2))
+    met = [through(uneven, CacheFormat("bfp4", block=6, reorder=one), 0, largest) for one in (False, True)]
+    errors = [(one - uneven)[..., ::2].norm() for one in met]
+    assert errors[1] < 0.2 * errors[0]
+
+
+def test_smoothing_is_that_of_keys_and_queries_in_the_weights(blocks):
+    """λ of channels that rotate into each other, taken into the projections: nothing changes, and then plain codes."""
+    model = make_model("llama").double()
+    found = calibrate(model, blocks[:2])
+    smooth = outliers.variant("keys=int4/smooth").calibrated(found)
+    folded = copy.deepcopy(model)
+    for layer, largest in zip(folded.model.layers, found.keys.values(), strict=True):
+        half = largest.shape[1] // 2
+        factors = torch.maximum(largest[:, :half], largest[:, half:]).sqrt().repeat(1, 2).double()
+        attention = layer.self_attn
+        with torch.no_grad():
+            attention.k_proj.weight /= factors.reshape(-1, 1)
+            attention.q_proj.weight *= factors.repeat_interleave(attention.num_key_value_groups, 0).reshape(-1, 1)
+    assert perplexity(folded, blocks) == pytest.approx(perplexity(model, blocks), rel=1e-9)
+    met, plain = perplexities(model, blocks, [smooth]), perplexities(folded, blocks, [outliers.variant("keys=int4")])
+    assert met == [pytest.approx(plain[0], rel=1e-6)]
+    assert met != [pytest.approx(perplexity(model, blocks), rel=1e-5)]
+
+
+@pytest.mark.parametrize("case", CACHED)
+def test_a_calibration_knows_the_largest_keys(case, blocks, tmp_path):
+    """Those that a cache of transformers keeps; of a streamed model and of parts merged the same."""
+    model = make_model(case)
+    found, kept = calibrate(model, blocks), DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(blocks, past_key_values=kept)
+    for layer, states in enumerate(kept.layers):
+        torch.testing.assert_close(found.keys[layer], states.keys.abs().amax((0, 2)), rtol=1e-5, atol=1e-6)
+    merged = calibrate(model, blocks[:1]).merge(calibrate(model, blocks[1:]))
+    model.save_pretrained(tmp_path)
+    for other in (merged, calibrate(stream_model(str(tmp_path)), blocks)):
+        assert all(torch.equal(other.keys[layer], largest) for layer, largest in found.keys.items())
+    variant = outliers.variant("keys=bfp4/block=2/reorder").calibrated(found)
+    assert perplexities(stream_model(str(tmp_path)), blocks, [variant]) == perplexities(model, blocks, [variant])
+
+
+def test_keys_of_a_prefix_stay_exact_and_are_not_calibrated_on(blocks):
+    model, kept, short, prefix = make_model("llama"), DynamicCache(), blocks[:1, :3], torch.arange(5, 25)[None]
+    with outliers.variant(f"prefix({','.join(map(str, prefix[0].tolist()))})").on(model) as behind:
+        found = calibrate(behind, short)
+    with torch.inference_mode():
+        model(torch.cat([prefix, short], 1), past_key_values=kept)
+    for layer, states in enumerate(kept.layers):
+        expected = states.keys[:, :, prefix.shape[1] :].abs().amax((0, 2))
+        torch.testing.assert_close(found.keys[layer], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_calibrates_keys_on_other_blocks(tmp_path):
+    fields = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "keys=int3/smooth"], "metrics": ["perplexity"]}
+    rows = outliers.run(outliers.Cells(**fields, block=32, blocks=1), tmp_path)
+    of_variant = {row["variant"]: row for row in rows}
+    assert set(of_variant["keys=int3/smooth"]) - set(of_variant["fp32"]) == {"keys", "calibration_hash"}
+    model = outliers.load_model("pocket/gpt2-0.1m")
+    with (
+        pytest.raises(UserError, match="'keys=int3/smooth' has to know how large keys are; expected a calibration"),
+        outliers.variant("keys=int3/smooth").on(model),
+    ):
+        pass
 
 
 @given(
@@ -181,6 +269,12 @@ def test_four_bits_take_less_than_a_third_of_sixteen():
         "kv=int4/layers=3:3": "has 'layers=3:3'; expected one such as",
         "kv=int4/heads=0:2.3:3": "has 'heads=0:2.3:3'; expected one such as",
         "kv=int4/recent=2:3": "has 'recent=2:3'; expected one such as",
+        "kv=int4/block=8": "has blocks of channels, and int4 has a scale a token, or one for each channel",
+        "kv=mxfp4/block=8": "has blocks of channels, and mxfp4 fixes blocks of 32",
+        "keys=bfp4/reorder": "orders channels that share one scale in any order; expected blocks",
+        "keys=int4/smooth/hadamard": "changes channels by hadamard and smooth; expected one of them",
+        "keys=int4/smooth/before": "knows keys behind the rotation of positions; leave before out",
+        "kv=int4/smooth": "values in 'int4/smooth', which is for keys; expected it for these alone: keys=int4/smooth",
         "kv=int4+absmax": "goes on behind the cache, which acts last",
     }.items(),
 )
@@ -196,6 +290,8 @@ def test_malformed_writings_are_refused(written, message):
         ("pocket/bert-1.4m", "kv=int4", "a cache of keys and values of 'bert'; expected a causal language model"),
         ("pocket/gpt2-0.1m", "kv=int4/layers=2", "in a model with 2 layers of keys; expected some of 0:2"),
         ("pocket/gpt2-0.1m", "kv=int4/heads=1:3", "in a model with 2 heads of keys; expected some of 0:2"),
+        ("pocket/gpt2-0.1m", "kv=bfp4/block=8", "blocks of 8 channels, which do not divide the 12 of a head"),
+        ("pocket/gpt2-0.1m", "kv=mxfp4", "blocks of 32 channels, which do not divide the 12 of a head"),
         ("pocket/gpt2-0.1m", "values=int4/before", "which no rotation changes; leave before out"),
     ],
 )
@@ -256,9 +352,10 @@ def test_damage_that_a_cache_cannot_do_is_refused(options, message, monkeypatch,
     assert message in errors
 
 
-def test_a_simulated_format_is_no_cache():
+@pytest.mark.parametrize("format", ["keys=int4/before", "keys=int4/smooth", "keys=bfp4"])
+def test_a_simulated_format_is_no_cache(format):
     with pytest.raises(UserError, match="which variants alone simulate"):
-        outliers.cache(make_model("gpt2"), "keys=int4/before")
+        outliers.cache(make_model("gpt2"), format)
 
 
 def test_latency_takes_the_cache_of_a_variant(tmp_path):

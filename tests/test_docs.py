@@ -22,6 +22,7 @@ import typer
 from outlier_kernels.formats import FORMATS, GROUP_SCALE_BITS, SCALE_BITS
 from outlier_kernels.reference import CODE_MAX, absmax_scale
 from outlier_kernels.reference_formats import LEAST_SHARED
+from outlier_kernels.reference_systems import PROTECTIVE
 
 from outliers import criterion
 from outliers.errors import UserError
@@ -414,6 +415,18 @@ def of_keys() -> dict[str, float]:
     }
 
 
+def of_system(variant: str) -> float:
+    """Per cent of perplexity that a variant in the formats of serving systems costs SmolLM2."""
+    values = {row["variant"]: row["value"] for row in kept("founding")}
+    return 100 * (values[variant] / values["fp32"] - 1)
+
+
+def systems_row(variant: str) -> dict:
+    """The kept row of a variant in the formats of serving systems."""
+    (row,) = (row for row in kept("founding") if row["variant"] == variant)
+    return row
+
+
 def on_card(model: str, pattern: str) -> list[float]:
     """The numbers of the one place of a pocket model's card that a pattern matches."""
     return [float(number) for number in in_source(f"outliers/models/pocket/{model}/README.md", pattern)]
@@ -550,6 +563,8 @@ CLAIMS = {
     "docs/definitions.md": {
         "clipped to [−{0}, {0}]": lambda: (CODE_MAX,),
         "exceeds {} times the median of all tokens": lambda: (OUTLIER_TOKEN,),
+        "`scale = max|row| / {}`": lambda: (PROTECTIVE,),
+        "`{} + 16 / 2 = {}`": lambda: (PROTECTIVE, CODE_MAX),
         "No scale is below 2⁻{0}, the smallest normal number of float32, and so `nd` is at most 2{0}":
             lambda: (least_scale(),),
         "the shared exponents of the other formats end at −{}": lambda: (1 - math.frexp(LEAST_SHARED)[1],),
@@ -657,6 +672,36 @@ CLAIMS = {
             ],
         "SmolLM2-135M on the embedded text, {} blocks of {} tokens, {} draws":
             lambda: (*size("attention/smollm2-135m"), draws("attention/smollm2-135m")),
+        "SmolLM2-135M reads the embedded text, {} blocks of {} tokens, with the standard deviation over {} [draws]":
+            lambda: (*size("founding"), draws("founding")),
+        "Groups are of {} features, as in": lambda: [get_scheme("qserve").group],
+        "Its groups have {} features, because {} do not divide its width":
+            lambda: [get_scheme("qserve-g64").group, get_scheme("qserve").group],
+        "grows by at most {} for models": lambda: [0.1],  # FlexQ, abstract
+        "about {} % of activations. Here": lambda: [16],  # COMET, section 6.2
+        "`qserve` costs {:+.1f} %, and `w4a8` in groups of the same size {:+.1f} %":
+            lambda: [of_system("qserve-g64"), of_system("w4a8-g64")],
+        "`qserve` then costs {:+.1f} %, and `w4a8` {:+.1f} %":
+            lambda: [of_system("qserve-g64+hadamard"), of_system("w4a8-g64+hadamard")],
+        "`flexq` costs {:+.1f} %, and `w6a6` with weights in groups of {:.0f} {:+.1f} %":
+            lambda: [of_system("flexq-g64"), 64, of_system("w6a6-g64")],
+        "`comet` costs {:+.1f} %. Its activations take {:.2f} bits":
+            lambda: [of_system("comet-g64"), systems_row("comet-g64")["activation_bits"]],
+        "no effect beyond scatter: {:.2f} ± {:.2f} with it, {:.2f} ± {:.2f} without":
+            lambda: [
+                systems_row(variant)[field]
+                for variant in ("keys=int4/smooth", "keys=int4")
+                for field in ("value", "standard_deviation")
+            ],
+        "costs {:+.1f} % with an exponent for each head, {:+.1f} % in blocks of {:.0f} channels and {:+.1f} % in "
+        "blocks of {:.0f}. Sorted channels do not help this model: {:+.1f} % and {:+.1f} %":
+            lambda: [
+                *(of_system(f"keys=bfp4{one}") for one in ("", "/block=32")),
+                32,
+                of_system("keys=bfp4/block=16"),
+                16,
+                *(of_system(f"keys=bfp4/block={one}/reorder") for one in (32, 16)),
+            ],
         "attention in int8 costs {int8:+.1f} % of perplexity": attention_costs,
         "values costs {int8, values alone:+.1f} % alone, that of queries with keys {int8, scores alone:+.2f} %":
             attention_costs,

@@ -50,6 +50,9 @@ QUANTIZERS = [
 FEATURES = 64  # which every group divides
 matrices = arrays(np.float32, (3, FEATURES), elements=st.floats(-1e6, 1e6, width=32))
 every_format = pytest.mark.parametrize("quantizer", QUANTIZERS, ids=str)
+# Those whose codes follow from each group alone, and are of as many bits; test_systems.py has the others.
+IN_GROUPS = [one for one in QUANTIZERS if not FORMATS[one.format].in_rows]
+of_groups = pytest.mark.parametrize("quantizer", IN_GROUPS, ids=str)
 
 
 def values_of(name: str) -> np.ndarray:
@@ -95,7 +98,7 @@ def test_a_float64_is_rounded_once():
     assert rounded(values, E4M3).tolist() == [1.125, 1.0, 1.0]
 
 
-@every_format
+@of_groups
 @settings(deadline=None, max_examples=20)
 @given(matrix=matrices)
 def test_each_value_becomes_the_nearest_that_there_is(quantizer, matrix):
@@ -150,7 +153,7 @@ def test_the_largest_numbers_of_float32(quantizer):
             assert (values[:, 0].abs() > 0.7 * one[:, 0].abs()).all()
 
 
-@every_format
+@of_groups
 def test_what_was_quantized_stays_as_it_is(quantizer):
     x = random_matrix(0, 8, FEATURES)
     values = reference.quantize(x, quantizer).dequantize()
@@ -164,7 +167,7 @@ def test_what_was_quantized_stays_as_it_is(quantizer):
         assert torch.allclose(again.dequantize()[~alone], values[~alone], rtol=1e-6, atol=0)
 
 
-@every_format
+@of_groups
 def test_each_group_is_quantized_on_its_own(quantizer):
     x = random_matrix(1, 5, FEATURES)
     found = reference.quantize(x, quantizer)
@@ -265,7 +268,7 @@ def test_sums_of_groups_outgrow_float32():
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("name", ["w4a8-g32", "w4-g16", "mxfp4", "nvfp4", "bfp6", "w6a6", "fp8-e4m3"])
+@pytest.mark.parametrize("name", ["w4a8-g32", "w4-g16", "mxfp4", "nvfp4", "bfp6", "w6a6", "fp8-e4m3", "qserve-g32"])
 def test_outlier_features_leave_groups_in_their_places(name, exact):
     """They are zero in both operands where there are groups, else cut out, and multiplied exactly."""
     scheme, x, weight = get_scheme(name), random_matrix(5, 7, 64).double(), torch.randn(9, 64, dtype=torch.float64)
@@ -409,7 +412,11 @@ def test_granularities_that_a_format_or_a_matrix_has_not(quantizer, message):
 
 
 @pytest.mark.parametrize(
-    "name", [*(name for name in SCHEMES if name not in (*TABLE1, "llm.int8-bnb")), "w4a4-g16", "w4a8-g32", "bfp6-g16"]
+    "name",
+    [
+        *(name for name in SCHEMES if name not in (*TABLE1, "llm.int8-bnb", "qserve", "fireq", "comet", "flexq")),
+        *("w4a4-g16", "w4a8-g32", "bfp6-g16", "qserve-g32", "fireq-g16", "flexq-g64"),
+    ],
 )
 def test_a_layer_multiplies_what_its_codes_stand_for(name):
     scheme = get_scheme(name)
@@ -483,7 +490,10 @@ def test_groups_that_do_not_divide_a_model(tmp_path, monkeypatch, caplog):
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("name", ["w4a8", "w6a6", "w4a4-g16", "w4-g32", "bfp4-g16", "mxint8"])
+@pytest.mark.parametrize(
+    "name",
+    ["w4a8", "w6a6", "w4a4-g16", "w4-g32", "bfp4-g16", "mxint8", "qserve-g16", "fireq-g16", "flexq-g16"],
+)
 def test_int8_models_of_integers(name, blocks, tmp_path):
     """Outputs are those of layers with exact weights, but for codes of activations that flip; the same after saving."""
     model = make_model("gpt2")

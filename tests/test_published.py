@@ -355,6 +355,9 @@ def test_what_stands_in_the_files():
     assert "outlier features 138, 378 and 447 (position 0)" in said("gpt2")
     assert "no massive activation" in said("allenai/OLMo-2-1124-7B")
     assert "row 11[507, :]" in said("smollm2-135m")
+    systems = ("5.70, QoQ W4A8KV4, groups of 128", "5.75, QoQ W4A8KV4", "5.73, FMPQ W4AxKV4")
+    assert {f"perplexity on wikitext2 {one}" for one in systems} <= said("meta-llama/Llama-2-7b-hf")
+    assert "perplexity on wikitext2 7.06, FireQ" in said("meta-llama/Meta-Llama-3-8B")
     assert {f"outlier features 308 and 381 ({by})" for by in ("layer norm", "llm.int8")} <= said("bert-base-uncased")
     assert "outlier features 77 and 588 (layer norm)" in said("FacebookAI/roberta-base")
     assert said("facebook/dinov2-giant") == {"2.4 % of the positions have a norm above 150 after the last layer"}

@@ -34,8 +34,9 @@ class Format(NamedTuple):
     for `outlier_kernels.reference.quantize` makes rows of smaller groups. symmetric: what it takes, absmax (True) or
     zeropoint (False). bits: of a value. integers: whether its codes are int8, whose products are summed exactly.
     scale_bits: of a scale, where it does not depend on what shares it. group: how many features share a scale, where
-    the format itself fixes it. tensor_bits: of a scale that the whole matrix has on top. element: what floating-point
-    codes are rounded to.
+    the format itself fixes it. tensor_bits, row_bits: of a scale that the whole matrix, or each row, has on top.
+    element: what floating-point codes are rounded to. large_bits: of values in the first groups of a row, see
+    `large_groups`. in_rows: whether groups are quantized within their rows, which the function gets whole.
     """
 
     quantizer: str | Callable
@@ -45,7 +46,10 @@ class Format(NamedTuple):
     scale_bits: int | None = None
     group: int | None = None
     tensor_bits: int = 0
+    row_bits: int = 0
     element: Element | None = None
+    large_bits: int | None = None
+    in_rows: bool = False
 
 
 class Arithmetic(NamedTuple):
@@ -87,11 +91,35 @@ FORMATS = {
     "bfp8": _BLOCK,
     "bfp6": _BLOCK._replace(bits=6),
     "bfp4": _BLOCK._replace(bits=4),
+    # FireQ (Baek et al., 2025): int4 under scales in e4m3, times a power of two of the whole matrix.
+    "int4-e4m3": Format(
+        "outlier_kernels.reference_systems:quantize_int4_e4m3", (True,), 4, integers=True, scale_bits=8, tensor_bits=32
+    ),
+    # QServe (Lin et al., 2024): asymmetric int4 within rows of int8; a group's scale has 8 bits, its zero point 4.
+    "int4-in-int8": Format(
+        "outlier_kernels.reference_systems:quantize_int4_in_int8",
+        (True,),
+        4,
+        integers=True,
+        scale_bits=12,
+        row_bits=32,
+        in_rows=True,
+    ),
+    # COMET (Liu et al., 2025): the first groups of a row in 8 bits, which have the largest features if they are sorted.
+    "int4-int8": Format(
+        "outlier_kernels.reference_systems:quantize_int4_int8",
+        (True,),
+        4,
+        integers=True,
+        large_bits=8,
+        in_rows=True,
+    ),
 }
 # Groups that share a scale, and the operands that have them: everything, a token, an output, so many consecutive
 # features of a row, whose number may be any, and those of the formats that fix it.
 GROUPS, BLOCK = "group-64", "block"
 GRANULARITIES = {"tensor": OPERANDS, "row": ("activations",), "column": ("weights",), GROUPS: OPERANDS, BLOCK: OPERANDS}
+LARGE_GROUPS = 5  # one in so many: "less than 20 %" (COMET, section 3.2)
 SCALE_BITS, GROUP_SCALE_BITS = 32, 16  # of a scale of a tensor, row or column, and of one of a group
 ARITHMETICS = {
     "exact": Arithmetic(),
@@ -145,7 +173,15 @@ class Quantizer:
         share = self.group or (features if self.per_row else features * rows)
         scale = format.scale_bits or (GROUP_SCALE_BITS if self.group else SCALE_BITS)
         zero_point = 0 if self.symmetric else format.bits
-        return format.bits + (scale + zero_point) / share + format.tensor_bits / (features * rows)
+        groups = features / share if self.group else 1
+        large = 0 if format.large_bits is None else (format.large_bits - format.bits) * large_groups(groups) / groups
+        of_all = format.row_bits / features + format.tensor_bits / (features * rows)
+        return format.bits + large + (scale + zero_point) / share + of_all
+
+
+def large_groups(groups: float) -> int:
+    """How many of a row's groups have `Format.large_bits`: at most a fifth of them, and at least one."""
+    return max(1, int(groups / LARGE_GROUPS))
 
 
 def granularities(format: str, operand: str) -> list[str]:

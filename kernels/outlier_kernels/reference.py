@@ -80,11 +80,11 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer | None) -> Quantized:
         matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
         return Quantized(matrix, matrix.new_ones(1, 1))
     make, group = find(FORMATS[quantizer.format].quantizer), quantizer.group
-    if group is None:
-        return make(matrix, quantizer)
     rows, features = matrix.shape
-    if features % group:
+    if group and features % group:
         raise ValueError(f"groups of {group} features do not divide {features}")
+    if group is None or FORMATS[quantizer.format].in_rows:
+        return make(matrix, quantizer)
     made = make(matrix.reshape(-1, group), quantizer)  # in which each group is a row
     groups = features // group
     return Quantized(*(None if part is None else part.reshape(rows, groups * part.shape[1]) for part in made))

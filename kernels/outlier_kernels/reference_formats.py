@@ -19,7 +19,7 @@ EXPONENT_BITS = {torch.float32: (torch.int32, 0xFF << 23), torch.float64: (torch
 def quantize_scaled(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """Floating-point elements whose largest one is the largest value of the group: fp8."""
     element = FORMATS[quantizer.format].element
-    matrix, largest = _with_largest(matrix, quantizer)
+    matrix, largest = with_largest(matrix, quantizer)
     return _elements(matrix, absmax_scale(largest, element.largest), element)
 
 
@@ -27,14 +27,14 @@ def quantize_microscaling(matrix: torch.Tensor, quantizer: Quantizer) -> Quantiz
     """Floating-point elements under a power of two that brings the exponent of the group's largest value to the
     elements' largest one (OCP Microscaling Formats 1.0, section 6.3)."""
     element = FORMATS[quantizer.format].element
-    matrix, largest = _with_largest(matrix, quantizer)
+    matrix, largest = with_largest(matrix, quantizer)
     return _elements(matrix, _shared(largest, element.largest_exponent), element)
 
 
 def quantize_nvfp4(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """Floating-point elements under a scale in e4m3, at least its smallest, times one of the whole matrix."""
     element = FORMATS[quantizer.format].element
-    matrix, largest = _with_largest(matrix, quantizer)
+    matrix, largest = with_largest(matrix, quantizer)
     of_matrix = absmax_scale(largest.amax(), element.largest * E4M3.largest)
     of_group = rounded(largest / element.largest / of_matrix, E4M3).clamp_(min=LEAST_E4M3)
     return _elements(matrix, (of_group * of_matrix).masked_fill(largest == 0, 1), element)
@@ -44,7 +44,7 @@ def quantize_mantissas(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """Integers in two's complement under the shared exponent of the group's largest value: block floating point of B
     bits, whose scale is 2^(exponent + 2 - B), and with it mxint8."""
     bits = FORMATS[quantizer.format].bits
-    matrix, largest = _with_largest(matrix, quantizer)
+    matrix, largest = with_largest(matrix, quantizer)
     scale = (_shared(largest, 0) * 2.0 ** (2 - bits)).masked_fill(largest == 0, 1)
     codes = (matrix / scale).round_().clamp_(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return Quantized(codes.to(torch.int8), scale)
@@ -62,7 +62,7 @@ def power_of_two(values: torch.Tensor) -> torch.Tensor:
     return (values.view(integers) & mask).view(values.dtype)
 
 
-def _with_largest(matrix: torch.Tensor, quantizer: Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
+def with_largest(matrix: torch.Tensor, quantizer: Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
     """The matrix in float32 at least, and the largest magnitude of each row or of everything: (rows, 1) or (1, 1)."""
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
     return matrix, matrix.abs().amax(1 if quantizer.per_row else (0, 1), keepdim=True)

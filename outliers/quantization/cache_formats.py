@@ -11,11 +11,12 @@ from outliers.errors import UserError, unknown_name
 INTEGERS = re.compile(r"int([2-8])")  # any number of bits, asymmetric; other formats are those of matrices
 _RANGE = "[0-9]{1,9}(?::[0-9]{1,9})?"
 _RANGES = re.compile(rf"{_RANGE}(?:\.{_RANGE})*")  # a number, or ranges of them
-NUMBERED = {"channels": 1, "recent": 0, "first": 0}  # options with a number, and the least one
-FLAGS = ("hadamard", "before")
+NUMBERED = {"channels": 1, "recent": 0, "first": 0, "block": 1}  # options with a number, and the least one
+CALIBRATED = ("smooth", "reorder")  # changes of keys that have to know how large channels are
+FLAGS = ("hadamard", "before", *CALIBRATED)
 RANGES = ("layers", "heads")  # options with ranges of numbers, joined by points
 PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
-FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard or int3/layers=0:2/heads=1"
+FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard, bfp4/block=32 or int3/layers=0:2/heads=1"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,10 @@ class CacheFormat:
     group stays exact (KIVI: Liu et al., 2024). recent, first: how many of the last and of the first positions stay
     exact. before: keys as they are before the rotation of positions (KVQuant: Hooper et al., 2024). hadamard: a head's
     channels are rotated first, and back afterwards (QuaRot: Ashkboos et al., 2024). layers, heads: ranges, each the
-    first number and the one before which it ends, of heads of keys; None for all.
+    first number and the one before which it ends, of heads of keys; None for all. block: of other formats, how many
+    consecutive channels share a scale; None for a head's, or as many as the format fixes. smooth: keys are divided by a
+    factor for each channel, and queries multiplied by it (SmoothAttention of QServe: Lin et al., 2024, section 4.2).
+    reorder: channels of keys are in the order of their largest magnitudes (after Trukhanov and Soloveychik, 2024).
     """
 
     format: str
@@ -39,6 +43,9 @@ class CacheFormat:
     before: bool = False
     layers: tuple[range, ...] | None = None
     heads: tuple[range, ...] | None = None
+    block: int | None = None
+    smooth: bool = False
+    reorder: bool = False
 
     @classmethod
     def read(cls, written: str) -> "CacheFormat":
@@ -58,7 +65,30 @@ class CacheFormat:
         kept = cls(format, **{name: _option(written, name, value) for name, value in pairs})
         if kept.channels and not kept.bits:
             raise UserError(f"'{written}' has groups of positions in '{format}'; expected int2 to int8, or no channels")
+        kept._check(written)
         return kept
+
+    def _check(self, written: str) -> None:
+        """Raise UserError if options do not go together."""
+        fixed = None if self.bits else FORMATS[self.format].group
+        if self.block and (self.bits or fixed):
+            why = f"fixes blocks of {fixed}" if fixed else "has a scale a token, or one for each channel"
+            raise UserError(f"'{written}' has blocks of channels, and {self.format} {why}; leave block out")
+        if self.reorder and not (self.block or fixed):
+            raise UserError(
+                f"'{written}' orders channels that share one scale in any order; expected blocks, as in "
+                "bfp4/block=32/reorder"
+            )
+        changes = [name for name in ("hadamard", *CALIBRATED) if getattr(self, name)]
+        if len(changes) > 1:
+            raise UserError(f"'{written}' changes channels by {' and '.join(changes)}; expected one of them")
+        if self.before and self.needs_calibration:
+            raise UserError(f"'{written}' knows keys behind the rotation of positions; leave before out")
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it has to know how large the channels of keys are."""
+        return any(getattr(self, name) for name in CALIBRATED)
 
     def __str__(self) -> str:
         options = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
@@ -101,12 +131,20 @@ class Formats(NamedTuple):
             if formats.keys() & PARTS[name]:
                 raise UserError(f"'{written}' has {' and '.join(PARTS[name])} twice; expected each once")
             formats |= dict.fromkeys(PARTS[name], CacheFormat.read(format))
+        values = formats.get("values")
+        if values and values.needs_calibration:
+            raise UserError(f"values in '{values}', which is for keys; expected it for these alone: keys={values}")
         return cls(**formats)
 
     def __str__(self) -> str:
         if self.keys == self.values:
             return f"kv={self.keys}"
         return "+".join(f"{name}={one}" for name, one in self._asdict().items() if one)
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether keys are in a format that has to know them."""
+        return self.keys is not None and self.keys.needs_calibration
 
     def in_layer(self, layer: int) -> "Formats":
         """Those of a layer."""

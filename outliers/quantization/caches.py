@@ -1,10 +1,12 @@
 """Keys and values that attention meets: under a cache in a number format, in such a cache itself, behind a prefix."""
 
 import copy
+import math
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache as once
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -27,7 +29,7 @@ from outliers.errors import UserError
 from outliers.models.anatomy import Projection, context_length, family_of
 from outliers.models.anatomy.parts import parts
 from outliers.models.decoder import inference
-from outliers.quantization.attention import attentions, check_attention
+from outliers.quantization.attention import attentions, check_attention, is_replaceable
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.remedies.hadamard import drawn, rotate
 
@@ -84,34 +86,70 @@ def _unpacked(packed: torch.Tensor, bits: int, features: int) -> torch.Tensor:
     return torch.stack(shifted, -1).flatten(-2)[..., :features]
 
 
-def through(states: torch.Tensor, format: CacheFormat, prefix: int = 0) -> torch.Tensor:
+def through(
+    states: torch.Tensor, format: CacheFormat, prefix: int = 0, largest: torch.Tensor | None = None
+) -> torch.Tensor:
     """Keys or values (batch, heads, positions, features) as attention meets them when they were kept so, in the dtype
-    that they come in; prefix: how many of the positions are those of a prefix, which stays exact."""
+    that they come in; prefix: how many of the positions are those of a prefix, which stays exact; largest: |keys| of
+    each channel, (heads, features), where the format has to know them."""
     heads = list(chain.from_iterable(format.heads)) if format.heads else slice(None)
     start = prefix + format.first
     end = start + format.coded(states.shape[-2] - prefix)
     if end == start:
         return states
     met = states.clone()
-    met[:, heads, start:end] = _coded(states[:, heads, start:end], format).to(states.dtype)
+    change = _change(format, states, None if largest is None else largest[heads])
+    met[:, heads, start:end] = _coded(states[:, heads, start:end], format, change).to(states.dtype)
     return met
 
 
-def _coded(states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
+def _coded(states: torch.Tensor, format: CacheFormat, change: "Change") -> torch.Tensor:
     """What codes of states stand for."""
+    changed = change.of(states.float())
     if format.bits:
-        return _back(Codes.of(_rotated(states, format), format.bits, format.channels).states(format.bits), format)
-    by = BLOCK if FORMATS[format.format].group else "row"
-    rows = _rotated(states, format).flatten(0, -2)
-    return _back(quantize(rows, Quantizer(format.format, by)).dequantize().view(states.shape), format)
+        return change.back(Codes.of(changed, format.bits, format.channels).states(format.bits))
+    by = BLOCK if FORMATS[format.format].group else f"group-{format.block}" if format.block else "row"
+    return change.back(quantize(changed.flatten(0, -2), Quantizer(format.format, by)).dequantize().view(states.shape))
 
 
-def _rotated(states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
-    return states.float() @ _rotation(states.shape[-1]).to(states.device) if format.hadamard else states
+class Change(NamedTuple):
+    """What is done to the channels of states before they are quantized, and what undoes it."""
+
+    of: Callable[[torch.Tensor], torch.Tensor]
+    back: Callable[[torch.Tensor], torch.Tensor]
 
 
-def _back(states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
-    return states @ _rotation(states.shape[-1]).to(states.device).T if format.hadamard else states
+AS_THEY_ARE = Change(lambda states: states, lambda states: states)
+
+
+def _change(format: CacheFormat, states: torch.Tensor, largest: torch.Tensor | None = None) -> Change:
+    """That of a format, for states (batch, heads, positions, features)."""
+    if format.hadamard:
+        rotation = _rotation(states.shape[-1]).to(states.device)
+        return Change(lambda states: states @ rotation, lambda states: states @ rotation.T)
+    if format.smooth:
+        factors = smoothing_of_keys(largest).to(states.device)[:, None]
+        return Change(lambda states: states / factors, lambda states: states * factors)
+    if format.reorder:
+        order = largest.argsort(dim=-1, descending=True, stable=True).to(states.device)[:, None]
+        return Change(partial(_permuted, order), partial(_permuted, order.argsort(-1)))
+    return AS_THEY_ARE
+
+
+def _permuted(order: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    return states.gather(-1, order.expand_as(states))
+
+
+def smoothing_of_keys(largest: torch.Tensor) -> torch.Tensor:
+    """The factors by which keys are divided, from the largest |keys| of each channel: both (heads, features).
+
+    λ_i = λ_(i + D/2) = max(|K_i|, |K_(i + D/2)|)^0.5, with D the size of a head (QServe: Lin et al., 2024, section
+    4.2): channels that the rotation of positions turns into each other share one, so that weights can take it in. A
+    channel that was always zero keeps its scale.
+    """
+    halves = largest.unflatten(-1, (2, -1)) if largest.shape[-1] % 2 == 0 else largest[..., None, :]
+    factors = halves.amax(-2, keepdim=True).expand_as(halves).flatten(-2).sqrt()
+    return factors.masked_fill(factors == 0, 1)
 
 
 @once
@@ -123,10 +161,8 @@ def _rotation(features: int) -> torch.Tensor:
 
 def cached_attention(module: nn.Module, query, key, value, attention_mask, **others):
     """An attention function of transformers, (batch, heads, T, features) to (batch, T, heads, features): the module's
-    own one, of keys and values that were kept in `module.cache_formats`."""
-    keys, values = module.cache_formats
-    key = through(key, keys, module.prefix_positions) if keys and not keys.before else key
-    value = through(value, values, module.prefix_positions) if values else value
+    own one, of what `module.meets` makes of keys and values."""
+    key, value = module.meets(key, value)
     own = module.config_without_cache._attn_implementation
     eager = sys.modules[type(module).__module__].eager_attention_forward
     return AttentionInterface().get(own, eager)(module, query, key, value, attention_mask, **others)
@@ -144,6 +180,7 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
     check_attention(model)
     layers, heads = len(list(attentions(model))), heads_of_keys(model)
     for one in filter(None, formats):
+        _check_blocks(model, one)
         for name, there, most in (("layers", one.layers, layers), ("heads", one.heads, heads)):
             if there and max(some.stop for some in there) > most:
                 raise UserError(f"'{one}' in a model with {most} {name} of keys; expected some of 0:{most}")
@@ -156,6 +193,17 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
         raise UserError(f"values in '{formats.values}', which no rotation changes; leave before out")
 
 
+def _check_blocks(model: PreTrainedModel, format: CacheFormat) -> None:
+    """Raise UserError if the channels of a head are not whole blocks of those that share a scale."""
+    block = format.block or (None if format.bits else FORMATS[format.format].group)
+    size = next(part.outputs.shape[1] for part in parts(model, 0) if part.name == "k")
+    if block and size % block:
+        raise UserError(
+            f"'{format}' has blocks of {block} channels, which do not divide the {size} of a head; expected a divisor "
+            f"of {size}, as in bfp4/block={math.gcd(size, block)}"
+        )
+
+
 def heads_of_keys(model: PreTrainedModel) -> int:
     """How many heads of keys a layer has."""
     return next(len(part.outputs) for part in parts(model, 0) if part.name == "k")
@@ -166,33 +214,72 @@ def _norm_of_keys(model: PreTrainedModel) -> bool:
     return any("norm" in name for name, _ in attention.named_children())
 
 
+Meets = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # keys and values to such
+
+
 @contextmanager
-def quantized_states(model: PreTrainedModel, formats: Formats, layer: int | None = None) -> Iterator[None]:
+def meeting(meets: dict[nn.Module, Meets]) -> Iterator[None]:
+    """Let the attention in some modules meet other keys and values within this context."""
+    try:
+        for module, of_module in meets.items():
+            module.meets, module.config_without_cache = of_module, module.config
+            module.config = copy.copy(module.config)
+            module.config._attn_implementation = CACHED
+        yield
+    finally:
+        for module in meets:
+            if config := vars(module).pop("config_without_cache", None):
+                module.config = config
+                del module.meets
+
+
+@contextmanager
+def quantized_states(
+    model: PreTrainedModel,
+    formats: Formats,
+    layer: int | None = None,
+    keys: dict[int, torch.Tensor] | None = None,
+) -> Iterator[None]:
     """Let attention meet keys and values in number formats within this context, in all layers or in one.
 
     Each position's own key and value are quantized too: what a query meets is what a later one would meet.
+
+    keys: by layer the largest |keys| of each channel, (heads, features), where a format has to know them.
     """
-    hooks, changed = [], []
-    try:
+    positions, there = prefix_positions(model), {}
+    with ExitStack() as stack:
         for one in attentions(model):
             of_layer = formats.in_layer(one.layer)
             if layer in (None, one.layer) and any(of_layer):
-                hooks += _hook_before(model, one, of_layer.keys)
-                changed.append(one.module)
-                _let_meet(one.module, of_layer, prefix_positions(model))
+                for hook in _hook_before(model, one, of_layer.keys):
+                    stack.callback(hook.remove)
+                there[one.module] = partial(_met, of_layer, positions, (keys or {}).get(one.layer))
+        with meeting(there):
+            yield
+
+
+def _met(
+    formats: Formats, positions: int, largest: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor
+) -> tuple:
+    """Keys and values in formats, but for so many first positions."""
+    if formats.keys and not formats.keys.before:
+        key = through(key, formats.keys, positions, largest)
+    return key, through(value, formats.values, positions) if formats.values else value
+
+
+@contextmanager
+def watched_keys(model: PreTrainedModel, see: Callable[[int, torch.Tensor], None], layer: int | None) -> Iterator[None]:
+    """Show keys (batch, heads, T, features) behind the rotation of positions, without those of a prefix, to a function
+    of the layer and them, in all layers or in one; of a model whose attention cannot be exchanged there are none."""
+    first = prefix_positions(model)
+
+    def shown(number: int, key: torch.Tensor, value: torch.Tensor) -> tuple:
+        see(number, key[..., first:, :])
+        return key, value
+
+    there = attentions(model) if is_replaceable(model) else ()
+    with meeting({one.module: partial(shown, one.layer) for one in there if layer in (None, one.layer)}):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module in changed:
-            module.config = vars(module).pop("config_without_cache")
-            del module.cache_formats, module.prefix_positions
-
-
-def _let_meet(module: nn.Module, formats: Formats, positions: int) -> None:
-    module.cache_formats, module.config_without_cache, module.prefix_positions = formats, module.config, positions
-    module.config = copy.copy(module.config)
-    module.config._attn_implementation = CACHED
 
 
 def _hook_before(model: PreTrainedModel, attention: Projection, keys: CacheFormat | None) -> list:
@@ -266,7 +353,8 @@ class Store:
         more = self.format.coded(self.positions) - (0 if self.codes is None else self.codes.codes.shape[-2])
         if more:
             coded, self.exact = self.exact[..., :more, :], self.exact[..., more:, :].clone()
-            codes = Codes.of(_rotated(coded, self.format), self.format.bits, self.format.channels)
+            changed = _change(self.format, coded).of(coded.float())
+            codes = Codes.of(changed, self.format.bits, self.format.channels)
             self.codes = codes if self.codes is None else self.codes.join(codes)
 
     def states(self) -> torch.Tensor:
@@ -275,7 +363,8 @@ class Store:
         return torch.cat([one for one in there if one is not None], -2)
 
     def _decoded(self) -> torch.Tensor:
-        return _back(self.codes.states(self.format.bits), self.format).to(self.exact.dtype)
+        states = self.codes.states(self.format.bits)
+        return _change(self.format, states).back(states).to(self.exact.dtype)
 
     def take(self, sequences: torch.Tensor) -> None:
         """Those of other sequences of the batch."""
@@ -316,7 +405,7 @@ def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
     formats = Formats.read(formats) if isinstance(formats, str) else formats
     check_cache(model, formats)
     for one in filter(None, formats):
-        if one.before or one.heads or not one.bits:
+        if one.before or one.heads or one.needs_calibration or not one.bits:
             raise UserError(
                 f"a cache in '{one}', which variants alone simulate; expected int2 to int8 of all heads, rotated"
             )

@@ -3,8 +3,8 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
@@ -15,6 +15,7 @@ from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import AS_IT_IS, Watched
+from outliers.quantization.caches import watched_keys
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.transforms import Magnitudes
@@ -29,12 +30,15 @@ class Calibration:
 
     blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
     that they have in common, and of the weights that these meet. outlier_tokens: bool (layers, blocks, T), which tokens
-    were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone.
+    were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone. keys: by layer
+    the largest |keys| behind the rotation of positions, float32 (heads, features), of causal language models whose
+    attention can be exchanged.
     """
 
     blocks: torch.Tensor
     magnitudes: dict[tuple[int, str], Magnitudes]
     outlier_tokens: torch.Tensor
+    keys: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def tokens_hash(self) -> str:
@@ -89,7 +93,8 @@ class Calibration:
             raise UserError(f"cannot merge calibrations of blocks of {lengths} tokens; expected one length")
         both = {place: _larger(found, other.magnitudes[place]) for place, found in self.magnitudes.items()}
         outlier_tokens = torch.cat([self.outlier_tokens, other.outlier_tokens], 1)
-        return Calibration(torch.cat([self.blocks, other.blocks]), both, outlier_tokens)
+        keys = {layer: torch.maximum(largest, other.keys[layer]) for layer, largest in self.keys.items()}
+        return Calibration(torch.cat([self.blocks, other.blocks]), both, outlier_tokens, keys)
 
 
 @inference
@@ -116,6 +121,7 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
     weights: dict[tuple[int, str], torch.Tensor] = {}
     found: dict[tuple[int, str], Magnitudes] = {}
     outlier_tokens = defaultdict(list)  # by layer, of each block
+    keys: dict[int, torch.Tensor] = {}
     causal = family_of(model.config).name == "causal"
 
     @contextmanager
@@ -124,8 +130,12 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
         for one in there:
             place, largest = (one.layer, one.role), _largest_weights(one)
             weights[place] = torch.maximum(weights.get(place, largest), largest)
-        with input_hooks(there, see):
+        with input_hooks(there, see), watched_keys(model, see_keys, layer) if causal else nullcontext():
             yield
+
+    def see_keys(layer: int, states: torch.Tensor) -> None:
+        largest = states.abs().amax((0, 2)).float().cpu()
+        keys[layer] = torch.maximum(keys.get(layer, largest), largest)
 
     def see(layer: int, role: str, x: torch.Tensor) -> None:
         magnitudes = x.abs()
@@ -148,7 +158,7 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
     read = torch.stack(ids).cpu()
     of_layers = [torch.zeros(0, *read.shape, dtype=torch.bool)]  # none where experts alone have the role
     of_layers += [torch.stack(one)[None] for one in outlier_tokens.values()]
-    return Calibration(read, found, torch.cat(of_layers))
+    return Calibration(read, found, torch.cat(of_layers), keys)
 
 
 def _largest_weights(projection: Projection) -> torch.Tensor:

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Collection
 
+from outlier_kernels.formats import Quantizer
 from transformers import PreTrainedModel
 
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import Projection, projections
 from outliers.quantization.convert import skipped
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, path_under, stored_weight
@@ -53,16 +54,19 @@ def bits_of(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = (), 
     Outlier features in 16 bits are not counted, nor scales that all activations of a block share.
     """
     left = skipped(model, skip, scheme, only)
-    modules = [projection.module for projection in projections(model) if projection.path not in left]
-    own = Int8Linear | QuantizedLinear
-    shapes = [module.shape if isinstance(module, own) else stored_weight(module).shape for module in modules]
-    values = {
-        "weight_bits": [(outputs * features, features, outputs) for outputs, features in shapes],
-        "activation_bits": [(features, features, math.inf) for _, features in shapes],
-    }
-    quantizers = {"weight_bits": scheme.weights, "activation_bits": scheme.activations}
-    return {
-        field: round(sum(count * quantizer.bits(*size) for count, *size in of_field) / sum(c for c, *_ in of_field), 4)
-        for field, of_field in values.items()
-        if (quantizer := quantizers[field])
-    }
+    there = [projection for projection in projections(model) if projection.path not in left]
+    found = {}
+    for operand, of_operand in (("weights", "weight_bits"), ("activations", "activation_bits")):
+        if getattr(scheme, operand):
+            counts = [_count(one, getattr(scheme.at(one.role), operand), operand) for one in there]
+            values, bits = map(sum, zip(*counts, strict=True))
+            found[of_operand] = round(bits / values, 4)
+    return found
+
+
+def _count(projection: Projection, quantizer: Quantizer, operand: str) -> tuple[int, float]:
+    """How many values an operand of a projection has, for activations of one token, and how many bits they take."""
+    module, own = projection.module, Int8Linear | QuantizedLinear
+    outputs, features = module.shape if isinstance(module, own) else stored_weight(module).shape
+    rows, of_all = (outputs, outputs) if operand == "weights" else (1, math.inf)
+    return rows * features, rows * features * quantizer.bits(features, of_all)

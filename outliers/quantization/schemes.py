@@ -30,7 +30,9 @@ Text = Annotated[str, Field(description="text")]
 Operand = Annotated[InstanceOf[Quantizer] | None, Field(description="a Quantizer or None")]
 LEAST, MOST = THRESHOLDS
 Threshold = Annotated[float | None, Field(ge=LEAST, le=MOST, description=f"a positive number, such as {ALPHA}")]
+Bits = Annotated[float | None, Field(description="a number of bits")]
 Quantile = Annotated[float | None, Field(gt=0, le=1, description="a quantile above 0, at most 1")]
+INTEGERS = {name: format.bits for name, format in FORMATS.items() if name == f"int{format.bits}"}
 SHARE = "None, or the share of its products that stays in 16 bits, from 0 on and below 1"
 
 
@@ -91,6 +93,8 @@ class Scheme:
     token_roles: _roles("tokens") = ()
     clip: Quantile = None
     clip_roles: _roles("clip") = ()
+    activation_bits: Bits = None
+    activation_roles: _roles("activations") = ()
     attention: Annotated[float | None, Field(ge=0, lt=1, description=SHARE)] = None
     attention_products: _roles("attention") = ()
 
@@ -104,6 +108,9 @@ class Scheme:
                 self._check(part, getattr(self, part), [None], " where no operand is quantized")
         if self.activations is None:
             self._check("clip", self.clip, [None], " where no input is quantized")
+        if self.activations is None or self.activations.format not in INTEGERS:
+            self._check("activation_bits", self.activation_bits, [None], " where activations are no integers")
+        self._check("activation_bits", self.activation_bits, [None, *map(float, INTEGERS.values())])
 
     def _check_operand(self, operand: str, quantizer: Quantizer | None) -> None:
         if quantizer is not None:
@@ -163,7 +170,11 @@ class Scheme:
             roles = getattr(self, setting.roles)
             if roles:
                 fields |= {setting.roles: ()} | ({} if role in roles else {setting.field: None})
-        return replace(self, **fields) if fields and role is not None else self
+        here = replace(self, **fields) if fields and role is not None else self
+        if here.activation_bits is None or here.activation_roles:
+            return here
+        activations = replace(here.activations, format=f"int{here.activation_bits:g}")
+        return replace(here, activations=activations, activation_bits=None)
 
     @property
     def weight_operand(self) -> tuple:
@@ -238,6 +249,24 @@ _OF_FORMATS = [
     _by_row("fp8-e5m2-row", "fp8-e5m2", "fp8-e5m2", "FP8 E5M2 vector-wise"),
     *_alike(BLOCK, "mxfp8-e4m3", "mxfp8-e5m2", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp4", "mxint8", "nvfp4"),
     *_alike("group-32", "bfp8", "bfp6", "bfp4"),
+    # Of serving systems, in groups as they have them.
+    Scheme("qserve", Quantizer("int8", "row"), Quantizer("int4-in-int8", "group-128"), None, "QServe"),
+    Scheme("fireq", Quantizer("fp8-e4m3", "row"), Quantizer("int4-e4m3", "group-128"), None, "FireQ"),
+    Scheme(
+        "comet",
+        Quantizer("int4-int8", "group-128"),
+        Quantizer("int4", "group-128"),
+        label="COMET",
+        transform="reorder",
+    ),
+    Scheme(
+        "flexq",
+        Quantizer("int6", "group-128"),
+        Quantizer("int6", "group-128"),
+        label="FlexQ",
+        activation_bits=8.0,
+        activation_roles=("ffn_out",),
+    ),
 ]
 #: Every scheme by its name; a user may add to it.
 SCHEMES = {scheme.name: scheme for scheme in _OWN + _OF_FORMATS}

@@ -79,6 +79,7 @@ class Setting(NamedTuple):
 SETTINGS = {
     "tokens": Setting("token_threshold", "token_roles", "tokens from {:g} on exact", 20),
     "clip": Setting("clip", "clip_roles", "clipped at {:g}", 0.999),
+    "activations": Setting("activation_bits", "activation_roles", "activations in {:g} bits", 8),
     "attention": Setting(
         "attention", "attention_products", "attention in int8 but for {percent:g} %", 0.02, 0.0, "attention in int8"
     ),

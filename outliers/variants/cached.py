@@ -20,10 +20,14 @@ _WRITTEN = re.compile(r"prefix(?:=(?P<count>[1-9][0-9]{0,2})|\((?P<tokens>[0-9]{
 
 @dataclass(frozen=True)
 class Cached:
-    """Keys and values of all positions quantized, their own ones too: what a query meets is what a later one would."""
+    """Keys and values of all positions quantized, their own ones too: what a query meets is what a later one would.
+
+    calibration: where a format has to know how large the channels of keys are.
+    """
 
     formats: Formats
-    needs_trace = needs_calibration = False
+    calibration: "Calibration | None" = None
+    needs_trace = False
 
     @property
     def name(self) -> str:
@@ -31,8 +35,20 @@ class Cached:
         return str(self.formats)
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """Their formats."""
-        return {name: str(one) for name, one in self.formats._asdict().items() if one}
+        """Their formats, and of what text the calibration is."""
+        fields = {name: str(one) for name, one in self.formats._asdict().items() if one}
+        if self.calibration is not None and self.formats.needs_calibration:
+            fields["calibration_hash"] = self.calibration.tokens_hash
+        return fields
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it has to know how large keys are, and does not yet."""
+        return self.calibration is None and self.formats.needs_calibration
+
+    def calibrated(self, calibration: "Calibration") -> "Cached":
+        """The same, knowing how large keys are."""
+        return Cached(self.formats, calibration)
 
     def first_layer(self, _model: "PreTrainedModel") -> int:
         """The first layer that attends to codes."""
@@ -69,11 +85,11 @@ class Cached:
 
     def alone_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
         """The same at a place alone."""
-        return Cached(place[0])
+        return replace(self, formats=place[0])
 
     def exact_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
         """The same but at a place."""
-        return Cached(place[1])
+        return replace(self, formats=place[1])
 
     def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError if keys or values of a model, which may be on the meta device, cannot be kept so."""
@@ -87,7 +103,12 @@ class Cached:
         from outliers.quantization.caches import quantized_states
 
         self.check(model)
-        with quantized_states(model, self.formats, layer):
+        if self.needs_calibration:
+            raise UserError(
+                f"'{self.name}' has to know how large keys are; expected a calibration: "
+                "variant.calibrated(outliers.calibrate(model, blocks)), or measure it in a run"
+            )
+        with quantized_states(model, self.formats, layer, self.calibration and self.calibration.keys):
             yield model
 
 
