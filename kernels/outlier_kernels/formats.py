@@ -35,7 +35,8 @@ class Format(NamedTuple):
     zeropoint (False). bits: of a value. integers: whether its codes are int8, whose products are summed exactly.
     scale_bits: of a scale, where it does not depend on what shares it. group: how many features share a scale, where
     the format itself fixes it. tensor_bits: of a scale that the whole matrix has on top. element: what floating-point
-    codes are rounded to.
+    codes are rounded to. rounding: the function that rounds values, divided by their scale, to codes, from them,
+    the format and a zero point, or where it is; None where nothing can be rounded at a scale that is given.
     """
 
     quantizer: str | Callable
@@ -46,6 +47,7 @@ class Format(NamedTuple):
     group: int | None = None
     tensor_bits: int = 0
     element: Element | None = None
+    rounding: str | Callable | None = None
 
 
 class Arithmetic(NamedTuple):
@@ -63,18 +65,21 @@ class Arithmetic(NamedTuple):
 E4M3, E5M2 = Element(3, -6, 448.0), Element(2, -14, 57344.0)
 E2M3, E3M2, E2M1 = Element(3, 0, 7.5), Element(2, -2, 28.0), Element(1, 0, 6.0)
 
-_INTEGERS = Format("outlier_kernels.reference:quantize_integers", integers=True)
-_SCALED = Format("outlier_kernels.reference_formats:quantize_scaled", (True,))
-_MX = Format("outlier_kernels.reference_formats:quantize_microscaling", (True,), scale_bits=8, group=32)
-_NV = Format("outlier_kernels.reference_formats:quantize_nvfp4", (True,), scale_bits=8, group=16)
-_BLOCK = Format("outlier_kernels.reference_formats:quantize_mantissas", (True,), integers=True, scale_bits=8)
+_PLAIN, _BEYOND = "outlier_kernels.reference:", "outlier_kernels.reference_formats:"
+_INTEGERS = Format(_PLAIN + "quantize_integers", integers=True, rounding=_PLAIN + "round_integers")
+_ELEMENTS = Format(_BEYOND + "quantize_scaled", (True,), rounding=_BEYOND + "round_elements")
+_MX = _ELEMENTS._replace(quantizer=_BEYOND + "quantize_microscaling", scale_bits=8, group=32)
+_NV = _ELEMENTS._replace(quantizer=_BEYOND + "quantize_nvfp4", scale_bits=8, group=16)
+_BLOCK = _INTEGERS._replace(
+    quantizer=_BEYOND + "quantize_mantissas", symmetric=(True,), scale_bits=8, rounding=_BEYOND + "round_mantissas"
+)
 
 FORMATS = {
     "int8": _INTEGERS,
     "int6": _INTEGERS._replace(bits=6),
     "int4": _INTEGERS._replace(bits=4),
-    "fp8-e4m3": _SCALED._replace(element=E4M3),
-    "fp8-e5m2": _SCALED._replace(element=E5M2),
+    "fp8-e4m3": _ELEMENTS._replace(element=E4M3),
+    "fp8-e5m2": _ELEMENTS._replace(element=E5M2),
     # OCP Microscaling Formats 1.0; in the name of a kind is that of its elements.
     "mxfp8-e4m3": _MX._replace(element=E4M3),
     "mxfp8-e5m2": _MX._replace(element=E5M2),

@@ -67,6 +67,7 @@ class Bench:
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
         self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the prefix before the text
+        self._needing: list[Scheme] = []  # for which they are
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
         # Of the last model as it is, by draw and part of a text: last hidden states, and what layers read of blocks.
@@ -136,6 +137,7 @@ class Bench:
     def knowing(self, variants: Iterable[Variant], subject: Any) -> list[Variant]:
         """Variants of the last model that know of the text of a subject what they have to, found once."""
         variants, model = list(variants), self._loaded[0]
+        self._needing = [part.scheme for one in variants for part in parts_of(one) if isinstance(part, Quantized)]
         variants = [self._calibrated(one, subject) if one.needs_calibration else one for one in variants]
         if any(one.needs_trace for one in variants):
             text = tokens_hash(subject.blocks)
@@ -163,9 +165,10 @@ class Bench:
         blocks = subject.calibration
         if any(not torch.equal(one.blocks, read_ids(blocks)) for one in self._calibrations.values()):
             self._calibrations.clear()
-        if prefix.name not in self._calibrations:
+        found = self._calibrations.get(prefix.name)
+        if found is None or any(map(found.lacks, self._needing)):
             with prefix.on(self._loaded[0]) as model:
-                self._calibrations[prefix.name] = calibrate(quantize(model, BASELINE), blocks)
+                self._calibrations[prefix.name] = calibrate(quantize(model, BASELINE), blocks, self._needing)
         return self._calibrations[prefix.name]
 
     def weights(self) -> dict:
