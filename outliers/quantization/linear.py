@@ -183,7 +183,7 @@ def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitude
     projection = nn.Linear(1, 1, bias=False)
     projection.weight = nn.Parameter(in_float32(weight), requires_grad=False)
     rows = magnitudes.rows.to(projection.weight)
-    exact = projection(rows)
+    exact, magnitudes = projection(rows), magnitudes._replace(gram=None, rows=None)
 
     def error(candidate: Scheme) -> float:
         product = QuantizedLinear(projection, candidate.without_searches, None, magnitudes)(rows)

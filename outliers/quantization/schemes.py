@@ -125,10 +125,10 @@ class Scheme:
             self._check(operand, str(quantizer), [expected], f" with arithmetic '{self.arithmetic}'")
 
     def _check_gptq(self) -> None:
-        format = self.weights and FORMATS[self.weights.format]
+        format = self.weights and self.weights.format
         for refused, where in (
-            (self.weights is None, " where no weight is quantized"),
-            (format and format.rounding is None, f" with weights in {format}"),
+            (format is None, " where no weight is quantized"),
+            (format and FORMATS[format].rounding is None, f" with weights in {format}"),
             (self.arithmetic != "exact", f" with arithmetic '{self.arithmetic}'"),
             (self.outlier_threshold is not None, " with outlier features, without which weights are rounded anew"),
         ):

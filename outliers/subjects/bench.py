@@ -67,7 +67,7 @@ class Bench:
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
         self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the prefix before the text
-        self._needing: list[Scheme] = []  # for which they are
+        self._needing: set[Scheme] = set()  # for which they are
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
         # Of the last model as it is, by draw and part of a text: last hidden states, and what layers read of blocks.
@@ -137,7 +137,7 @@ class Bench:
     def knowing(self, variants: Iterable[Variant], subject: Any) -> list[Variant]:
         """Variants of the last model that know of the text of a subject what they have to, found once."""
         variants, model = list(variants), self._loaded[0]
-        self._needing = [part.scheme for one in variants for part in parts_of(one) if isinstance(part, Quantized)]
+        self._needing |= {part.scheme for one in variants for part in parts_of(one) if isinstance(part, Quantized)}
         variants = [self._calibrated(one, subject) if one.needs_calibration else one for one in variants]
         if any(one.needs_trace for one in variants):
             text = tokens_hash(subject.blocks)
