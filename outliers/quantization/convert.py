@@ -151,8 +151,8 @@ def check_calibrated(scheme: Scheme, calibration: object | None) -> None:
     if calibration is None and scheme.needs_calibration:
         raise UserError(
             f"scheme '{scheme.name}' has to know how large the inputs are; expected a calibration: "
-            f"quantize(model, scheme, calibration=outliers.calibrate(model, blocks{', [scheme]' if scheme.needs else ''}"
-            ")), or measure it in a sweep"
+            "quantize(model, scheme, calibration=outliers.calibrate(model, blocks"
+            f"{', [scheme]' if scheme.needs else ''})), or measure it in a sweep"
         )
     if scheme.needs and (lacking := calibration.lacks(scheme)):
         raise UserError(

@@ -384,7 +384,8 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
 
 def _check_order(name: str) -> None:
     """Raise UserError unless the remedies in a scheme's name stand in the order in which they act: on the input as it
-    is, as a transform of it, on what transforms give, on the weight; attention has no such input and may stand anywhere."""
+    is, as a transform of it, on what transforms give, on the weight; attention has none of these and may stand
+    anywhere."""
     stages = {"tokens": 0, **dict.fromkeys(TRANSFORMS, 1), "clip": 2, "gptq": 3}
     written = {part: stages[found] for part in name.split("+")[1:] if (found := re.split("[=@]", part)[0]) in stages}
     acting = sorted(written, key=written.get)

@@ -100,7 +100,7 @@ class Bench:
         key = subject.model, subject.revision, form
         if key != self._key:
             self._key = self._loaded = self._form = None  # never two at once
-            for kept in (self._calibrations, self.exact, self.inputs, self.traces):
+            for kept in (self._calibrations, self._needing, self.exact, self.inputs, self.traces):
                 kept.clear()
             self._loaded = load()
             self._form = self._loaded[0]
