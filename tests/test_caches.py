@@ -109,7 +109,7 @@ def test_small_channels_lose_less_in_order(states):
 def test_smoothing_is_that_of_keys_and_queries_in_the_weights(blocks):
     """λ of channels that rotate into each other, taken into the projections: nothing changes, and then plain codes."""
     model = make_model("llama").double()
-    found = calibrate(model, blocks[:2])
+    found = calibrate(model, blocks[:2], keys=True)
     smooth = outliers.variant("keys=int4/smooth").calibrated(found)
     folded = copy.deepcopy(model)
     for layer, largest in zip(folded.model.layers, found.keys.values(), strict=True):
@@ -129,14 +129,14 @@ def test_smoothing_is_that_of_keys_and_queries_in_the_weights(blocks):
 def test_a_calibration_knows_the_largest_keys(case, blocks, tmp_path):
     """Those that a cache of transformers keeps; of a streamed model and of parts merged the same."""
     model = make_model(case)
-    found, kept = calibrate(model, blocks), DynamicCache(config=model.config)
+    found, kept = calibrate(model, blocks, keys=True), DynamicCache(config=model.config)
     with torch.inference_mode():
         model(blocks, past_key_values=kept)
     for layer, states in enumerate(kept.layers):
         torch.testing.assert_close(found.keys[layer], states.keys.abs().amax((0, 2)), rtol=1e-5, atol=1e-6)
-    merged = calibrate(model, blocks[:1]).merge(calibrate(model, blocks[1:]))
+    merged = calibrate(model, blocks[:1], keys=True).merge(calibrate(model, blocks[1:], keys=True))
     model.save_pretrained(tmp_path)
-    for other in (merged, calibrate(stream_model(str(tmp_path)), blocks)):
+    for other in (merged, calibrate(stream_model(str(tmp_path)), blocks, keys=True)):
         assert all(torch.equal(other.keys[layer], largest) for layer, largest in found.keys.items())
     variant = outliers.variant("keys=bfp4/block=2/reorder").calibrated(found)
     assert perplexities(stream_model(str(tmp_path)), blocks, [variant]) == perplexities(model, blocks, [variant])
@@ -145,7 +145,7 @@ def test_a_calibration_knows_the_largest_keys(case, blocks, tmp_path):
 def test_keys_of_a_prefix_stay_exact_and_are_not_calibrated_on(blocks):
     model, kept, short, prefix = make_model("llama"), DynamicCache(), blocks[:1, :3], torch.arange(5, 25)[None]
     with outliers.variant(f"prefix({','.join(map(str, prefix[0].tolist()))})").on(model) as behind:
-        found = calibrate(behind, short)
+        found = calibrate(behind, short, keys=True)
     with torch.inference_mode():
         model(torch.cat([prefix, short], 1), past_key_values=kept)
     for layer, states in enumerate(kept.layers):

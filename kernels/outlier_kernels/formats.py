@@ -36,7 +36,9 @@ class Format(NamedTuple):
     scale_bits: of a scale, where it does not depend on what shares it. group: how many features share a scale, where
     the format itself fixes it. tensor_bits, row_bits: of a scale that the whole matrix, or each row, has on top.
     element: what floating-point codes are rounded to. large_bits: of values in the first groups of a row, see
-    `large_groups`. in_rows: whether groups are quantized within their rows, which the function gets whole.
+    `large_groups`. in_rows: whether groups are quantized within their rows, which the function gets whole. rounding:
+    the function that rounds values, divided by their scale, to codes, from them, the format and a zero point, or where
+    it is; None where nothing can be rounded at a scale that is given.
     """
 
     quantizer: str | Callable
@@ -50,6 +52,7 @@ class Format(NamedTuple):
     element: Element | None = None
     large_bits: int | None = None
     in_rows: bool = False
+    rounding: str | Callable | None = None
 
 
 class Arithmetic(NamedTuple):
@@ -67,18 +70,21 @@ class Arithmetic(NamedTuple):
 E4M3, E5M2 = Element(3, -6, 448.0), Element(2, -14, 57344.0)
 E2M3, E3M2, E2M1 = Element(3, 0, 7.5), Element(2, -2, 28.0), Element(1, 0, 6.0)
 
-_INTEGERS = Format("outlier_kernels.reference:quantize_integers", integers=True)
-_SCALED = Format("outlier_kernels.reference_formats:quantize_scaled", (True,))
-_MX = Format("outlier_kernels.reference_formats:quantize_microscaling", (True,), scale_bits=8, group=32)
-_NV = Format("outlier_kernels.reference_formats:quantize_nvfp4", (True,), scale_bits=8, group=16)
-_BLOCK = Format("outlier_kernels.reference_formats:quantize_mantissas", (True,), integers=True, scale_bits=8)
+_PLAIN, _BEYOND = "outlier_kernels.reference:", "outlier_kernels.reference_formats:"
+_INTEGERS = Format(_PLAIN + "quantize_integers", integers=True, rounding=_PLAIN + "round_integers")
+_ELEMENTS = Format(_BEYOND + "quantize_scaled", (True,), rounding=_BEYOND + "round_elements")
+_MX = _ELEMENTS._replace(quantizer=_BEYOND + "quantize_microscaling", scale_bits=8, group=32)
+_NV = _ELEMENTS._replace(quantizer=_BEYOND + "quantize_nvfp4", scale_bits=8, group=16)
+_BLOCK = _INTEGERS._replace(
+    quantizer=_BEYOND + "quantize_mantissas", symmetric=(True,), scale_bits=8, rounding=_BEYOND + "round_mantissas"
+)
 
 FORMATS = {
     "int8": _INTEGERS,
     "int6": _INTEGERS._replace(bits=6),
     "int4": _INTEGERS._replace(bits=4),
-    "fp8-e4m3": _SCALED._replace(element=E4M3),
-    "fp8-e5m2": _SCALED._replace(element=E5M2),
+    "fp8-e4m3": _ELEMENTS._replace(element=E4M3),
+    "fp8-e5m2": _ELEMENTS._replace(element=E5M2),
     # OCP Microscaling Formats 1.0; in the name of a kind is that of its elements.
     "mxfp8-e4m3": _MX._replace(element=E4M3),
     "mxfp8-e5m2": _MX._replace(element=E5M2),
@@ -93,7 +99,13 @@ FORMATS = {
     "bfp4": _BLOCK._replace(bits=4),
     # FireQ (Baek et al., 2025): int4 under scales in e4m3, times a power of two of the whole matrix.
     "int4-e4m3": Format(
-        "outlier_kernels.reference_systems:quantize_int4_e4m3", (True,), 4, integers=True, scale_bits=8, tensor_bits=32
+        "outlier_kernels.reference_systems:quantize_int4_e4m3",
+        (True,),
+        4,
+        integers=True,
+        scale_bits=8,
+        tensor_bits=32,
+        rounding="outlier_kernels.reference_formats:round_mantissas",
     ),
     # QServe (Lin et al., 2024): asymmetric int4 within rows of int8; a group's scale has 8 bits, its zero point 4.
     "int4-in-int8": Format(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from outlier_kernels.formats import FORMATS, ROWS, Quantizer, find
+from outlier_kernels.formats import FORMATS, ROWS, Format, Quantizer, find
 
 CODE_MAX = 127
 EXACT_IN_FLOATS = 1024  # features whose products of codes add up exactly in float32: 1024 · 128² = 2^24
@@ -99,17 +99,28 @@ def quantize_integers(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     product with it is NaN or inf too and nothing is hidden.
     """
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
-    code_max = 2 ** (FORMATS[quantizer.format].bits - 1) - 1
+    format = FORMATS[quantizer.format]
+    code_max = largest_code(format)
     dims = 1 if quantizer.per_row else (0, 1)
     low, high = matrix.amin(dims, keepdim=True), matrix.amax(dims, keepdim=True)
     if quantizer.symmetric:
         scale = absmax_scale(torch.maximum(high, -low), code_max)
-        codes = (matrix / scale).round_().clamp_(-code_max, code_max)
-        return Quantized(codes.to(torch.int8), scale)
+        return Quantized(round_integers(matrix / scale, format).to(torch.int8), scale)
     dynamic_range, zero_point = dynamic_range_and_zero_point(low, high, code_max)
-    codes = (matrix * dynamic_range).round_().add_(zero_point).clamp_(-code_max, code_max)
+    codes = round_integers(matrix * dynamic_range, format, zero_point)
     # The sums are exact in float32: LARGEST_K · 127 < 2^24.
     return Quantized(codes.to(torch.int8), 1 / dynamic_range, zero_point, codes.sum(1, keepdim=True))
+
+
+def largest_code(format: Format) -> int:
+    """The largest code of an integer format; the least is its negative."""
+    return 2 ** (format.bits - 1) - 1
+
+
+def round_integers(scaled: torch.Tensor, format: Format, zero_point: torch.Tensor | None = None) -> torch.Tensor:
+    """The codes of values that were divided by their scale, in the place of these."""
+    codes = scaled.round_() if zero_point is None else scaled.round_().add_(zero_point)
+    return codes.clamp_(-largest_code(format), largest_code(format))
 
 
 def absmax_scale(largest: torch.Tensor, code_max: float = CODE_MAX) -> torch.Tensor:

@@ -8,7 +8,7 @@ and a group of zeros has scale 1. Each format has a smallest scale, which smalle
 
 import torch
 
-from outlier_kernels.formats import E4M3, FORMATS, Element, Quantizer
+from outlier_kernels.formats import E4M3, FORMATS, Element, Format, Quantizer
 from outlier_kernels.reference import Quantized, absmax_scale
 
 LEAST_SHARED = 2.0**-127  # the smallest scale that has no bits but those of an exponent (e8m0)
@@ -43,11 +43,21 @@ def quantize_nvfp4(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
 def quantize_mantissas(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """Integers in two's complement under the shared exponent of the group's largest value: block floating point of B
     bits, whose scale is 2^(exponent + 2 - B), and with it mxint8."""
-    bits = FORMATS[quantizer.format].bits
+    format = FORMATS[quantizer.format]
     matrix, largest = with_largest(matrix, quantizer)
-    scale = (_shared(largest, 0) * 2.0 ** (2 - bits)).masked_fill(largest == 0, 1)
-    codes = (matrix / scale).round_().clamp_(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    return Quantized(codes.to(torch.int8), scale)
+    scale = (_shared(largest, 0) * 2.0 ** (2 - format.bits)).masked_fill(largest == 0, 1)
+    return Quantized(round_mantissas(matrix / scale, format).to(torch.int8), scale)
+
+
+def round_mantissas(scaled: torch.Tensor, format: Format, _zero_point: None = None) -> torch.Tensor:
+    """The codes of values that were divided by their scale, in the place of these."""
+    half = 2 ** (format.bits - 1)
+    return scaled.round_().clamp_(-half, half - 1)
+
+
+def round_elements(scaled: torch.Tensor, format: Format, _zero_point: None = None) -> torch.Tensor:
+    """The codes of values that were divided by their scale."""
+    return rounded(scaled, format.element)
 
 
 def rounded(values: torch.Tensor, element: Element) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -18,7 +18,8 @@ from outliers.models.stream import AS_IT_IS, Watched
 from outliers.quantization.caches import watched_keys
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import stored_weight
-from outliers.quantization.transforms import Magnitudes
+from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.quantization.transforms import COSTLY, STATISTICS, Magnitudes
 from outliers.text.blocks import tokens_hash
 
 OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # a token whose largest |x| there exceeds so many medians of all tokens'
@@ -31,8 +32,7 @@ class Calibration:
     blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
     that they have in common, and of the weights that these meet. outlier_tokens: bool (layers, blocks, T), which tokens
     were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone. keys: by layer
-    the largest |keys| behind the rotation of positions, float32 (heads, features), of causal language models whose
-    attention can be exchanged.
+    the largest |keys| behind the rotation of positions, float32 (heads, features), where they were watched.
     """
 
     blocks: torch.Tensor
@@ -44,6 +44,10 @@ class Calibration:
     def tokens_hash(self) -> str:
         """Of the blocks, as rows say it."""
         return tokens_hash(self.blocks)
+
+    def lacks(self, scheme: Scheme) -> list[str]:
+        """What a scheme has to know that was not kept, see `Magnitudes`."""
+        return [need for need in scheme.needs if any(getattr(one, need) is None for one in self.magnitudes.values())]
 
     def of(self, projection: Projection) -> Magnitudes:
         """Those of the input of a projection.
@@ -91,14 +95,19 @@ class Calibration:
         if self.blocks.shape[1] != other.blocks.shape[1]:
             lengths = f"{self.blocks.shape[1]} and {other.blocks.shape[1]}"
             raise UserError(f"cannot merge calibrations of blocks of {lengths} tokens; expected one length")
-        both = {place: _larger(found, other.magnitudes[place]) for place, found in self.magnitudes.items()}
+        both = {place: found.merge(other.magnitudes[place]) for place, found in self.magnitudes.items()}
         outlier_tokens = torch.cat([self.outlier_tokens, other.outlier_tokens], 1)
         keys = {layer: torch.maximum(largest, other.keys[layer]) for layer, largest in self.keys.items()}
         return Calibration(torch.cat([self.blocks, other.blocks]), both, outlier_tokens, keys)
 
 
 @inference
-def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibration:
+def calibrate(
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    schemes: Collection[str | Scheme] = (),
+    keys: bool = False,
+) -> Calibration:
     """Run blocks through a model and keep the largest |x| of every feature that its projections read.
 
     Blocks that are measured afterwards would make the result better than it is: take others. Two calibrations of parts
@@ -107,6 +116,9 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
     Args:
         model: a causal language model with exact weights, resident or streamed; it is left as it was.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,); or examples of another family.
+        schemes: those that it is for; some have to know more of the inputs: see `Magnitudes`.
+        keys: whether to keep how large keys are too, for caches that smooth or reorder them. Their attention is
+            exchanged for that, whose sums may differ by rounding.
 
     Raises:
         UserError: there is no block, one is longer than the model's context, of another length than the first, or holds
@@ -120,8 +132,10 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
         raise UserError("blocks of several lengths to calibrate on; expected one length")
     weights: dict[tuple[int, str], torch.Tensor] = {}
     found: dict[tuple[int, str], Magnitudes] = {}
+    needed = {need for scheme in schemes for need in get_scheme(scheme).needs}
+    statistics = {name: one for name, one in STATISTICS.items() if name in needed or name not in COSTLY}
     outlier_tokens = defaultdict(list)  # by layer, of each block
-    keys: dict[int, torch.Tensor] = {}
+    largest_keys: dict[int, torch.Tensor] = {}
     causal = family_of(model.config).name == "causal"
 
     @contextmanager
@@ -130,26 +144,27 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
         for one in there:
             place, largest = (one.layer, one.role), _largest_weights(one)
             weights[place] = torch.maximum(weights.get(place, largest), largest)
-        with input_hooks(there, see), watched_keys(model, see_keys, layer) if causal else nullcontext():
+        with input_hooks(there, see), watched_keys(model, see_keys, layer) if keys else nullcontext():
             yield
 
     def see_keys(layer: int, states: torch.Tensor) -> None:
         largest = states.abs().amax((0, 2)).float().cpu()
-        keys[layer] = torch.maximum(keys.get(layer, largest), largest)
+        largest_keys[layer] = torch.maximum(largest_keys.get(layer, largest), largest)
 
     def see(layer: int, role: str, x: torch.Tensor) -> None:
-        magnitudes = x.abs()
-        place, largest = (layer, role), magnitudes.amax(0).float().cpu()
-        if not largest.isfinite().all():
-            feature = int((~largest.isfinite()).nonzero()[0])
+        place = layer, role
+        of_inputs = {name: one.of(x.float(), len(blocks)).cpu() for name, one in statistics.items()}
+        finite = of_inputs["inputs"].isfinite()
+        if not finite.all():
+            feature = int((~finite).nonzero()[0])
             raise BrokenModel(
                 f"NaN or inf in the hidden states of layer {layer}, role {role}, feature {feature}; expected finite "
                 "numbers: try another dtype (float32, bfloat16) or check the weights"
             )
-        seen = Magnitudes(largest, weights[place])
-        found[place] = _larger(found.get(place, seen), seen)
+        seen = Magnitudes(weights=weights[place], **of_inputs)
+        found[place] = found[place].merge(seen) if place in found else seen
         if causal and role == OUTLIER_ROLE:
-            of_tokens = magnitudes.amax(1)
+            of_tokens = x.abs().amax(1)
             outlier_tokens[layer].append((of_tokens > OUTLIER_TOKEN * of_tokens.median()).cpu())
 
     with under(model, Watched(AS_IT_IS, hooks)) as (watched, left):
@@ -158,7 +173,7 @@ def calibrate(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> Calibra
     read = torch.stack(ids).cpu()
     of_layers = [torch.zeros(0, *read.shape, dtype=torch.bool)]  # none where experts alone have the role
     of_layers += [torch.stack(one)[None] for one in outlier_tokens.values()]
-    return Calibration(read, found, torch.cat(of_layers), keys)
+    return Calibration(read, found, torch.cat(of_layers), largest_keys)
 
 
 def _largest_weights(projection: Projection) -> torch.Tensor:
@@ -172,9 +187,6 @@ def neutral(model: PreTrainedModel) -> Calibration:
     ones = {}
     for projection in projections(model):
         one = torch.ones(stored_weight(projection.module).shape[1])
-        ones[projection.layer, projection.role] = Magnitudes(one, one)
+        unknown = torch.empty(2 * one.shape, device="meta")
+        ones[projection.layer, projection.role] = Magnitudes(one, one, one, unknown, unknown)
     return Calibration(torch.empty(0, 0, dtype=torch.int64), ones, torch.empty(0, 0, 0, dtype=torch.bool))
-
-
-def _larger(one: Magnitudes, other: Magnitudes) -> Magnitudes:
-    return Magnitudes(*map(torch.maximum, one, other))

@@ -151,7 +151,13 @@ def check_calibrated(scheme: Scheme, calibration: object | None) -> None:
     if calibration is None and scheme.needs_calibration:
         raise UserError(
             f"scheme '{scheme.name}' has to know how large the inputs are; expected a calibration: "
-            "quantize(model, scheme, calibration=outliers.calibrate(model, blocks)), or measure it in a sweep"
+            "quantize(model, scheme, calibration=outliers.calibrate(model, blocks"
+            f"{', [scheme]' if scheme.needs else ''})), or measure it in a sweep"
+        )
+    if scheme.needs and (lacking := calibration.lacks(scheme)):
+        raise UserError(
+            f"scheme '{scheme.name}' has to know the {' and '.join(lacking)} of the inputs, which this calibration did "
+            "not keep; expected outliers.calibrate(model, blocks, [scheme])"
         )
 
 

@@ -15,8 +15,9 @@ from outliers.quantization.linear import operand_of, prepared
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.transforms import MOST, Magnitudes
 
-# The buffers: codes, scale, zero_point, code_sums, and what each of the scheme's transforms made of the weight.
-FITTED = tuple(f"fitted{'' if number == 1 else f'_{number}'}" for number in range(1, MOST + 1))
+# The buffers: codes, scale, zero_point, code_sums, and what each of the scheme's transforms made of the weight, and
+# behind that what a search made of its inputs.
+FITTED = tuple(f"fitted{'' if number == 1 else f'_{number}'}" for number in range(1, MOST + 2))
 FIELDS = (*Quantized._fields, *FITTED)
 _LAYOUT = threading.RLock()  # held while a layer changes between its layouts; one for all, for locks cannot be copied
 
@@ -56,6 +57,8 @@ class Int8Linear(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             operand = operand_of(weight.T if self.transposed else weight, self.here, self.magnitudes)
             self._keep(operand.codes._asdict() | dict(zip_longest(FITTED, operand.fitted)))
+        if not weight.is_meta:  # where the weight is yet to come
+            self.magnitudes = None
 
     def _keep(self, values: dict[str, torch.Tensor | None]) -> None:
         with _LAYOUT:

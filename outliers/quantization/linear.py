@@ -10,16 +10,18 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.gradient import refuse_gradient
 from outliers.quantization.remedies.clip import clip
+from outliers.quantization.remedies.gptq import compensated
 from outliers.quantization.remedies.tokens import multiply_by_token
 from outliers.quantization.schemes import Scheme
-from outliers.quantization.transforms import Magnitudes
+from outliers.quantization.transforms import SEARCH, Magnitudes
 
 
 class Operand(NamedTuple):
     """A weight as a scheme multiplies it.
 
     codes: those of all of it. Under transforms, exact: the weight (outputs, features) that they stand for; fitted: what
-    each transform made of the one before.
+    each transform made of the one before, and last the quantile at which inputs are clamped, float64 (), if it was
+    searched.
     """
 
     codes: Quantized
@@ -158,31 +160,51 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> Quantized:
 def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None = None) -> Operand:
     """A weight (outputs, features) as a scheme multiplies it: transformed first, then quantized.
 
-    magnitudes: of the inputs that it will meet, where a transform of the scheme has to know them.
+    magnitudes: of the inputs that it will meet, where a remedy of the scheme has to know them.
     """
-    if scheme.transform is None:
-        return Operand(quantize_weight(weight, scheme))
-    exact, fitted = in_float32(weight), []
+    searched = scheme.searches and searched_numbers(weight, scheme, magnitudes)
+    clipped, scheme = scheme.clip == SEARCH, searched or scheme
+    exact, fitted = weight if scheme.transform is None else in_float32(weight), []
     for one in scheme.transforms:
         fitted.append(one.fit(exact, magnitudes))
         exact = one.transform.weight(exact, fitted[-1])
-        if magnitudes is not None and one.transform.by_feature:
-            inputs, weights = (values[None].to(exact.device) for values in magnitudes)
-            inputs = one.transform.hidden_states(inputs, fitted[-1])
-            magnitudes = Magnitudes(inputs[0].abs(), one.transform.weight(weights, fitted[-1])[0].abs())
-    return Operand(quantize_weight(exact, scheme), exact, tuple(fitted))
+        magnitudes = magnitudes and magnitudes.under(one.transform, fitted[-1])
+    codes = quantize_weight(exact, scheme)
+    if scheme.gptq is not None and not weight.is_meta:
+        codes = compensated(in_float32(exact), codes, magnitudes.gram, scheme.weights, scheme.gptq)
+    fitted += [torch.tensor(scheme.clip, dtype=torch.float64, device=weight.device)] if clipped else []
+    return Operand(codes, None if scheme.transform is None else exact, tuple(fitted))
+
+
+def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes) -> Scheme:
+    """A scheme with a number for each remedy whose number is searched, in the order in which they act: the one of its
+    grid with the least ‖Y' − Y‖², Y the product of the exact weight (outputs, features) with the calibration's rows,
+    and Y' the layer's without the remedies whose numbers are not yet found."""
+    projection = nn.Linear(1, 1, bias=False)
+    projection.weight = nn.Parameter(in_float32(weight), requires_grad=False)
+    rows = magnitudes.rows.to(projection.weight)
+    exact, magnitudes = projection(rows), magnitudes._replace(gram=None, rows=None)
+
+    def error(candidate: Scheme) -> float:
+        product = QuantizedLinear(projection, candidate.without_searches, None, magnitudes)(rows)
+        return float((product - exact).double().square().sum())
+
+    while candidates := scheme.candidates:
+        scheme = candidates[0] if weight.is_meta else min(candidates, key=error)
+    return scheme
 
 
 def prepared(hidden_states: torch.Tensor, scheme: Scheme, fitted: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Hidden states (tokens, features) as a scheme quantizes them: under its transforms, `fitted` to the weight, and
-    then clipped."""
+    """Hidden states (tokens, features) as a scheme quantizes them: under its transforms, and then clipped; fitted: of
+    its `Operand`."""
     if fitted:
         hidden_states = in_float32(hidden_states)
-    for one, of_one in zip(scheme.transforms if fitted else (), fitted, strict=True):
+    for one, of_one in zip(scheme.transforms if fitted else (), fitted, strict=False):
         hidden_states = one.transform.hidden_states(hidden_states, of_one)
     if scheme.clip is None:
         return hidden_states
-    return clip(hidden_states, scheme.clip, scheme.activations.per_row, scheme.outlier_threshold)
+    quantile = float(fitted[-1]) if scheme.clip == SEARCH else scheme.clip
+    return clip(hidden_states, quantile, scheme.activations.per_row, scheme.outlier_threshold)
 
 
 def in_float32(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,8 @@ from outliers.criterion import ALPHA, THRESHOLDS, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.plugins import plugin_schemes
 from outliers.quantization.transforms import (
+    COSTLY,
+    SEARCH,
     SETTINGS,
     TRANSFORMS,
     Applied,
@@ -31,8 +33,10 @@ Operand = Annotated[InstanceOf[Quantizer] | None, Field(description="a Quantizer
 LEAST, MOST = THRESHOLDS
 Threshold = Annotated[float | None, Field(ge=LEAST, le=MOST, description=f"a positive number, such as {ALPHA}")]
 Bits = Annotated[float | None, Field(description="a number of bits")]
-Quantile = Annotated[float | None, Field(gt=0, le=1, description="a quantile above 0, at most 1")]
 INTEGERS = {name: format.bits for name, format in FORMATS.items() if name == f"int{format.bits}"}
+Share = Annotated[float, Field(gt=0, le=1)]
+Quantile = Annotated[Share | Literal[SEARCH] | None, Field(description="a quantile above 0, at most 1, or 'search'")]
+Damping = Annotated[Share | None, Field(description="a damping above 0, at most 1, such as 0.01")]
 SHARE = "None, or the share of its products that stays in 16 bits, from 0 on and below 1"
 
 
@@ -73,7 +77,8 @@ class Scheme:
     before anything is quantized, by names in `TRANSFORMS` as `outliers.quantization.transforms.transforms_of` reads
     them, or one's own. token_threshold: tokens with an input of at least this magnitude, before any transform, are
     multiplied exactly, the scales of the others are without them. clip: the quantile of their magnitudes at which the
-    inputs are clamped that are quantized, behind the transforms. token_roles, clip_roles: of the inputs of the
+    inputs are clamped that are quantized, behind the transforms, or `SEARCH`. gptq: error compensation of the weights,
+    with this share of the mean diagonal of XᵀX for damping. token_roles, clip_roles, gptq_roles: of the inputs of the
     projections where that is done; none for all. attention: None for attention in 16 bits; in int8 the share of the
     inner dimension of its products that is multiplied in 16 bits all the same, that with the largest magnitudes
     (appendix E). attention_products: which of `PRODUCTS` are in int8; none for both.
@@ -97,6 +102,8 @@ class Scheme:
     activation_roles: _roles("activations") = ()
     attention: Annotated[float | None, Field(ge=0, lt=1, description=SHARE)] = None
     attention_products: _roles("attention") = ()
+    gptq: Damping = None
+    gptq_roles: _roles("gptq") = ()
 
     def __post_init__(self):
         object.__setattr__(self, "label", self.label or self.name)
@@ -111,6 +118,7 @@ class Scheme:
         if self.activations is None or self.activations.format not in INTEGERS:
             self._check("activation_bits", self.activation_bits, [None], " where activations are no integers")
         self._check("activation_bits", self.activation_bits, [None, *map(float, INTEGERS.values())])
+        self._check_gptq()
 
     def _check_operand(self, operand: str, quantizer: Quantizer | None) -> None:
         if quantizer is not None:
@@ -122,6 +130,17 @@ class Scheme:
             self._check(f"symmetric of the {operand}", quantizer.symmetric, FORMATS[quantizer.format].symmetric)
         if expected := getattr(ARITHMETICS[self.arithmetic], operand):
             self._check(operand, str(quantizer), [expected], f" with arithmetic '{self.arithmetic}'")
+
+    def _check_gptq(self) -> None:
+        format = self.weights and self.weights.format
+        for refused, where in (
+            (format is None, " where no weight is quantized"),
+            (format and FORMATS[format].rounding is None, f" with weights in {format}"),
+            (self.arithmetic != "exact", f" with arithmetic '{self.arithmetic}'"),
+            (self.outlier_threshold is not None, " with outlier features, without which weights are rounded anew"),
+        ):
+            if refused:
+                self._check("gptq", self.gptq, [None], where)
 
     def _check(self, part: str, value: object, expected: Iterable, where: str = "") -> None:
         if not any(type(value) is type(one) and value == one for one in expected):
@@ -158,7 +177,38 @@ class Scheme:
     @property
     def needs_calibration(self) -> bool:
         """Whether it has to know how large the inputs are, see `outliers.calibrate`."""
-        return any(one.transform.calibrated for one in self.transforms)
+        return bool(self.needs) or any(one.transform.calibrated for one in self.transforms)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Which of the `COSTLY` statistics a calibration has to have for it."""
+        needed = {"gram": self.gptq is not None, "rows": self.searches}
+        return tuple(name for name in COSTLY if needed[name])
+
+    @property
+    def searches(self) -> bool:
+        """Whether the number of a remedy is searched."""
+        return self.clip == SEARCH or any(one.number == SEARCH for one in self.transforms)
+
+    @property
+    def candidates(self) -> "list[Scheme]":
+        """It with each number that the first of its remedies may have whose number is searched; none where none is."""
+        written = [Remedy(one.name, one.number, one.roles) for one in self.transforms]
+        for place, one in enumerate(self.transforms):
+            if one.number == SEARCH:
+                numbers = [written[place]._replace(number=number) for number in one.transform.number.grid]
+                texts = ["+".join(map(str, [*written[:place], each, *written[place + 1 :]])) for each in numbers]
+                return [replace(self, transform=text) for text in texts]
+        return [replace(self, clip=quantile) for quantile in SETTINGS["clip"].grid] if self.clip == SEARCH else []
+
+    @property
+    def without_searches(self) -> "Scheme":
+        """It as a search measures it: without remedies whose numbers are not yet found, weights rounded to nearest."""
+        fields = {"gptq": None} | ({"clip": None} if self.clip == SEARCH else {})
+        if any(one.number == SEARCH for one in self.transforms):
+            kept = [Remedy(one.name, one.number, one.roles) for one in self.transforms if one.number != SEARCH]
+            fields["transform"] = "+".join(map(str, kept)) or None
+        return replace(self, **fields)
 
     def at(self, role: str | None) -> "Scheme":
         """The scheme as projections have it whose input has a role, without the remedies of others; None for all."""
@@ -179,7 +229,8 @@ class Scheme:
     @property
     def weight_operand(self) -> tuple:
         """What the codes of a weight follow from: schemes in which it is equal share them."""
-        return self.weights, self.arithmetic, self.transform
+        searched = (self.parts, self.outlier_threshold) if self.searches else ()
+        return self.weights, self.arithmetic, self.transform, self.gptq, *searched
 
     @property
     def exact_outliers(self) -> bool:
@@ -344,7 +395,10 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
             setting = SETTINGS[one.name]
             number = setting.default if one.number is None else one.number
             if number is None:
-                raise UserError(f"remedy '{one}' has no number; expected one, as in {one.name}={setting.example:g}")
+                searched = f" or {one.name}={SEARCH}" if setting.grid else ""
+                raise UserError(
+                    f"remedy '{one}' has no number; expected one, as in {one.name}={setting.example:g}{searched}"
+                )
             if setting.field in given or getattr(scheme, setting.field) is not None:
                 raise UserError(f"scheme '{scheme.name}+{written}' has '{one.name}' twice; expected it once")
             given |= {setting.field: number, setting.roles: one.roles}
@@ -359,20 +413,23 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
 
 def _check_order(name: str) -> None:
     """Raise UserError unless the remedies in a scheme's name stand in the order in which they act: on the input as it
-    is, as a transform of it, on what transforms give; attention has no such input and may stand anywhere."""
-    stages = {"tokens": 0, **dict.fromkeys(TRANSFORMS, 1), "clip": 2}
+    is, as a transform of it, on what transforms give, on the weight; attention has none of these and may stand
+    anywhere."""
+    stages = {"tokens": 0, **dict.fromkeys(TRANSFORMS, 1), "clip": 2, "gptq": 3}
     written = {part: stages[found] for part in name.split("+")[1:] if (found := re.split("[=@]", part)[0]) in stages}
     acting = sorted(written, key=written.get)
     if acting != list(written):
         raise UserError(
             f"scheme '{name}' has '{'+'.join(written)}'; expected the order in which remedies act, tokens, transforms, "
-            f"clip: write '{'+'.join(acting)}'"
+            f"clip, gptq: write '{'+'.join(acting)}'"
         )
 
 
 def _label(remedy: Remedy) -> str:
     """What labels say of a remedy."""
     where = f" in {', '.join(remedy.roles)}" if remedy.roles else ""
+    if remedy.number == SEARCH:
+        return f"searched {remedy.name}{where}"
     if remedy.name in SETTINGS:
         setting = SETTINGS[remedy.name]
         plain = remedy.number in (None, setting.default)

@@ -4,6 +4,7 @@ A transform is one file in `outliers/quantization/remedies`, which has its name.
 """
 
 import math
+import operator
 import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,28 +19,96 @@ if TYPE_CHECKING:
     import torch
 
 MOST = 3  # transforms that follow each other in a layer
+SEARCH = "search"  # in the place of a number: each projection has the one of a grid with the least error
+SAMPLE = 512  # rows of a text that a calibration keeps, at least
 
 
 class Number(NamedTuple):
     """The number that a transform takes, such as a strength.
 
-    default: the one that it has where none is said. expected: which ones it may be, in words. fits: whether one is
-    among them.
+    default: the one that it has where none is said, or `SEARCH`. expected: which ones it may be, in words. fits:
+    whether one is among them. grid: those that a search tries; none where there is nothing to search.
     """
 
-    default: float
+    default: float | str
     expected: str
     fits: Callable[[float], bool]
+    grid: tuple[float, ...] = ()
 
 
 class Magnitudes(NamedTuple):
-    """What a calibration has found of projections that share an input, float32 (features,).
+    """What a calibration has found of projections that share an input, float32.
 
-    inputs: the largest |x| of each feature. weights: the largest |w| that it is multiplied with in any of them.
+    inputs: the largest |x| of each feature (features,). weights: the largest |w| that it is multiplied with in any of
+    them. sums: of |x| over all tokens. gram: XᵀX (features, features). rows: some of the inputs (tokens, features),
+    evenly spaced. The last two are None unless a scheme needs them, and the first three of features that are mixed.
     """
 
-    inputs: "torch.Tensor"
-    weights: "torch.Tensor"
+    inputs: "torch.Tensor | None" = None
+    weights: "torch.Tensor | None" = None
+    sums: "torch.Tensor | None" = None
+    gram: "torch.Tensor | None" = None
+    rows: "torch.Tensor | None" = None
+
+    def merge(self, other: "Magnitudes") -> "Magnitudes":
+        """Those of two texts; None of what is known of one alone."""
+        both = {name: (getattr(self, name), getattr(other, name)) for name in STATISTICS}
+        known = {name: pair for name, pair in both.items() if not any(value is None for value in pair)}
+        of_inputs = {name: STATISTICS[name].merge(*pair) for name, pair in known.items()}
+        return Magnitudes(weights=self.weights.maximum(other.weights), **of_inputs)
+
+    def under(self, transform: "Transform", fitted: "torch.Tensor") -> "Magnitudes":
+        """Those behind a transform; None of features that it mixes."""
+
+        def change(rows: "torch.Tensor") -> "torch.Tensor":
+            return transform.hidden_states(rows.to(fitted.device), fitted)
+
+        changed = {
+            name: statistic.under(getattr(self, name), change)
+            for name, statistic in STATISTICS.items()
+            if getattr(self, name) is not None and (transform.by_feature or not statistic.by_feature)
+        }
+        if transform.by_feature:
+            changed["weights"] = transform.weight(self.weights[None].to(fitted.device), fitted)[0].abs()
+        return Magnitudes(**changed)
+
+
+class Statistic(NamedTuple):
+    """What a calibration finds of the inputs of projections.
+
+    of: the inputs of a block, float32 (tokens, features), and how many blocks there are. merge: that of two texts.
+    under: that of changed inputs, from the function that changes rows. by_feature: whether features must not be mixed.
+    """
+
+    of: Callable
+    merge: Callable
+    under: Callable
+    by_feature: bool = False
+
+
+def _sample(x: "torch.Tensor", blocks: int) -> "torch.Tensor":
+    """Rows of a block, evenly spaced and the first among them, where massive activations stand."""
+    count = min(len(x), math.ceil(SAMPLE / blocks))
+    return x[[number * len(x) // count for number in range(count)]]
+
+
+def _joined(*rows: "torch.Tensor") -> "torch.Tensor":
+    import torch  # late, as wherever a scheme is only named
+
+    return torch.cat(rows)
+
+
+def _of_features(values: "torch.Tensor", change: Callable) -> "torch.Tensor":
+    return change(values[None])[0].abs()
+
+
+STATISTICS = {
+    "inputs": Statistic(lambda x, _: x.abs().amax(0), lambda a, b: a.maximum(b), _of_features, True),
+    "sums": Statistic(lambda x, _: x.abs().sum(0), operator.add, _of_features, True),
+    "gram": Statistic(lambda x, _: x.T @ x, operator.add, lambda gram, change: change(change(gram).T)),
+    "rows": Statistic(_sample, _joined, lambda rows, change: change(rows)),
+}
+COSTLY = ("gram", "rows")  # found where a scheme needs them
 
 
 class Transform(NamedTuple):
@@ -66,7 +135,8 @@ class Transform(NamedTuple):
 
 class Setting(NamedTuple):
     """A remedy that is no transform: the fields of a scheme that have its number and its roles, what labels say of it,
-    a number that it may have, and the one that it has where none is said, with a label of its own."""
+    a number that it may have, the one that it has where none is said, with a label of its own, and those that a search
+    tries."""
 
     field: str
     roles: str
@@ -74,12 +144,16 @@ class Setting(NamedTuple):
     example: float
     default: float | None = None
     plain: str = ""
+    grid: tuple[float, ...] = ()
 
 
 SETTINGS = {
     "tokens": Setting("token_threshold", "token_roles", "tokens from {:g} on exact", 20),
-    "clip": Setting("clip", "clip_roles", "clipped at {:g}", 0.999),
+    "clip": Setting(
+        "clip", "clip_roles", "clipped at {:g}", 0.999, grid=(1, 0.9999, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9)
+    ),
     "activations": Setting("activation_bits", "activation_roles", "activations in {:g} bits", 8),
+    "gptq": Setting("gptq", "gptq_roles", "GPTQ damped by {:g}", 0.01, 0.01, "GPTQ"),
     "attention": Setting(
         "attention", "attention_products", "attention in int8 but for {percent:g} %", 0.02, 0.0, "attention in int8"
     ),
@@ -102,12 +176,12 @@ PLACES = {"attention": PRODUCTS}  # where remedies apply that are not for inputs
 class Remedy(NamedTuple):
     """A remedy as a name says it, `NAME[=NUMBER][@ROLE/ROLE]`.
 
-    number: None where none is said. roles: of the inputs of the projections where it applies, or what `PLACES` has for
-    it; none for all.
+    number: None where none is said, or `SEARCH`. roles: of the inputs of the projections where it applies, or what
+    `PLACES` has for it; none for all.
     """
 
     name: str
-    number: float | None = None
+    number: float | str | None = None
     roles: tuple[str, ...] = ()
 
     @classmethod
@@ -120,17 +194,22 @@ class Remedy(NamedTuple):
         rest, at, roles = written.partition("@")
         name, equals, number = rest.partition("=")
         try:
-            value = float(number) if equals else None
+            value = (number if number == SEARCH else float(number)) if equals else None
         except ValueError:
             value = math.nan
-        if value is not None and not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"remedy '{written}' has {shown(number)} as its number; expected one, as in tokens=20")
         return cls(name, value, checked_roles(roles.split("/"), name) if at else ())
 
     def __str__(self) -> str:
-        number = "" if self.number is None else f"={self.number:.12g}"
+        number = "" if self.number is None else f"={written(self.number)}"
         roles = f"@{'/'.join(self.roles)}" if self.roles else ""
         return self.name + number + roles
+
+
+def written(number: float | str) -> str:
+    """A number as the name of a scheme has it."""
+    return number if isinstance(number, str) else f"{number:.12g}"
 
 
 class Applied(NamedTuple):
@@ -138,7 +217,7 @@ class Applied(NamedTuple):
 
     name: str
     transform: Transform
-    number: float | None
+    number: float | str | None
     roles: tuple[str, ...]
 
     def fit(self, weight: "torch.Tensor", magnitudes: Magnitudes | None) -> "torch.Tensor":
@@ -206,9 +285,11 @@ def _applied(remedy: Remedy) -> Applied:
     transform = find_transform(remedy.name)
     number, takes = remedy.number, transform.number
     if takes is None and number is not None:
-        raise UserError(f"'{remedy.name}' takes no number, got {number:g}; write '{remedy._replace(number=None)}'")
+        raise UserError(
+            f"'{remedy.name}' takes no number, got {written(number)}; write '{remedy._replace(number=None)}'"
+        )
     if takes is not None and number is None:
         number = takes.default
-    if takes is not None and not takes.fits(number):
-        raise UserError(f"the number of '{remedy}' is {number:g}; expected {takes.expected}")
+    if takes is not None and not (takes.grid if number == SEARCH else takes.fits(number)):
+        raise UserError(f"the number of '{remedy}' is {written(number)}; expected {takes.expected}")
     return Applied(remedy.name, transform, number, remedy.roles)

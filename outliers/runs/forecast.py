@@ -199,7 +199,7 @@ def _codes(schemes: tuple[Scheme, ...], itemsize: int) -> int:
     kinds = dict.fromkeys(scheme.weight_operand for scheme in schemes if scheme.weights or scheme.transform)
     return sum(
         (1 if weights and FORMATS[weights.format].integers else FLOAT) + (itemsize if transform else 0)
-        for weights, _, transform in kinds
+        for weights, _, transform, *_ in kinds
     )
 
 

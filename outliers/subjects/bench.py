@@ -35,7 +35,7 @@ from outliers.text.blocks import find_text, tokens_hash
 from outliers.tracing.result import STREAM, Trace
 from outliers.tracing.trace import traces
 from outliers.variants.ablated import Ablated
-from outliers.variants.cached import Prefixed
+from outliers.variants.cached import Cached, Prefixed
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import Together, parts_of
 
@@ -67,6 +67,7 @@ class Bench:
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
         self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the prefix before the text
+        self._needing: set[Scheme] = set()  # for which they are
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
         # Of the last model as it is, by draw and part of a text: last hidden states, and what layers read of blocks.
@@ -99,7 +100,7 @@ class Bench:
         key = subject.model, subject.revision, form
         if key != self._key:
             self._key = self._loaded = self._form = None  # never two at once
-            for kept in (self._calibrations, self.exact, self.inputs, self.traces):
+            for kept in (self._calibrations, self._needing, self.exact, self.inputs, self.traces):
                 kept.clear()
             self._loaded = load()
             self._form = self._loaded[0]
@@ -136,6 +137,7 @@ class Bench:
     def knowing(self, variants: Iterable[Variant], subject: Any) -> list[Variant]:
         """Variants of the last model that know of the text of a subject what they have to, found once."""
         variants, model = list(variants), self._loaded[0]
+        self._needing |= {part.scheme for one in variants for part in parts_of(one) if isinstance(part, Quantized)}
         variants = [self._calibrated(one, subject) if one.needs_calibration else one for one in variants]
         if any(one.needs_trace for one in variants):
             text = tokens_hash(subject.blocks)
@@ -147,25 +149,28 @@ class Bench:
     def _calibrated(self, variant: Variant, subject: Any) -> Variant:
         """A variant that knows how large inputs are: where it has a prefix, behind that."""
         first, *others = parts_of(variant)
+        keys = any(isinstance(part, Cached) and part.needs_calibration for part in (first, *others))
         if not isinstance(first, Prefixed):
-            return variant.calibrated(self._calibration(subject))
+            return variant.calibrated(self._calibration(subject, keys=keys))
         prefix = first
         if first.needs_calibration:
             prefix = first.calibrated(self._calibration(subject))
             texts = map(repr, map(self.tokenizer(subject).decode, prefix.tokens))
             logger.info(f"{prefix.name} of '{subject.name}' is {', '.join(texts)}")
         others = [
-            one.calibrated(self._calibration(subject, prefix)) if one.needs_calibration else one for one in others
+            one.calibrated(self._calibration(subject, prefix, keys)) if one.needs_calibration else one for one in others
         ]
         return Together((prefix, *others))
 
-    def _calibration(self, subject: Any, prefix: Variant = AS_IT_IS) -> Calibration:
+    def _calibration(self, subject: Any, prefix: Variant = AS_IT_IS, keys: bool = False) -> Calibration:
         blocks = subject.calibration
         if any(not torch.equal(one.blocks, read_ids(blocks)) for one in self._calibrations.values()):
             self._calibrations.clear()
-        if prefix.name not in self._calibrations:
+        found = self._calibrations.get(prefix.name)
+        if found is None or any(map(found.lacks, self._needing)) or (keys and not found.keys):
             with prefix.on(self._loaded[0]) as model:
-                self._calibrations[prefix.name] = calibrate(quantize(model, BASELINE), blocks)
+                exact = quantize(model, BASELINE)
+                self._calibrations[prefix.name] = calibrate(exact, blocks, self._needing, keys)
         return self._calibrations[prefix.name]
 
     def weights(self) -> dict:

@@ -44,7 +44,7 @@ class Cached:
     @property
     def needs_calibration(self) -> bool:
         """Whether it has to know how large keys are, and does not yet."""
-        return self.calibration is None and self.formats.needs_calibration
+        return self.formats.needs_calibration and not (self.calibration and self.calibration.keys)
 
     def calibrated(self, calibration: "Calibration") -> "Cached":
         """The same, knowing how large keys are."""
@@ -106,7 +106,7 @@ class Cached:
         if self.needs_calibration:
             raise UserError(
                 f"'{self.name}' has to know how large keys are; expected a calibration: "
-                "variant.calibrated(outliers.calibrate(model, blocks)), or measure it in a run"
+                "variant.calibrated(outliers.calibrate(model, blocks, keys=True)), or measure it in a run"
             )
         with quantized_states(model, self.formats, layer, self.calibration and self.calibration.keys):
             yield model

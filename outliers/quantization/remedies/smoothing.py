@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import torch
 
 LEAST = 2.0**-60  # a magnitude, in float32; what is smaller is as good as zero
+GRID = tuple(number / 20 for number in range(21))  # strengths that a search tries
 
 
 def factors(weight: "torch.Tensor", magnitudes: Magnitudes, strength: float) -> "torch.Tensor":
@@ -17,7 +18,7 @@ def factors(weight: "torch.Tensor", magnitudes: Magnitudes, strength: float) -> 
     read. A feature that was always zero, or that meets zeros alone, keeps its scale.
     """
     dtype = weight.double().dtype if weight.itemsize == 8 else weight.float().dtype
-    inputs, weights = (one.to(weight.device, dtype) for one in magnitudes)
+    inputs, weights = (one.to(weight.device, dtype) for one in magnitudes[:2])
     found = inputs.pow(strength) / weights.pow(1 - strength)
     return found.masked_fill((inputs < LEAST) | (weights < LEAST), 1)
 
@@ -27,7 +28,7 @@ SMOOTHING = Transform(
     lambda hidden_states, factors: hidden_states / factors,
     lambda weight, factors: weight * factors,
     calibrated=True,
-    number=Number(0.5, "a strength from 0 to 1", lambda strength: 0 <= strength <= 1),
+    number=Number(0.5, "a strength from 0 to 1", lambda strength: 0 <= strength <= 1, GRID),
     by_feature=True,
     label="smoothed",
 )

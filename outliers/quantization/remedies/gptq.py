@@ -1,0 +1,63 @@
+"""GPTQ (Frantar et al., 2022): what rounding changes in one weight is made up for by those not yet rounded."""
+
+import torch
+from outlier_kernels.formats import FORMATS, Quantizer, find
+from outlier_kernels.reference import Quantized
+
+BLOCK = 128  # features whose errors are handed on together to those behind them
+
+
+def compensated(
+    weight: torch.Tensor, nearest: Quantized, gram: torch.Tensor, quantizer: Quantizer, damping: float
+) -> Quantized:
+    """A weight in the codes that change its outputs little, with the scales of the nearest ones.
+
+    Features are rounded one after another, those with the largest inputs first ("act-order"; groups keep the scales of
+    the exact weight, "static groups"). With U the upper Cholesky factor of H⁻¹ in this order, the error of feature j
+    changes each later feature k by (w_j − ŵ_j) · U_jk / U_jj (algorithm 1 there).
+
+    Args:
+        weight: float (outputs, features).
+        nearest: the weight, quantized to nearest.
+        gram: XᵀX of its inputs, (features, features). H is this with `damping` of its mean diagonal added to that.
+        quantizer: of `nearest`.
+        damping: above 0.
+    """
+    gram = gram.to(weight.device, torch.float64)
+    order = gram.diagonal().argsort(descending=True, stable=True)
+    upper = _upper_factor(gram[order][:, order], damping)
+    width, scale, zero_point = weight.shape[1], *nearest[1:3]
+    scale, zero_point = (_spread(part, width)[:, order] if part is not None else None for part in (scale, zero_point))
+    format = FORMATS[quantizer.format]
+    rounding, left = find(format.rounding), weight[:, order].double()
+    codes = torch.empty_like(left)
+    for start in range(0, width, BLOCK):
+        end = min(start + BLOCK, width)
+        errors = left.new_empty(len(left), end - start)
+        for feature in range(start, end):
+            at = slice(feature, feature + 1)
+            zero = None if zero_point is None else zero_point[:, at]
+            codes[:, at] = rounding(left[:, at] / scale[:, at], format, zero)
+            rounded = (codes[:, at] if zero is None else codes[:, at] - zero) * scale[:, at]
+            errors[:, feature - start : feature - start + 1] = (left[:, at] - rounded) / upper[feature, feature]
+            left[:, feature:end] -= errors[:, feature - start, None] * upper[feature, feature:end]
+        left[:, end:] -= errors @ upper[start:end, end:]
+    codes = codes[:, order.argsort()].to(nearest.codes.dtype)
+    if nearest.code_sums is None:
+        return nearest._replace(codes=codes)
+    sums = codes.view(len(codes), nearest.code_sums.shape[1], -1).sum(2, dtype=nearest.code_sums.dtype)
+    return nearest._replace(codes=codes, code_sums=sums)
+
+
+def _upper_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
+    """U, upper triangular with H⁻¹ = Uᵀ U: the inverse of the R with H = R Rᵀ, which is upper triangular, too."""
+    added = damping * gram.diagonal().mean()
+    added = added if added > 0 else 1.0  # nothing is known where all inputs were zero
+    damped = gram + added * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    factor = torch.linalg.cholesky(damped.flip(0, 1)).flip(0, 1)
+    return torch.linalg.solve_triangular(factor, torch.eye(len(gram)).to(factor), upper=True)
+
+
+def _spread(of_groups: torch.Tensor, width: int) -> torch.Tensor:
+    """What groups of a row have, for each of its features: float64 (rows or 1, features)."""
+    return of_groups.double().repeat_interleave(width // of_groups.shape[1], 1)

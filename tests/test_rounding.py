@@ -1,0 +1,511 @@
+"""What is chosen from a calibration: codes by GPTQ, scales by AWQ, numbers of remedies by a search."""
+
+import itertools
+import pickle
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outlier_kernels.formats import FORMATS, Format, Quantizer
+from outlier_kernels.reference import Quantized as Codes
+from outlier_kernels.reference import quantize as quantize_matrix
+from torch import nn
+
+from outliers.errors import UserError
+from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.models.anatomy import projections
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.stream import stream_model
+from outliers.quantization import convert
+from outliers.quantization.calibration import calibrate
+from outliers.quantization.convert import quantize
+from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.linear import QuantizedLinear, operand_of, stored_weight
+from outliers.quantization.remedies import awq, clip, gptq, smoothing
+from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme, read_scheme, write_scheme
+from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.quantization.transforms import TRANSFORMS, Magnitudes
+from outliers.runs.run import sweep
+from outliers.specification.kinds import Experiment
+from outliers.subjects import bench
+from outliers.text.blocks import load_text
+from outliers.variants.quantized import Quantized
+from tests.conftest import C4, make_model, needs_shared, needs_smollm2
+from tests.test_commands import call
+
+MODEL = "pocket/gpt2-0.1m"
+ALL = "w4+gptq", "absmax+clip=search"  # which need the two costly statistics
+QUANTIZERS = [
+    *(
+        Quantizer("int4", granularity, symmetric)
+        for granularity in ("column", "group-8")
+        for symmetric in (True, False)
+    ),
+    Quantizer("int6", "tensor"),
+    Quantizer("int8", "tensor", False),
+]
+
+
+@cache
+def a_layer(role: str = "ffn_out", layer: int = 1) -> tuple[torch.Tensor, torch.Tensor, Magnitudes]:
+    """The weight (outputs, features) and inputs (tokens, features) of a projection of a trained model, and what a
+    calibration on them finds."""
+    model, seen = load_model(MODEL), []
+    blocks = load_text("sample", load_tokenizer(MODEL), 64, 4)
+    found = next(one for one in projections(model) if (one.layer, one.role) == (layer, role))
+    with found.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].flatten(0, 1))):
+        magnitudes = calibrate(model, blocks, ALL).of(found)
+    return stored_weight(found.module).detach(), torch.cat(seen).detach(), magnitudes
+
+
+def error(weight: torch.Tensor, rounded: torch.Tensor, x: torch.Tensor) -> float:
+    return float((x.double() @ (rounded - weight).double().T).square().sum())
+
+
+# Calibration
+
+
+def test_what_a_calibration_keeps_for_schemes():
+    _, x, found = a_layer()
+    assert torch.allclose(found.gram.double(), x.double().T @ x.double(), rtol=1e-5, atol=1e-5 * float(x.norm() ** 2))
+    assert torch.allclose(found.sums, x.abs().sum(0), rtol=1e-5)
+    assert torch.equal(found.rows, x), "few tokens are kept altogether"
+
+
+def test_rows_are_evenly_spaced(blocks):
+    model = make_model("gpt2")
+    whole = calibrate(model, blocks, ["w4+awq"]).magnitudes[1, "ffn_out"].rows
+    many = calibrate(model, blocks.repeat(30, 1), ["w4+awq"]).magnitudes[1, "ffn_out"].rows
+    assert len(many) == 90 * 6, "512 of 90 blocks, rounded up"
+    assert torch.allclose(many[:6], whole[0:24:4])
+
+
+def test_only_what_schemes_need_is_kept(blocks):
+    model = make_model("llama")
+    for schemes, kept in (([], []), (["w4+gptq"], ["gram"]), (["w4+awq"], ["rows"]), (ALL, ["gram", "rows"])):
+        found = calibrate(model, blocks, schemes)
+        for one in found.magnitudes.values():
+            assert [name for name in ("gram", "rows") if getattr(one, name) is not None] == kept
+        assert found.lacks(get_scheme("w4a8+clip=search+gptq")) == [one for one in ("gram", "rows") if one not in kept]
+
+
+def test_calibrations_are_merged(blocks):
+    model = make_model("llama")
+    whole, plain = calibrate(model, blocks, ALL), calibrate(model, blocks[1:])
+    halves = calibrate(model, blocks[:1], ALL).merge(calibrate(model, blocks[1:], ALL))
+    for place, one in whole.magnitudes.items():
+        for name in ("sums", "gram", "rows"):
+            assert torch.allclose(getattr(one, name), getattr(halves.magnitudes[place], name), rtol=1e-5, atol=1e-5)
+    less = calibrate(model, blocks[:1], ALL).merge(plain)
+    assert less.lacks(get_scheme("w4+gptq")) == ["gram"], "what is known of one half is not known of both"
+
+
+def test_what_is_known_behind_transforms():
+    """XᵀX of inputs behind a transform, from XᵀX in front of it."""
+    weight, _, found = a_layer()
+    for name in ("smoothing+reorder+hadamard", "awq=0.5+hadamard", "smoothing+awq=0.5"):
+        changed, fitted = found, operand_of(weight, get_scheme(f"w8+{name}"), found).fitted
+        for one, of_one in zip(get_scheme(f"w8+{name}").transforms, fitted, strict=True):
+            changed = changed.under(one.transform, of_one)
+        assert torch.allclose(changed.gram, changed.rows.T @ changed.rows, rtol=1e-3, atol=1e-5 * changed.gram.max())
+        mixed = "hadamard" in name
+        assert (changed.inputs is None) == (changed.sums is None) == (changed.weights is None) == mixed
+        if not mixed:
+            assert torch.allclose(changed.sums, changed.rows.abs().sum(0), rtol=1e-4)
+
+
+# GPTQ
+
+
+def one_by_one(weight: torch.Tensor, gram: torch.Tensor, nearest: Codes, limit: int, damping: float) -> torch.Tensor:
+    """Optimal brain surgeon in float64: after each feature the inverse of what is left of H is computed anew (Frantar
+    et al., 2022, equation 2)."""
+    width = weight.shape[1]
+    h = gram.double() + damping * gram.double().diagonal().mean() * torch.eye(width, dtype=torch.float64)
+    w, codes, left = weight.double().clone(), torch.zeros(weight.shape, dtype=torch.float64), list(range(width))
+    zero = torch.zeros_like(nearest.scale) if nearest.zero_point is None else nearest.zero_point
+    spread = [part.repeat_interleave(width // part.shape[1], 1).expand(weight.shape) for part in (nearest.scale, zero)]
+    scale, zero = (part.double() for part in spread)
+    for feature in gram.diagonal().argsort(descending=True, stable=True).tolist():
+        inverse, place = torch.linalg.inv(h[left][:, left])[left.index(feature)], left.index(feature)
+        code = ((w[:, feature] / scale[:, feature]).round() + zero[:, feature]).clamp(-limit, limit)
+        codes[:, feature] = code
+        lost = w[:, feature] - (code - zero[:, feature]) * scale[:, feature]
+        w[:, left] -= lost[:, None] / inverse[place] * inverse
+        left.remove(feature)
+    return codes
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS, ids=str)
+def test_gptq_is_the_optimal_brain_surgeon(quantizer):
+    weight, _, found = a_layer("ffn_in", 0)
+    limit = 2 ** (FORMATS[quantizer.format].bits - 1) - 1
+    nearest = quantize_matrix(weight, quantizer)
+    got = gptq.compensated(weight, nearest, found.gram, quantizer, 0.01)
+    expected = one_by_one(weight, found.gram, nearest, limit, 0.01)
+    assert (got.codes != expected).sum() <= 1, "but for ties"
+    assert not torch.equal(got.codes, nearest.codes)
+    assert torch.equal(got.scale, nearest.scale)
+    assert got.codes.dtype == torch.int8
+    if not quantizer.symmetric:
+        sums = got.codes.view(len(weight), nearest.code_sums.shape[1], -1).sum(2)
+        assert torch.equal(got.code_sums, sums.to(got.code_sums.dtype))
+
+
+def test_gptq_in_blocks_is_gptq(monkeypatch):
+    weight, _, found = a_layer()
+    quantizer = Quantizer("int4", "column")
+    arguments = weight, quantize_matrix(weight, quantizer), found.gram, quantizer, 0.01
+    whole = gptq.compensated(*arguments)
+    monkeypatch.setattr(gptq, "BLOCK", 7)
+    assert torch.equal(gptq.compensated(*arguments).codes, whole.codes)
+
+
+@pytest.mark.parametrize("format", [name for name, format in FORMATS.items() if format.rounding])
+def test_gptq_in_every_format(format):
+    torch.manual_seed(0)
+    x = torch.randn(300, 64) @ torch.randn(64, 64)
+    weight, group = torch.randn(24, 64), FORMATS[format].group
+    quantizer = Quantizer(format, "block" if group else "group-16")
+    nearest = quantize_matrix(weight, quantizer)
+    got = gptq.compensated(weight, nearest, x.T @ x, quantizer, 0.01)
+    assert error(weight, got.dequantize(), x) < 0.7 * error(weight, nearest.dequantize(), x)
+    assert got.codes.dtype == nearest.codes.dtype
+    assert got.codes.unique().numel() <= 2 ** FORMATS[format].bits
+
+
+def test_gptq_rounds_what_it_has_not_seen_to_nearest():
+    torch.manual_seed(0)
+    weight, x, quantizer = torch.randn(8, 12), torch.randn(50, 12), Quantizer("int4", "column")
+    nearest = quantize_matrix(weight, quantizer)
+    assert torch.equal(gptq.compensated(weight, nearest, torch.zeros(12, 12), quantizer, 0.01).codes, nearest.codes)
+    x[:, 3:7] = 0
+    got = gptq.compensated(weight, nearest, x.T @ x, quantizer, 0.01)
+    assert torch.equal(got.codes[:, 3:7], nearest.codes[:, 3:7])
+    assert not torch.equal(got.codes, nearest.codes)
+
+
+def test_a_layer_under_gptq_has_its_codes():
+    """Behind the transforms, with XᵀX behind them."""
+    weight, x, found = a_layer()
+    quantizer, rotated = SCHEMES["w4"].weights, operand_of(weight, get_scheme("w4+hadamard"))
+    turned = get_scheme("w4+hadamard").transforms[0].transform.hidden_states(x, rotated.fitted[0])
+    expected = gptq.compensated(rotated.exact, rotated.codes, turned.T @ turned, quantizer, 0.05)
+    for kind in (QuantizedLinear, Int8Linear):
+        projection = nn.Linear(*weight.T.shape)
+        projection.weight.data = weight
+        layer = kind(projection, get_scheme("w4+hadamard+gptq=0.05"), "ffn_out", found)
+        codes = layer.operand.codes if kind is QuantizedLinear else layer._quantized()
+        assert (codes.codes != expected.codes).float().mean() < 0.01, "XᵀX is rounded in another order"
+        assert (codes.codes != rotated.codes.codes).float().mean() > 0.05
+
+
+# AWQ and searches
+
+
+def test_awq_by_hand():
+    """Lin et al., equation 5, divided by the mean of all: (1, 4, 16) / 7."""
+    found = Magnitudes(sums=torch.tensor([1.0, 4.0, 16.0]))
+    assert torch.allclose(awq.factors(torch.zeros(2, 3), found, 0.5), torch.tensor([1.0, 2.0, 4.0]) / 7**0.5)
+    assert awq.factors(torch.zeros(2, 3), found, 0.0).tolist() == [1.0, 1.0, 1.0]
+    assert awq.factors(torch.zeros(2, 3).double(), found, 0.5).dtype == torch.float64
+    for silent in ([0.0, 4.0, 16.0], [0.0, 0.0, 0.0]):
+        assert awq.factors(torch.zeros(2, 3), Magnitudes(sums=torch.tensor(silent)), 0.5)[0] == 1
+    assert len(awq.AWQ.number.grid) == 20
+    assert awq.AWQ.number.grid[::19] == (0.0, 0.95)
+
+
+def absmax(matrix: torch.Tensor, limit: int, group: int) -> torch.Tensor:
+    parts = matrix.reshape(-1, group)
+    scale = parts.abs().amax(1, keepdim=True) / limit
+    return ((parts / scale).round() * scale).view_as(matrix)
+
+
+def test_awq_has_the_least_error_of_its_grid():
+    """tr(Δ H Δᵀ) with Δ = Q(W·s)/s − W, written down once more."""
+    weight, x, found = a_layer()
+    errors = {}
+    for exponent in awq.AWQ.number.grid:
+        factors = (x.abs().mean(0) / x.abs().mean()).pow(exponent)
+        delta = (absmax(weight * factors, 7, 8) / factors - weight).double()
+        errors[exponent] = float((delta @ x.double().T @ x.double() * delta).sum())
+    best = min(errors, key=errors.get)
+    assert 0 < best < 0.95, "a choice that says something"
+    got = operand_of(weight, get_scheme("w4-g8+awq"), found)
+    assert torch.allclose(got.fitted[0], (x.abs().mean(0) / x.abs().mean()).pow(best), rtol=1e-4)
+    assert errors[best] < 0.9 * errors[0.0]
+
+
+def under_smoothing(weight: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, strength: float) -> float:
+    """‖Q(X)Q(W) − XW‖² at w4a8 with this strength, in torch alone."""
+    factors = x.abs().amax(0) ** strength / weights ** (1 - strength)
+    product = absmax(x / factors, 127, x.shape[1]) @ absmax(weight * factors, 7, x.shape[1]).T
+    return float((product - x @ weight.T).double().square().sum())
+
+
+@pytest.mark.parametrize("role", ["attn_in", "ffn_in", "ffn_out"])
+def test_smoothing_has_the_least_error_of_its_grid(role):
+    weight, x, found = a_layer(role)
+    errors = {one: under_smoothing(weight, x, found.weights, one) for one in smoothing.GRID}
+    assert smoothing.GRID[::10] == (0.0, 0.5, 1.0)
+    got = operand_of(weight, get_scheme("w4a8+smoothing=search"), found)
+    chosen = min(smoothing.GRID, key=lambda one: float((smoothing.factors(weight, found, one) - got.fitted[0]).norm()))
+    assert errors[chosen] <= 1.001 * min(errors.values())
+    assert errors[chosen] <= errors[0.5]
+
+
+def test_clip_has_the_least_error_of_its_grid():
+    weight, x, found = a_layer()
+    grid = (1, 0.9999, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9)
+    errors = {}
+    for quantile in grid:
+        product = absmax(clip.clip(x, quantile, True), 7, x.shape[1]) @ absmax(weight, 7, x.shape[1]).T
+        errors[quantile] = float((product - x @ weight.T).double().square().sum())
+    got = operand_of(weight, get_scheme("w4a4+clip=search"), found).fitted
+    assert len(got) == 1
+    assert got[0].dtype == torch.float64
+    assert errors[float(got[0])] == pytest.approx(min(errors.values()), rel=1e-3)
+    projection = nn.Linear(*weight.T.shape, bias=False)
+    projection.weight.data = weight
+    expected = QuantizedLinear(projection, get_scheme(f"w4a4+clip={float(got[0])}"))(x)
+    for kind in (QuantizedLinear, Int8Linear):
+        assert torch.equal(kind(projection, get_scheme("w4a4+clip=search"), None, found)(x), expected)
+
+
+def test_several_searches_go_one_after_the_other():
+    """Smoothing before clipping is known, clipping behind the smoothing that was found."""
+    weight, _, found = a_layer()
+    got = operand_of(weight, get_scheme("w4a4+smoothing=search+hadamard+clip=search+gptq"), found)
+    smoothed = operand_of(weight, get_scheme("w4a4+smoothing=search+hadamard"), found)
+    assert torch.equal(got.fitted[0], smoothed.fitted[0])
+    strength = next(
+        one for one in smoothing.GRID if torch.equal(smoothing.factors(weight, found, one), smoothed.fitted[0])
+    )
+    clipped = operand_of(weight, get_scheme(f"w4a4+smoothing={strength}+hadamard+clip=search"), found)
+    assert torch.equal(got.fitted[2], clipped.fitted[2])
+    assert torch.equal(got.exact, clipped.exact)
+    assert not torch.equal(got.codes.codes, clipped.codes.codes)
+
+
+# All together
+
+
+PAIRS = [f"{one}+{other}" for one, other in itertools.permutations(TRANSFORMS, 2)]
+MIXED_BEFORE = [pair for pair in PAIRS if pair.startswith("hadamard")]
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in MIXED_BEFORE])
+def test_two_transforms_keep_the_function(monkeypatch, pair):
+    """X T (T⁻¹ W) = X W on layers of a trained model, in a format in which nothing is rounded."""
+    same = Format(lambda matrix, _quantizer: Codes(matrix, matrix.new_ones(1, 1)))
+    monkeypatch.setitem(FORMATS, "same", same)
+    scheme = Scheme("same", Quantizer("same", "row"), Quantizer("same", "column"), transform=pair)
+    for role in ("attn_in", "attn_out", "ffn_in", "ffn_out"):
+        weight, x, found = a_layer(role)
+        projection = nn.Linear(*weight.T.shape, bias=False)
+        projection.weight.data = weight
+        got, exact = QuantizedLinear(projection, scheme, role, found)(x), x.double() @ weight.double().T
+        assert (got - exact).norm() <= 1e-5 * exact.norm()
+        assert not torch.equal(got, projection(x)), "and they are applied"
+
+
+@pytest.mark.parametrize("pair", MIXED_BEFORE)
+def test_what_must_not_follow_a_rotation(pair):
+    with pytest.raises(UserError, match="comes after 'hadamard', whose outputs no calibration has seen"):
+        get_scheme(f"w4a8+{pair}")
+
+
+REMEDIES = st.lists(
+    st.sampled_from(["smoothing=search", "smoothing", "awq", "awq=0.25", "reorder"]),
+    max_size=2,
+    unique_by=lambda one: one[:3],
+)
+
+
+@settings(max_examples=60)
+@given(REMEDIES, st.sampled_from([[], ["hadamard"]]), st.sampled_from([[], ["clip=search"]]), st.booleans())
+def test_names_are_read_back(first, mixing, last, compensates):
+    remedies = [*first, *mixing, *last, *(["gptq"] if compensates else [])]
+    name = "+".join(["w4a8-g64", *remedies])
+    scheme = get_scheme(name)
+    assert scheme.name == name
+    assert read_scheme(write_scheme(scheme)) == scheme == pickle.loads(pickle.dumps(scheme))
+    assert Quantized.read(name.split("+")).name == name
+    assert ("gptq=0.01" in scheme.parts) == compensates
+    assert ("clip=search" in scheme.parts) == bool(last)
+
+
+def test_labels_say_what_is_searched():
+    base = SCHEMES["w4a8"].label
+    for name, label in (
+        ("w4a8+awq+gptq", "AWQ, GPTQ"),
+        ("w4a8+awq=0.5@ffn_in+gptq=0.1@ffn_out", "AWQ 0.5 in ffn_in, GPTQ damped by 0.1 in ffn_out"),
+        ("w4a8+smoothing=search+clip=search", "searched smoothing, searched clip"),
+    ):
+        assert get_scheme(name).label == f"{base}, {label}"
+    assert get_scheme("w4a8+gptq@ffn_out").at("ffn_in").gptq is None
+    assert get_scheme("w4a8+clip=search@ffn_out").at("ffn_in").searches is False
+
+
+def test_codes_of_gptq_and_of_searches_are_their_own(blocks):
+    model = make_model("gpt2")
+    found = calibrate(model, blocks, ALL)
+    plain = quantize(model, "w4a8+smoothing", calibration=found)
+    plain(blocks)
+    codes = next(projections(plain)).module.operand
+    for name, shared in (
+        ("w4a8+smoothing", True),
+        ("w4a8+smoothing+clip=0.9", True),
+        ("w4a8+smoothing+gptq", False),
+        ("w4a8+smoothing+gptq@ffn_out", True),
+        ("w4a8+smoothing=search", False),
+        ("w4a8+smoothing+clip=search", False),
+    ):
+        other = next(projections(quantize(plain, name, calibration=found))).module.operand
+        assert (other is codes) == shared, name
+    one, other = (get_scheme(f"w4a8+smoothing=search{clipped}").weight_operand for clipped in ("", "+clip=0.9"))
+    assert one != other, "clipping changes which strength is found"
+
+
+# Models
+
+
+EVERYTHING = "w4a8+smoothing=search+awq+hadamard+clip=search+gptq"
+
+
+def test_a_saved_model_needs_no_calibration(tmp_path, blocks):
+    model = make_model("gpt2")
+    found = calibrate(model, blocks, ALL)
+    small = quantize(model, EVERYTHING, keep="int8", calibration=found)
+    assert all(one.module.magnitudes is None for one in projections(small)), "XᵀX is not kept with the codes"
+    expected = small(blocks).logits
+    assert torch.allclose(quantize(model, EVERYTHING, calibration=found)(blocks).logits, expected, atol=1e-4)
+    save_quantized(small, tmp_path / "small")
+    assert torch.equal(load_quantized(tmp_path / "small")(blocks).logits, expected)
+    model.save_pretrained(tmp_path / "exact")
+    assert torch.equal(load_int8(str(tmp_path / "exact"), EVERYTHING, calibration=found)(blocks).logits, expected)
+
+
+def test_streamed_models_are_as_resident_ones(tmp_path, blocks):
+    make_model("llama").save_pretrained(tmp_path)
+    resident, streamed = load_model(str(tmp_path)), stream_model(str(tmp_path))
+    found, of_streamed = (calibrate(model, blocks[1:], ALL) for model in (resident, streamed))
+    for place, one in found.magnitudes.items():
+        assert torch.equal(one.gram, of_streamed.magnitudes[place].gram)
+        assert torch.equal(one.rows, of_streamed.magnitudes[place].rows)
+    names = ["w4+hadamard+gptq", "w4a4+awq=0.5+clip=search"]
+    got = perplexities(streamed, blocks[:1], [Quantized(get_scheme(name), calibration=of_streamed) for name in names])
+    assert got == pytest.approx([perplexity(quantize(resident, name, calibration=found), blocks[:1]) for name in names])
+
+
+def test_a_sweep_calibrates_what_it_needs(tmp_path, monkeypatch):
+    calibrated = []
+    monkeypatch.setattr(bench, "calibrate", lambda *given: calibrated.append(given) or calibrate(*given))
+    schemes = ["fp32", "w4", "w4+gptq", "w4+awq", "w4a8+smoothing", "w4a8+clip=search"]
+    fields = {"models": [MODEL], "block": 32, "blocks": 2, "schemes": schemes}
+    rows = sweep(Experiment(**fields), tmp_path)
+    assert len(calibrated) == 2, "with XᵀX, and once more with rows, which a later scheme needs"
+    assert [row.get("scheme_parts", "").rpartition(", ")[2] for row in rows[2:]] == [
+        "gptq=0.01",
+        "awq=search",
+        "smoothing=0.5",
+        "clip=search",
+    ]
+    assert len({row["value"] for row in rows}) == len(rows)
+    text, model = load_text("sample", load_tokenizer(MODEL), 32, 6), load_model(MODEL)
+    by_hand = quantize(model, "w4+gptq", calibration=calibrate(model, text[2:], ["w4+gptq"]))
+    assert rows[2]["value"] == perplexity(by_hand, text[:2])
+    assert sweep(Experiment(**fields), tmp_path) == rows, "found again"
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fp32+gptq", "gptq of scheme 'fp32.gptq' is 0.01 where no weight is quantized; expected None"),
+        ("llm.int8+gptq", "gptq of scheme .* is 0.01 with outlier features, without which weights are rounded anew"),
+        ("llm.int8-bnb+gptq", "gptq of scheme 'llm.int8-bnb.gptq' is 0.01 with arithmetic 'bitsandbytes'"),
+        ("w4+gptq=0", "gptq of scheme 'w4.gptq=0' is 0.0; expected a damping above 0, at most 1"),
+        ("w4+gptq=search", "gptq of scheme 'w4.gptq=search' is 'search'; expected a damping"),
+        ("w4+gptq+hadamard", "expected the order in which remedies act, .*: write 'hadamard.gptq'"),
+        ("w4a8+gptq+clip=search", "write 'clip=search.gptq'"),
+        ("w4+gptq@nowhere", "unknown role 'nowhere'"),
+        ("w4+awq=2", "the number of 'awq=2' is 2; expected an exponent from 0 to 1"),
+        ("w4+hadamard=search", "the number of 'hadamard=search' is search; expected a seed"),
+        ("w4+reorder=search", "'reorder' takes no number, got search"),
+        ("w4a8+clip", "remedy 'clip' has no number; expected one, as in clip=0.999 or clip=search"),
+        ("w4a8+tokens", "remedy 'tokens' has no number; expected one, as in tokens=20$"),
+        ("w4+clip=search", "clip of scheme 'w4.clip=search' is 'search' where no input is quantized"),
+        ("w4a8+tokens=search", "token_threshold of scheme 'w4a8.tokens=search' is 'search'; expected a positive"),
+        ("w4a8+smoothing=serch", "remedy 'smoothing=serch' has 'serch' as its number"),
+    ],
+)
+def test_a_mistake_is_one_line(name, message):
+    with pytest.raises(UserError, match=message):
+        get_scheme(name)
+
+
+def test_a_format_that_nothing_is_rounded_to_at_a_given_scale(monkeypatch):
+    monkeypatch.setitem(FORMATS, "mine", Format(lambda matrix, _quantizer: Codes(matrix, matrix.new_ones(1, 1))))
+    with pytest.raises(UserError, match=r"gptq of scheme 'mine' is 0.01 with weights in mine; expected None"):
+        Scheme("mine", None, Quantizer("mine", "column"), gptq=0.01)
+
+
+def test_a_calibration_that_does_not_know_enough(blocks):
+    model, llama = make_model("gpt2"), make_model("llama")
+    found = calibrate(model, blocks)
+    for name, lacking in (("w4+gptq", "gram"), ("w4+awq", "rows"), (EVERYTHING, "gram and rows")):
+        with pytest.raises(
+            UserError, match=f"to know the {lacking} of the inputs, which this calibration did not keep"
+        ):
+            quantize(model, name, calibration=found)
+    with pytest.raises(UserError, match=r"has to know how large .*calibrate\(model, blocks, \[scheme\]\)"):
+        quantize(model, "w4+gptq")
+    with pytest.raises(UserError, match=r"lacks 48 features of 'model.layers.0.mlp.down_proj'"):
+        quantize(llama, "w4+gptq", calibration=calibrate(model, blocks, ["w4+gptq"]))
+
+
+def test_mistakes_in_a_command(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(convert, "quantize", lambda *_, **__: pytest.fail("loaded"))
+    arguments = ["--model", MODEL, "--block", "32", "--blocks", "2", "--out", tmp_path / "out"]
+    for scheme in ("llm.int8+gptq", "w4+gptq+hadamard", "w4a8+clip"):
+        code, _, err = call(monkeypatch, capsys, *arguments, "--scheme", scheme)
+        assert code == 2
+        assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+# Trained models
+
+
+def costs(model: str, text: str, block: int, blocks: int, out, *schemes: str) -> dict[str, tuple[float, float]]:
+    """Log-perplexity beyond the unquantized model's by scheme, and its standard deviation over four draws."""
+    fields = {"text": text, "block": block, "blocks": blocks, "calibration_blocks": 8, "draws": 4}
+    rows = sweep(Experiment(models=[model], schemes=["fp32", *schemes], **fields), out)
+    return {row["scheme"]: (row["value"], row["standard_deviation"]) for row in rows}
+
+
+def apart(lower: tuple[float, float], higher: tuple[float, float]) -> bool:
+    return higher[0] - lower[0] > 2 * (lower[1] ** 2 + higher[1] ** 2) ** 0.5
+
+
+@pytest.mark.slow
+@needs_shared
+def test_gptq_beats_the_nearest_codes_of_a_pocket_model(tmp_path):
+    schemes = "w4", "w4+gptq", "w4-g64", "w4-g64+gptq", "w4-g64+awq"
+    found = costs("pocket/gpt2-5.9m", str(C4), 256, 4, tmp_path, *schemes)
+    assert apart(found["w4+gptq"], found["w4"])
+    assert apart(found["w4-g64+gptq"], found["w4-g64"])
+    assert apart(found["w4-g64+awq"], found["w4-g64"])
+
+
+@pytest.mark.slow
+@needs_shared
+@needs_smollm2
+def test_gptq_beats_the_nearest_codes_of_rotated_smollm2(tmp_path):
+    found = costs("smollm2-135m", str(C4), 512, 2, tmp_path, "w4+hadamard", "w4+hadamard+gptq")
+    assert apart(found["w4+hadamard+gptq"], found["w4+hadamard"])
