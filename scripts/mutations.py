@@ -76,7 +76,7 @@ MUTATIONS = {
     "outliers/quantization/linear.py": [
         (".is_set_to(weight) and self.version == _version(weight)", ".is_set_to(weight)"),
         (" and self.magnitudes is other.magnitudes", ""),
-        ("one.transform.weight(weights, fitted[-1])[0].abs())", "weights[0].abs())"),
+        ("one.transform.weight(exact, fitted[-1])", "exact"),
     ],
     "outliers/quantization/remedies/clip.py": [("math.ceil(quantile", "math.floor(quantile")],
     "outliers/quantization/remedies/smoothing.py": [("weights.pow(1 - strength)", "weights.pow(strength)")],
@@ -95,7 +95,7 @@ MUTATIONS = {
     ],
     "kernels/outlier_kernels/reference_formats.py": [
         (".clamp_(min=LEAST_E4M3)", ""),
-        (".clamp_(-(2 ** (bits - 1)),", ".clamp_(1 - 2 ** (bits - 1),"),
+        (".clamp_(-half,", ".clamp_(1 - half,"),
     ],
     "kernels/outlier_kernels/reference_products.py": [("torch.where(places < 0, size, places)", "places.clamp(0)")],
     "kernels/outlier_kernels/reference_states.py": [("x[1:].abs().amax()", "x.abs().amax()")],
