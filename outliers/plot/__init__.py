@@ -14,6 +14,7 @@ _HOME = {
     "damage_bars": "damage",
     "sweep_costs": "sweep",
     "remedy_costs": "remedies",
+    "frontier": "remedies",
     "attention_costs": "attention",
     "accuracy_by_size": "zeroshot",
     "figure3": "emergence",

@@ -8,7 +8,6 @@ from functools import cache as once
 from typing import NamedTuple
 
 import torch
-from outlier_kernels.formats import BLOCK, FORMATS, Quantizer
 from outlier_kernels.reference import quantize
 from torch import nn
 from transformers import (
@@ -100,9 +99,8 @@ def _coded(states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
     """What codes of states stand for."""
     if format.bits:
         return _back(Codes.of(_rotated(states, format), format.bits, format.channels).states(format.bits), format)
-    by = BLOCK if FORMATS[format.format].group else "row"
     rows = _rotated(states, format).flatten(0, -2)
-    return _back(quantize(rows, Quantizer(format.format, by)).dequantize().view(states.shape), format)
+    return _back(quantize(rows, format.quantizer).dequantize().view(states.shape), format)
 
 
 def _rotated(states: torch.Tensor, format: CacheFormat) -> torch.Tensor:
@@ -157,7 +155,18 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
 
 def heads_of_keys(model: PreTrainedModel) -> int:
     """How many heads of keys a layer has."""
-    return next(len(part.outputs) for part in parts(model, 0) if part.name == "k")
+    return _outputs_of_keys(model).shape[0]
+
+
+def cache_bits(model: PreTrainedModel, formats: Formats, positions: int) -> float:
+    """Bits of a key or value of a model on average when there are so many positions, see `Formats.value_bits`."""
+    sizes = len(list(attentions(model))), *_outputs_of_keys(model).shape
+    return round(formats.value_bits(positions, *sizes), 4)
+
+
+def _outputs_of_keys(model: PreTrainedModel) -> torch.Tensor:
+    """Which outputs of their projection are keys, (heads, features)."""
+    return next(part.outputs for part in parts(model, 0) if part.name == "k")
 
 
 def _norm_of_keys(model: PreTrainedModel) -> bool:
