@@ -15,8 +15,8 @@ import outliers
 from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.models.stream import AS_IT_IS, stream_model
-from outliers.quantization.cache_formats import CacheFormat
-from outliers.quantization.caches import Codes, through
+from outliers.quantization.cache_formats import CacheFormat, Formats
+from outliers.quantization.caches import Codes, cache_bits, through
 from outliers.quantization.calibration import calibrate
 from tests.conftest import make_model
 from tests.test_commands import call
@@ -157,7 +157,7 @@ def test_a_run_calibrates_keys_on_other_blocks(tmp_path):
     fields = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "keys=int3/smooth"], "metrics": ["perplexity"]}
     rows = outliers.run(outliers.Cells(**fields, block=32, blocks=1), tmp_path)
     of_variant = {row["variant"]: row for row in rows}
-    assert set(of_variant["keys=int3/smooth"]) - set(of_variant["fp32"]) == {"keys", "calibration_hash"}
+    assert set(of_variant["keys=int3/smooth"]) - set(of_variant["fp32"]) == {"keys", "calibration_hash", "cache_bits"}
     model = outliers.load_model("pocket/gpt2-0.1m")
     with (
         pytest.raises(UserError, match="'keys=int3/smooth' has to know how large keys are; expected a calibration"),
@@ -254,6 +254,24 @@ def test_four_bits_take_less_than_a_third_of_sixteen():
             model(ids, past_key_values=cache, use_cache=True)
         sizes[name] = cache.bytes if name == "int4" else sum(2 * layer.keys.nbytes for layer in cache.layers)
     assert sizes["int4"] / sizes["bfloat16"] < 0.3
+    assert sizes["int4"] / sizes["bfloat16"] * 16 == cache_bits(model, Formats.read("kv=int4"), 2048) == 4.5
+
+
+@pytest.mark.parametrize(
+    ("written", "bits"),
+    {
+        "kv=int4/channels=32": 5,  # 32 bits of a scale and a minimum over 32 positions
+        "kv=int4/channels=32/recent=96": (416 * 5 + 96 * 16) / 512,
+        "keys=int4": (4.5 + 16) / 2,
+        "kv=int8/layers=0": (8.5 + 3 * 16) / 4,
+        "kv=int8/layers=0.2:4": (3 * 8.5 + 16) / 4,
+        "kv=mxfp4": 4.25,
+        "kv=bfp4/block=16": 4.5,
+    }.items(),
+)
+def test_bits_of_a_value(written, bits):
+    """At 512 positions, in 4 layers of 2 heads of 64 channels."""
+    assert Formats.read(written).value_bits(512, 4, 2, 64) == bits
 
 
 @pytest.mark.parametrize(

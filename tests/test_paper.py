@@ -391,3 +391,12 @@ def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
         words, numbers = zip(*map(_taken_apart, (path.read_text(), text)), strict=True)
         assert words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=1e-6), path
     assert (folder / "report.html").exists()
+
+
+def test_blocks_end_with_the_context_of_a_model_that_the_file_does_not_know(caplog):
+    """With room for the prefix of some variants."""
+    caplog.set_level("INFO")
+    (spec,) = experiments("remedies", models=["pocket/gpt2-0.1m"])
+    assert spec.block == 255
+    assert "blocks of 255 tokens, not 512: the context of pocket/gpt2-0.1m ends there" in caplog.text
+    assert experiments("remedies")[0].block == 512

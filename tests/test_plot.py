@@ -190,6 +190,12 @@ def many_steps(rows: list[dict], times: int) -> list[dict]:
 GROWTH = kept("growth")
 SWEEP, TABLE4 = kept("pocket/table1"), kept("pocket/table4")
 REMEDIES, ZEROSHOT = kept("remedies"), kept("pocket/figure1")
+CACHES = [
+    REMEDIES[0]
+    | {"variant": f"kv=int{bits}", "keys": f"int{bits}", "values": f"int{bits}", "cache_bits": bits + 0.5}
+    | {"value": 60.0 + number}
+    for number, bits in enumerate((8, 4, 3))
+]
 ATTENTION = kept("attention/smollm2-135m")
 DAMAGES = damages_of(kept("damage/smollm2-135m"))
 OF_CAUSES = make_experiment(read_experiment("training/causes"), Training).model_copy(update={"seeds": [0]})
@@ -207,6 +213,8 @@ FROM_ROWS = {
     "sweep without a baseline": lambda: plot.sweep_costs(WITHOUT),
     "remedies": lambda: plot.remedy_costs(REMEDIES),
     "remedies, one panel": lambda: plot.remedy_costs(REMEDIES, panel="block"),
+    "frontier": lambda: plot.frontier(REMEDIES + CACHES),
+    "frontier, one panel": lambda: plot.frontier(REMEDIES, panel="both"),
     "attention": lambda: plot.attention_costs(ATTENTION),
     "attention, several models": lambda: plot.attention_costs(ATTENTION + many_models(ATTENTION, 2), paper=False),
     "attention, one panel": lambda: plot.attention_costs(ATTENTION, model="smollm2-135m"),
@@ -250,6 +258,7 @@ def test_figures_of_rows_can_be_read(name):
         (lambda **to: plot.sweep_costs(SWEEP, **to), {}),
         (lambda **to: plot.remedy_costs(REMEDIES, **to), {"panel": "column"}),
         (lambda **to: plot.remedy_costs(REMEDIES, **to), {"panel": "published"}),
+        (lambda **to: plot.frontier(REMEDIES + CACHES, **to), {"panel": "cache"}),
         (lambda **to: plot.accuracy_by_size(ZEROSHOT, **to), {}),
         (lambda **to: plot.figure3(TABLE4, **to), {"panel": "a"}),
         (lambda **to: plot.figure4(TABLE4, **to), {"panel": "a"}),

@@ -11,16 +11,18 @@ import pytest
 import torch
 
 from outliers.criterion import OF_EVERY_STACK
+from outliers.errors import UserError
 from outliers.metrics.ablations import plan
 from outliers.metrics.latency.view import latencies, latency_table
 from outliers.metrics.perplexity.view import cost_table, perplexity_table, sweep_section, table1, terminal
 from outliers.metrics.trace.view import trace_section
 from outliers.metrics.zeroshot.view import accuracy_table
 from outliers.plot.ablation import ablation_bars
+from outliers.plot.attention import points as attention_points
 from outliers.plot.emergence import by_model, distinct_models, exponential_fit, figure3, figure4, fits_of
 from outliers.plot.legends import OTHERS, STYLES, scheme_styles
+from outliers.plot.remedies import frontier, frontier_of, remedy_costs
 from outliers.plot.remedies import points as remedy_points
-from outliers.plot.remedies import remedy_costs
 from outliers.plot.style import COLORS, GREY, look
 from outliers.plot.sweep import sweep_costs
 from outliers.plot.trace import heat_map, magnitude_by_position, pooled, sorted_profile
@@ -294,7 +296,7 @@ def saved(rows):
 
 
 def test_remedies_are_columns_of_their_formats(saved):
-    (table,) = remedies_section(saved).tables
+    table, _ = remedies_section(saved).tables
     assert table.headers == ["format", "bits", "none", "hadamard", "features=6", "reorder"]
     assert table.cells == [
         ["absmax", "8.00, 8.00", "20.00", "12.00±0.50*", "-", "-"],
@@ -318,8 +320,118 @@ def test_remedies_figure_goes_from_few_bits_to_many(saved):
 
 def test_remedies_of_several_models_have_files_of_their_own(saved):
     section = remedies_section([*saved, *(row | {"model": "pocket/opt-2m"} for row in saved)])
-    assert [table.name for table in section.tables] == ["remedies_gpt2-1m", "remedies_opt-2m"]
-    assert [drawing.name for drawing in section.drawings] == ["remedies_gpt2-1m", "remedies_opt-2m"]
+    names = [f"{what}_{model}" for model in ("gpt2-1m", "opt-2m") for what in ("remedies", "frontier")]
+    assert [table.name for table in section.tables] == names
+    assert {drawing.name for drawing in section.drawings} == {*names}
+
+
+@pytest.fixture
+def variants(rows):
+    """One model under variants, of each its perplexity and what else its row says; all of three draws."""
+    cache = {"keys": "int4", "values": "int4", "cache_bits": 4.5}
+    by_channel = cache | {"keys": "int4/channels=32", "cache_bits": 4.75}
+    measured = {
+        "fp32": (10.0, {}),
+        "prefix(3)": (8.0, {"prefix": [3]}),
+        "w8a8": (11.0, {"weight_bits": 8.1, "activation_bits": 8.1}),
+        "prefix(3)+w8a8": (8.44, {"weight_bits": 8.1, "activation_bits": 8.1, "prefix": [3]}),
+        "w8a8+skip=ffn_out": (10.8, {"weight_bits": 8.1, "activation_bits": 8.1}),
+        "llm.int8": (10.6, {"alpha": 6.0}),
+        "llm.int8+alpha=4": (10.5, {"alpha": 4.0}),
+        "llm.int8+kv=int4": (11.5, {"alpha": 6.0, **cache}),
+        "kv=int4": (11.2, cache),
+        "kv=int4/hadamard": (10.9, cache | dict.fromkeys(("keys", "values"), "int4/hadamard")),
+        "keys=int4/channels=32+values=int4": (10.4, by_channel),
+        "w4": (12.0, {"weight_bits": 4.1}),
+        "w4+hadamard": (13.0, {"weight_bits": 4.1}),
+    }
+    row = rows[0] | {"draws": 3, "standard_deviation": 0.01}
+    schemes = {name: next((term for term in name.split("+") if term[0] in "wl"), "fp32") for name in measured}
+    schemes |= {"w4+hadamard": "w4+hadamard"}
+    return [
+        row | {"scheme": schemes[name], "variant": name, "value": value} | others
+        for name, (value, others) in measured.items()
+    ]
+
+
+def test_variants_of_one_scheme_are_points_of_their_own(variants):
+    assert {(point.format, point.remedy): point.perplexity.mean for point in remedy_points(variants)} == {
+        ("w8a8", "none"): 11.0,
+        ("w8a8", "prefix(3)"): 8.44,
+        ("w8a8", "skip=ffn_out"): 10.8,
+        ("w8a8", "features=6"): 10.6,
+        ("w8a8", "features=4"): 10.5,
+        ("int4", "beside llm.int8"): 11.5,
+        ("int4", "none"): 11.2,
+        ("int4", "hadamard"): 10.9,
+        ("int4", "channels=32@keys"): 10.4,
+        ("w4", "none"): 12.0,
+        ("w4", "hadamard"): 13.0,
+    }
+
+
+def test_attention_beside_variants_of_one_scheme_has_points_of_its_own(rows):
+    names = {"fp32": "fp32", "prefix(3)": "fp32", "prefix(3)+fp32+attention": "fp32+attention"}
+    names |= {"absmax+attention": "absmax+attention", "absmax+attention+skip=ffn_out": "absmax+attention"}
+    measured = [
+        rows[0] | {"scheme": scheme, "variant": name, "value": 10.0 + number}
+        for number, (name, scheme) in enumerate(names.items())
+    ]
+    assert {(point.scheme, point.attention): point.perplexity.mean for point in attention_points(measured)} == {
+        ("fp32", "16-bit"): 10.0,
+        ("prefix(3)", "16-bit"): 11.0,
+        ("prefix(3)", "int8"): 12.0,
+        ("absmax", "int8"): 13.0,
+        ("absmax+skip=ffn_out", "int8"): 14.0,
+    }
+
+
+def test_what_is_behind_a_prefix_costs_what_it_adds_behind_it(variants):
+    costs = {(point.format, point.remedy): point.cost.mean for point in remedy_points(variants)}
+    assert costs["w8a8", "prefix(3)"] == pytest.approx(0.055)
+    assert costs["w8a8", "none"] == pytest.approx(0.1)
+    alone = [row for row in variants if row["variant"] != "prefix(3)"]
+    costs = {(point.format, point.remedy): point.cost.mean for point in remedy_points(alone)}
+    assert costs["w8a8", "prefix(3)"] == pytest.approx(-0.156), "where that was not measured"
+
+
+def test_the_frontier_by_what_has_few_bits(variants):
+    _, table = remedies_section(variants).tables
+    assert table.cells == [
+        ["weights alone", "4.10", "w4", "none", "+20.0 % ± 0.1"],
+        ["weights and activations", "8.10", "w8a8", "features=4", "+5.0 % ± 0.1"],
+        ["keys and values", "4.50", "int4", "hadamard", "+9.0 % ± 0.1"],
+        ["keys and values", "4.75", "int4", "channels=32@keys", "+4.0 % ± 0.1"],
+    ]
+    assert len(table.data) == 11
+    assert list(table.data["remedy"][table.data["frontier"]]) == ["features=4", "hadamard", "channels=32@keys", "none"]
+
+
+def test_weights_on_the_grid_of_their_file_are_not_on_the_frontier(variants):
+    stored = [row | {"quantized_from": "Q4_1"} for row in variants]
+    section = remedies_section(stored)
+    assert section.tables[1].cells[0] == ["weights alone", "4.10", "w4", "hadamard", "+30.0 % ± 0.1"]
+    hollow = {(point.format, point.remedy) for point in remedy_points(stored) if point.on_grid}
+    assert hollow == {("w4", "none")}, "eight bits are finer than the grid"
+    assert "dequantized from Q4_1" in section.drawings[0].caption
+    assert "dequantized" not in remedies_section(variants).drawings[0].caption
+    partly = [row | {"scheme": "w4+hadamard@ffn_out"} for row in stored if row["variant"] == "w4+hadamard"]
+    assert [point.on_grid for point in remedy_points([*stored[:1], *partly])] == [True]
+
+
+def test_more_bits_are_on_the_frontier_where_they_cost_less_beyond_scatter(variants):
+    def reached(deviation: float | None) -> list[str]:
+        rows = [row | {"standard_deviation": deviation} for row in variants if "keys" in row or row == variants[0]]
+        return [point.remedy for point in frontier_of(remedy_points(rows))]
+
+    assert reached(0.1) == ["hadamard", "channels=32@keys"]
+    assert reached(0.3) == ["hadamard"]
+    assert reached(None) == ["hadamard", "channels=32@keys"], "of a single draw"
+
+
+def test_no_point_no_frontier(variants):
+    with pytest.raises(UserError, match="no row with a format beside one of its model without quantization"):
+        frontier(variants[:2])
 
 
 @pytest.fixture

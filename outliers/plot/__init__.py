@@ -16,6 +16,7 @@ _HOME = {
     "damage_heads": "damage",
     "sweep_costs": "sweep",
     "remedy_costs": "remedies",
+    "frontier": "remedies",
     "attention_costs": "attention",
     "accuracy_by_size": "zeroshot",
     "figure3": "emergence",

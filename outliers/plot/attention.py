@@ -10,7 +10,7 @@ from outliers.plot.axes import cost_axis, name_places, plot_costs
 from outliers.plot.legends import SCATTER, explained, scheme_legend, scheme_styles
 from outliers.plot.published import TABLE7
 from outliers.plot.style import GREY, chosen, figure_function, panels_of
-from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 from outliers.report.analysis import Rows, Value, costs, records, value_of
 
 NOT_QUANTIZED = "16-bit"
@@ -24,7 +24,8 @@ TRAINED = {  # with the projections in int8 too, and of their features the same 
 class Point(NamedTuple):
     """A row of the table and a column: what a scheme of the projections with an attention was measured at.
 
-    attention: as `attention_of` has it. cost: beside no quantization. alpha: of the scheme.
+    scheme: what the variant does beside its attention. attention: as `attention_of` has it. cost: beside no
+    quantization. alpha: of the scheme.
     """
 
     model: str
@@ -41,8 +42,9 @@ def points(rows: list[dict]) -> list[Point]:
     short = distinct_names((row["model"], None) for row in rows)
     measured = []
     for row in sorted(costs(rows), key=lambda row: _order(get_scheme(row["scheme"]))):
-        scheme = "+".join(part for part in row["scheme"].split("+") if not part.startswith("attention"))
-        about = short[row["model"], None], scheme, attention_of(get_scheme(row["scheme"]))
+        terms = row.get("variant", row["scheme"]).split("+")
+        others = [term for term in terms if term != BASELINE and not term.startswith("attention")]
+        about = short[row["model"], None], "+".join(others) or BASELINE, attention_of(get_scheme(row["scheme"]))
         measured.append(Point(*about, value_of(row), row["cost"], row.get("alpha")))
     return measured
 

@@ -10,7 +10,7 @@ from outliers.plot.style import brief
 from outliers.report.analysis import Value
 
 LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
-TICKS = (0.1, 1, 10, 100, 1000, 10_000, 10**5, 10**6, 10**7)
+TICKS = (0.001, 0.01, 0.1, 1, 10, 100, 1000, 10_000, 10**5, 10**6, 10**7)
 SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}  # names along x
 
 
@@ -65,14 +65,24 @@ def _ticks(axis: Axis, subs: Iterable[float], label: str | Formatter = "{x:g}") 
 
 def cost_axis(axes: Axes, values: Sequence[float]) -> None:
     """Increases of perplexity, in per cent, on a scale on which a tenth of one and a hundred can both be read."""
-    axes.set_yscale("symlog", linthresh=LINEAR, linscale=0.7)
-    ticks = [sign * tick for tick in TICKS for sign in (-1, 1) if tick <= 10 * max(sign * value for value in values)]
+    _linear_near_0(axes, values, LINEAR, "increase of perplexity (%)")
+
+
+def increase_axis(axes: Axes, values: Sequence[float]) -> None:
+    """The same of log-perplexity, in nats."""
+    _linear_near_0(axes, values, LINEAR / 100, "increase of log-perplexity (nats)")
+
+
+def _linear_near_0(axes: Axes, values: Sequence[float], linear: float, label: str) -> None:
+    axes.set_yscale("symlog", linthresh=linear, linscale=0.7)
+    shown = [tick for tick in TICKS if tick >= linear]
+    ticks = [sign * tick for tick in shown for sign in (-1, 1) if tick <= 10 * max(sign * value for value in values)]
     ticks = sorted([0, *ticks])
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_yticks(ticks, [_signed(tick) if tick else "0" for tick in ticks])
-    axes.set_ylim(2 * min(*values, -LINEAR), 2 * max(*values, LINEAR))
-    axes.set_ylabel(f"increase of perplexity (%), linear within ±{LINEAR:g}")
+    axes.set_ylim(min(2 * min(values), -linear), 2 * max(*values, linear))
+    axes.set_ylabel(f"{label}, linear within ±{linear:g}")
 
 
 def _signed(tick: float) -> str:

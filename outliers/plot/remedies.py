@@ -1,77 +1,237 @@
-"""What number formats and remedies cost of perplexity, drawn."""
+"""What number formats and remedies cost of perplexity, drawn: by format and remedy, and against the bits of a value."""
 
 import itertools
+import math
+import re
 import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.text import Annotation
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 from outlier_kernels.formats import FORMATS, OPERANDS
 
 from outliers.errors import UserError
 from outliers.models.names import distinct_names
-from outliers.plot.axes import cost_axis, name_places, plot_costs
-from outliers.plot.legends import SCATTER, explained, legend
+from outliers.plot.axes import beside, cost_axis, increase_axis, name_places, plot_costs
+from outliers.plot.legends import SCATTER, entry, explained, legend
 from outliers.plot.published import REMEDIES
 from outliers.plot.style import COLORS, GREY, MARKERS, chosen, color_of, figure_function, panels_of
-from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.quantization.cache_formats import CacheFormat
+from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
 from outliers.report.analysis import Rows, Value, costs, records, value_of
+from outliers.variants.cached import PREFIX
 
 NONE = "none"
 FEATURES = "features={:g}"  # the paper's decomposition, as a remedy
-# Panels by the granularity of the weights' scales; groups have that of blocks.
-PANELS = {"tensor": "a scale a tensor", "column": "a scale a row and a column", "block": "scales of groups and blocks"}
+# Panels by the granularity of the weights' scales; groups have that of blocks, and weights alone a panel of their own.
+PANELS = {
+    "tensor": "a scale a tensor",
+    "column": "a scale a row and a column",
+    "block": "scales of groups and blocks",
+    "weights": "weights alone",
+}
+# Panels by what has few bits.
+KINDS = {"weights": "weights alone", "both": "weights and activations", "cache": "keys and values"}
+CACHES = ("keys", "values")  # fields of a row that say how they are kept
+WIDTH = 24  # characters of a line of a legend
+FRONTIER = "0.6"  # colour of the line
+# Where a name may stand beside a mark: points to the right and up, and which of its corners is there. To the lower left
+# of the frontier there are only marks that do not count; to the upper right of one is the room between two lines.
+BESIDE = (
+    ((-3, -3), "right", "top"),
+    ((3, 2), "left", "bottom"),
+    ((-6, 0), "right", "center"),
+    ((0, -6), "left", "top"),
+)
+GRID = "hollow: weights on the\ngrid of few bits of their file"
+HELD = 0.05  # a format holds a model where it costs less of its perplexity
 
 
 class Point(NamedTuple):
     """A row of the table and a column: what a format with a remedy was measured at.
 
-    format: the scheme of these operands that was named first. cost: beside no quantization.
+    format: the scheme of these operands that was named first; of keys and values their number formats. cost: beside no
+    quantization, behind the same prefix where that was measured. weight_bits, activation_bits, cache_bits: of a value
+    on average, None where it is not quantized. on_grid: whether the weights were stored in as few bits as the format
+    has, or fewer, and nothing has moved them off that grid, so that the format looks better than it is.
     """
 
     model: str
     format: str
     remedy: str
     panel: str
-    weight_bits: float
-    activation_bits: float
+    weight_bits: float | None
+    activation_bits: float | None
     perplexity: Value
     cost: Value
+    cache_bits: float | None = None
+    on_grid: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What has few bits, one of `KINDS`."""
+        if self.cache_bits is not None:
+            return "cache"
+        return "weights" if self.activation_bits is None else "both"
 
     @property
     def bits(self) -> float:
-        """A value's, of both operands on average."""
-        return (self.weight_bits + self.activation_bits) / 2
+        """A value's: of keys and values; else of both operands on average, or of the one that is quantized."""
+        if self.cache_bits is not None:
+            return self.cache_bits
+        quantized = [bits for bits in (self.weight_bits, self.activation_bits) if bits is not None]
+        return sum(quantized) / len(quantized)
+
+    @property
+    def increase(self) -> Value:
+        """Of log-perplexity, in nats."""
+        deviation = self.perplexity.deviation
+        return Value(math.log1p(self.cost.mean), None if deviation is None else deviation / self.perplexity.mean)
 
 
 def points(rows: list[dict]) -> list[Point]:
-    """What each format with a remedy was measured at, of models whose perplexity without quantization is there."""
+    """What each format with a remedy was measured at, of models whose perplexity without quantization is there; rows of
+    caches that do not say their bits are left out."""
     short = distinct_names((row["model"], None) for row in rows)
-    formats: dict[tuple, str] = {}
+    formats: dict[Scheme, str] = {}
+    behind = {
+        (row["model"], prefix): row["value"]
+        for row in rows
+        if row["scheme"] == BASELINE and (prefix := _prefix(row)) and _terms(row) == [prefix]
+    }
+    said = {
+        (row["model"], operand, getattr(get_scheme(row["scheme"]), operand)): row[field]
+        for row in rows
+        for operand in OPERANDS
+        if (field := f"{operand[:-1]}_bits") in row
+    }
     measured = []
     for row in costs(rows):
-        scheme, (plain, _, remedy) = get_scheme(row["scheme"]), row["scheme"].partition("+")
-        if not scheme.quantizes_projections:
+        scheme = get_scheme(row["scheme"])
+        if is_cached(row):
+            if "cache_bits" not in row:
+                continue
+            about = *_of_cache(row), "", None, None
+        elif scheme.quantizes_projections:
+            plain = row["scheme"].partition("+")[0]
+            format = formats.setdefault(_without_name(plain), plain)
+            about = format, _remedy(row), _panel(scheme), *(_bits(row, scheme, one, said) for one in reversed(OPERANDS))
+        else:
             continue
-        if row.get("alpha") is not None:
-            remedy = "+".join(filter(None, [FEATURES.format(row["alpha"]), remedy]))
-        format = formats.setdefault((scheme.activations, scheme.weights), plain)
-        bits = [_bits(row, scheme, operand) for operand in reversed(OPERANDS)]
-        about = short[row["model"], None], format, remedy or NONE, _panel(scheme)
-        measured.append(Point(*about, *bits, value_of(row), row["cost"]))
+        baseline = behind.get((row["model"], _prefix(row)))
+        cost = row["cost"] if baseline is None else value_of(row).beside(baseline)
+        of_cache = row["cache_bits"] if is_cached(row) else None
+        measured.append(
+            Point(short[row["model"], None], *about, value_of(row), cost, of_cache, _is_on_grid(row, scheme))
+        )
     return measured
 
 
-def _bits(row: dict, scheme: Scheme, operand: str) -> float:
-    """A value's, as the row says it; of the paper's schemes, whose scales count next to nothing, the format's."""
+def is_cached(row: dict) -> bool:
+    """Whether keys or values of a row are kept in few bits."""
+    return any(name in row for name in CACHES)
+
+
+def _terms(row: dict) -> list[str]:
+    """The terms of its variant but for the name of its scheme and the threshold that `features` says."""
+    names = row["scheme"].partition("+")[0], BASELINE
+    terms = row.get("variant", row["scheme"]).split("+")
+    return [term for term in terms if term not in names and not term.startswith("alpha=")]
+
+
+def _prefix(row: dict) -> str | None:
+    return next((term for term in _terms(row) if term.startswith(PREFIX)), None)
+
+
+def _remedy(row: dict) -> str:
+    """All of its variant but for the format."""
+    features = [] if row.get("alpha") is None else [FEATURES.format(row["alpha"])]
+    return "+".join([*features, *_terms(row)]) or NONE
+
+
+def _of_cache(row: dict) -> tuple[str, str]:
+    """The number formats of keys and values and what is done for them; beside a scheme or a prefix, that too.
+
+    What is done for one of the two alone says so: `channels=32@keys`.
+    """
+    formats = {name: CacheFormat.read(row[name]) for name in CACHES if name in row}
+    numbers = {name: one.format for name, one in formats.items()}
+    alike = len(set(numbers.values())) == 1 and len(numbers) == len(CACHES)
+    format = next(iter(numbers.values())) if alike else ", ".join(f"{name} {one}" for name, one in numbers.items())
+    options = {name: str(one).split("/")[1:] for name, one in formats.items()}
+    both = [one for one in options.get("keys", []) if one in options.get("values", [])]
+    remedies = [*both, *(f"{one}@{name}" for name, own in options.items() for one in own if one not in both)]
+    others = [term for term in _terms(row) if term.partition("=")[0] not in ("kv", *CACHES)]
+    scheme = [] if row["scheme"] == BASELINE else [row["scheme"].partition("+")[0]]
+    beside_it = f"beside {'+'.join(scheme + others)}" if scheme + others else ""
+    return format, " ".join(filter(None, ["+".join(remedies), beside_it])) or NONE
+
+
+def _without_name(base: str) -> Scheme:
+    """What a scheme does but for its decomposition: schemes that are equal but for it are one format."""
+    return replace(get_scheme(base), name=NONE, label=NONE, outlier_threshold=None)
+
+
+def _bits(row: dict, scheme: Scheme, operand: str, said: dict[tuple, float]) -> float | None:
+    """A value's, as the row says it; of the paper's schemes, whose rows say none, those of another scheme with the same
+    quantizer, or the format's."""
     quantizer = getattr(scheme, operand)
-    plain = 32 if quantizer is None else FORMATS[quantizer.format].bits
-    return row.get(f"{operand[:-1]}_bits", plain)
+    other = quantizer and said.get((row["model"], operand, quantizer), FORMATS[quantizer.format].bits)
+    return row.get(f"{operand[:-1]}_bits", other)
+
+
+def _is_on_grid(row: dict, scheme: Scheme) -> bool:
+    """Whether weights are stored on a grid of few bits (Q4_1, mxfp4) that a format of as few meets again: a rotation
+    mixes features and moves them off it, a scale of each feature or their order need not."""
+    stored = re.search(r"(?:q|fp)(\d)", row.get("quantized_from", ""), re.IGNORECASE)
+    if stored is None or scheme.weights is None or FORMATS[scheme.weights.format].bits > int(stored[1]):
+        return False
+    return all(one.transform.by_feature or one.roles for one in scheme.transforms)
 
 
 def _panel(scheme: Scheme) -> str:
+    if scheme.activations is None:
+        return "weights"
     granularity = (scheme.weights or scheme.activations).granularity
     return granularity if granularity in PANELS else "block"
+
+
+def frontier_of(points: Iterable[Point]) -> list[Point]:
+    """Of some bits and fewer no point costs less beyond the scatter of draws; from few bits to many.
+
+    Points whose weights are on the grid of their file are none. Where there is a single draw, its value counts.
+    """
+    reached: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.bits, point.cost.mean)):
+        if not point.on_grid and (not reached or _is_less(point, reached[-1])):
+            reached.append(point)
+    return reached
+
+
+def _is_less(point: Point, other: Point) -> bool:
+    if point.cost.deviation is None or other.cost.deviation is None:
+        return point.cost.mean < other.cost.mean
+    return other.cost.is_above(point.cost)
+
+
+def _styles(points: Sequence[Point]) -> dict[str, dict]:
+    """How matplotlib draws each remedy, the same in all figures of the points: a colour and a marker of its own."""
+    remedies = dict.fromkeys(point.remedy for point in points)
+    looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
+    return {
+        name: {"color": color_of(color), "marker": marker, "label": _in_lines(name)} for name, color, marker in looks
+    }
+
+
+def _in_lines(remedy: str) -> str:
+    """A remedy as a legend has room for it."""
+    return textwrap.fill(remedy.replace("+", "+ "), WIDTH, break_on_hyphens=False).replace("+ ", "+")
 
 
 @figure_function
@@ -86,20 +246,19 @@ def remedy_costs(
     Args:
         rows: of a sweep of schemes with remedies.
         model: the one to draw, by its short name, which has to be chosen where there are several.
-        panel: the one to draw, "tensor", "column", "block" or "published"; by default all that have a point.
+        panel: the one to draw, "tensor", "column", "block", "weights" or "published"; by default all that have a point.
         paper: whether the published values stand beside.
     """
-    measured = points(records(rows))
-    model = model or _only([point.model for point in measured])
-    measured = [point for point in measured if point.model == model]
+    measured = _points_of(rows, model)
+    styles = _styles(measured)
+    measured = [point for point in measured if point.kind != "cache"]
     ours = {panel: _formats(measured, panel) for panel in PANELS if any(point.panel == panel for point in measured)}
     shown = chosen("panel", panel, [*ours, *(["published"] if paper else [])], ax)
     widths = [max(2, len(ours.get(panel, REMEDIES))) for panel in shown]
     panels = panels_of(ax, 1, len(shown), (2.8 + 0.48 * sum(widths), 4.6), sharey=True, width_ratios=widths)[0]
-    remedies = list(dict.fromkeys(point.remedy for point in measured))
     for axes, panel, width in zip(panels, shown, widths, strict=True):
         if panel in ours:
-            _plot_panel(axes, ours[panel], [point for point in measured if point.panel == panel], remedies)
+            _plot_panel(axes, ours[panel], [point for point in measured if point.panel == panel], styles)
         else:
             axes.plot(range(len(REMEDIES)), [other.increase for other in REMEDIES], "o", color=GREY)
             name_places(axes, [f"{other.what}, {other.bits}" for other in REMEDIES])
@@ -108,10 +267,55 @@ def remedy_costs(
         axes.grid(axis="y")
     cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *(other.increase for other in REMEDIES)])
     handles = {label: one for axes in panels for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    bars = SCATTER if any(point.cost.deviation is not None for point in measured) else ""
-    entries = [*(handles[one] for one in remedies if one in handles), *explained(bars=bars)]
-    legend(ax, axes, entries, "right upper")
+    entries = [handles[style["label"]] for style in styles.values() if style["label"] in handles]
+    legend(ax, axes, [*entries, *explained(bars=_bars(measured))], "right upper")
     return panels
+
+
+@figure_function
+def frontier(
+    rows: Rows, *, model: str | None = None, panel: str | None = None, ax: Axes | None = None
+) -> Axes | np.ndarray:
+    """What number formats add to the log-perplexity of a model, in nats, against the bits of a value, with remedies and
+    without.
+
+    A panel for weights alone, one for weights and activations, and one for keys and values; a mark for each remedy. The
+    line is the frontier, see `frontier_of`, with the names of the formats on it, and the dashed one 5 % of perplexity.
+    Hollow marks are of weights that lie on the grid of their file. Bars are one standard deviation by rounding.
+
+    Args:
+        rows: of a measurement of schemes and caches with remedies.
+        model: the one to draw, by its short name, which has to be chosen where there are several.
+        panel: the one to draw, "weights", "both" or "cache"; by default all that have a point.
+    """
+    measured = _points_of(rows, model)
+    if not measured:
+        raise UserError("no row with a format beside one of its model without quantization; expected both")
+    kinds = [kind for kind in KINDS if any(point.kind == kind for point in measured)]
+    shown = chosen("panel", panel, kinds, ax)
+    widths = [4 + len({point.bits for point in measured if point.kind == kind}) for kind in shown]
+    panels = panels_of(ax, 1, len(shown), (2.6 + 0.25 * sum(widths), 4.6), sharey=True, width_ratios=widths)[0]
+    styles, drawn = _styles(measured), [point for point in measured if point.kind in shown]
+    for axes, kind in zip(panels, shown, strict=True):
+        _plot_kind(axes, [point for point in drawn if point.kind == kind], styles)
+        axes.set(title=KINDS[kind], xlabel="bits of a value")
+    increase_axis(panels[0], [point.increase.mean for point in drawn])
+    beside(panels[-1], f"{100 * HELD:g} %", math.log1p(HELD))
+    entries = [entry(**styles[remedy]) for remedy in dict.fromkeys(point.remedy for point in drawn)]
+    grid = [entry(GRID, marker="o", fillstyle="none")] if any(point.on_grid for point in drawn) else []
+    line = [entry("frontier", linestyle="-", color=FRONTIER)]
+    legend(ax, panels[-1], [*entries, *line, *grid, *explained(bars=_bars(drawn))], "right upper")
+    panels[0].figure.draw_without_rendering()  # so that it is known where marks are
+    for axes, kind in zip(panels, shown, strict=True):
+        _name_formats(axes, [point for point in drawn if point.kind == kind])
+    return panels
+
+
+def _points_of(rows: Rows, model: str | None) -> list[Point]:
+    """Those of a model, or of the only one."""
+    measured = points(records(rows))
+    model = model or _only([point.model for point in measured])
+    return [point for point in measured if point.model == model]
 
 
 def _only(models: list[str]) -> str | None:
@@ -121,17 +325,56 @@ def _only(models: list[str]) -> str | None:
     return names[0] if names else None
 
 
+def _bars(points: Sequence[Point]) -> str:
+    return SCATTER if any(point.cost.deviation is not None for point in points) else ""
+
+
 def _formats(points: list[Point], panel: str) -> dict[str, float]:
     """The formats of a panel from few bits to many, with their bits."""
     bits = {point.format: point.bits for point in reversed(points) if point.panel == panel}  # as its first row has them
     return dict(sorted(bits.items(), key=lambda pair: pair[1]))
 
 
-def _plot_panel(axes: Axes, formats: dict[str, float], points: list[Point], remedies: list[str]) -> None:
+def _plot_panel(axes: Axes, formats: dict[str, float], points: list[Point], styles: dict[str, dict]) -> None:
     places, lines = list(formats), {}
     for point in sorted(points, key=lambda point: places.index(point.format)):
         lines.setdefault(point.remedy, []).append((places.index(point.format), point.cost))
-    looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
-    styles = {name: {"color": color_of(color), "marker": marker, "label": name} for name, color, marker in looks}
     plot_costs(axes, lines, styles)
     name_places(axes, [f"{name}, {bits:.1f}" for name, bits in formats.items()])
+
+
+def _plot_kind(axes: Axes, points: list[Point], styles: dict[str, dict]) -> None:
+    """Marks, the frontier, and lines at 0 and 5 %."""
+    for point in points:
+        look = styles[point.remedy] | {"fillstyle": "none" if point.on_grid else "full"}
+        axes.errorbar(point.bits, point.increase.mean, point.increase.deviation or 0, **look)
+    line = np.reshape([_place(point) for point in frontier_of(points)], (-1, 2)).T
+    axes.plot(*line, color=FRONTIER, drawstyle="steps-post", zorder=1)
+    axes.axhline(math.log1p(HELD), color="0.4", linewidth=0.6, linestyle="--", zorder=0)
+    axes.axhline(0, color="black", linewidth=0.6)
+    low, high = (limit(point.bits for point in points) for limit in (min, max))
+    axes.set_xlim(low - 0.35 * max(high - low, 1), high + 0.12 * max(high - low, 1))  # names stand to the left
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.grid(axis="y")
+
+
+def _name_formats(axes: Axes, points: list[Point]) -> None:
+    """Name each format where the frontier reaches it first, at the first of some places that covers least."""
+    radius = (matplotlib.rcParams["lines.markersize"] / 2 + 1) * axes.figure.dpi / 72
+    centres = axes.transData.transform(list(map(_place, points)))
+    taken = [Bbox([centre - radius, centre + radius]) for centre in centres]
+    for format, point in {point.format: point for point in reversed(frontier_of(points))}.items():
+        name = axes.annotate(format, _place(point), (0, 0), textcoords="offset points", fontsize="small")
+        best = min(BESIDE, key=lambda place: sum(map(_moved(name, place).overlaps, taken)))
+        taken.append(_moved(name, best))
+
+
+def _moved(name: Annotation, place: tuple) -> Bbox:
+    """What an annotation covers when it is at a place."""
+    offset, horizontal, vertical = place
+    name.set(position=offset, ha=horizontal, va=vertical)
+    return name.get_window_extent()
+
+
+def _place(point: Point) -> tuple[float, float]:
+    return point.bits, point.increase.mean

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from outlier_kernels.formats import FORMATS
+from outlier_kernels.formats import BLOCK, FORMATS, Quantizer
 
 from outliers.errors import UserError, unknown_name
 
@@ -16,6 +16,7 @@ CALIBRATED = ("smooth", "reorder")  # changes of keys that have to know how larg
 FLAGS = ("hadamard", "before", *CALIBRATED)
 RANGES = ("layers", "heads")  # options with ranges of numbers, joined by points
 PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
+EXACT_BITS, HALF_BITS = 16, 16  # of a value that stays exact, as caches keep it; of a scale, and of a minimum
 FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard, bfp4/block=32 or int3/layers=0:2/heads=1"
 
 
@@ -100,6 +101,12 @@ class CacheFormat:
         found = INTEGERS.fullmatch(self.format)
         return int(found[1]) if found else None
 
+    @property
+    def quantizer(self) -> Quantizer:
+        """How other formats than asymmetric integers quantize a head's vector at a position."""
+        of_blocks = f"group-{self.block}" if self.block else "row"
+        return Quantizer(self.format, BLOCK if FORMATS[self.format].group else of_blocks)
+
     def coded(self, positions: int) -> int:
         """How many positions behind the first ones have codes when there are so many in all."""
         group = self.channels or 1
@@ -108,6 +115,20 @@ class CacheFormat:
     def in_layer(self, layer: int) -> bool:
         """Whether a layer is quantized."""
         return self.layers is None or any(layer in some for some in self.layers)
+
+    def value_bits(self, positions: int, layers: int, heads: int, head_size: int) -> float:
+        """Bits that a value takes when there are so many positions, on average over layers and heads of keys.
+
+        Scales and minima count, 16 bits each; so do values that stay exact, of 16 bits.
+        """
+        codes = self.quantizer.bits(head_size) if self.bits is None else self._integer_bits(head_size)
+        coded = self.coded(positions) / positions
+        for part, whole in ((self.layers, layers), (self.heads, heads)):
+            coded *= sum(map(len, part)) / whole if part else 1
+        return EXACT_BITS + coded * (codes - EXACT_BITS)
+
+    def _integer_bits(self, head_size: int) -> float:
+        return self.bits + 2 * HALF_BITS / (self.channels or head_size)
 
 
 class Formats(NamedTuple):
@@ -145,6 +166,10 @@ class Formats(NamedTuple):
     def needs_calibration(self) -> bool:
         """Whether keys are in a format that has to know them."""
         return self.keys is not None and self.keys.needs_calibration
+
+    def value_bits(self, *sizes: int) -> float:
+        """Bits of a key or value on average, see `CacheFormat.value_bits`."""
+        return sum(one.value_bits(*sizes) if one else EXACT_BITS for one in self) / len(self)
 
     def in_layer(self, layer: int) -> "Formats":
         """Those of a layer."""

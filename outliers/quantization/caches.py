@@ -11,7 +11,6 @@ from itertools import chain
 from typing import NamedTuple
 
 import torch
-from outlier_kernels.formats import BLOCK, FORMATS, Quantizer
 from outlier_kernels.reference import quantize
 from torch import nn
 from transformers import (
@@ -108,8 +107,7 @@ def _coded(states: torch.Tensor, format: CacheFormat, change: "Change") -> torch
     changed = change.of(states.float())
     if format.bits:
         return change.back(Codes.of(changed, format.bits, format.channels).states(format.bits))
-    by = BLOCK if FORMATS[format.format].group else f"group-{format.block}" if format.block else "row"
-    return change.back(quantize(changed.flatten(0, -2), Quantizer(format.format, by)).dequantize().view(states.shape))
+    return change.back(quantize(changed.flatten(0, -2), format.quantizer).dequantize().view(states.shape))
 
 
 class Change(NamedTuple):
@@ -195,8 +193,7 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
 
 def _check_blocks(model: PreTrainedModel, format: CacheFormat) -> None:
     """Raise UserError if the channels of a head are not whole blocks of those that share a scale."""
-    block = format.block or (None if format.bits else FORMATS[format.format].group)
-    size = next(part.outputs.shape[1] for part in parts(model, 0) if part.name == "k")
+    block, size = None if format.bits else format.quantizer.group, _outputs_of_keys(model).shape[1]
     if block and size % block:
         raise UserError(
             f"'{format}' has blocks of {block} channels, which do not divide the {size} of a head; expected a divisor "
@@ -206,7 +203,18 @@ def _check_blocks(model: PreTrainedModel, format: CacheFormat) -> None:
 
 def heads_of_keys(model: PreTrainedModel) -> int:
     """How many heads of keys a layer has."""
-    return next(len(part.outputs) for part in parts(model, 0) if part.name == "k")
+    return _outputs_of_keys(model).shape[0]
+
+
+def cache_bits(model: PreTrainedModel, formats: Formats, positions: int) -> float:
+    """Bits of a key or value of a model on average when there are so many positions, see `Formats.value_bits`."""
+    sizes = len(list(attentions(model))), *_outputs_of_keys(model).shape
+    return round(formats.value_bits(positions, *sizes), 4)
+
+
+def _outputs_of_keys(model: PreTrainedModel) -> torch.Tensor:
+    """Which outputs of their projection are keys, (heads, features)."""
+    return next(part.outputs for part in parts(model, 0) if part.name == "k")
 
 
 def _norm_of_keys(model: PreTrainedModel) -> bool:

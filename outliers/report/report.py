@@ -1,6 +1,7 @@
 """Tables and figures of the paper and of experiments beyond it: measured, drawn, and put on one page."""
 
 import importlib
+import logging
 import math
 import pkgutil
 import re
@@ -22,6 +23,8 @@ from outliers.specification.kinds import Named, OneModel
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
+
+logger = logging.getLogger(__name__)
 
 
 def _gathered() -> dict[str, Artefact]:
@@ -70,7 +73,27 @@ def _validated(name: str, device: str | None, models: Sequence[str]) -> Named:
         raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each")
     others = {"device": device, "models": list(models), "candidates": list(models), "model": models and models[0]}
     given = {field: value for field, value in others.items() if value and field in kind.model_fields}
-    return make_experiment(fields.replaced(given), kind)
+    spec = make_experiment(fields.replaced(given), kind)
+    return _shortened(spec, models) if models and "block" in kind.model_fields else spec
+
+
+def _shortened(spec: Named, models: Sequence[str]) -> Named:
+    """An experiment with blocks that the context of models that its file does not know has room for."""
+    from outliers.models.anatomy import context_length  # which imports torch, as what follows
+    from outliers.models.load import load_config
+    from outliers.variants.together import parts_of
+
+    parts = [part for variant in getattr(spec, "variants", []) for part in parts_of(variant)]
+    prefix = max((len(getattr(part, "tokens", None) or ()) for part in parts), default=0)
+    try:
+        contexts = {model: (context_length(load_config(model)) or spec.block + prefix) - prefix for model in models}
+    except UserError:  # a model that is not there has a line of its own, where it is measured
+        return spec
+    shortest = min(contexts, key=contexts.get)
+    if contexts[shortest] >= spec.block:
+        return spec
+    logger.info(f"blocks of {contexts[shortest]} tokens, not {spec.block}: the context of {shortest} ends there")
+    return spec.model_copy(update={"block": contexts[shortest]})
 
 
 def report(

@@ -85,7 +85,7 @@ COLUMNS = (
     (Whole, "peak_memory_bytes"),
     (Text, "model text dtype scheme task hardware owner weights_hash tokens_hash code lm_eval"),
     (Count, "block blocks mask_seeds gpus context batch prompt tokens repeats"),
-    (Positive, "alpha gigabytes weight_bits activation_bits"),
+    (Positive, "alpha gigabytes weight_bits activation_bits cache_bits"),
     (Annotated[bool, Field(strict=True)], "candidate"),
 )
 Part = TypedDict("Part", {name: kind for kind, names in COLUMNS for name in names.split()}, total=False)

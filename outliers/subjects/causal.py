@@ -11,7 +11,7 @@ from outliers.specification.kinds import Settings, Spread, said_of_text
 from outliers.subjects.cell import Cell, Subject, unusual
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized
-from outliers.variants.together import parts_of, schemes_of
+from outliers.variants.together import apart_from_cache, parts_of, schemes_of
 
 if TYPE_CHECKING:
     import torch
@@ -259,13 +259,16 @@ class Causal(Pretrained):
         _ = self.calibration
 
     def facts(self, bench: "Bench", cell: Cell) -> dict:
-        """And of the text."""
+        """And of the text; of a cache, whose groups depend on its length, the bits of a value."""
+        from outliers.quantization.caches import cache_bits
         from outliers.subjects.bench import protocol_of
         from outliers.text.blocks import tokens_hash
 
         facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.blocks)}
         if cell.variant.needs_calibration:
             facts["calibration_hash"] = tokens_hash(self.calibration)
+        if formats := apart_from_cache(cell.variant)[1]:
+            facts["cache_bits"] = cache_bits(bench.load(self)[0], formats, self.settings.block)
         return super().facts(bench, cell) | facts
 
 

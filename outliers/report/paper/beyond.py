@@ -1,5 +1,6 @@
 """What has no number in the paper, in the order of a page."""
 
+from outliers.presets.cells import Cells
 from outliers.report.paper.published import Artefact
 from outliers.report.paper.table4 import families_section
 from outliers.report.views.attention import attention_section
@@ -14,7 +15,7 @@ ARTEFACTS = {
     "ablation": Artefact("Ablation", Ablation),
     "damage": Artefact("Damage", Damage),
     "sweep": Artefact("Sweep", Experiment),
-    "remedies": Artefact("Remedies", Experiment, section=remedies_section),
+    "remedies": Artefact("Remedies", Cells, section=remedies_section),
     "attention": Artefact("Attention in int8", Experiment, section=attention_section),
     "causes": Artefact("Causes", Training, section=causes_section),
     "families_table1": Artefact("Other families", Experiment),

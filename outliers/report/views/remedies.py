@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from outliers.plot.remedies import NONE, Point, points, remedy_costs
+from outliers.plot.remedies import HELD, KINDS, NONE, Point, frontier, frontier_of, points, remedy_costs
 from outliers.report.analysis import Value, exact, scattered_by, unrounded
 from outliers.report.section import Drawing, Finding, Section, printed
 from outliers.report.tables import MISSING, Table, cell, scatter_note
@@ -16,20 +16,40 @@ CAPTION = (
     "value, scales included, on average of inputs and weights. Bars: one standard deviation by {}. Published, of "
     "other texts: LLaMA-2-7B (QuaRot), 13 billion parameters (absmax), OPT-175B (SmoothQuant, LLM.int8())."
 )
+FRONTIER = (
+    "What number formats add to the log-perplexity of {}, against the bits of a value, scales included; features, "
+    "tokens and a prefix that stay exact are not counted. On the line are the formats that no other of as many bits or "
+    "fewer is better than, beyond scatter; the dashed line is 5 % of perplexity. Bars: one standard deviation by {}."
+)
+ON_GRID = (
+    " The weights of this model were dequantized from {}: formats of as few bits look better on them than they are, "
+    "unless a rotation, which leaves the function as it is, moves the weights off that grid. The others are hollow, "
+    "and not on the frontier."
+)
 
 
 def remedies_section(rows: list[dict]) -> Section:
-    """What a sweep of formats with remedies shows."""
+    """What a measurement of formats and caches with remedies shows."""
     note, measured = scatter_note(rows), points(rows)
     models = list(dict.fromkeys(point.model for point in measured))
-    tables = [remedies_table(model, [point for point in measured if point.model == model]) for model in models]
-    files = ["remedies"] if len(models) == 1 else [table.name for table in tables]
-    drawings = [
-        Drawing.of(file, CAPTION.format(model, scattered_by(rows)), remedy_costs(rows, model=model))
-        for file, model in zip(files, models, strict=True)
-    ]
+    tables, drawings = [], []
+    for model in models:
+        own = [point for point in measured if point.model == model]
+        tables += [remedies_table(model, [point for point in own if point.kind != "cache"]), frontier_table(model, own)]
+        ending = f"_{model}" if len(models) > 1 else ""
+        caption = FRONTIER.format(model, scattered_by(rows)) + _of_grid(own, rows)
+        drawings += [
+            Drawing.of(f"frontier{ending}", caption, frontier(rows, model=model)),
+            Drawing.of(f"remedies{ending}", CAPTION.format(model, scattered_by(rows)), remedy_costs(rows, model=model)),
+        ]
     findings = remedies_findings(measured)
     return Section("What saves a model", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
+
+
+def _of_grid(points: Sequence[Point], rows: list[dict]) -> str:
+    """What a caption says of a model whose weights lie on the grid of few bits."""
+    stored = dict.fromkeys(row["quantized_from"] for row in rows if "quantized_from" in row)
+    return ON_GRID.format(listed(stored)) if any(point.on_grid for point in points) else ""
 
 
 def remedies_table(model: str, points: list[Point]) -> Table:
@@ -44,7 +64,7 @@ def remedies_table(model: str, points: list[Point]) -> Table:
         cells.append(
             [
                 format,
-                f"{bits.weight_bits:.2f}, {bits.activation_bits:.2f}",
+                ", ".join("-" if one is None else f"{one:.2f}" for one in (bits.weight_bits, bits.activation_bits)),
                 *(columns.get(remedy, MISSING) for remedy in remedies),
             ]
         )
@@ -56,26 +76,47 @@ def remedies_table(model: str, points: list[Point]) -> Table:
     return Table(f"remedies_{model}", caption, ["format", "bits", *remedies], cells, data)
 
 
+def frontier_table(model: str, points: list[Point]) -> Table:
+    """What is on the frontier, from few bits to many; unrounded all points, with whether they are."""
+    reached = {kind: frontier_of(point for point in points if point.kind == kind) for kind in KINDS}
+    cells = [
+        [KINDS[kind], f"{point.bits:.2f}", point.format, point.remedy, percent(*point.cost)]
+        for kind, on_line in reached.items()
+        for point in on_line
+    ]
+    caption = f"The frontier of {model}: the least increase of perplexity at so many bits of a value, or fewer."
+    on_line = [point for of_kind in reached.values() for point in of_kind]
+    data = [
+        {"kind": point.kind, "bits": point.bits, **unrounded(point), "frontier": point in on_line} for point in points
+    ]
+    headers = ["few bits in", "bits", "format", "remedy", "increase"]
+    return Table(
+        f"frontier_{model}", caption, headers, cells, pd.DataFrame(data), names=("few bits in", "format", "remedy")
+    )
+
+
 def _cell(perplexity: Value, least: float) -> str:
     form = ".2f" if perplexity.mean < 1e3 else ".0f" if perplexity.mean < 1e5 else ".1e"
     return cell(form, *perplexity) + ("*" if perplexity.mean == least else "")
 
 
-HELD = 0.05  # a format holds a model where it costs less of its perplexity
-
-
 def remedies_findings(points: Sequence[Point]) -> list[Finding]:
-    """Of each model: the format that a remedy saves most; the fewest bits that hold it; the formats that nothing saves.
-    Nothing of a single draw."""
+    """Of each model: the fewest bits that hold it, for each of `KINDS`; the format that a remedy saves most; the
+    formats that nothing saves. Nothing of a single draw."""
     models = dict.fromkeys(point.model for point in points if point.cost.deviation is not None)
     return [finding for model in models for finding in _of_model(model, points)]
 
 
 def _of_model(model: str, points: Sequence[Point]) -> list[Finding]:
     own = [point for point in points if point.model == model]
-    formats = {name: [point for point in own if point.format == name] for name in dict.fromkeys(p.format for p in own)}
-    sentences = [*_saved(formats.values()), *_fewest(own, model), *_lost(formats, model)]
-    return [Finding(sentence, f"remedies_{model}") for sentence in sentences]
+    of_products = [point for point in own if point.kind != "cache"]
+    formats = {
+        name: [point for point in of_products if point.format == name]
+        for name in dict.fromkeys(point.format for point in of_products)
+    }
+    sentences = [(sentence, "frontier") for kind in KINDS for sentence in _fewest(own, kind, model)]
+    sentences += [(sentence, "remedies") for sentence in (*_saved(formats.values()), *_lost(formats, model))]
+    return [Finding(sentence, f"{table}_{model}") for sentence, table in sentences]
 
 
 def _saved(formats: Iterable[Sequence[Point]]) -> list[str]:
@@ -104,17 +145,21 @@ def _saving(plain: Point, best: Point) -> Value:
     return Value(math.log(plain.perplexity.mean / best.perplexity.mean), math.hypot(*scatter))
 
 
-def _fewest(points: Sequence[Point], model: str) -> list[str]:
-    """The format of fewest bits that holds the model with certainty."""
+def _fewest(points: Sequence[Point], kind: str, model: str) -> list[str]:
+    """The format of fewest bits that holds the model with certainty; weights on the grid of their file say nothing."""
+    points = [point for point in points if point.kind == kind and not point.on_grid]
+    if not points:
+        return []
     held = [point for point in points if exact(HELD).is_above(point.cost)]
     if not held:
-        return [f"No format holds {model} within {100 * HELD:.0f} % of its perplexity."]
+        return [f"No format of {KINDS[kind]} holds {model} within {100 * HELD:.0f} % of its perplexity."]
     fewest = min(point.bits for point in held)
     which = listed(
         f"{point.format} with {point.remedy} ({percent(*point.cost)})" for point in held if point.bits == fewest
     )
     return [
-        f"The fewest bits a value within {100 * HELD:.0f} % of the perplexity of {model} are {fewest:.4g}: {which}."
+        f"The fewest bits of {KINDS[kind]} within {100 * HELD:.0f} % of the perplexity of {model} are {fewest:.4g}: "
+        f"{which}."
     ]
 
 
