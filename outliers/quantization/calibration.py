@@ -4,7 +4,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
@@ -17,6 +17,7 @@ from outliers.models.hooks import input_hooks
 from outliers.models.stream import AS_IT_IS, Watched
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import stored_weight
+from outliers.quantization.schemes import Scheme
 from outliers.quantization.transforms import Magnitudes
 from outliers.text.blocks import tokens_hash
 
@@ -29,12 +30,14 @@ class Calibration:
 
     blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
     that they have in common, and of the weights that these meet. outlier_tokens: bool (layers, blocks, T), which tokens
-    were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone.
+    were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone. learned: the
+    same with what schemes have learned on these blocks.
     """
 
     blocks: torch.Tensor
     magnitudes: dict[tuple[int, str], Magnitudes]
     outlier_tokens: torch.Tensor
+    learned: "dict[Scheme, Calibration]" = field(default_factory=dict)
 
     @property
     def tokens_hash(self) -> str:
@@ -167,4 +170,4 @@ def neutral(model: PreTrainedModel) -> Calibration:
 
 
 def _larger(one: Magnitudes, other: Magnitudes) -> Magnitudes:
-    return Magnitudes(*map(torch.maximum, one, other))
+    return Magnitudes(*map(torch.maximum, one[:2], other[:2]))

@@ -167,9 +167,10 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
         fitted.append(one.fit(exact, magnitudes))
         exact = one.transform.weight(exact, fitted[-1])
         if magnitudes is not None and one.transform.by_feature:
-            inputs, weights = (values[None].to(exact.device) for values in magnitudes)
+            inputs, weights = (values[None].to(exact.device) for values in magnitudes[:2])
             inputs = one.transform.hidden_states(inputs, fitted[-1])
-            magnitudes = Magnitudes(inputs[0].abs(), one.transform.weight(weights, fitted[-1])[0].abs())
+            weights = one.transform.weight(weights, fitted[-1])
+            magnitudes = magnitudes._replace(inputs=inputs[0].abs(), weights=weights[0].abs())
     return Operand(quantize_weight(exact, scheme), exact, tuple(fitted))
 
 

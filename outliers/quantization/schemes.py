@@ -153,6 +153,11 @@ class Scheme:
         """Whether it has to know how large the inputs are, see `outliers.calibrate`."""
         return any(one.transform.calibrated for one in self.transforms)
 
+    @property
+    def learns(self) -> bool:
+        """Whether a transform is learned with the whole model."""
+        return any(one.transform.learns for one in self.transforms)
+
     def at(self, role: str | None) -> "Scheme":
         """The scheme as projections have it whose input has a role, without the remedies of others; None for all."""
         fields = {}

@@ -36,10 +36,12 @@ class Magnitudes(NamedTuple):
     """What a calibration has found of projections that share an input, float32 (features,).
 
     inputs: the largest |x| of each feature. weights: the largest |w| that it is multiplied with in any of them.
+    learned: of another shape, what a transform has learned for them with the whole model, if it did.
     """
 
     inputs: "torch.Tensor"
     weights: "torch.Tensor"
+    learned: "torch.Tensor | None" = None
 
 
 class Transform(NamedTuple):
@@ -51,7 +53,7 @@ class Transform(NamedTuple):
     the weight times T⁻ᵀ. calibrated: whether it has to know the magnitudes of the inputs. number: the number that it
     takes. by_feature: whether each feature becomes one feature, so that the largest magnitudes become what the values
     become; after others nothing calibrated can follow. label: what tables call a scheme with it. name: of one's own,
-    which is in no table.
+    which is in no table. learns: whether it learns with the whole model what it is.
     """
 
     fit: Callable
@@ -62,6 +64,7 @@ class Transform(NamedTuple):
     by_feature: bool = False
     label: str = ""
     name: str = ""
+    learns: bool = False
 
 
 class Setting(NamedTuple):
