@@ -45,8 +45,8 @@ def learned(model: "PreTrainedModel", scheme: "Scheme", calibration: "Calibratio
     """A calibration with the rotations of a scheme, which are learned with its blocks once and kept in it.
 
     Each step reads a block under the scheme, whose rounding has the gradient of the identity, and turns every matrix
-    against the gradient of the model's cross-entropy. Of no blocks nothing is learned. Attention and a cache in few bits
-    are left out.
+    against the gradient of the model's cross-entropy. Of no blocks nothing is learned. Attention and a cache in few
+    bits are left out.
 
     Raises:
         UserError: the model is not a causal one whose weights are all there, or the loss is not finite.
@@ -136,12 +136,12 @@ def _learn(
             now |= {key: one.to(model.device, torch.float32).requires_grad_() for key, one in exact.items()}
             loss = changed(block, labels=block, use_cache=False).loss
             if not loss.isfinite():
-                raise UserError(f"the loss under '{scheme.name}' is {loss:g} on calibration text; expected a finite one")
+                raise UserError(f"the loss under '{scheme.name}' is {loss:g} on calibration text; expected a number")
             gradients = torch.autograd.grad(loss, [now[key] for key in exact])
             angle = ANGLE * (1 - step / steps)
             turned = zip(exact.items(), gradients, strict=True)
             exact = {key: cayley_step(one, of_one.double().cpu(), angle) for (key, one), of_one in turned}
-    return {key: one.float() for key, one in exact.items()}
+    return {key: one.float().contiguous() for key, one in exact.items()}
 
 
 def cayley_step(matrix: "torch.Tensor", gradient: "torch.Tensor", angle: float) -> "torch.Tensor":
@@ -185,7 +185,6 @@ def _project(
 def _product(
     layer: "QuantizedLinear", fitted: tuple, matrix: "torch.Tensor | None", rows: "torch.Tensor"
 ) -> "torch.Tensor":
-    import torch
     from outlier_kernels.reference import outlier_columns
 
     from outliers.quantization.linear import in_float32, prepared
@@ -204,8 +203,8 @@ def _product(
 
 
 def rounded(matrix: "torch.Tensor", quantizer: "Quantizer | None", kept: "torch.Tensor | None") -> "torch.Tensor":
-    """A matrix (rows, features) as its codes have it, but for the features that are kept; its gradient is the identity's
-    (straight-through)."""
+    """A matrix (rows, features) as its codes have it, but for the features that are kept; its gradient is that of the
+    identity (straight-through)."""
     from outlier_kernels.reference import quantize
 
     if quantizer is None:
@@ -219,7 +218,7 @@ ROTATION = Transform(
     turn,
     turn,
     calibrated=True,
-    number=Number(STEPS, "a number of steps: a whole number from 0 on", lambda steps: steps == steps // 1 and steps >= 0),
+    number=Number(STEPS, "a number of steps: a whole number from 0 on", lambda steps: steps >= 0 == steps % 1),
     label="learned rotation",
     learns=True,
 )
