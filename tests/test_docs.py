@@ -582,8 +582,8 @@ CLAIMS = {
             lambda: (64, 100 * sum(one.nbytes for one in Codes.of(torch.zeros(1, 64), 4, None)[:3]) / (2 * 64)),
     },
     "docs/remedies.md": {
-        "four random rotations have perplexities from {least:.0f} to {most:.0f}, and {mean:.0f} on average. The learned "
-        "one has {learned:.1f} ± {scatter:.1f}": rotated,
+        "four random rotations have perplexities from {least:.0f} to {most:.0f}, and {mean:.0f} on average. The "
+        "learned one has {learned:.1f} ± {scatter:.1f}": rotated,
         "the embedded text, {} blocks of {} tokens": lambda: size("remedies"),
         "{} draws; without quantization": lambda: [draws("remedies")],
         "its perplexity is {:.2f}": lambda: [kept("remedies")[0]["value"]],
