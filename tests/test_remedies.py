@@ -339,7 +339,10 @@ def test_remedies_at_some_roles():
     ("name", "message"),
     [
         ("absmax+smothing", "unknown remedy 'smothing'; did you mean smoothing"),
-        ("absmax+", "unknown remedy ''; known: awq, hadamard, reorder, smoothing, tokens, clip, activations, gptq"),
+        (
+            "absmax+",
+            "unknown remedy ''; known: awq, hadamard, reorder, rotation, smoothing, tokens, clip, activations, gptq",
+        ),
         ("absmx+hadamard", "unknown scheme 'absmx'; did you mean absmax"),
         ("absmax+smoothing=2", "the number of 'smoothing=2' is 2; expected a strength from 0 to 1"),
         ("absmax+smoothing=-0.1", "expected a strength from 0 to 1"),
@@ -372,7 +375,7 @@ def test_a_mistake_is_one_line(name, message):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"transform": "xyz"}, "unknown transform 'xyz'; known: awq, hadamard, reorder, smoothing"),
+        ({"transform": "xyz"}, "unknown transform 'xyz'; known: awq, hadamard, reorder, rotation, smoothing"),
         ({"transform": 5}, "transform of scheme 'mine' is 5; expected a name"),
         ({"transform": ""}, "unknown transform ''"),
         ({"token_threshold": True}, "token_threshold of scheme 'mine' is True; expected a positive number"),

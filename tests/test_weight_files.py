@@ -452,6 +452,16 @@ def test_int8_files_that_do_not_fit(alter, message, tmp_path):
         load_quantized(tmp_path)
 
 
+@pytest.mark.parametrize("shared", ["[]", "5", '{"a": "b"}', '{"a": []}', "{"])
+def test_int8_files_that_share_what_is_not_there(shared, tmp_path):
+    save_quantized(quantize(make_model("gpt2"), "llm.int8", keep="int8"), tmp_path)
+    with safe_open(tmp_path / FILE, "pt") as file:
+        header = file.metadata() | {"shared": shared}
+    save_file(load_file(tmp_path / FILE), tmp_path / FILE, header)
+    with pytest.raises(UserError, match="cannot read an int8 model"):
+        load_quantized(tmp_path)
+
+
 def test_an_int8_file_that_is_a_pipe(tmp_path):
     os.mkfifo(tmp_path / FILE)
     with pytest.raises(UserError, match="is no regular file"):

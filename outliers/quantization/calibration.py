@@ -32,13 +32,15 @@ class Calibration:
     blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
     that they have in common, and of the weights that these meet. outlier_tokens: bool (layers, blocks, T), which tokens
     were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone. keys: by layer
-    the largest |keys| behind the rotation of positions, float32 (heads, features), where they were watched.
+    the largest |keys| behind the rotation of positions, float32 (heads, features), where they were watched. learned:
+    the same with what schemes have learned on these blocks.
     """
 
     blocks: torch.Tensor
     magnitudes: dict[tuple[int, str], Magnitudes]
     outlier_tokens: torch.Tensor
     keys: dict[int, torch.Tensor] = field(default_factory=dict)
+    learned: "dict[Scheme, Calibration]" = field(default_factory=dict)
 
     @property
     def tokens_hash(self) -> str:

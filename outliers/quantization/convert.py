@@ -30,6 +30,7 @@ from outliers.quantization.attention import AttentionProducts, attentions, put_a
 from outliers.quantization.calibration import Calibration
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, stored_weight
+from outliers.quantization.remedies.rotation import learned
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 
 KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
@@ -79,6 +80,8 @@ def quantize(
     if keep == "int8":
         check_kept(scheme)
     check_calibrated(scheme, calibration)
+    if scheme.learns:
+        calibration = learned(model, scheme, calibration)
     left = skipped(model, skip, scheme, only)
     check_groups(model, scheme, left)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,

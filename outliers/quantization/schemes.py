@@ -210,6 +210,11 @@ class Scheme:
             fields["transform"] = "+".join(map(str, kept)) or None
         return replace(self, **fields)
 
+    @property
+    def learns(self) -> bool:
+        """Whether a transform is learned with the whole model."""
+        return any(one.transform.learns for one in self.transforms)
+
     def at(self, role: str | None) -> "Scheme":
         """The scheme as projections have it whose input has a role, without the remedies of others; None for all."""
         fields = {}

@@ -53,15 +53,19 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
         exact += [one.path for one in attentions(model) if not hasattr(one.module, "attention_products")]
     if len(schemes) != 1 or any(isinstance(one.module, QuantizedLinear) for one in found):
         raise UserError("this model does not keep int8 codes alone; make one with quantize(model, scheme, keep='int8')")
-    folder, tensors, seen = Path(folder), {}, set()
+    folder, tensors, firsts, shared = Path(folder), {}, {}, {}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:  # the head is often tied to the embeddings
+        first = firsts.setdefault(tensor.data_ptr(), name)
+        if first == name:  # the head is often tied to the embeddings
             tensors[name] = tensor.contiguous()
-        seen.add(tensor.data_ptr())
+        elif name not in parameters:  # what layers have learned together
+            shared[name] = first
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         model.config.save_pretrained(folder)
-        save_file(tensors, folder / FILE, {"scheme": write_scheme(schemes.pop()), "skip": json.dumps(exact)})
+        metadata = {"scheme": write_scheme(schemes.pop()), "skip": json.dumps(exact), "shared": json.dumps(shared)}
+        save_file(tensors, folder / FILE, metadata)
 
 
 def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> PreTrainedModel:
@@ -79,8 +83,10 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
         scheme, skip = read_scheme(metadata["scheme"]), json.loads(metadata["skip"])
+        shared = json.loads(metadata.get("shared", "{}"))
         tensors = load_file(path)  # each is read where it is brought to its device
-    except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+        tensors |= {own: tensors[first] for own, first in shared.items()}
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, SafetensorError) as error:
         raise UserError(f"cannot read an int8 model from '{folder}' ({reason_of(error, 200)})") from None
     config, name = config_of(source, str(folder)), str(folder)
     check_weights(config.to_dict(), name, [path])
@@ -91,7 +97,8 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         _check(tensors, model, name)
         places, absent = _places(model, name, device), set(model.state_dict()) - set(tensors)
         # Copied, for where a tensor begins in the mapped file changes how some processors round products with it.
-        tensors = {key: tensors[key].to(_place(key, places), copy=True) for key in tensors}
+        tensors = {key: tensors[key].to(_place(key, places), copy=True) for key in tensors if key not in shared}
+        tensors |= {own: tensors[first].to(_place(own, places)) for own, first in shared.items()}
         model.load_state_dict(tensors, strict=False, assign=True)
         return _finished(model, absent, name, places)
 

@@ -41,7 +41,8 @@ class Magnitudes(NamedTuple):
 
     inputs: the largest |x| of each feature (features,). weights: the largest |w| that it is multiplied with in any of
     them. sums: of |x| over all tokens. gram: XᵀX (features, features). rows: some of the inputs (tokens, features),
-    evenly spaced. The last two are None unless a scheme needs them, and the first three of features that are mixed.
+    evenly spaced. These two are None unless a scheme needs them, and the first three of features that are mixed.
+    learned: of another shape, what a transform has learned for them with the whole model, if it did.
     """
 
     inputs: "torch.Tensor | None" = None
@@ -49,9 +50,10 @@ class Magnitudes(NamedTuple):
     sums: "torch.Tensor | None" = None
     gram: "torch.Tensor | None" = None
     rows: "torch.Tensor | None" = None
+    learned: "torch.Tensor | None" = None
 
     def merge(self, other: "Magnitudes") -> "Magnitudes":
-        """Those of two texts; None of what is known of one alone."""
+        """Those of two texts; None of what is known of one alone, or learned."""
         both = {name: (getattr(self, name), getattr(other, name)) for name in STATISTICS}
         known = {name: pair for name, pair in both.items() if not any(value is None for value in pair)}
         of_inputs = {name: STATISTICS[name].merge(*pair) for name, pair in known.items()}
@@ -70,7 +72,7 @@ class Magnitudes(NamedTuple):
         }
         if transform.by_feature:
             changed["weights"] = transform.weight(self.weights[None].to(fitted.device), fitted)[0].abs()
-        return Magnitudes(**changed)
+        return Magnitudes(learned=self.learned, **changed)
 
 
 class Statistic(NamedTuple):
@@ -120,7 +122,7 @@ class Transform(NamedTuple):
     the weight times T⁻ᵀ. calibrated: whether it has to know the magnitudes of the inputs. number: the number that it
     takes. by_feature: whether each feature becomes one feature, so that the largest magnitudes become what the values
     become; after others nothing calibrated can follow. label: what tables call a scheme with it. name: of one's own,
-    which is in no table.
+    which is in no table. learns: whether it learns with the whole model what it is.
     """
 
     fit: Callable
@@ -131,6 +133,7 @@ class Transform(NamedTuple):
     by_feature: bool = False
     label: str = ""
     name: str = ""
+    learns: bool = False
 
 
 class Setting(NamedTuple):

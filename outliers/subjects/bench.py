@@ -28,6 +28,7 @@ from outliers.models.stream import AS_IT_IS, Variant, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.calibration import Calibration, calibrate
 from outliers.quantization.convert import check_attends, check_groups, quantize, skipped
+from outliers.quantization.remedies.rotation import check_learned, learned
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import BOS, Machine
 from outliers.terminal.progress import Progress
@@ -37,7 +38,7 @@ from outliers.tracing.trace import traces
 from outliers.variants.ablated import Ablated
 from outliers.variants.cached import Cached, Prefixed
 from outliers.variants.quantized import Quantized
-from outliers.variants.together import Together, parts_of
+from outliers.variants.together import Together, parts_of, schemes_of
 
 logger = logging.getLogger(__name__)
 
@@ -149,29 +150,34 @@ class Bench:
     def _calibrated(self, variant: Variant, subject: Any) -> Variant:
         """A variant that knows how large inputs are: where it has a prefix, behind that."""
         first, *others = parts_of(variant)
-        keys = any(isinstance(part, Cached) and part.needs_calibration for part in (first, *others))
         if not isinstance(first, Prefixed):
-            return variant.calibrated(self._calibration(subject, keys=keys))
+            return variant.calibrated(self._calibration(subject, variant))
         prefix = first
         if first.needs_calibration:
-            prefix = first.calibrated(self._calibration(subject))
+            prefix = first.calibrated(self._calibration(subject, first))
             texts = map(repr, map(self.tokenizer(subject).decode, prefix.tokens))
             logger.info(f"{prefix.name} of '{subject.name}' is {', '.join(texts)}")
         others = [
-            one.calibrated(self._calibration(subject, prefix, keys)) if one.needs_calibration else one for one in others
+            one.calibrated(self._calibration(subject, one, prefix)) if one.needs_calibration else one for one in others
         ]
         return Together((prefix, *others))
 
-    def _calibration(self, subject: Any, prefix: Variant = AS_IT_IS, keys: bool = False) -> Calibration:
+    def _calibration(self, subject: Any, variant: Variant, prefix: Variant = AS_IT_IS) -> Calibration:
+        """A calibration behind a prefix, with what the schemes of a variant learn on it, the same for all draws."""
         blocks = subject.calibration
+        keys = any(isinstance(part, Cached) and part.needs_calibration for part in parts_of(variant))
         if any(not torch.equal(one.blocks, read_ids(blocks)) for one in self._calibrations.values()):
             self._calibrations.clear()
         found = self._calibrations.get(prefix.name)
         if found is None or any(map(found.lacks, self._needing)) or (keys and not found.keys):
             with prefix.on(self._loaded[0]) as model:
                 exact = quantize(model, BASELINE)
-                self._calibrations[prefix.name] = calibrate(exact, blocks, self._needing, keys)
-        return self._calibrations[prefix.name]
+                self._calibrations[prefix.name] = found = calibrate(exact, blocks, self._needing, keys)
+        for scheme in [one.scheme for one in schemes_of(variant) if one.scheme.learns]:
+            if scheme not in found.learned:
+                with prefix.on(self._loaded[0]) as model, named(subject.name):
+                    learned(model, scheme, found)
+        return found
 
     def weights(self) -> dict:
         """Which weights the last model has, as a field of its rows; what of a streamed one was not read yet is read."""
@@ -256,6 +262,7 @@ def check_parts(config: PretrainedConfig, variants: Collection[Variant]) -> None
 def check_scheme(config: PretrainedConfig, scheme: Scheme, skip: Collection[str], only: Collection[str] = ()) -> None:
     """Raise UserError if a scheme does not fit a model, or `skip` or `only` matches nothing of it, or nothing is left
     that it quantizes."""
+    check_learned(config, scheme)
     if skip or only or scheme.group or scheme.attention is not None:
         model = skeleton(config, torch.bfloat16)
         check_attends(model, scheme)

@@ -84,6 +84,11 @@ class Quantized:
         """Whether it has to know how large the inputs are, and does not yet."""
         return self.calibration is None and self.scheme.needs_calibration
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether it needs the whole model at once."""
+        return self.scheme.learns
+
     def calibrated(self, calibration: "Calibration | None") -> "Quantized":
         """The same, knowing how large the inputs are."""
         return replace(self, calibration=calibration)

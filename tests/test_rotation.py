@@ -1,0 +1,259 @@
+"""Rotations learned on calibration text: orthogonal, function-preserving, refused where they cannot be."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from outlier_kernels.formats import FORMATS, Format, Quantizer
+from outlier_kernels.reference import Quantized as Codes
+from outlier_kernels.reference import quantize as codes_of
+from safetensors import safe_open
+
+from outliers.errors import UserError
+from outliers.metrics.perplexity.measure import perplexity
+from outliers.models.anatomy import projections
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.stream import stream_model
+from outliers.quantization.calibration import calibrate
+from outliers.quantization.convert import quantize
+from outliers.quantization.remedies.hadamard import drawn, rotate
+from outliers.quantization.remedies.rotation import cayley_step, check_learned, rounded
+from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme
+from outliers.quantization.store import FILE, load_int8, load_quantized, save_quantized
+from outliers.runs.run import sweep
+from outliers.specification.kinds import Experiment
+from outliers.text.blocks import load_text, tokens_hash
+from outliers.variants.quantized import Quantized
+from tests.conftest import make_model
+
+KINDS = ["gpt2", "llama"]  # transposed weights; fewer heads of keys than of queries
+MODEL = "pocket/gpt2-0.1m"
+
+
+@pytest.fixture
+def as_they_are(monkeypatch):
+    """A scheme in whose format every value is its own code, so that nothing is rounded."""
+    monkeypatch.setitem(FORMATS, "same", Format(lambda matrix, _: Codes(matrix, matrix.new_ones(1, 1))))
+    monkeypatch.setitem(SCHEMES, "same", Scheme("same", Quantizer("same", "row"), Quantizer("same", "column")))
+
+
+def orthogonal(size: int) -> torch.Tensor:
+    return torch.linalg.qr(torch.randn(size, size, dtype=torch.float64))[0]
+
+
+# A step
+
+
+def test_a_step_is_the_cayley_transform_down_the_gradient():
+    """Li et al., 2020: the curve is orthogonal, and its slope at 0 that which autograd finds, the steepest there is."""
+    torch.manual_seed(0)
+    matrix, x, y = orthogonal(7), torch.randn(9, 7, dtype=torch.float64), torch.randn(9, 7, dtype=torch.float64)
+
+    def loss(at: torch.Tensor) -> torch.Tensor:
+        return ((x @ at - y) ** 3).sum()
+
+    at = matrix.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(at), at)
+    for angle in (1e-3, 0.5, 3.0):
+        moved = cayley_step(matrix, gradient, angle)
+        assert torch.allclose(moved @ moved.T, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-13)
+        skew = gradient @ matrix.T - matrix @ gradient.T
+        skew *= angle / skew.norm()
+        identity = torch.eye(7, dtype=torch.float64)
+        assert torch.allclose(moved, (identity + skew / 2).inverse() @ (identity - skew / 2) @ matrix)
+    slope = (loss(cayley_step(matrix, gradient, 1e-5)) - loss(cayley_step(matrix, gradient, -1e-5))) / 2e-5
+    on_manifold = gradient @ matrix.T
+    assert slope == pytest.approx(-float((on_manifold - on_manifold.T).norm() / 2), rel=1e-6)
+
+
+def test_a_step_without_a_gradient_stays():
+    matrix = orthogonal(5)
+    assert torch.allclose(cayley_step(matrix, torch.zeros_like(matrix), 0.5), matrix)
+
+
+def test_rounding_is_straight_through():
+    torch.manual_seed(0)
+    x, quantizer = torch.randn(3, 8, requires_grad=True), Quantizer("int4", "row")
+    out = rounded(x, quantizer, None)
+    assert torch.allclose(out, codes_of(x.detach(), quantizer).dequantize())
+    (gradient,) = torch.autograd.grad((out * torch.arange(8.0)).sum(), x)
+    assert torch.equal(gradient, torch.arange(8.0).expand(3, 8))
+    kept = torch.arange(8) == 2
+    out = rounded(x, quantizer, kept).detach()
+    assert torch.equal(out[:, 2], x[:, 2])
+    assert torch.allclose(out[:, ~kept], codes_of(x.detach().masked_fill(kept, 0), quantizer).dequantize()[:, ~kept])
+
+
+# Learning
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_learned_is_orthogonal_and_shared(kind, blocks):
+    model = make_model(kind)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    changed = quantize(model, "w4a4+rotation=3", calibration=calibrate(model, blocks))
+    made = {(one.layer, one.role): one.module.operand.fitted[0] for one in projections(changed)}
+    first = made[0, "attn_in"]
+    heads = model.config.num_attention_heads
+    assert first.shape == 2 * (model.config.hidden_size,)
+    assert all(torch.equal(first, made[layer, role]) for layer in (0, 1) for role in ("attn_in", "ffn_in"))
+    assert made[0, "attn_out"].shape == 2 * (model.config.hidden_size // heads,)
+    assert not torch.equal(made[0, "attn_out"], made[1, "attn_out"])
+    for one in (first, made[0, "attn_out"], made[1, "attn_out"]):
+        identity = torch.eye(len(one))
+        assert (one @ one.T - identity).abs().max() < 1e-5
+        assert (one - rotate(identity, drawn(identity, 0))).abs().max() > 1e-3, "it is turned"
+    assert made[0, "ffn_out"].ndim == 1, "a Hadamard matrix"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(one.requires_grad for one in model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("remedies", ["rotation=2", "smoothing+rotation=2", "reorder+smoothing@ffn_in+rotation=2"])
+def test_the_function_is_kept(as_they_are, kind, remedies, blocks):
+    model = make_model(kind)
+    found = calibrate(model, blocks)
+    exact, got = model(blocks).logits, quantize(model, f"same+{remedies}", calibration=found)(blocks).logits
+    assert (got - exact).norm() <= 1e-5 * exact.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name",
+    ["w4a4+{}", "w4a8-g8+smoothing+{}+clip=0.99", "llm.int8+tokens=3+{}", "w4+{}", "w4a4+{}@ffn_in"],
+)
+def test_what_learns_computes_what_the_scheme_does(kind, name, blocks, monkeypatch):
+    """The loss of the first step is that of the model under the scheme, whose rotations nothing was learned of."""
+    model, losses = make_model(kind), []
+    found = calibrate(model, blocks[:1])
+    under = perplexity(quantize(model, name.format("rotation=0"), calibration=found), blocks[:1])
+
+    def step(matrix, gradient, _angle):
+        losses.append(gradient.norm())
+        return matrix
+
+    monkeypatch.setattr("outliers.quantization.remedies.rotation.cayley_step", step)
+    forward = type(model).forward
+    monkeypatch.setattr(type(model), "forward", lambda *given, **named: noted(forward(*given, **named)))
+
+    def noted(output):
+        losses.append(output.loss)
+        return output
+
+    quantize(model, name.format("rotation=1"), calibration=found)
+    exact = perplexity(model, blocks[:1])
+    assert abs(float(losses[0].detach().exp()) - under) < 0.1 * abs(under - exact), "but for codes that flip"
+    assert all(norm > 0 for norm in losses[1:])
+
+
+def test_the_loss_on_calibration_text_falls():
+    model, tokenizer = load_model("pocket/gpt2-1.7m"), load_tokenizer("pocket/gpt2-1.7m")
+    found = calibrate(model, load_text("sample", tokenizer, 64, 2))
+    names = ("w4a4+rotation=0", "w4a4+rotation=24")
+    before, after = (perplexity(quantize(model, name, calibration=found), found.blocks) for name in names)
+    assert after < 0.95 * before
+
+
+def test_it_is_learned_once_and_the_same_again(blocks, monkeypatch):
+    model = make_model("llama")
+    found = calibrate(model, blocks)
+    first = quantize(model, "w4a4+rotation=2", calibration=found)
+    expected = first(blocks).logits
+    other = quantize(make_model("llama"), "w4a4+rotation=2", calibration=calibrate(model, blocks))
+    assert torch.equal(other(blocks).logits, expected)
+    kept = pickle.loads(pickle.dumps(found))
+    monkeypatch.setattr("outliers.quantization.remedies.rotation._learn", lambda *_: pytest.fail("learned again"))
+    for one in (found, kept, found.learned[get_scheme("w4a4+rotation=2")]):
+        assert torch.equal(quantize(model, "w4a4+rotation=2", calibration=one)(blocks).logits, expected)
+    assert quantize(first, "w4a4+rotation=2", calibration=found).model.layers[0].mlp.up_proj.made is not None
+
+
+def test_it_starts_from_the_random_hadamard_matrix(blocks):
+    model = make_model("llama")
+    found = calibrate(model, blocks)
+    roles = "attn_in/ffn_in/ffn_out"
+    started = quantize(model, f"w4a8+rotation=0@{roles}", calibration=found)(blocks).logits
+    expected = quantize(model, f"w4a8+hadamard@{roles}")(blocks).logits
+    assert (started - expected).norm() < 0.1 * expected.norm()
+
+
+def test_an_int8_model_keeps_what_was_learned(tmp_path, blocks):
+    model = make_model("llama")
+    found = calibrate(model, blocks)
+    name = "w4a8+smoothing+rotation=2"
+    small = quantize(model, name, keep="int8", calibration=found)
+    expected = small(blocks).logits
+    save_quantized(small, tmp_path / "small")
+    again = load_quantized(tmp_path / "small")
+    assert torch.equal(again(blocks).logits, expected)
+    with safe_open(tmp_path / "small" / FILE, "pt") as file:
+        matrices = [key for key in sorted(file.keys()) if key.endswith("fitted_2") and file.get_tensor(key).ndim == 2]
+    assert len(matrices) == 1 + len(model.model.layers), "R1 once, and an R2 a layer"
+    model.save_pretrained(tmp_path / "exact")
+    assert torch.equal(load_int8(str(tmp_path / "exact"), name, calibration=found)(blocks).logits, expected)
+    with pytest.raises(UserError, match="learns with the whole model, whose weights are not in memory"):
+        load_int8(str(tmp_path / "exact"), name, calibration=replace(found, learned={}))
+
+
+# Rows and refusals
+
+
+def test_rows_say_what_was_learned(tmp_path):
+    fields = {"models": [MODEL], "block": 32, "blocks": 2, "schemes": ["w4a4+rotation=2", "w4a4+rotation=0"]}
+    rows = sweep(Experiment(**fields), tmp_path)
+    model, text = load_model(MODEL), load_text("sample", load_tokenizer(MODEL), 32, 6)
+    found = calibrate(model, text[2:])
+    for row in rows:
+        assert row["calibration_hash"] == tokens_hash(text[2:])
+        assert row["scheme_parts"].endswith(row["scheme"].partition("+")[2])
+        assert row["value"] == perplexity(quantize(model, row["scheme"], calibration=found), text[:2])
+    assert rows[0]["value"] != rows[1]["value"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("w4a4+rotation=0.5", "the number of 'rotation=0.5' is 0.5; expected a number of steps"),
+        ("w4a4+rotation=-1", "expected a number of steps"),
+        ("w4a4+hadamard+rotation", "'rotation' comes after 'hadamard', whose outputs no calibration has seen"),
+        ("w4a4+rotation+smoothing", "'smoothing' comes after 'rotation'"),
+        ("fp32+rotation", "transform of scheme 'fp32.rotation' is 'rotation' where no operand is quantized"),
+    ],
+)
+def test_a_mistake_is_one_line(name, message):
+    with pytest.raises(UserError, match=message):
+        get_scheme(name)
+
+
+def test_where_nothing_can_be_learned(tmp_path, blocks, monkeypatch):
+    model = make_model("llama")
+    with pytest.raises(UserError, match=r"'w4a4.rotation' has to know how large .* expected a calibration"):
+        quantize(model, "w4a4+rotation")
+    model.save_pretrained(tmp_path)
+    streamed = stream_model(str(tmp_path))
+    with pytest.raises(UserError, match="learns with the whole model, whose weights are not in memory"):
+        quantize(streamed, "w4a4+rotation", calibration=calibrate(streamed, blocks))
+    assert Quantized(get_scheme("w4a4+rotation")).in_memory
+    assert not Quantized(get_scheme("w4a4+hadamard")).in_memory
+    broken = calibrate(model, blocks)
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    with pytest.raises(UserError, match=r"the loss under 'w4a4.rotation=1' is nan on calibration text; expected"):
+        quantize(model, "w4a4+rotation=1", calibration=broken)
+
+
+def test_refused_at_the_door(tmp_path, monkeypatch):
+    monkeypatch.setattr("outliers.subjects.bench.load_model", lambda *_, **__: pytest.fail("loaded"))
+    fields = {"block": 32, "blocks": 2, "schemes": ["w4a4+rotation"]}
+    with pytest.raises(UserError, match=r"w4a4.rotation in a streamed model; expected one in memory"):
+        sweep(Experiment(models=[MODEL], stream=True, **fields), tmp_path)
+    with pytest.raises(UserError, match=r"'w4a4.rotation' of 't5'; expected a causal language model, or hadamard"):
+        check_learned(_Config("t5"), get_scheme("w4a4+rotation"))
+
+
+class _Config:
+    is_encoder_decoder = True
+
+    def __init__(self, kind: str):
+        self.model_type = kind
