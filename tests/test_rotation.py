@@ -157,16 +157,17 @@ def test_the_loss_on_calibration_text_falls():
 
 def test_it_is_learned_once_and_the_same_again(blocks, monkeypatch):
     model = make_model("llama")
-    found = calibrate(model, blocks)
+    found = calibrate(model, blocks, ["w4+gptq"])
     first = quantize(model, "w4a4+rotation=2", calibration=found)
     expected = first(blocks).logits
     other = quantize(make_model("llama"), "w4a4+rotation=2", calibration=calibrate(model, blocks))
     assert torch.equal(other(blocks).logits, expected)
     kept = pickle.loads(pickle.dumps(found))
     monkeypatch.setattr("outliers.quantization.remedies.rotation._learn", lambda *_: pytest.fail("learned again"))
-    for one in (found, kept, found.learned[get_scheme("w4a4+rotation=2")]):
+    for one in (found, kept, *found.learned.values()):
         assert torch.equal(quantize(model, "w4a4+rotation=2", calibration=one)(blocks).logits, expected)
     assert quantize(first, "w4a4+rotation=2", calibration=found).model.layers[0].mlp.up_proj.made is not None
+    assert not torch.equal(quantize(model, "w4a4+rotation=2+gptq", calibration=found)(blocks).logits, expected)
 
 
 def test_it_starts_from_the_random_hadamard_matrix(blocks):

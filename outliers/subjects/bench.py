@@ -174,9 +174,8 @@ class Bench:
                 exact = quantize(model, BASELINE)
                 self._calibrations[prefix.name] = found = calibrate(exact, blocks, self._needing, keys)
         for scheme in [one.scheme for one in schemes_of(variant) if one.scheme.learns]:
-            if scheme not in found.learned:
-                with prefix.on(self._loaded[0]) as model, named(subject.name):
-                    learned(model, scheme, found)
+            with prefix.on(self._loaded[0]) as model, named(subject.name):
+                learned(model, scheme, found)  # once for schemes that differ in what comes after
         return found
 
     def weights(self) -> dict:

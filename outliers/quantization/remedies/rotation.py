@@ -51,15 +51,21 @@ def learned(model: "PreTrainedModel", scheme: "Scheme", calibration: "Calibratio
     Raises:
         UserError: the model is not a causal one whose weights are all there, or the loss is not finite.
     """
-    if scheme in calibration.learned or any(one.learned is not None for one in calibration.magnitudes.values()):
-        return calibration.learned.get(scheme, calibration)
+    key = replace(_before(scheme), name="rotation", label="")
+    if key in calibration.learned or any(one.learned is not None for one in calibration.magnitudes.values()):
+        return calibration.learned.get(key, calibration)
     steps = next(int(one.number) for one in scheme.transforms if one.transform is ROTATION)
     matrices = _first_matrices(model.config, scheme, calibration)
     if steps and len(calibration.blocks):
         check_learned(model.config, scheme)
         matrices = _learn(model, scheme, calibration, matrices, steps)
-    kept = calibration.learned[scheme] = _with(calibration, matrices)
+    kept = calibration.learned[key] = _with(calibration, matrices)
     return kept
+
+
+def _before(scheme: "Scheme") -> "Scheme":
+    """What is learned under: the scheme without what comes after."""
+    return replace(scheme, attention=None, attention_products=(), gptq=None, gptq_roles=())
 
 
 def check_learned(config: "PretrainedConfig", scheme: "Scheme") -> None:
@@ -121,8 +127,7 @@ def _learn(
             "outliers.quantize of a model by outliers.load_model, or hadamard"
         )
     with torch.inference_mode(False), torch.enable_grad():
-        rounding = replace(scheme, attention=None, gptq=None)
-        changed = quantize(model, rounding, calibration=_with(calibration, matrices))
+        changed = quantize(model, _before(scheme), calibration=_with(calibration, matrices))
         changed.eval().requires_grad_(False)
         now: dict[object, torch.Tensor] = {}
         for one in projections(changed):
