@@ -317,7 +317,7 @@ def test_two_transforms_keep_the_function(monkeypatch, pair):
 
 @pytest.mark.parametrize("pair", MIXED_BEFORE)
 def test_what_must_not_follow_a_rotation(pair):
-    with pytest.raises(UserError, match=f"comes after '{pair.partition('+')[0]}', whose outputs no calibration has seen"):
+    with pytest.raises(UserError, match=f"comes after '{pair.partition('+')[0]}', whose outputs no"):
         get_scheme(f"w4a8+{pair}")
 
 
