@@ -24,7 +24,7 @@ from outliers.report.views.remedies import remedies_section
 from outliers.runs.frame import records_in
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
-DAMAGED = "damage/smollm2-135m"
+DAMAGED, CACHED_DAMAGE = "damage/smollm2-135m", "damage/caches"
 
 
 @cache
@@ -37,6 +37,11 @@ def _damage_section(rows: list[dict]) -> Section:
     """With what its tokens look like."""
     worst = pd.read_csv(KEPT / DAMAGED / "damage_worst.csv")
     return damage_section(rows, dict(zip(worst["token"], worst["token_text"], strict=True)).get)
+
+
+def _cached_damage_section(rows: list[dict]) -> Section:
+    """Of no projections, so that no token has a name."""
+    return damage_section(rows, str)
 
 
 def _of_variants(rows: list[dict]) -> Section:
@@ -55,6 +60,7 @@ SECTIONS = {
     **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
     "smollm2-135m/ablation": ablation_section,
     DAMAGED: _damage_section,
+    CACHED_DAMAGE: _cached_damage_section,
     "mechanism/smollm2-135m": origins_section,
     "mechanism/readers": account_section,
     "mechanism/weights": account_section,

@@ -69,7 +69,7 @@ from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
 from tests.conftest import needs_smollm2
-from tests.kept import DAMAGED, KEPT, SECTIONS, checkpoints_section, kept
+from tests.kept import CACHED_DAMAGE, DAMAGED, KEPT, SECTIONS, checkpoints_section, kept
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -375,6 +375,24 @@ def of_cache(variant: str) -> float:
     return 100 * (values[variant] / values["fp32"] - 1)
 
 
+def of_cached_damage() -> dict[str, float]:
+    """Per cent of perplexity that keys and values in four bits cost SmolLM2, by place."""
+    (damage,) = damages_of(kept(CACHED_DAMAGE)).values()
+    roles = 100 * damage.roles.set_index("role")["damage_only"]
+    layers = 100 * damage.layers.set_index("layer")["damage_only"]
+    blocks, tokens = size(CACHED_DAMAGE)
+    return {
+        "blocks": blocks,
+        "tokens": tokens,
+        "draws": next(row["draws"] for row in kept(CACHED_DAMAGE) if "draws" in row),
+        "all": 100 * damage.model["damage"],
+        **roles,
+        "layer": layers.idxmax(),
+        "most": layers.max(),
+        "head": 100 * damage.heads["damage_only"].max(),
+    }
+
+
 def of_keys() -> dict[str, float]:
     """What the kept keys of SmolLM2 say: of channels that stand out, and of one head."""
     rows = pd.DataFrame(kept("keys"))
@@ -636,6 +654,9 @@ CLAIMS = {
                 of_cache("keys=int3/channels=32/first=5/before+values=int3/first=5"),
                 of_cache("keys=int3/channels=32+values=int3"),
             ],
+        "On {blocks} blocks of {tokens} tokens and {draws} draws, `kv=int4` costs SmolLM2 {all:.1f} %: its keys alone {keys:.1f} %, its values alone "
+        "{values:.1f} %": of_cached_damage,
+        "layer {layer}, costs {most:.1f} %, and no head costs more than {head:.1f} %": of_cached_damage,
         "Of {all:,} channels of keys {keys} exceed three times the median channel of their head, and of as many "
         "channels of values {values}. All {keys} are channels {low} to {high} or {low2} to {high2} of their head":
             of_keys,
