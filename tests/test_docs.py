@@ -654,8 +654,8 @@ CLAIMS = {
                 of_cache("keys=int3/channels=32/first=5/before+values=int3/first=5"),
                 of_cache("keys=int3/channels=32+values=int3"),
             ],
-        "On {blocks} blocks of {tokens} tokens and {draws} draws, `kv=int4` costs SmolLM2 {all:.1f} %: its keys alone {keys:.1f} %, its values alone "
-        "{values:.1f} %": of_cached_damage,
+        "On {blocks} blocks of {tokens} tokens and {draws} draws, `kv=int4` costs SmolLM2 {all:.1f} %: its keys alone "
+        "{keys:.1f} %, its values alone {values:.1f} %": of_cached_damage,
         "layer {layer}, costs {most:.1f} %, and no head costs more than {head:.1f} %": of_cached_damage,
         "Of {all:,} channels of keys {keys} exceed three times the median channel of their head, and of as many "
         "channels of values {values}. All {keys} are channels {low} to {high} or {low2} to {high2} of their head":
