@@ -110,7 +110,7 @@ MUTATIONS = {
     "outliers/metrics/agreement/measure.py": [("weighted * scale +", "weighted +")],
     "outliers/metrics/errors/measure.py": [("there = energies > 0", "there = energies >= 0")],
     "outliers/metrics/places/measure.py": [
-        ("(ONLY, WITHOUT) if len(places) > 1 else (ONLY,)", "(ONLY, WITHOUT)"),
+        ('if len(places) > 1 and field != "head":', 'if field != "head":'),
     ],
     "outliers/metrics/memory/footprint.py": [
         ("tensor.numel() + 4 * _outputs(module)", "tensor.numel()"),

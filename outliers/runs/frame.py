@@ -16,7 +16,7 @@ WHERE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 WHICH = (
     *("metric", "stack", "subject", "method", "features", "draw", "feature", "layer", "role", "projection"),
     *("position", "token"),
-    *("variant", "way", "norm", "part", "writer", "index", "head", "path", "output", "input"),
+    *("variant", "side", "way", "norm", "part", "writer", "index", "head", "channel", "path", "output", "input"),
     *("bits", "hardware", "owner", "gpus", "gigabytes", "headroom"),
 )
 # With what a value was computed and what that took, beside what was measured.
