@@ -80,6 +80,7 @@ SECTIONS = {
     "caches": _of_variants,
     "keys": keys_section,
     "founding": _of_variants,
+    "weights": _of_variants,
     "attention/smollm2-135m": attention_section,
     "training-runs/table7": table7_section,
     "training-runs/table10": table10_section,

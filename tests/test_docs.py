@@ -257,6 +257,13 @@ def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
     return found.set_index("remedy")[column].to_dict()
 
 
+def of_weights_alone(variant: str) -> float:
+    """Per cent of perplexity that few bits for weights cost pocket/gpt2-5.9m."""
+    values = {row["variant"]: row["value"] for row in kept("weights")}
+    assert values["w4-g64+awq"] > values["w4-g64"]
+    return 100 * (values[variant] / values["fp32"] - 1)
+
+
 def int8_beside_16_bits(run: str, table: str = "table7", metric: str = "perplexity") -> list[float]:
     """What the runs of a table in int8 end with beside 16 bits, seed by seed, in per cent."""
     values = of_runs(trained(kept(f"training-runs/{table}")), metric)
@@ -696,6 +703,15 @@ CLAIMS = {
         "in w4a8-g64 ({none:.1f} to {smoothing+hadamard:.1f})": lambda: remedies_of("w4a8-g64", "perplexity"),
         "harms w4a8-g64 ({hadamard:.1f})": lambda: remedies_of("w4a8-g64", "perplexity"),
         "nvfp4 ({none:.1f} to {hadamard:.1f})": lambda: remedies_of("nvfp4", "perplexity"),
+        "`w4` then costs {:+.1f} % and `w4-g64` {:+.1f} %. GPTQ leaves {:+.1f} % and {:+.1f} %":
+            lambda: [
+                remedies_of(format)[remedy] for remedy in ("hadamard", "hadamard+gptq") for format in ("w4", "w4-g64")
+            ],
+        "Six bits cost {hadamard:+.1f} %": lambda: remedies_of("w6"),
+        "the same text, {} blocks of {} tokens": lambda: size("weights"),
+        "Here `w4` costs {:+.2f} %, and GPTQ takes that to {:+.2f} %":
+            lambda: [of_weights_alone("w4"), of_weights_alone("w4+gptq")],
+        "GPTQ leaves {:+.2f} %; AWQ shows no gain there": lambda: [of_weights_alone("w4-g64+gptq")],
     },
     "docs/schemes.md": {
         "The paper trained 209 million parameters with attention in int8 and ended at a perplexity of {:.2f} instead "
