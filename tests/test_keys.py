@@ -354,5 +354,5 @@ def test_many_channels_share_columns():
     rows = [{**of_head, "head": head, "value": 128.0, "magnitudes": list(range(1, 129))} for head in range(9)]
     axes = outliers.plot.key_map(rows)
     assert axes.get_images()[0].get_array().shape == (1, 9 * 128 // 2)
-    (content,) = (one for one in keys_explorer(rows, "own").content["maps"] if one["column"] == "channel")
-    assert content["columns"][:2] == ["head 0, channel 0", "head 0, channel 2"] and content["values"][0, 0] == 2
+    (content,) = (one for one in keys_explorer(rows, "own").content["maps"] if one["column"] == "head:channel")
+    assert content["columns"][:2] == ["0:0", "0:2"] and content["values"][0, 0] == 2
