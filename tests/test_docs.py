@@ -542,6 +542,8 @@ CLAIMS = {
         "read documents of up to {} million characters": lambda: (LONGEST >> 20,),
     },
     "README.md": {
+        "Keys and values in four bits cost {:.1f} %": lambda: [of_cache("kv=int4")],
+        "each channel leaves {:.1f} %": lambda: [of_cache("keys=int4/channels=32+values=int4")],
         "take what absmax costs from {none:+.1f} % to {smoothing+hadamard:+.1f} %": lambda: remedies_of("absmax"),
         "One weight of {parameters:.1f} million carries this model: set to zero it multiplies the perplexity by "
         "{times:.1f}, where its whole neuron costs {neuron:.1f} %": of_weights,
