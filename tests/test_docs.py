@@ -695,8 +695,15 @@ CLAIMS = {
         "takes 8 bits from {none:+.1f} % to {hadamard:+.1f} %": lambda: remedies_of("w8a8"),
         "6 bits from {none:+.1f} % to {hadamard:+.1f} %, with smoothing before it to {smoothing+hadamard:+.1f} %":
             lambda: remedies_of("w6a6"),
-        "w4a4 goes from {none:,.0f} to {hadamard:.0f} rotated, and to {smoothing+hadamard:.0f} with both":
-            lambda: remedies_of("w4a4", "perplexity"),
+        "the usual one there, {smoothing=search:.1f} instead of {smoothing:.1f}":
+            lambda: remedies_of("w6a6", "perplexity"),
+        "w4a4 goes from {none:,.0f} to {hadamard:.0f} rotated, to {smoothing+hadamard:.0f} with both, and to "
+        "{rotation:.0f} with a learned rotation": lambda: remedies_of("w4a4", "perplexity"),
+        "takes w4a8 from {none:.0f} to {hadamard+gptq:.0f}": lambda: remedies_of("w4a8", "perplexity"),
+        "GPTQ behind both takes w4a8-g64 to {smoothing+hadamard+gptq:.1f}":
+            lambda: remedies_of("w4a8-g64", "perplexity"),
+        "absmax goes to {prefix(30):.1f} behind a full stop": lambda: remedies_of("absmax", "perplexity"),
+        "and w8a8 to {prefix(30):.1f}": lambda: remedies_of("w8a8", "perplexity"),
         "(mxint8, {none:+.1f} %)": lambda: remedies_of("mxint8"),
         "costs {none:+.1f} %, and smoothing with rotation takes that to {smoothing+hadamard:+.1f} %":
             lambda: remedies_of("mxfp8-e4m3"),

@@ -1,6 +1,7 @@
 """What saves a model: perplexity by number format and remedy, against bits; an experiment beyond the paper."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
@@ -52,28 +53,34 @@ def _of_grid(points: Sequence[Point], rows: list[dict]) -> str:
     return ON_GRID.format(listed(stored)) if any(point.on_grid for point in points) else ""
 
 
+COLUMN = 0.25  # a remedy of this share of the formats has a column of its own
+
+
 def remedies_table(model: str, points: list[Point]) -> Table:
-    """Formats down, remedies across; in the cells perplexity with its scatter."""
-    remedies = list(dict.fromkeys(point.remedy for point in points))
-    cells = []
-    for format in dict.fromkeys(point.format for point in points):
-        of_format = {point.remedy: point for point in points if point.format == format}
-        bits = next(iter(of_format.values()))
-        least = min(point.perplexity.mean for point in of_format.values())
-        columns = {remedy: _cell(point.perplexity, least) for remedy, point in of_format.items()}
-        cells.append(
-            [
-                format,
-                ", ".join("-" if one is None else f"{one:.2f}" for one in (bits.weight_bits, bits.activation_bits)),
-                *(columns.get(remedy, MISSING) for remedy in remedies),
-            ]
-        )
+    """Formats down, remedies across, those of few formats in the last column; in the cells perplexity with its
+    scatter."""
+    by_format: dict[str, dict[str, Point]] = {}
+    for point in points:
+        by_format.setdefault(point.format, {})[point.remedy] = point
+    counts = Counter(point.remedy for point in points)
+    remedies = [remedy for remedy, count in counts.items() if count >= COLUMN * len(by_format)]
+    headers = ["format", "bits", *remedies, *(["others"] if len(remedies) < len(counts) else [])]
+    cells = [_row(format, of_format, remedies)[: len(headers)] for format, of_format in by_format.items()]
     caption = (
         f"Perplexity of {model} by number format, with the bits of its weights and inputs, and by remedy; the least of "
         "each format is marked."
     )
-    data = pd.DataFrame(map(unrounded, points))
-    return Table(f"remedies_{model}", caption, ["format", "bits", *remedies], cells, data)
+    names = ("format", "bits", "others")
+    return Table(f"remedies_{model}", caption, headers, cells, pd.DataFrame(map(unrounded, points)), names=names)
+
+
+def _row(format: str, by_remedy: dict[str, Point], remedies: Sequence[str]) -> list[str]:
+    least = min(point.perplexity.mean for point in by_remedy.values())
+    values = {remedy: _cell(point.perplexity, least) for remedy, point in by_remedy.items()}
+    first = next(iter(by_remedy.values()))
+    bits = ("-" if one is None else f"{one:.2f}" for one in (first.weight_bits, first.activation_bits))
+    others = ", ".join(f"{remedy} {value}" for remedy, value in values.items() if remedy not in remedies)
+    return [format, ", ".join(bits), *(values.get(remedy, MISSING) for remedy in remedies), others or MISSING]
 
 
 def frontier_table(model: str, points: list[Point]) -> Table:
