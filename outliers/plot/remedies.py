@@ -48,6 +48,8 @@ BESIDE = (
     ((3, 2), "left", "bottom"),
     ((-6, 0), "right", "center"),
     ((0, -6), "left", "top"),
+    ((-8, 3), "right", "bottom"),
+    ((-8, 10), "right", "bottom"),
 )
 GRID = "hollow: weights on the\ngrid of few bits of their file"
 HELD = 0.05  # a format holds a model where it costs less of its perplexity
@@ -229,6 +231,12 @@ def _styles(points: Sequence[Point]) -> dict[str, dict]:
     }
 
 
+def _height(points: Sequence[Point], styles: dict[str, dict]) -> float:
+    """Inches of a figure beside whose panels a legend of all remedies has room, with five lines of explanations."""
+    lines = sum(1 + styles[remedy]["label"].count("\n") for remedy in {point.remedy for point in points})
+    return max(4.6, 0.18 * (lines + 5))
+
+
 def _in_lines(remedy: str) -> str:
     """A remedy as a legend has room for it."""
     return textwrap.fill(remedy.replace("+", "+ "), WIDTH, break_on_hyphens=False).replace("+ ", "+")
@@ -255,7 +263,8 @@ def remedy_costs(
     ours = {panel: _formats(measured, panel) for panel in PANELS if any(point.panel == panel for point in measured)}
     shown = chosen("panel", panel, [*ours, *(["published"] if paper else [])], ax)
     widths = [max(2, len(ours.get(panel, REMEDIES))) for panel in shown]
-    panels = panels_of(ax, 1, len(shown), (2.8 + 0.48 * sum(widths), 4.6), sharey=True, width_ratios=widths)[0]
+    size = 2.8 + 0.48 * sum(widths), _height(measured, styles)
+    panels = panels_of(ax, 1, len(shown), size, sharey=True, width_ratios=widths)[0]
     for axes, panel, width in zip(panels, shown, widths, strict=True):
         if panel in ours:
             _plot_panel(axes, ours[panel], [point for point in measured if point.panel == panel], styles)
@@ -294,8 +303,9 @@ def frontier(
     kinds = [kind for kind in KINDS if any(point.kind == kind for point in measured)]
     shown = chosen("panel", panel, kinds, ax)
     widths = [4 + len({point.bits for point in measured if point.kind == kind}) for kind in shown]
-    panels = panels_of(ax, 1, len(shown), (2.6 + 0.25 * sum(widths), 4.6), sharey=True, width_ratios=widths)[0]
     styles, drawn = _styles(measured), [point for point in measured if point.kind in shown]
+    size = 2.6 + 0.25 * sum(widths), _height(drawn, styles)
+    panels = panels_of(ax, 1, len(shown), size, sharey=True, width_ratios=widths)[0]
     for axes, kind in zip(panels, shown, strict=True):
         _plot_kind(axes, [point for point in drawn if point.kind == kind], styles)
         axes.set(title=KINDS[kind], xlabel="bits of a value")
@@ -359,14 +369,15 @@ def _plot_kind(axes: Axes, points: list[Point], styles: dict[str, dict]) -> None
 
 
 def _name_formats(axes: Axes, points: list[Point]) -> None:
-    """Name each format where the frontier reaches it first, at the first of some places that covers least."""
+    """Name each format where the frontier reaches it first, at the first of some places that covers fewest names, and
+    of those fewest marks."""
     radius = (matplotlib.rcParams["lines.markersize"] / 2 + 1) * axes.figure.dpi / 72
     centres = axes.transData.transform(list(map(_place, points)))
-    taken = [Bbox([centre - radius, centre + radius]) for centre in centres]
+    marks, names = [Bbox([centre - radius, centre + radius]) for centre in centres], []
     for format, point in {point.format: point for point in reversed(frontier_of(points))}.items():
         name = axes.annotate(format, _place(point), (0, 0), textcoords="offset points", fontsize="small")
-        best = min(BESIDE, key=lambda place: sum(map(_moved(name, place).overlaps, taken)))
-        taken.append(_moved(name, best))
+        best = min(BESIDE, key=lambda place: [sum(map(_moved(name, place).overlaps, one)) for one in (names, marks)])
+        names.append(_moved(name, best))
 
 
 def _moved(name: Annotation, place: tuple) -> Bbox:
