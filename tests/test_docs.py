@@ -257,6 +257,11 @@ def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
     return found.set_index("remedy")[column].to_dict()
 
 
+def scattered_remedy(format: str, remedy: str) -> tuple[float, float]:
+    """The perplexity of SmolLM2 in a number format with a remedy, and its deviation over draws."""
+    return tuple(remedies_of(format, column)[remedy] for column in ("perplexity", "deviation"))
+
+
 def of_weights_alone(variant: str) -> float:
     """Per cent of perplexity that few bits for weights cost pocket/gpt2-5.9m."""
     values = {row["variant"]: row["value"] for row in kept("weights")}
@@ -695,6 +700,8 @@ CLAIMS = {
         "takes 8 bits from {none:+.1f} % to {hadamard:+.1f} %": lambda: remedies_of("w8a8"),
         "6 bits from {none:+.1f} % to {hadamard:+.1f} %, with smoothing before it to {smoothing+hadamard:+.1f} %":
             lambda: remedies_of("w6a6"),
+        "GPTQ behind it gains nothing: {:.1f} ± {:.1f} instead of {:.1f} ± {:.1f}":
+            lambda: [*scattered_remedy("w4a4", "rotation+gptq"), *scattered_remedy("w4a4", "rotation")],
         "the usual one there, {smoothing=search:.1f} instead of {smoothing:.1f}":
             lambda: remedies_of("w6a6", "perplexity"),
         "w4a4 goes from {none:,.0f} to {hadamard:.0f} rotated, to {smoothing+hadamard:.0f} with both, and to "
