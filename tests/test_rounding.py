@@ -501,7 +501,7 @@ def apart(lower: tuple[float, float], higher: tuple[float, float]) -> bool:
 @needs_shared
 def test_gptq_beats_the_nearest_codes_of_a_pocket_model(tmp_path):
     schemes = "w4", "w4+gptq", "w4-g64", "w4-g64+gptq"
-    found = costs("pocket/gpt2-5.9m", str(C4), 256, 4, tmp_path, *schemes)
+    found = costs("pocket/gpt2-5.9m", str(C4), 256, 32, tmp_path, *schemes)  # of few blocks the text decides
     assert apart(found["w4+gptq"], found["w4"])
     assert apart(found["w4-g64+gptq"], found["w4-g64"])
 
