@@ -700,7 +700,7 @@ CLAIMS = {
         "takes 8 bits from {none:+.1f} % to {hadamard:+.1f} %": lambda: remedies_of("w8a8"),
         "6 bits from {none:+.1f} % to {hadamard:+.1f} %, with smoothing before it to {smoothing+hadamard:+.1f} %":
             lambda: remedies_of("w6a6"),
-        "GPTQ behind it gains nothing: {:.1f} ± {:.1f} instead of {:.1f} ± {:.1f}":
+        "GPTQ gains nothing here: {:.1f} ± {:.1f} instead of {:.1f} ± {:.1f}":
             lambda: [*scattered_remedy("w4a4", "rotation+gptq"), *scattered_remedy("w4a4", "rotation")],
         "the usual one there, {smoothing=search:.1f} instead of {smoothing:.1f}":
             lambda: remedies_of("w6a6", "perplexity"),

@@ -157,7 +157,7 @@ def test_the_loss_on_calibration_text_falls():
 
 def test_it_is_learned_once_and_the_same_again(blocks, monkeypatch):
     model = make_model("llama")
-    found = calibrate(model, blocks, ["w4+gptq"])
+    found = calibrate(model, blocks)
     first = quantize(model, "w4a4+rotation=2", calibration=found)
     expected = first(blocks).logits
     other = quantize(make_model("llama"), "w4a4+rotation=2", calibration=calibrate(model, blocks))
@@ -167,7 +167,18 @@ def test_it_is_learned_once_and_the_same_again(blocks, monkeypatch):
     for one in (found, kept, *found.learned.values()):
         assert torch.equal(quantize(model, "w4a4+rotation=2", calibration=one)(blocks).logits, expected)
     assert quantize(first, "w4a4+rotation=2", calibration=found).model.layers[0].mlp.up_proj.made is not None
-    assert not torch.equal(quantize(model, "w4a4+rotation=2+gptq", calibration=found)(blocks).logits, expected)
+    quantize(model, "w4a4+rotation=2+attention", calibration=found)
+
+
+def test_where_gptq_follows_it_is_learned_with_exact_weights(blocks):
+    model = make_model("llama")
+    found = calibrate(model, blocks, ["w4+gptq"])
+    for scheme in ("w4a4+rotation=2", "w4a4+rotation=2+gptq"):
+        quantize(model, scheme, calibration=found)
+    rounded_weights, exact_weights = found.learned
+    assert rounded_weights.weights is not None and exact_weights.weights is None
+    of_one, of_other = (kept.magnitudes[0, "attn_in"].learned for kept in found.learned.values())
+    assert not torch.equal(of_one, of_other)
 
 
 def test_it_starts_from_the_random_hadamard_matrix(blocks):

@@ -64,8 +64,10 @@ def learned(model: "PreTrainedModel", scheme: "Scheme", calibration: "Calibratio
 
 
 def _before(scheme: "Scheme") -> "Scheme":
-    """What is learned under: the scheme without what comes after."""
-    return replace(scheme, attention=None, attention_products=(), gptq=None, gptq_roles=())
+    """What is learned under: the scheme without what comes after; where that is GPTQ, with exact weights, as SpinQuant
+    learns then."""
+    weights = scheme.weights if scheme.gptq is None else None
+    return replace(scheme, weights=weights, attention=None, attention_products=(), gptq=None, gptq_roles=())
 
 
 def check_learned(config: "PretrainedConfig", scheme: "Scheme") -> None:
