@@ -142,6 +142,12 @@ def test_a_calibration_knows_the_largest_keys(case, blocks, tmp_path):
     assert perplexities(stream_model(str(tmp_path)), blocks, [variant]) == perplexities(model, blocks, [variant])
 
 
+def test_keys_that_one_text_alone_has_are_not_merged(blocks):
+    model = make_model("llama")
+    found, others = calibrate(model, blocks[:1], keys=True), calibrate(model, blocks[1:])
+    assert found.merge(others).keys == others.merge(found).keys == {}
+
+
 def test_keys_of_a_prefix_stay_exact_and_are_not_calibrated_on(blocks):
     model, kept, short, prefix = make_model("llama"), DynamicCache(), blocks[:1, :3], torch.arange(5, 25)[None]
     with outliers.variant(f"prefix({','.join(map(str, prefix[0].tolist()))})").on(model) as behind:

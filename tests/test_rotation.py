@@ -170,6 +170,15 @@ def test_it_is_learned_once_and_the_same_again(blocks, monkeypatch):
     quantize(model, "w4a4+rotation=2+attention", calibration=found)
 
 
+def test_weights_alone_are_rounded_while_it_is_learned(blocks):
+    """Also where GPTQ follows: nothing else is quantized that it could be learned under."""
+    model = make_model("llama")
+    found = calibrate(model, blocks, ["w4+gptq"])
+    quantize(model, "w4+rotation=2+gptq", calibration=found)
+    (scheme,) = found.learned
+    assert scheme.weights is not None
+
+
 def test_where_gptq_follows_it_is_learned_with_exact_weights(blocks):
     model = make_model("llama")
     found = calibrate(model, blocks, ["w4+gptq"])

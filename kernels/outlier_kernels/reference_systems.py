@@ -6,9 +6,9 @@ make the scale of a group or row NaN or inf, and zeros have scale 1.
 
 import torch
 
-from outlier_kernels.formats import E4M3, Quantizer, large_groups
+from outlier_kernels.formats import E4M3, FORMATS, Quantizer, large_groups
 from outlier_kernels.reference import CODE_MAX, Quantized, absmax_scale
-from outlier_kernels.reference_formats import LEAST_E4M3, power_of_two, rounded, with_largest
+from outlier_kernels.reference_formats import LEAST_E4M3, power_of_two, round_mantissas, rounded, with_largest
 
 PROTECTIVE = 119  # of rows whose groups are quantized again: 119 + 16 / 2 = 127 (QServe, section 4.1)
 LEAST_OF_MATRIX = 2.0**-117  # so that its product with the least of e4m3 is a normal number
@@ -25,7 +25,7 @@ def quantize_int4_e4m3(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     of_matrix = torch.where(needed.amax() > E4M3.largest * of_matrix, 2 * of_matrix, of_matrix)
     scale = rounded(needed / of_matrix, E4M3).clamp_(min=LEAST_E4M3) * of_matrix
     scale = scale.masked_fill(largest == 0, 1)
-    return Quantized((matrix / scale).round_().clamp_(-8, 7).to(torch.int8), scale)
+    return Quantized(round_mantissas(matrix / scale, FORMATS[quantizer.format]).to(torch.int8), scale)
 
 
 def quantize_int4_in_int8(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:

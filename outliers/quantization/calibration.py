@@ -99,7 +99,8 @@ class Calibration:
             raise UserError(f"cannot merge calibrations of blocks of {lengths} tokens; expected one length")
         both = {place: found.merge(other.magnitudes[place]) for place, found in self.magnitudes.items()}
         outlier_tokens = torch.cat([self.outlier_tokens, other.outlier_tokens], 1)
-        keys = {layer: torch.maximum(largest, other.keys[layer]) for layer, largest in self.keys.items()}
+        both_keys = self.keys.keys() & other.keys.keys()
+        keys = {layer: torch.maximum(self.keys[layer], other.keys[layer]) for layer in sorted(both_keys)}
         return Calibration(torch.cat([self.blocks, other.blocks]), both, outlier_tokens, keys)
 
 

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from outliers.quantization.remedies.smoothing import LEAST
-from outliers.quantization.transforms import SEARCH, Magnitudes, Number, Transform
+from outliers.quantization.remedies.smoothing import LEAST, SMOOTHING
+from outliers.quantization.transforms import SEARCH, Magnitudes, Number
 
 if TYPE_CHECKING:
     import torch
@@ -16,17 +16,13 @@ def factors(weight: "torch.Tensor", magnitudes: Magnitudes, exponent: float) -> 
     return (sums / sums.mean()).pow(exponent).masked_fill(sums < LEAST, 1)
 
 
-AWQ = Transform(
-    factors,
-    lambda hidden_states, factors: hidden_states / factors,
-    lambda weight, factors: weight * factors,
-    calibrated=True,
+AWQ = SMOOTHING._replace(  # which scales features too
+    fit=factors,
     number=Number(
         SEARCH,
         "an exponent from 0 to 1",
         lambda exponent: 0 <= exponent <= 1,
         tuple(number / 20 for number in range(20)),
     ),
-    by_feature=True,
     label="AWQ",
 )

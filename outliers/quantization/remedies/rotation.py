@@ -65,8 +65,8 @@ def learned(model: "PreTrainedModel", scheme: "Scheme", calibration: "Calibratio
 
 def _before(scheme: "Scheme") -> "Scheme":
     """What is learned under: the scheme without what comes after; where that is GPTQ, with exact weights, as SpinQuant
-    learns then."""
-    weights = scheme.weights if scheme.gptq is None else None
+    learns then, unless nothing else is quantized."""
+    weights = scheme.weights if scheme.gptq is None or scheme.activations is None else None
     return replace(scheme, weights=weights, attention=None, attention_products=(), gptq=None, gptq_roles=())
 
 
