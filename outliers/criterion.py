@@ -53,6 +53,11 @@ def in_transformerlens(layer: int, place: str) -> str:
     return f"blocks.{layer}.{TRANSFORMERLENS[place]}"
 
 
+def in_nnsight(role: str, module: str) -> str:
+    """What nnsight calls a hidden state by the path of a module: model.layers[3].mlp.down_proj.input."""
+    return re.sub(r"\.(\d+)", r"[\1]", module) + (".output" if role == RESIDUAL else ".input")
+
+
 def of_transformerlens(name: str) -> tuple[int, str] | None:
     """The layer and the role, or the reader, of a name of TransformerLens; None of any other."""
     found = re.fullmatch(r"blocks\.([0-9]{1,9})\.(.+)", name)

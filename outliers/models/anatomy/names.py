@@ -1,10 +1,8 @@
 """What other tools call the hidden states of a model (docs/names.md)."""
 
-import re
-
 from transformers import PreTrainedModel
 
-from outliers.criterion import RESIDUAL, in_transformerlens
+from outliers.criterion import RESIDUAL, in_nnsight, in_transformerlens
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import layers_of, readers, stacks_of
 
@@ -17,11 +15,6 @@ def modules_of(model: PreTrainedModel) -> dict[State, list[str]]:
     for reader in readers(model):
         found.setdefault((reader.layer, reader.role), []).append(reader.path)
     return found | {(layer.number, RESIDUAL): [layer.path] for layer in layers_of(model)}
-
-
-def in_nnsight(role: str, module: str) -> str:
-    """What nnsight calls a hidden state by the path of a module: model.layers[3].mlp.down_proj.input."""
-    return re.sub(r"\.(\d+)", r"[\1]", module) + (".output" if role == RESIDUAL else ".input")
 
 
 TOOLS = {
