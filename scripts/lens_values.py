@@ -32,6 +32,9 @@ READERS = (
     *("attn.hook_in", "mlp.hook_in", "attn.q.hook_in", "attn.k.hook_in", "attn.v.hook_in"),
     *("mlp.gate.hook_in", "mlp.in.hook_in", "ln1.hook_in", "ln2.hook_in"),
 )
+# Queries, keys and values, by head; and behind the rotation of positions, where there is one.
+KEYS = {"gpt2": ("attn.hook_q", "attn.hook_k", "attn.hook_v")}
+KEYS["llama"] = (*KEYS["gpt2"], "attn.hook_rot_q", "attn.hook_rot_k")
 CLASSIC = ("ln1.hook_normalized", "ln2.hook_normalized", "attn.hook_z", "mlp.hook_post", "hook_resid_post")
 NNSIGHT = {
     "gpt2": [
@@ -139,6 +142,7 @@ def _of(kind: str) -> dict:
     readers = [name for name in READERS if kind == "llama" or name != "mlp.gate.hook_in"]
     found = {
         "bridge": seen(bridge, STATES),
+        "keys": seen(bridge, KEYS[kind]),
         "ablated": {f"blocks.1.{name}": ablated(bridge, name) for name in readers},
         "classic": classic(kind, make_model(kind)),
         "nnsight": {name: in_nnsight(make_model(kind), name) for name in NNSIGHT[kind]},

@@ -12,8 +12,12 @@ import torch
 import outliers
 from outliers.criterion import CROSS, OF_EVERY_STACK, RESIDUAL, in_transformerlens
 from outliers.errors import UserError
+from outliers.metrics.keys import AFTER, BEFORE, PARTS
+from outliers.metrics.keys.observe import observed_channels
 from outliers.models.anatomy.names import names_of
 from outliers.models.hooks import STATES
+from outliers.runs.run import run
+from outliers.specification.kinds import OneModel
 from outliers.tracing.result import Trace
 from outliers.variants.written import variant
 from tests.conftest import CONFIGS, VARIANTS, few_kinds, make_model, make_tokenizer, slow_but
@@ -86,9 +90,19 @@ def test_hooked_transformer_has_some_of_the_names(kind):
         assert not close(before, read)
 
 
-# Of the architectures that TransformerLens knows by their configuration alone.
-KNOWN = [name for name in [*CONFIGS, *VARIANTS] if name not in ("xglm", "granite", "olmo2", "gemma3", "gpt-oss")]
-KNOWN = [name for name in KNOWN if not name.startswith(("falcon", "qwen3-moe"))]
+@pytest.mark.parametrize("kind", KINDS)
+def test_queries_keys_and_values_are_those_of_transformerlens(kind):
+    found = observed_channels(lens_values.make_model(kind), lens_values.IDS).sums
+    values = VALUES[kind]["keys"]
+    assert len(values) == (5 if kind == "llama" else 3)
+    for name, states in values.items():
+        side = AFTER if "rot" in name else BEFORE
+        magnitudes = found[1, PARTS[name[-1]], side].magnitudes
+        assert close(magnitudes.float(), torch.tensor(states).abs().amax(0).view(magnitudes.shape))
+
+
+# Not kinds of Falcon that TransformerLens cannot run.
+KNOWN = [name for name in [*CONFIGS, *VARIANTS] if not name.startswith("falcon-")]
 
 
 @pytest.mark.parametrize("case", slow_but(KNOWN))
@@ -96,6 +110,7 @@ def test_every_architecture_in_transformerlens_itself(case, blocks):
     reason = "needs transformer-lens, which is no requirement; lens_values.json has values of two architectures"
     bridge = pytest.importorskip("transformer_lens.model_bridge", reason=reason)
     model, ids, found = make_model(case), blocks[:1], {}
+    model.config.architectures = [type(model).__name__]  # as a checkpoint has it
     names = names_of(model, "transformerlens")
     ours = {name: next(outliers.hidden_states(model, ids, name)) for name in names.values()}
     with warnings.catch_warnings(action="ignore"), torch.no_grad():
@@ -187,9 +202,8 @@ def test_a_trace_knows_the_names(case, blocks, tmp_path):
     assert list(found.columns) == ["layer", "role", "transformerlens", "nnsight"]
 
 
-def test_traces_of_stacks_have_names_in_nnsight_alone(monkeypatch, capsys, tmp_path):
-    options = ("--blocks", 2, "--block", 64, "--out", tmp_path)
-    assert call(monkeypatch, capsys, "pocket/t5-1.9m", *options, command="trace")[0] == 0
+def test_traces_of_stacks_have_names_in_nnsight_alone(tmp_path):
+    run(OneModel(model="pocket/t5-1.9m", blocks=2, block=64), tmp_path)
     for stack, first in (("encoder", "encoder.block["), ("decoder", "decoder.block["), ("cross", "decoder.block[")):
         found = Trace.load(tmp_path / f"trace.{stack}").hooks()
         assert found["transformerlens"].isna().all()
