@@ -70,7 +70,7 @@ def test_massive_activations_of_the_residual_stream_are_marked(blocks):
     model = make_model("llama")
     with torch.no_grad():
         model.model.embed_tokens.weight[7, 5] = 5000.0
-        model.model.embed_tokens.weight[7, [1, 2]] = 50.0
+        model.model.embed_tokens.weight[7, 1] = 200.0  # above 100, and not 1,000 times the median
     blocks[:, 4], blocks[1, 9] = 7, 7
     expected = blocks == 7
     masks = outliers.masks(model, blocks)
@@ -146,3 +146,12 @@ def test_a_model_of_two_stacks_is_refused_before_it_is_traced(monkeypatch, capsy
     assert "several stacks" in said
     with pytest.raises(UserError, match="several stacks"):
         outliers.masks(load_model("pocket/t5-1.9m"), [])
+
+
+def test_bad_input(blocks):
+    model = make_model("llama")
+    with pytest.raises(UserError, match="no blocks to mark"):
+        outliers.masks(model, [])
+    other = outliers.load_model("pocket/gpt2-0.1m")
+    with pytest.raises(UserError, match=r"of \(layers, features\) \(2, 24\) for a model of \(2, 32\)"):
+        outliers.masks(model, blocks, outliers.trace(other, blocks))

@@ -12,8 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from outliers.criterion import LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, RESIDUAL, of_transformerlens
+from outliers.errors import UserError
 from outliers.files import write_whole
-from outliers.models.anatomy import ids_of
+from outliers.models.anatomy import ids_of, layers_of, width_of
 from outliers.models.anatomy.names import names_of
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import hooks
@@ -79,10 +80,16 @@ def masks(
 
     Raises:
         UserError: the model has several stacks of layers; there is no block, one is longer than the model's context or
-            holds ids outside its vocabulary; or a hidden state holds NaN or inf.
+            holds ids outside its vocabulary; the attention mask is none of these blocks; or the trace is of a model of
+            another shape.
     """
     names, blocks = names_of(model, "transformerlens"), list(sequences(blocks, attention_mask))
+    if not blocks:
+        raise UserError("no blocks to mark; expected at least one")
     trace = trace or trace_of(model, blocks, STREAM, attention=False)
+    expected, found = (len(layers_of(model)), width_of(model.config)), tuple(trace.statistics["residual.massive"].shape)
+    if found != expected:
+        raise UserError(f"a trace of (layers, features) {found} for a model of {expected}; trace this very model")
     roles, outliers = [role for role in STREAM if role in trace.roles], trace.outlier_features()["feature"].tolist()
     ids = [ids_of(model, block)[0].cpu() for block in blocks]
     features: dict[str, torch.Tensor] = {}
