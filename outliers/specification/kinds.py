@@ -402,6 +402,8 @@ class OneModel(OfOneModel):
 
     name: Name = "trace"
     by_token: bool = Field(False, title="tokens", description="Find which tokens carry the outlier features.")
+    imatrix: bool = Field(False, description="Write imatrix.gguf for llama-quantize too.")
+    masks: bool = Field(False, description="Write masks of outlier features and tokens too; takes another pass.")
 
 
 class Ablation(OfOneModel):
