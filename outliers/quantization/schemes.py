@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, fields, replace
 from functools import partial, wraps
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from outlier_kernels.formats import ARITHMETICS, BLOCK, FORMATS, GROUPS, OPERANDS, Quantizer, granularities
 from pydantic import AfterValidator, ConfigDict, Field, InstanceOf, ValidationError
@@ -28,6 +28,7 @@ from outliers.quantization.transforms import (
     transforms_of,
 )
 
+Kind = TypeVar("Kind", bound=type)
 Text = Annotated[str, Field(description="text")]
 Operand = Annotated[InstanceOf[Quantizer] | None, Field(description="a Quantizer or None")]
 LEAST, MOST = THRESHOLDS
@@ -45,7 +46,7 @@ def _roles(remedy: str) -> object:
     return Annotated[tuple[str, ...], Field(strict=False), AfterValidator(partial(checked_roles, remedy=remedy))]
 
 
-def _in_one_line(kind: type) -> type:
+def _in_one_line(kind: Kind) -> Kind:
     """The same dataclass, whose fields are refused in one line."""
     build = kind.__init__
 
