@@ -7,7 +7,7 @@ import sys
 # here, so nobody is asked: as if there were no such package, unless somebody has imported it before.
 sys.modules.setdefault("kernels", None)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "UserError": "outliers.errors",
