@@ -22,6 +22,8 @@ _HOME = {
     "calibrate": "outliers.quantization.calibration",
     "Calibration": "outliers.quantization.calibration",
     "Transform": "outliers.quantization.transforms",
+    "Plan": "outliers.quantization.plans.plan",
+    "read_plan": "outliers.quantization.plans.plan",
     "save_quantized": "outliers.quantization.store",
     "load_quantized": "outliers.quantization.store",
     "load_int8": "outliers.quantization.store",

@@ -28,6 +28,7 @@ from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
 from outliers.quantization.cache_formats import Formats
+from outliers.quantization.plans.plan import expanded
 from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, by_weights, get_scheme, remedied
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
@@ -107,6 +108,12 @@ def _cache(value: str) -> str:
         return str(Formats.read(value))
 
 
+def _skip(places: list[str]) -> list[str]:
+    """Places, with those of a plan in the place of `@FILE`."""
+    with saying_all():
+        return list(expanded(places))
+
+
 def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
     names = [scheme.name if isinstance(scheme, Scheme) else scheme for scheme in schemes]
     if len(set(names)) < len(names):
@@ -177,7 +184,7 @@ Names = Annotated[list[Line], Split, Field(min_length=1), Once]
 OneScheme = _one_scheme()
 Schemes = _schemes()
 SchemesAndPeer = _schemes(PEER)
-Skip = Annotated[list[Line], Split, Once]
+Skip = Annotated[list[Line], Split, AfterValidator(_skip), Once]
 Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, Field(min_length=1), Once]
 Caches = Annotated[list[Annotated[Line, AfterValidator(_cache)]], Split, Once]
 Tokens = _whole(10**7, ge=2)  # of a sequence
@@ -205,7 +212,7 @@ OBJECTIVE = (
     "second half of a block (prefix). Of masked language models: each token, masked by itself, for pseudo-perplexity."
 )
 OUTLIER = "From which magnitude on a value is an outlier."
-SKIP = "What stays exact: roles such as ffn_out, layers.N, or patterns such as *.down_proj; by default none."
+SKIP = "What stays exact: roles such as ffn_out, layers.N, patterns such as *.down_proj, @plan.yaml; by default none."
 DRAWS = "Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
 DATA = (
     "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, from which the local tasks read more "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, shown, unknown_name
 from outliers.quantization.cache_formats import PARTS, Formats
+from outliers.quantization.plans.plan import MARK
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.ablated import METHODS, Ablated
 from outliers.variants.cached import PREFIX, Cached, Prefixed
@@ -44,7 +45,8 @@ def variant(written: str) -> "Variant":
     `zero(model.layers.11.mlp.down_proj[507,1229])` sets a weight to zero, `[:,1229]` and `[507,:]` a whole column or
     row, and `scale(…,factor=0.5)` multiplies it. A scheme stands with its remedies, as `absmax+hadamard`, and with
     options: `alpha=4` is its threshold of outliers, `only=ffn_out` quantizes nothing but a place, and
-    `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`.
+    `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`; `instead=llm.int8@ffn_out` gives places another
+    scheme, in parentheses where it has remedies. `@plan.yaml` stands for all that a plan says.
     `bitsandbytes` stands for the layers of that library, and `fp32` does nothing. `kv=int4` quantizes the keys and
     values that attention meets, `keys=int4/channels=32+values=int4` each in a way of its own, see `CacheFormat`.
     `prefix` stands before a scheme: all is read behind the most frequent outlier tokens of a calibration text, and
@@ -76,6 +78,8 @@ def _reader(term: str) -> Callable[[list[str]], "list[Variant]"]:
     """What reads a term, and those behind it that it reads too."""
     if re.match(rf"{PREFIX}\b", term):
         return _prefix
+    if term.startswith((MARK, "instead=")):
+        return _scheme
     if term in KINDS | WEIGHTS or not {"(", ")"}.isdisjoint(term):  # it has features or a weight, or is meant to
         return _terms
     return _cache if term.partition("=")[0] in PARTS else _scheme
