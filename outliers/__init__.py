@@ -7,7 +7,7 @@ import sys
 # here, so nobody is asked: as if there were no such package, unless somebody has imported it before.
 sys.modules.setdefault("kernels", None)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "UserError": "outliers.errors",
@@ -51,6 +51,7 @@ _HOME = {
     "readers": "outliers.presets.readers",
     "super_weights": "outliers.presets.super_weights",
     "damage": "outliers.presets.damage",
+    "plan": "outliers.presets.plan",
     "train_int8": "outliers.training.layers",
     "plant": "outliers.variants.plant",
     "Experiment": "outliers.specification.kinds",
