@@ -27,6 +27,7 @@ _HOME = {
     "save_quantized": "outliers.quantization.store",
     "load_quantized": "outliers.quantization.store",
     "load_int8": "outliers.quantization.store",
+    "OutliersConfig": "outliers.plugins.loader",
     "perplexity": "outliers.metrics.perplexity.measure",
     "perplexities": "outliers.metrics.perplexity.measure",
     "Variant": "outliers.models.stream",
@@ -74,3 +75,7 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+if {"transformers", "torch"} <= sys.modules.keys():  # whose loaders then know checkpoints that they saved with our layers
+    importlib.import_module("outliers.plugins.loader")
