@@ -134,7 +134,8 @@ class OutliersQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **_) -> None:
         config = self.quantization_config
-        with _value_errors():
+        # What a scheme draws is not on "meta", where transformers puts the model meanwhile.
+        with _value_errors(), torch.device("cpu"):
             if config.plan:
                 Plan.model_validate(config.plan).check(one.path for one in projections(model))
             quantized = quantize(model, **config.arguments, keep=config.keep)  # refuses what it cannot do, before it reads

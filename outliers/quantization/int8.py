@@ -101,7 +101,9 @@ class Int8Linear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """Type, shape and device of the codes without values, for who looks at them, as T5 and adapters do."""
-        return torch.zeros((), dtype=torch.int8, device=self.scale.device).expand(self.shape)
+        weight = torch.zeros((), dtype=torch.int8, device=self.scale.device).expand(self.shape)
+        weight._is_hf_initialized = True  # else transformers would draw its values
+        return weight
 
     def path(self, dtype: torch.dtype) -> str:
         """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
