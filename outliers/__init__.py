@@ -77,5 +77,6 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
 
 
-if {"transformers", "torch"} <= sys.modules.keys():  # whose loaders then know checkpoints that they saved with our layers
+# Whoever has imported transformers may load what it saved with our layers; whoever has not waits for nothing.
+if {"transformers", "torch"} <= sys.modules.keys():
     importlib.import_module("outliers.plugins.loader")

@@ -1,7 +1,7 @@
 """Our layers in transformers: `from_pretrained(…, quantization_config=OutliersConfig("llm.int8"))`.
 
-Importing this module registers the quantization method "outliers". transformers asks nobody for methods (it has no entry
-points), so `outliers` imports it with `outliers.OutliersConfig`, and by itself where transformers is imported already.
+Importing this module registers the quantization method "outliers". transformers has no entry points for methods, so
+`outliers` imports it with `outliers.OutliersConfig`, and by itself where transformers is imported already.
 """
 
 import json
@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, shown
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import projections, stacks_of
 from outliers.quantization.attention import AttentionProducts, put_attention
 from outliers.quantization.convert import check_calibrated, check_kept, quantize, skipped
 from outliers.quantization.int8 import Int8Linear
@@ -35,19 +36,21 @@ def _value_errors() -> Iterator[None]:
         yield
     except UserError as error:
         raise ValueError(str(error)) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"the plan has '{'.'.join(map(str, first['loc']))}': {first['msg']}") from None
 
 
 @register_quantization_config(METHOD)
 class OutliersConfig(QuantizationConfigMixin):
-    """What `from_pretrained` quantizes a model to: int8 codes alone, or beside the exact weights where codes are no int8.
+    """How `from_pretrained` quantizes a model: to int8 codes alone, or beside exact weights where codes are no int8.
 
-    The model is that of `outliers.quantize` with the same scheme, skip, and places of the plan, bit for bit; `keep` says
-    whether it is that with keep="int8" or "exact".
+    The model is that of `outliers.quantize` with the same scheme, skip and plan, bit for bit, kept as `keep` says.
 
     Args:
         scheme: name, or a scheme of one's own; by default that of the plan.
         skip: places that stay exact, as for `outliers.quantize`.
-        plan: what stays exact, or gets another scheme, beside them: a file, or a `Plan`. Its content is kept, not its path.
+        plan: a `Plan` or its file, with what else stays exact or gets another scheme. Its content is kept, not its path.
 
     Raises:
         ValueError: a key or scheme is unknown, there is none, or it needs a calibration; skip is no list of places; the
@@ -59,12 +62,12 @@ class OutliersConfig(QuantizationConfigMixin):
         scheme: str | Scheme | dict | None = None,
         skip: Collection[str] = (),
         plan: str | Path | Plan | dict | None = None,
-        quant_method: str = METHOD,
+        quant_method: str = METHOD,  # as config.json has it
         **unknown,
     ):
         if unknown:
             raise ValueError(f"unknown {', '.join(sorted(unknown))} in OutliersConfig; expected {', '.join(KEYS)}")
-        if isinstance(skip, str) or not all(isinstance(place, str) for place in skip):
+        if isinstance(skip, str) or not isinstance(skip, Collection):
             raise ValueError(f"skip is {shown(skip)}; expected a list of places, such as ['ffn_out', '*.down_proj']")
         with _value_errors():
             plan = read_plan(plan) if isinstance(plan, str | Path) else plan and Plan.model_validate(plan)
@@ -72,9 +75,9 @@ class OutliersConfig(QuantizationConfigMixin):
                 raise ValueError("OutliersConfig without a scheme; expected one, such as 'llm.int8', or a plan")
             scheme = _scheme(plan.scheme if scheme is None else scheme)
             if plan and plan.scheme != scheme.name:
-                raise ValueError(f"the plan is for scheme '{plan.scheme}', not '{scheme.name}'; expected one of the two")
+                raise ValueError(f"a plan for '{plan.scheme}' beside scheme '{scheme.name}'; expected one of the two")
             check_calibrated(scheme, None)
-            self.quant_method = quant_method
+            self.quant_method = METHOD
             self.scheme = _written(scheme)
         self.skip, self.plan = list(skip), plan and plan.model_dump()
 
@@ -110,7 +113,11 @@ def _written(scheme: Scheme) -> str | dict:
         named = get_scheme(scheme.name) == scheme
     except UserError:
         named = False
-    return scheme.name if named else json.loads(write_scheme(_scheme(json.loads(write_scheme(scheme)))))
+    if named:
+        return scheme.name
+    parts = json.loads(write_scheme(scheme))
+    _scheme(parts)  # refuses what could not be read back
+    return parts
 
 
 @register_quantizer(METHOD)
@@ -133,12 +140,14 @@ class OutliersQuantizer(HfQuantizer):
             raise ValueError("device_map has parts on 'disk'; expected devices with memory, such as 'cpu'")
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **_) -> None:
-        config = self.quantization_config
+        config, modules = self.quantization_config, dict(model.named_modules())
+        if any(stack.layers not in modules for stack in stacks_of(model.config)):
+            raise ValueError(f"{type(model).__name__} has no head; expected one that has, as of AutoModelForCausalLM")
         # What a scheme draws is not on "meta", where transformers puts the model meanwhile.
         with _value_errors(), torch.device("cpu"):
             if config.plan:
                 Plan.model_validate(config.plan).check(one.path for one in projections(model))
-            quantized = quantize(model, **config.arguments, keep=config.keep)  # refuses what it cannot do, before it reads
+            quantized = quantize(model, **config.arguments, keep=config.keep)  # of "exact", to see what is refused
         found = {one.path: one.module for one in projections(quantized)}
         self.layers = {path: layer for path, layer in found.items() if isinstance(layer, Int8Linear)}
         if self.pre_quantized:
