@@ -50,7 +50,7 @@ class OutliersConfig(QuantizationConfigMixin):
     Args:
         scheme: name, or a scheme of one's own; by default that of the plan.
         skip: places that stay exact, as for `outliers.quantize`.
-        plan: a `Plan` or its file, with what else stays exact or gets another scheme. Its content is kept, not its path.
+        plan: a `Plan` or its file: what else stays exact or gets another scheme. Its content is kept, not its path.
 
     Raises:
         ValueError: a key or scheme is unknown, there is none, or it needs a calibration; skip is no list of places; the
