@@ -16,9 +16,10 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
+    Trainer,
+    TrainingArguments,
     pipeline,
 )
-from transformers.trainer_utils import validate_quantization_for_training
 
 import outliers
 from outliers.metrics.zeroshot.harness import FOLDER
@@ -336,10 +337,10 @@ def test_outputs_with_gradients_are_what_they_are_without(llama, blocks):
     assert torch.equal(model(blocks).logits, expected)
 
 
-def test_trainers_take_adapters_on_codes_alone(llama):
+def test_trainers_take_adapters_on_codes_alone(llama, tmp_path):
     """As transformers says it of each method."""
     with pytest.raises(ValueError, match="cannot perform fine-tuning on purely quantized models"):
-        validate_quantization_for_training(load(llama, "llm.int8"))
+        Trainer(load(llama, "llm.int8"), TrainingArguments(tmp_path, use_cpu=True, report_to="none"))
     assert load(llama, "llm.int8").hf_quantizer.is_trainable
     assert not load(llama, "fp8-e4m3-row").hf_quantizer.is_trainable
 

@@ -166,6 +166,7 @@ class OutliersQuantizer(HfQuantizer):
         arguments = self.quantization_config.arguments
         for layer in self.layers.values():
             layer.straight_through = True  # as other layers of transformers, so that adapters train on them
+            layer.codes = layer.codes.to(torch.int8)  # which transformers 5.0 reads in the float32 of T5's "wo"
         self.layers = {}
         with _value_errors():
             if self.quantization_config.keep == "exact":
