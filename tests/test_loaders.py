@@ -23,10 +23,13 @@ from transformers import (
 
 import outliers
 from outliers.metrics.zeroshot.harness import FOLDER
+from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.schemes import get_scheme
 from tests.conftest import SIZES, STORIES, few_kinds, make_model, needs_shared, pairwise
+from tests.pretend_devices import PretendDevices
+from tests.test_devices import places_of
 from tests.test_zeroshot import needs_harness
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft of outliers[peers]")
@@ -166,6 +169,22 @@ def test_device_maps(device_map, llama, blocks, tmp_path):
     fresh = AutoModelForCausalLM.from_pretrained(llama, quantization_config=config, device_map=device_map)
     assert same(model, fresh, blocks)
     assert same(model, AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map), blocks)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+@pytest.mark.parametrize("scheme", ["llm.int8", "fp8-e4m3-row", "zeropoint+attention"])
+def test_over_several_devices(scheme, case, folder, blocks, monkeypatch, tmp_path):
+    monkeypatch.setenv("OUTLIERS_KERNELS", "reference")
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # pretend devices are known to one thread
+    model = load(folder(case), scheme)
+    model.save_pretrained(tmp_path)
+    expected, places = perplexity(model, blocks), places_of(make_model(case))
+    config = outliers.OutliersConfig(scheme)
+    with PretendDevices():
+        fresh = AutoModelForCausalLM.from_pretrained(folder(case), quantization_config=config, device_map=places)
+        again = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places)
+        assert set(map(str, fresh.hf_device_map.values())) == {"maia:0", "maia:1", "maia:2"}
+        assert [perplexity(one, blocks) for one in (fresh, again)] == [expected] * 2
 
 
 def test_it_generates_and_goes_through_a_pipeline(tmp_path):
