@@ -22,10 +22,11 @@ from transformers import (
 )
 
 import outliers
-from outliers.metrics.zeroshot.harness import FOLDER
 from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.zeroshot.harness import FOLDER
 from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.remedies.hadamard import _drawn
 from outliers.quantization.schemes import get_scheme
 from tests.conftest import SIZES, STORIES, few_kinds, make_model, needs_shared, pairwise
 from tests.pretend_devices import PretendDevices
@@ -88,6 +89,14 @@ def test_a_model_is_ours_bit_for_bit_and_comes_back_from_disk(case, folder, bloc
 @pairwise("case scheme", ["gpt2", "llama", "opt"], KEPT_AS)
 def test_under_every_kind_of_scheme(case, scheme, folder, blocks, tmp_path):
     check(folder(case), scheme, blocks, tmp_path)
+
+
+def test_what_a_scheme_draws_is_drawn_where_it_is_needed(llama, blocks):
+    """And not on "meta", where transformers makes the model: it is kept for others."""
+    _drawn.cache_clear()
+    theirs = load(llama, "absmax+hadamard")
+    ours = outliers.quantize(AutoModelForCausalLM.from_pretrained(llama), "absmax+hadamard", "int8")
+    assert same(ours, theirs, blocks)
 
 
 @pairwise("case dtype", ["gpt2", "llama"], [torch.bfloat16, torch.float16])
@@ -434,6 +443,15 @@ def test_lm_eval_from_its_own_command_line(scheme, tmp_path):
     assert {(one["task"], one["metric"]): one["value"] for one in expected} == {
         (one["task"], one["metric"]): found[one["task"]][f"{one['metric']},none"] for one in expected
     }
+
+
+@needs_harness
+def test_a_mistake_on_lm_evals_command_line_is_one_line():
+    model = ["--model", "outliers", "--model_args", "pretrained=pocket/gpt2-0.1m,scheme=llm.int9"]
+    arguments = ["-m", "outliers.plugins.harness", *model, "--include_path", FOLDER, "--tasks", TASKS[0]]
+    answer = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines()[-1].startswith("error: unknown scheme 'llm.int9'; did you mean")
 
 
 HARNESS_MISTAKES = {
