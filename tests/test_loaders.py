@@ -275,6 +275,16 @@ def test_mistakes_in_a_configuration(mistake):
     assert "\n" not in str(raised.value)
 
 
+def test_a_models_file_names_no_other_file(llama, tmp_path):
+    load(llama, "llm.int8").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    written = json.loads(path.read_text())
+    written["quantization_config"]["plan"] = "/etc/hostname"
+    path.write_text(json.dumps(written))
+    with pytest.raises(ValueError, match="plan is '/etc/hostname' in a dictionary; expected the content of a plan"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 REFUSED = {
     "place": ({"scheme": "llm.int8", "skip": ["*.absent"]}, "unknown place in skip '\\*.absent'"),
     "nothing left": ({"scheme": "llm.int8", "skip": ["*"]}, "leaves nothing for scheme 'llm.int8' to quantize"),

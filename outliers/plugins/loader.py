@@ -81,6 +81,13 @@ class OutliersConfig(QuantizationConfigMixin):
             self.scheme = _written(scheme)
         self.skip, self.plan = list(skip), plan and plan.model_dump()
 
+    @classmethod
+    def from_dict(cls, config_dict: dict, *arguments, **keywords) -> "OutliersConfig":
+        """What `to_dict` wrote; a plan by its content, for a model's file must not name other files."""
+        if isinstance(config_dict.get("plan"), str):
+            raise ValueError(f"plan is {shown(config_dict['plan'])} in a dictionary; expected the content of a plan")
+        return super().from_dict(config_dict, *arguments, **keywords)
+
     @property
     def arguments(self) -> dict:
         """Those of `outliers.quantize`."""
