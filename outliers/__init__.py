@@ -27,6 +27,7 @@ _HOME = {
     "save_quantized": "outliers.quantization.store",
     "load_quantized": "outliers.quantization.store",
     "load_int8": "outliers.quantization.store",
+    "OutliersConfig": "outliers.plugins.loader",
     "perplexity": "outliers.metrics.perplexity.measure",
     "perplexities": "outliers.metrics.perplexity.measure",
     "Variant": "outliers.models.stream",
@@ -76,3 +77,8 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+# Whoever has imported transformers may load what it saved with our layers; whoever has not waits for nothing.
+if {"transformers", "torch"} <= sys.modules.keys():
+    importlib.import_module("outliers.plugins.loader")

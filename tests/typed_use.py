@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -54,6 +54,8 @@ plan = outliers.read_plan("plan.yaml")
 assert_type(plan, outliers.Plan)
 assert_type(outliers.plan(model, blocks, mine, confirm=blocks, cost=0.02, instead=["llm.int8"]), outliers.Plan)
 assert_type(outliers.quantize(model, plan.scheme, skip=plan.exact, instead=plan.instead), PreTrainedModel)
+config = outliers.OutliersConfig("llm.int8", skip=["ffn_out"], plan="plan.yaml")
+assert_type(config.to_dict(), dict[str, Any])
 assert_type(outliers.load_int8("gpt2", scheme="llm.int8"), PreTrainedModel)
 assert_type(outliers.load_quantized(Path("folder")), PreTrainedModel)
 assert_type(outliers.cache(model, "kv=int4"), QuantizedCache)
