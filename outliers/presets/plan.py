@@ -35,25 +35,43 @@ SEARCH, CONFIRM = "search", "confirm"  # stages of the perplexities of sets
 BY = ("count", "parameters", "time")
 
 
+class Alone(NamedTuple):
+    """What a projection costs where nothing else is quantized, nats a token.
+
+    loss: by how much the loss should rise on any text. divergence: KL from the model as it is.
+    """
+
+    loss: float
+    divergence: float
+
+    @classmethod
+    def of(cls, rise: float, divergence: float, tokens: int) -> "Alone":
+        """Of what was measured over some tokens.
+
+        A small change of the predictions that favours no token raises the loss by its divergence D, and what T tokens
+        show of it scatters with the variance 2 D / T. With a prior of mean and standard deviation D, the expected rise
+        is between the two.
+        """
+        share = divergence / (divergence + 2 / tokens) if divergence > 0 else 1.0
+        return cls(divergence + share * (rise - divergence), divergence)
+
+
 class Choice(NamedTuple):
     """A projection that may get better, or stay exact.
 
-    loss, divergence: where nothing but it is under the scheme, by how much the loss rises and KL divergence, nats a
-    token. gain: how much of that loss is saved. price: 1, parameters or milliseconds, which it takes. scheme: that it
-    gets; None for exact.
+    gain: by how much the loss should fall on any text, nats a token. price: 1, parameters or milliseconds, which it
+    takes. scheme: that it gets; None for exact.
     """
 
     path: str
-    loss: float
-    divergence: float
     gain: float
     price: float
     scheme: Scheme | None
 
     @property
     def order(self) -> float:
-        """Gain for a price; what takes nothing comes first."""
-        return self.gain / self.price if self.price else math.inf
+        """Gain for a price; what gains and takes nothing comes first."""
+        return self.gain / self.price if self.price else math.copysign(math.inf, self.gain)
 
 
 @dataclass(frozen=True)
@@ -173,13 +191,15 @@ def _choices(search: Search) -> Stages:
     schemes = [under, *map(Quantized, search.better)]
     alone = [Cell(subject, one.alone_at(path), Perplexity(), {"alone": path}) for path in paths for one in schemes]
     rows = yield [twin for one in alone for twin in (one, replace(one, metric=Agreement()))]
-    measured = [(_loss(loss) - _loss(exact), _value(kl)) for loss, kl in zip(rows[::2], rows[1::2], strict=True)]
+    tokens = sum(map(len, subject.blocks))
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    measured = [Alone.of(_loss(loss) - _loss(exact), _value(agreement), tokens) for loss, agreement in pairs]
     prices, of_each = _prices(search, times), len(schemes)
     found = [
         _choice(search, path, measured[of_each * number : of_each * (number + 1)], prices)
         for number, path in enumerate(paths)
     ]
-    return sorted((one for one in found if one.gain > 0), key=lambda one: one.order, reverse=True)
+    return sorted(found, key=lambda one: one.order, reverse=True)
 
 
 def _candidates(values: Sequence[Mapping]) -> list[str]:
@@ -191,17 +211,17 @@ def _candidates(values: Sequence[Mapping]) -> list[str]:
     return list(dict.fromkeys(one["projection"] for one in values if one["projection"] in found))
 
 
-def _choice(search: Search, path: str, alone: list[tuple[float, float]], prices: list[Mapping[str, float]]) -> Choice:
+def _choice(search: Search, path: str, alone: list[Alone], prices: list[Mapping[str, float]]) -> Choice:
     """A projection with the first of the better schemes that leaves little of its divergence, or exact.
 
-    alone: of the scheme, and of each better one, loss and divergence. prices: by path of each, and last of exact.
+    alone: under the scheme, and under each better one. prices: by path of each, and last of exact.
     """
-    (loss, divergence), *others = alone
-    suffices = (number for number, (_, other) in enumerate(others) if other <= LEFT * divergence)
+    under, *others = alone
+    suffices = (number for number, other in enumerate(others) if other.divergence <= LEFT * under.divergence)
     number = next(suffices, None)
-    scheme, left = (None, 0.0) if number is None else (search.better[number], others[number][0])
-    price = prices[-1 if number is None else number][path]
-    return Choice(path, loss, divergence, loss - left, price, scheme)
+    if number is None:
+        return Choice(path, under.loss, prices[-1][path], None)
+    return Choice(path, under.loss - others[number].loss, prices[number][path], search.better[number])
 
 
 def _prices(search: Search, times: list[Row]) -> list[Mapping[str, float]]:
@@ -322,30 +342,27 @@ def plan(
 def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> Plan:
     """The plan that the records of a search end in."""
     records = list(records)
-    exact, *others = (one for one in records if one.get("stage") == CONFIRM and one["metric"] == Perplexity.name)
-    last = [one for one in others if "chosen" in one][-1]
-    said = variant(last["variant"])
-    schemes = {scheme.name: list(paths) for scheme, paths in said.instead}
-    ratio = last["value"] / exact["value"]
-    measured = {
-        "text": last.get("text"),
-        "block": last.get("block"),
-        "blocks": last.get("blocks"),
-        "first_block": last.get("first_block"),
-        "draws": draws,
-        "perplexity": last["value"],
-        "unquantized": exact["value"],
-        "cost": ratio - 1,
-        "cost_deviation": last.get("standard_deviation", 0.0) / exact["value"],
-        "allowed": cost,
-    }
-    known = {name: value for name, value in measured.items() if value is not None}
+    of_sets = [one for one in records if one.get("stage") == CONFIRM]
+    exact = next(one for one in of_sets if "chosen" not in one)
+    whole, *_, last = (one for one in of_sets if "chosen" in one)
+    under, chosen = variant(whole["variant"]), variant(last["variant"])
+    paths = list(dict.fromkeys(one["projection"] for one in records if one["metric"] == "damage.error"))
+    is_quantized = isinstance(chosen, Quantized)  # and not exact everywhere
+    text = {name: last[name] for name in ("text", "block", "blocks", "first_block") if name in last}
     return Plan(
         model=model,
         weights_hash=last.get("weights_hash"),
-        scheme=said.scheme.name,
-        exact=list(said.skip),
-        instead=schemes,
-        projections=len({one["projection"] for one in records if one["metric"] == "damage.error"}),
-        measured=known,
+        scheme=under.scheme.name,
+        exact=list(chosen.skip) if is_quantized else paths,
+        instead={scheme.name: list(places) for scheme, places in chosen.instead} if is_quantized else {},
+        projections=len(paths),
+        measured={
+            **text,
+            "draws": draws,
+            "perplexity": last["value"],
+            "unquantized": exact["value"],
+            "cost": last["value"] / exact["value"] - 1,
+            "cost_deviation": last.get("standard_deviation", 0.0) / exact["value"],
+            "allowed": cost,
+        },
     )
