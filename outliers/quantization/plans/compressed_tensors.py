@@ -1,6 +1,6 @@
 """Plans for compressed-tensors and llm-compressor: groups of layers with their arguments, and what they ignore.
 
-The library codes signed integers by one more, −128 to 127, at a scale of max/127.5 (int4: −8 to 7, max/7.5).
+The library codes signed integers by one more than we do, −128 to 127 at a scale of max/127.5 (int4: −8 to 7, max/7.5).
 """
 
 from outlier_kernels.formats import Quantizer

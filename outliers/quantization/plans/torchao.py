@@ -1,6 +1,6 @@
 """Plans for torchao: a configuration by the full name of each layer.
 
-Codes of int4 and int6 have one more, −8 to 7 at a scale of max/7.5; those of int8 are ours.
+Like compressed-tensors, it codes signed integers by one more than we do, −128 to 127 at a scale of max/127.5.
 """
 
 import json
