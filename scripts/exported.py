@@ -1,10 +1,10 @@
-"""Write the perplexity of a plan as other libraries compute it, beside ours, to results/kept/plans/exported.json.
+"""Write the perplexity of a plan as other libraries compute it, beside ours, to results/kept/plans: rows and a table.
 
     python scripts/exported.py path/to/c4.jsonl
 
 Each library of the extra `peers` gets the export of one plan of SmolLM2-135M, two layers' second feed-forward
 projections exact, and quantizes the model by it. Perplexities are of 2 blocks of 512 tokens, with draws. torchao and
-compressed-tensors have 256 codes in int8, and we 255; a scheme of ours in their codes shows what that makes of a number.
+compressed-tensors have 256 codes in int8, and we 255; a scheme of ours in their codes shows what that makes of it.
 """
 
 import json
@@ -16,6 +16,7 @@ import torch
 import transformers
 from outlier_kernels.formats import FORMATS, Format, Quantizer
 from outlier_kernels.reference import Quantized
+from tabulate import tabulate
 
 import outliers
 from outliers.models.anatomy import projections
@@ -26,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from tests.peers import APPLIED
 
-PATH = Path(__file__).parents[1] / "results" / "kept" / "plans" / "exported.json"
+PATH = Path(__file__).parents[1] / "results" / "kept" / "plans"
 MODEL, BLOCK, BLOCKS, DRAWS = "smollm2-135m", 512, 2, 6
 EXACT = ["model.layers.11.mlp.down_proj", "model.layers.28.mlp.down_proj"]
 EXPORTS = (
@@ -69,8 +70,10 @@ def main(text: str) -> None:
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     versions |= {name: version(name) for name in ("torchao", "compressed-tensors", "bitsandbytes")}
     about = {"model": MODEL, "weights_hash": weights_hash(model), "exact": EXACT, "block": BLOCK, "blocks": BLOCKS}
-    PATH.parent.mkdir(parents=True, exist_ok=True)
-    PATH.write_text(json.dumps({**about, "draws": DRAWS, "versions": versions, "rows": rows}, indent=1) + "\n")
+    PATH.mkdir(parents=True, exist_ok=True)
+    kept = {**about, "draws": DRAWS, "versions": versions, "rows": rows}
+    (PATH / "exported.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (PATH / "exported.md").write_text(table(rows) + "\n")
 
 
 def perplexity(model: transformers.PreTrainedModel, blocks: torch.Tensor) -> dict:
@@ -80,6 +83,15 @@ def perplexity(model: transformers.PreTrainedModel, blocks: torch.Tensor) -> dic
         with drawn(model, draw):
             found.append(outliers.perplexity(model, blocks))
     return scattered(found)
+
+
+def table(rows: list[dict]) -> str:
+    """Perplexities by scheme, and by who computed them."""
+    cells = {(row["scheme"], row["by"]): f"{row['value']:.2f} ± {row['standard_deviation']:.2f}" for row in rows}
+    cells |= {(scheme, "ours, 256 codes"): cells[own.name, "outliers"] for scheme, own in IN_256.items()}
+    columns = ["outliers", "ours, 256 codes", *dict.fromkeys(format for _, format in EXPORTS)]
+    lines = [[scheme, *(cells.get((scheme, by), "–") for by in columns)] for scheme in dict(EXPORTS)]
+    return tabulate(lines, ["scheme", "ours", *columns[1:]], "github", disable_numparse=True)
 
 
 if __name__ == "__main__":

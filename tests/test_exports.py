@@ -4,10 +4,14 @@ import importlib.util
 import json
 import math
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import gguf
 import pytest
 import torch
+import transformers
 import yaml
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -27,17 +31,28 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "n
 MODELS = {
     "llama": AutoConfig.for_model("llama", **SIZES, num_key_value_heads=2, vocab_size=96, tie_word_embeddings=True),
     "opt": AutoConfig.for_model(  # with layers around the stack
-        "opt", hidden_size=64, ffn_dim=128, num_hidden_layers=3, num_attention_heads=4, vocab_size=96,
-        word_embed_proj_dim=32, max_position_embeddings=64,
+        "opt",
+        hidden_size=64,
+        ffn_dim=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        vocab_size=96,
+        word_embed_proj_dim=32,
+        max_position_embeddings=64,
     ),
     "gpt2": AutoConfig.for_model("gpt2", n_embd=64, n_layer=3, n_head=4, n_positions=64, vocab_size=96),
 }
 DRAWS = 5
 
 
-def needs(package):
+def needs(package, why="of the extra peers"):
     there = importlib.util.find_spec(package.replace("-", "_")) is not None
-    return pytest.mark.skipif(not there, reason=f"needs {package}, of the extra peers")
+    return pytest.mark.skipif(not there, reason=f"needs {package}, {why}")
+
+
+NEEDS_LLM_COMPRESSOR = needs(
+    "llmcompressor", "which asks for an older transformers, and works with this one: pip install --no-deps"
+)
 
 
 def of(package, *values):
@@ -137,13 +152,14 @@ def test_transformers_takes_the_configuration_of_torchao(llama, tmp_path):
 
 
 @needs_shared
-@needs("llmcompressor")
+@NEEDS_LLM_COMPRESSOR
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8-g4"])
 def test_llm_compressor_follows_the_recipe(scheme, stories, tmp_path):
     from llmcompressor import oneshot
 
     model, blocks = stories
-    plan = plan_of(model, scheme, exact=of_layers(model, "down_proj"), instead={"w8": of_layers(model, "2.mlp.up_proj")})
+    better = of_layers(model, "2.mlp.up_proj")
+    plan = plan_of(model, scheme, exact=of_layers(model, "down_proj"), instead={"w8": better})
     (tmp_path / "recipe.yaml").write_text(export_text(plan, "llm-compressor", model))
     made = oneshot(model=str(STORIES), recipe=str(tmp_path / "recipe.yaml"), precision="float32")
     assert sorted(quantized(made)) == sorted(set(paths_of(model)) - set(plan.exact))
@@ -194,7 +210,8 @@ def perplexity(model, blocks, draw):
 
 def type_of_lines(lines, name, base="q8_0"):
     """What `llama-quantize` makes of a matrix: the type of the line whose expression is found in its name."""
-    found = {kind for expression, kind in (line.rsplit("=", 1) for line in lines.split()) if re.search(expression, name)}
+    pairs = [line.rsplit("=", 1) for line in lines.split()]
+    found = {kind for expression, kind in pairs if re.search(expression, name)}
     assert len(found) < 2, "versions differ in which of several counts"
     return gguf.GGMLQuantizationType[(found.pop() if found else base).upper()]
 
@@ -266,6 +283,54 @@ def test_a_pattern_stands_for_the_layers_of_a_name():
     assert [path for path in paths if re.match(up.removeprefix("re:"), path)] == paths[1:3]
 
 
+# The page
+
+PAGE = (Path(__file__).parents[1] / "docs" / "plans.md").read_text(encoding="utf-8")
+USES = {
+    format: "\n".join(re.findall(r"`([^`]+)`", cell))
+    for format, cell in re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (`.+`) \|$", PAGE, re.MULTILINE)
+}
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    "format",
+    [
+        of("compressed-tensors"),
+        pytest.param("llm-compressor", marks=NEEDS_LLM_COMPRESSOR),
+        of("torchao"),
+        of("bitsandbytes"),
+    ],
+)
+def test_the_lines_of_the_page_quantize_by_the_plan(format, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    model = outliers.load_model(str(STORIES))
+    paths = paths_of(model)
+    names = {"model": model, "plan": plan_of(model, "w8a8", exact=paths[:2]), "folder": str(STORIES.resolve())}
+    names |= {"outliers": outliers, "yaml": yaml, "Path": Path, **vars(transformers)}
+    exec(compile(USES[format], format, "exec"), names)
+    assert sorted(quantized(names.get("quantized", model))) == sorted(paths[2:])
+
+
+def test_the_lines_of_the_page_write_a_file_for_llama_cpp(llama, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(llama, "w8a8", exact=paths_of(llama)[:2])
+    exec(USES["llama-quantize"], {"model": llama, "plan": plan, "outliers": outliers, "Path": Path})
+    assert Path("types.txt").read_text() == outliers.export(plan, "llama-quantize", llama)
+
+
+def test_the_page_shows_every_format():
+    assert list(USES) == list(EXPORTS)
+
+
+@needs("torchao")
+def test_commands_do_not_pass_on_what_torchao_warns_of(tmp_path):
+    command = ["-m", "outliers.trace", "pocket/gpt2-0.1m", "--block", "32", "--blocks", "1", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    assert "torchao" not in done.stderr
+    assert "Enum" not in done.stderr
+
+
 # Refusals
 
 NO_SCHEMES = {
@@ -292,7 +357,7 @@ def test_a_scheme_that_a_format_cannot_say_is_refused(format, scheme, llama):
 
 @pytest.mark.parametrize("format", EXPORTS)
 def test_a_plan_of_another_model_is_refused(format, llama):
-    with pytest.raises(UserError, match="unknown projection 'model.layers.7.mlp.down_proj'.*another model"):
+    with pytest.raises(UserError, match=r"unknown projection 'model.layers.7.mlp.down_proj'.*another model"):
         outliers.export(plan_of(llama, "w8a8", exact=["model.layers.7.mlp.down_proj"]), format, llama)
     with pytest.raises(UserError, match="with 210 projections, and this model has 21"):
         outliers.export(plan_of(llama, "w8a8").model_copy(update={"projections": 210}), format, llama)
@@ -330,5 +395,5 @@ def test_a_missing_library_is_named(llama, monkeypatch):
 
 def test_an_architecture_that_llama_cpp_does_not_have_is_refused():
     model = make("opt")
-    with pytest.raises(UserError, match="llama.cpp has no architecture 'opt'"):
+    with pytest.raises(UserError, match=r"llama.cpp has no architecture 'opt'"):
         outliers.export(plan_of(model, "w8a8"), "llama-quantize", model)
