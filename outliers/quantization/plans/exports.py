@@ -105,7 +105,8 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> dict | str | obje
 
 def export_text(plan: Plan, format: str, model: PreTrainedModel) -> str:
     """What `export` gives as the text of a file: JSON, YAML or lines; raises as it does."""
-    return EXPORTS[format].text(export(plan, format, model)) if format in EXPORTS else export(plan, format, model)
+    exported = export(plan, format, model)
+    return EXPORTS[format].text(exported)
 
 
 def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Projection]) -> Assigned:
