@@ -42,6 +42,7 @@ _HOME = {
     "hidden_states": "outliers.tracing.states",
     "trace": "outliers.tracing.trace",
     "Trace": "outliers.tracing.result",
+    "masks": "outliers.tracing.masks",
     "watch": "outliers.metrics.training.watch",
     "OutlierCallback": "outliers.runs.callback",
     "compare": "outliers.tracing.compare",

@@ -65,9 +65,7 @@ def _by_stack(
     return [Cell(subject, variant, Places(by="stack", draws=draws)) for variant in variants if not _is_cache(variant)]
 
 
-def _cells(
-    subject: Subject, variants: Sequence[Damaging], by: Collection[str], draws: int, chosen: bool
-) -> list[Cell]:
+def _cells(subject: Subject, variants: Sequence[Damaging], by: Collection[str], draws: int, chosen: bool) -> list[Cell]:
     """The errors under all schemes first, then scheme by scheme.
 
     Places bring what is over the model: it is what they are compared with. Projections alone have errors, so a scheme

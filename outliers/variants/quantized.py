@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PLACES = ("only", "skip")  # options that take places
 OPTIONS = ("alpha", *PLACES)
+IN_SCHEME = (*OPTIONS, "instead")  # terms that belong to the scheme before them
 INSTEAD = re.compile(r"instead=(\((?P<remedied>[^()]+)\)|(?P<scheme>[^@()]+))@(?P<places>.+)")
 
 

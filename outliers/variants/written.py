@@ -15,7 +15,7 @@ from outliers.variants.massive import Massive
 from outliers.variants.peer import PEER, Peer
 from outliers.variants.planted import Planted
 from outliers.variants.quantized import Quantized
-from outliers.variants.term import EXAMPLES, Term
+from outliers.variants.term import EXAMPLES, PLUS, Term
 from outliers.variants.together import Together
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import METHODS as OF_WEIGHTS
@@ -31,7 +31,6 @@ KINDS = {  # by the names of terms with features, or positions
     "unattended": Unattended,
 }
 WEIGHTS = dict.fromkeys(OF_WEIGHTS, Scaled)  # by those of terms with a weight
-_PLUS = re.compile(r"\+(?![^()]*\))")  # one that joins terms: in parentheses it is of a number
 
 
 def variant(written: str) -> "Variant":
@@ -58,7 +57,7 @@ def variant(written: str) -> "Variant":
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is no variant; expected one such as absmax+hadamard, {EXAMPLES}")
     found = []
-    for read, group in groupby(_PLUS.split(written), _reader):
+    for read, group in groupby(PLUS.split(written), _reader):
         found += read(list(group))
     if sum(isinstance(one, Quantized | Peer) for one in found) > 1:
         raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")

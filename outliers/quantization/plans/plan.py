@@ -32,10 +32,14 @@ class Plan(BaseModel):
     projections: int = Field(ge=1)
     measured: dict[str, str | int | float | bool | None] = {}
 
+    @property
+    def text(self) -> str:
+        """It as YAML, for `read_plan`."""
+        return HEADER + yaml.safe_dump(self.model_dump(), sort_keys=False, width=120, allow_unicode=True)
+
     def write(self, path: str | Path) -> None:
         """Write it as YAML, for `read_plan`; raise UserError where it cannot be written."""
-        text = yaml.safe_dump(self.model_dump(), sort_keys=False, width=120, allow_unicode=True)
-        write_whole(Path(path), HEADER + text)
+        write_whole(Path(path), self.text)
 
     def check(self, paths: Iterable[str]) -> None:
         """Raise UserError unless these are the paths of the projections of its model."""
