@@ -7,6 +7,8 @@ import json
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from outlier_kernels.formats import Quantizer
+
 from outliers.quantization.plans.assigned import Assigned
 from outliers.quantization.schemes import Scheme
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from torchao.quantization import FqnToConfig
 
 INT8 = "int8 absmax"
-MAPPINGS = {INT8: "SYMMETRIC", "int8 zeropoint": "ASYMMETRIC"}  # of activations
 FEW_BITS = {"int6 absmax": "int6", "int4 absmax": "int4"}  # types of torch
 
 
@@ -36,13 +37,12 @@ def config_of(scheme: Scheme) -> "AOBaseConfig | None":
         case None, numbers if numbers in FEW_BITS and scheme.weights.per_row:
             kind = getattr(torch, FEW_BITS[numbers])
             return quantization.IntxWeightOnlyConfig(kind, group or quantization.PerAxis(0))
-        case inputs, numbers if inputs in MAPPINGS and activations and numbers == INT8 and not group:
-            mapping = quantization.MappingType[MAPPINGS[inputs]]
-            return quantization.Int8DynamicActivationInt8WeightConfig(mapping, granularity=[activations, weights])
+        case inputs, numbers if inputs == numbers == INT8 and activations and not group:
+            return quantization.Int8DynamicActivationInt8WeightConfig(granularity=[activations, weights])
     return None
 
 
-def _numbers(quantizer) -> str | None:
+def _numbers(quantizer: Quantizer | None) -> str | None:
     """A format and its kind of scale, whatever shares it."""
     return quantizer and f"{quantizer.format} {'absmax' if quantizer.symmetric else 'zeropoint'}"
 
