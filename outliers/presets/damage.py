@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from outliers.models.anatomy.examples import Block
     from outliers.quantization.calibration import Calibration
 
 Damaging = Quantized | Cached
@@ -114,7 +115,7 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
 
 def damage(
     model: "PreTrainedModel",
-    blocks: "Iterable[torch.Tensor]",
+    blocks: "Iterable[Block]",
     scheme: "str | Scheme | Cached",
     by: Iterable[str] = DAMAGE_BY,
     skip: Sequence[str] = (),

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from outliers.errors import UserError, unknown_name
@@ -94,18 +95,20 @@ class Search:
         others = tuple((scheme, tuple(sorted(paths))) for scheme, paths in instead.items())
         return Quantized(self.under.scheme, tuple(sorted(exact)), (), self.under.calibration, others)
 
-    def suffices(self, loss: float, exact: Row) -> bool:
-        """Whether a loss, nats a token, is little enough beyond that of the model as it is."""
-        return loss <= _loss(exact) + math.log1p(self.cost)
+    def allowed(self, exact: Row) -> float:
+        """The largest loss, nats a token, beyond that of the model as it is."""
+        return _loss(exact) + math.log1p(self.cost)
 
     def cells_of(self, stage: str, *sets: Sequence[Choice]) -> list[Cell]:
-        """The perplexity of the model as it is, and of sets of better projections, on the blocks of a stage."""
-        subject, metric = {SEARCH: self.searched, CONFIRM: self.confirmed}[stage], Perplexity(draws=self.draws)
-        about = [{"chosen": len(one), "price": round(math.fsum(choice.price for choice in one), 6)} for one in sets]
-        cells = [
-            Cell(subject, self.set_of(one), metric, {"stage": stage} | of) for one, of in zip(sets, about, strict=True)
-        ]
-        return [Cell(subject, EXACT, metric, {"stage": stage}), *cells]
+        """The perplexity of sets of better projections on the blocks of a stage."""
+        prices = [round(math.fsum(one.price for one in choices), 6) for choices in sets]
+        about = [{"chosen": len(choices), "price": price} for choices, price in zip(sets, prices, strict=True)]
+        return [self.cell_of(stage, self.set_of(one), of_one) for one, of_one in zip(sets, about, strict=True)]
+
+    def cell_of(self, stage: str, variant: Quantized, about: dict) -> Cell:
+        """The perplexity of the model under a variant on the blocks of a stage."""
+        subject = {SEARCH: self.searched, CONFIRM: self.confirmed}[stage]
+        return Cell(subject, variant, Perplexity(draws=self.draws), {"stage": stage} | about)
 
 
 class Blocks(Causal):
@@ -215,25 +218,32 @@ def _searched(search: Search, choices: list[Choice]) -> Stages:
     in exchange for others."""
 
     def lowest(sets: list[list[Choice]]) -> Stages:
-        """Of sets that with the least loss, and whether it suffices."""
-        exact, *rows = yield search.cells_of(SEARCH, *sets)
+        """Of sets that with the least loss."""
+        rows = yield search.cells_of(SEARCH, *sets)
         loss, number = min((_loss(row), number) for number, row in enumerate(rows))
-        return sets[number], search.suffices(loss, exact)
+        return loss, sets[number]
 
-    exact, _, most = yield search.cells_of(SEARCH, [], choices)
+    exact, _, most = yield [search.cell_of(SEARCH, EXACT, {}), *search.cells_of(SEARCH, [], choices)]
+    allowed = search.allowed(exact)
     # What projections cost alone adds up, so that what the first ones leave is known before it is measured.
-    left = [_loss(most) + math.fsum(one.gain for one in choices[count:]) for count in range(len(choices) + 1)]
-    count = next((count for count, loss in enumerate(left) if search.suffices(loss, exact)), len(choices))
-    chosen, suffices = yield from lowest([choices[:count]])
-    while not suffices and len(chosen) < len(choices):
-        chosen, suffices = yield from lowest([choices[: len(chosen) + 1]])
-    while suffices and chosen:
-        fewer, suffices = yield from lowest([_without(chosen, one) for one in chosen[-EXCHANGED:]])
-        chosen = fewer if suffices else chosen
+    count = _enough(choices, _loss(most) + math.fsum(one.gain for one in choices) - allowed)
+    loss, chosen = yield from lowest([choices[:count]])
+    while loss > allowed and len(chosen) < len(choices):
+        more = choices[len(chosen) :]
+        loss, chosen = yield from lowest([chosen + more[: max(1, _enough(more, loss - allowed))]])
+    while loss <= allowed and chosen:
+        loss, fewer = yield from lowest([_without(chosen, one) for one in chosen[-EXCHANGED:]])
+        chosen = fewer if loss <= allowed else chosen
     others = [one for one in choices if one not in chosen][:EXCHANGED]
     exchanged = [[*_without(chosen, one), other] for one in chosen[-EXCHANGED:] for other in others]
-    best, _ = yield from lowest([chosen, *exchanged])
+    _, best = yield from lowest([chosen, *exchanged])
     return best
+
+
+def _enough(choices: Sequence[Choice], loss: float) -> int:
+    """How many of the first ones should save so much of the loss; all where none do."""
+    saved = accumulate((one.gain for one in choices), initial=0.0)
+    return next((count for count, gain in enumerate(saved) if gain >= loss), len(choices))
 
 
 def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
@@ -241,12 +251,12 @@ def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
 
 
 def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:
-    """The set on other blocks, with one more of the others at a time until it suffices there."""
-    yield search.cells_of(CONFIRM, [])
-    for count in range(len(others) + 1):
-        exact, row = yield search.cells_of(CONFIRM, [*chosen, *others[:count]])
-        if search.suffices(_loss(row), exact):
-            return
+    """The set on other blocks, with as many of the others as should suffice until it does there."""
+    exact, _, row = yield [search.cell_of(CONFIRM, EXACT, {}), *search.cells_of(CONFIRM, [], chosen)]
+    while others and (missing := _loss(row) - search.allowed(exact)) > 0:
+        count = max(1, _enough(others, missing))
+        chosen, others = chosen + others[:count], others[count:]
+        (row,) = yield search.cells_of(CONFIRM, chosen)
 
 
 def _loss(row: Row) -> float:
