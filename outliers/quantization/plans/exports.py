@@ -3,7 +3,7 @@
 import importlib.util
 import json
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from torch import nn
@@ -71,7 +71,7 @@ EXPORTS = {
 }
 
 
-def export(plan: Plan, format: str, model: PreTrainedModel) -> dict | str | object:
+def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
     """Write a plan as another library reads it.
 
     Args:
