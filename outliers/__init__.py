@@ -24,6 +24,7 @@ _HOME = {
     "Transform": "outliers.quantization.transforms",
     "Plan": "outliers.quantization.plans.plan",
     "read_plan": "outliers.quantization.plans.plan",
+    "export": "outliers.quantization.plans.exports",
     "save_quantized": "outliers.quantization.store",
     "load_quantized": "outliers.quantization.store",
     "load_int8": "outliers.quantization.store",

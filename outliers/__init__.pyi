@@ -24,6 +24,7 @@ from outliers.quantization.caches import cache as cache
 from outliers.quantization.calibration import Calibration as Calibration
 from outliers.quantization.calibration import calibrate as calibrate
 from outliers.quantization.convert import quantize as quantize
+from outliers.quantization.plans.exports import export as export
 from outliers.quantization.plans.plan import Plan as Plan
 from outliers.quantization.plans.plan import read_plan as read_plan
 from outliers.quantization.schemes import SCHEMES as SCHEMES
