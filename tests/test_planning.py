@@ -1,5 +1,6 @@
 """The search of a plan: projections that a scheme breaks are found, others are not, and other blocks confirm it."""
 
+import json
 import math
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
 from outliers.plot.sweep import plan_curve, plan_points
-from outliers.presets.plan import CONFIRM, Alone, Choice, Search, _choice, _enough, plan, plan_of
+from outliers.presets.plan import CONFIRM, Alone, Choice, Search, _choice, _enough, exports_of, plan, plan_of
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.schemes import SCHEMES
 from outliers.report.views.plan import kept_plan_section
@@ -175,6 +176,14 @@ def test_the_section_writes_the_plan(kept, tmp_path):
     assert f"With {len(found.exact)} exact of 8 projections w4a4 costs" in finding.text
 
 
+def test_exports_are_files_beside_the_plan(kept):
+    spec, _, rows = kept
+    spec = spec.model_copy(update={"scheme": "w8a8", "export": ["bitsandbytes"]})
+    found = exports_of(spec, plan_of(rows, MODEL, 0.01, 2).model_copy(update={"scheme": "w8a8", "exact": BROKEN}))
+    assert set(found) == {"bitsandbytes.json"}
+    assert BROKEN[0] in json.loads(found["bitsandbytes.json"])["llm_int8_skip_modules"]
+
+
 def test_the_curve_has_a_point_for_each_set(kept):
     _, _, rows = kept
     points = plan_points(rows)
@@ -194,6 +203,8 @@ def test_the_curve_has_a_point_for_each_set(kept):
         ({"cost": "much"}, "expected a share such as 5%"),
         ({"cost": 0}, "greater than 0"),
         ({"draws": 1}, "greater than or equal to 2"),
+        ({"export": "gguf"}, "unknown format of an export 'gguf'"),
+        ({"export": "bitsandbytes"}, "'bitsandbytes' cannot say scheme 'absmax'"),
     ],
 )
 def test_what_no_plan_can_be_for_is_refused(fields, said, tmp_path):

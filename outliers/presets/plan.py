@@ -158,7 +158,27 @@ def planning_plans(spec: Planning) -> list[cell.Plan]:
     searched, confirmed = Blocks(settings, 0, spec.blocks), Blocks(settings, spec.blocks, spec.confirm)
     search = Search(searched, confirmed, under, better, spec.cost, spec.by, spec.draws)
     check_search(search)
+    if spec.export:
+        exports_of(spec, Plan(model=spec.model, scheme=under.scheme.name, projections=len(search.sizes)))
     return [cell.Plan(searched, search_stages(search))]
+
+
+def exports_of(spec: Planning, plan: Plan) -> dict[str, str]:
+    """A plan in the formats that are asked for, by the names of their files.
+
+    Raises:
+        UserError: a format is unknown, or cannot say the plan's schemes or model.
+    """
+    if not spec.export:
+        return {}
+    from outliers.models.load import load_config
+    from outliers.models.skeleton import skeleton
+    from outliers.quantization.plans.exports import EXPORTS, export_text
+
+    config = load_config(spec.model, spec.revision)
+    model = skeleton(config, config.dtype)
+    texts = {name: export_text(plan, name, model) for name in spec.export}
+    return {EXPORTS[name].file: text for name, text in texts.items()}
 
 
 def check_search(search: Search) -> None:

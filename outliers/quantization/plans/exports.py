@@ -26,9 +26,10 @@ class Export(NamedTuple):
 
     says: what it has for a scheme without remedies; None for one that it cannot say. write: a plan, of what it says of
     schemes. text: that as a file has it. takes: the layers that its library quantizes. package: the library, where the
-    export is made of its own objects.
+    export is made of its own objects. file: what a file of it is called.
     """
 
+    file: str
     says: Callable[[Scheme], object | None]
     write: Callable[[Assigned], object]
     text: Callable[[object], str]
@@ -60,14 +61,20 @@ def _bits_and_bytes(assigned: Assigned) -> dict:
 #: Every format of an export by its name.
 EXPORTS = {
     "compressed-tensors": Export(
-        compressed_tensors.arguments_of, compressed_tensors.config_of, _as_json, takes=(nn.Linear,)
+        "compressed-tensors.json",
+        compressed_tensors.arguments_of,
+        compressed_tensors.config_of,
+        _as_json,
+        takes=(nn.Linear,),
     ),
     "llm-compressor": Export(
-        compressed_tensors.arguments_of, compressed_tensors.recipe_of, _as_yaml, takes=(nn.Linear,)
+        "recipe.yaml", compressed_tensors.arguments_of, compressed_tensors.recipe_of, _as_yaml, takes=(nn.Linear,)
     ),
-    "torchao": Export(torchao.config_of, torchao.by_name, torchao.as_json, takes=(nn.Linear,), package="torchao"),
-    "bitsandbytes": Export(_threshold, _bits_and_bytes, _as_json),
-    "llama-quantize": Export(llama_quantize.type_of, llama_quantize.lines_of, str),
+    "torchao": Export(
+        "torchao.json", torchao.config_of, torchao.by_name, torchao.as_json, takes=(nn.Linear,), package="torchao"
+    ),
+    "bitsandbytes": Export("bitsandbytes.json", _threshold, _bits_and_bytes, _as_json),
+    "llama-quantize": Export("tensor-types.txt", llama_quantize.type_of, llama_quantize.lines_of, str),
 }
 
 

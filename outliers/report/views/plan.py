@@ -7,7 +7,7 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.plot.sweep import plan_curve, plan_points
-from outliers.presets.plan import CANDIDATES, CONFIRM, plan_of
+from outliers.presets.plan import CANDIDATES, CONFIRM, exports_of, plan_of
 from outliers.quantization.plans.plan import Plan
 from outliers.report.analysis import Value
 from outliers.report.section import Drawing, Finding, Section, printed
@@ -39,7 +39,7 @@ CURVE = (
 def kept_plan_section(spec: Planning, folder: Path, rows: list[dict]) -> Section:
     """What the rows of a specification show; the plan and its exports become files."""
     plan = plan_of(rows, spec.model, spec.cost, spec.draws)
-    return plan_section(rows, plan, {FILE: plan.text})
+    return plan_section(rows, plan, {FILE: plan.text} | exports_of(spec, plan))
 
 
 def plan_section(rows: list[dict], plan: Plan, files: dict[str, str]) -> Section:
