@@ -98,11 +98,11 @@ class Seen(NamedTuple):
     """How a metric is made of the last hidden states.
 
     see: called with the model under the variant, the block, its last hidden states (T, features) and, where `compares`,
-    those of the unquantized model; what it returns is of a block. values: of what is seen of all blocks, draw by draw,
+    the unquantized model with those of it; what it returns is of a block. values: of what is seen of all blocks, draw by draw,
     the values of a row.
     """
 
-    see: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, torch.Tensor | None], Any]
+    see: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, tuple[PreTrainedModel, torch.Tensor] | None], Any]
     values: Callable[[list[list]], list[dict]]
     compares: bool = False
 

@@ -80,7 +80,7 @@ def _resident(
     exact = _exact_states(bench, blocks, key) if any(seer.compares for seer in seers) else [None] * len(blocks)
     with bench.under(variant) as changed, drawn(changed, key[0]):
         of_blocks = [
-            [seer.see(changed, ids, states, exact[number]) for seer in seers]
+            [seer.see(changed, ids, states, (model, exact[number])) for seer in seers]
             for number, ids, states in _passed(changed, bench, blocks, variant.first_layer(model), key)
         ]
     return [list(of_cell) for of_cell in zip(*of_blocks, strict=True)]
@@ -136,7 +136,7 @@ def _streamed(
                 continue
             for of_cell, cell, seer in zip(found, cells, seers, strict=True):
                 if cell.variant.name == names[number - len(first)]:
-                    unquantized = exact[len(of_cell)].to(states.device) if seer.compares else None
+                    unquantized = (model, exact[len(of_cell)].to(states.device)) if seer.compares else None
                     of_cell.append(seer.see(model, ids, states, unquantized))
     return found
 

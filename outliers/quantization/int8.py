@@ -89,6 +89,11 @@ class Int8Linear(nn.Module):
         """Type and shape of the codes without values, for architectures that look at them, as T5 does."""
         return torch.empty(self.shape, dtype=torch.int8, device="meta")
 
+    @property
+    def dequantized(self) -> torch.Tensor | None:
+        """The weight (outputs, features) that the codes stand for; None under remedies, which change it."""
+        return None if self.here.transform is not None else self._quantized().dequantize()
+
     def path(self, dtype: torch.dtype) -> str:
         """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
         scheme, weight = self.here, self.prepared or self._quantized()

@@ -13,6 +13,7 @@ from outliers.text.documents import check_hub
 from outliers.text.task_data import check_task
 
 Kind = TypeVar("Kind", bound=Named)
+INT8 = "int8.safetensors"  # of a model that `outliers.save_quantized` wrote, whose file is looked at as it is loaded
 TEXTS = {  # what trainings read, by their fields
     "c4": "the first 1,000 rows of C4 (allenai/c4 of the hub, en, train split) as JSON lines",
     "wikitext": "WikiText-2 (Salesforce/wikitext of the hub, wikitext-2-v1, train split) as text",
@@ -34,6 +35,9 @@ def checked(spec: Kind) -> Kind:
         if name not in known:
             for revision in revisions or [getattr(spec, "revision", None)]:
                 _check_model(name, revision, of_weights)
+    for name in getattr(spec, "against", []):
+        if not (Path(name) / INT8).exists():
+            _check_model(name, None, of_weights)
     check_hub(getattr(spec, "text", ""))
     if isinstance(spec, Training):
         check_training(spec)

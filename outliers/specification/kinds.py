@@ -217,6 +217,7 @@ NEURONS = "How many neurons of a layer are named, those that write most; the res
 CONTROLS = "Draws of random weights, or of random features, to compare with."
 SEED = "Of random draws."
 LIMIT = "Examples of each task, from its start; by default all."
+AGAINST = "Models of others to compare with, such as a quantized checkpoint; in the place of schemes, as caches are."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
 PICTURES = "pictures"  # the protocol of vision models
@@ -432,6 +433,7 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     name: Name = "damage"
     schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
     caches: Caches = Field([], description="Such as kv=int4, in the place of schemes unless some are given.")
+    against: Names = Field([], description=AGAINST)
     by: Names = Field(
         list(DAMAGE_BY),
         description="Errors of projections, perplexity by role, layer, stack, head of a cache, or of the model.",
