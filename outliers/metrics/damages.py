@@ -6,7 +6,9 @@ from typing import Any
 
 import pandas as pd
 
+from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
+from outliers.variants.peer import AGAINST, Against, is_against
 
 OF_MODEL = ("perplexity", "damage.kl", "damage.top1_agreement")
 OF_PROJECTION = ("damage.error", "damage.error_by_token")
@@ -48,8 +50,12 @@ class Damages:
 
 
 def damages_of(rows: list[dict]) -> dict[str, Damages]:
-    """What rows of one model say, scheme by scheme in their order; a cache stands as a scheme of its name."""
-    rows = [row | {"scheme": _called(row)} for row in rows]
+    """What rows of one model say, scheme by scheme in their order; a cache, or another model, stands as a scheme of its
+    name."""
+    called = [_called(row) for row in rows]
+    others = distinct_names((Against.read(one).called, None) for one in called if is_against(one))
+    short = {Against(other).name: f"{AGAINST}({name})" for (other, _), name in others.items()}
+    rows = [row | {"scheme": short.get(one, one)} for row, one in zip(rows, called, strict=True)]
     schemes = dict.fromkeys(row["scheme"] for row in rows if row["scheme"] != BASELINE)
     inputs = [row for row in rows if row["metric"] == "damage.largest_input"]
     exact = (row for row in rows if row["scheme"] == BASELINE and row["metric"] == "perplexity")

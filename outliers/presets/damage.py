@@ -1,6 +1,7 @@
 """The damage of schemes, of caches, or of another model to one: by projection, role, layer and head, and over it."""
 
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, unknown_name
@@ -123,19 +124,18 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
 
 
 def _check_tokenizers(subject: Causal, others: Iterable[str]) -> None:
-    """Raise UserError where another model comes with a tokenizer that has other tokens, whose ids mean something else."""
+    """Raise UserError where another model comes with a tokenizer of other tokens, whose ids mean something else."""
     from outliers.models.load import load_reader, load_tokenizer
 
-    own = load_reader(subject.model, subject.revision)
+    ids = getattr(load_reader(subject.model, subject.revision), "vocab", {})
     for other in others:
-        try:
-            theirs = load_tokenizer(other)
-        except UserError:  # many come without one, and are read with ours
-            continue
-        if hasattr(own, "get_vocab") and theirs.get_vocab() != own.get_vocab():
+        if Path(other).is_dir() and not (Path(other) / "tokenizer.json").exists():
+            continue  # it is read with ours
+        vocabulary = load_tokenizer(other).get_vocab() if ids else {}
+        if moved := next((token for token, number in vocabulary.items() if ids.get(token, number) != number), None):
             raise UserError(
-                f"the tokenizer of '{other}' has other tokens than that of '{subject.model}'; expected a model of the "
-                "same vocabulary"
+                f"the tokenizer of '{other}' has {moved!a} as token {vocabulary[moved]}, and that of "
+                f"'{subject.model}' as {ids[moved]}; expected a model of the same vocabulary"
             )
 
 
@@ -150,7 +150,7 @@ def damage(
     attention_mask: "Iterable[torch.Tensor] | None" = None,
     against: "PreTrainedModel | str | None" = None,
 ) -> Damages:
-    """Find where a scheme, a cache or another model damages a model: by projection, role, layer, stack or head, and over all of it.
+    """Find where a scheme, a cache or another model damages a model: by projection, role, layer, head, and over it.
 
     The error of a projection is that of its output from the inputs of the unquantized model, so that errors do not
     cascade; perplexities are those of whole models, in which they do. The model is left as it was.
@@ -170,9 +170,9 @@ def damage(
             bitsandbytes has quantized, whose modules compute as they do; or its name, as for `outliers.load_model`.
 
     Raises:
-        UserError: there are both a scheme and another model, or neither; the other model has another architecture, other
-            sizes, another dtype or device; the scheme is unknown or quantizes nothing, a part of the damage is unknown, several draws are asked
-            of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
+        UserError: there are both a scheme and another model, or neither; the other model has another architecture,
+            other sizes, another dtype or device; the scheme is unknown or quantizes nothing, a part of the damage is
+            unknown, several draws are asked of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
     """
     from outliers.metrics.measurement import records_of
     from outliers.quantization.convert import check_calibrated
@@ -198,4 +198,5 @@ def damage(
     subject, chosen = Given(model, blocks), by is not DAMAGE_BY
     cells = _cells(subject, [variant], by, draws, chosen)
     cells += _by_stack(subject, model.config, [variant], by, draws, chosen)
-    return damages_of(records_of(cells))[variant.scheme.name if isinstance(variant, Quantized) else variant.name]
+    (found,) = damages_of(records_of(cells)).values()
+    return found

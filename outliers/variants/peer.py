@@ -70,6 +70,11 @@ class Peer:
         yield with_bitsandbytes(model, self.alpha)
 
 
+def is_against(written: str) -> bool:
+    """Whether the writing of a variant is that of another model."""
+    return written.startswith(f"{AGAINST}(")
+
+
 @dataclass(frozen=True)
 class Against:
     """A model of somebody else in the place of ours: quantized, fine-tuned, or damaged.

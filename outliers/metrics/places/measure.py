@@ -127,12 +127,12 @@ class OfPlaces(Measurement):
         with named(subject.name):
             (variant,) = bench.knowing([cell.variant], subject)
         asked = exchanges(model, variant, metric.by)
-        is_cache = isinstance(variant, Cached)
+        is_cache, is_scheme = isinstance(variant, Cached), isinstance(variant, Quantized)
         passes = len(asked) if is_streamed(model) else count if metric.by == "layer" and not is_cache else 1
         blocks = bench.counted(subject.blocks[part], passes)
         with (
             named(subject.name, variant.name),
-            nullcontext(model) if is_streamed(model) or is_cache else bench.under(variant) as changed,
+            bench.under(variant) if is_scheme and not is_streamed(model) else nullcontext(model) as changed,
         ):
             draws = [_drawn_losses(coded(changed), blocks, variant, asked, draw) for draw in range(metric.draws)]
         by_place = zip(asked, zip(*draws, strict=True), strict=True)
