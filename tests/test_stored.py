@@ -32,7 +32,10 @@ def save_like(folder, fields: dict, packed, model=None):
     tensors = {key: value.clone() for key, value in model.state_dict().items()}
     for one in projections(model):
         weight = tensors.pop(f"{one.path}.weight")
-        tensors |= {f"{one.path}.{end}": tensor.clone(memory_format=torch.contiguous_format) for end, tensor in packed(weight).items()}
+        tensors |= {
+            f"{one.path}.{end}": tensor.clone(memory_format=torch.contiguous_format)
+            for end, tensor in packed(weight).items()
+        }
     model.config.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text()) | {"quantization_config": fields}
     (folder / "config.json").write_text(json.dumps(config))
@@ -112,7 +115,10 @@ def of_compressed_tensors(folder, how: str, weights: dict, activations: dict | N
 
 BY_TOKEN = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 COMPRESSED = {
-    "w4a16": ("pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}),
+    "w4a16": (
+        "pack-quantized",
+        {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
+    ),
     "w4a16-asymmetric": (
         "pack-quantized",
         {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32},

@@ -98,8 +98,8 @@ class Seen(NamedTuple):
     """How a metric is made of the last hidden states.
 
     see: called with the model under the variant, the block, its last hidden states (T, features) and, where `compares`,
-    the unquantized model with those of it; what it returns is of a block. values: of what is seen of all blocks, draw by draw,
-    the values of a row.
+    the unquantized model with those of it; what it returns is of a block. values: of what is seen of all blocks, draw
+    by draw, the values of a row.
     """
 
     see: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, tuple[PreTrainedModel, torch.Tensor] | None], Any]

@@ -134,7 +134,7 @@ class Checkpoint(NamedTuple):
     files: list[Path]
     tensors: "dict[str, Stored | Packed | Joined] | dict[str, Made]"
     ignored: list[str]
-    stored: dict[str, Stored | Packed] = {}
+    stored: dict[str, Stored | Packed]
 
     @property
     def is_packed(self) -> bool:
@@ -156,7 +156,7 @@ def read_checkpoint(
     if source.gguf_file:
         from outliers.models.gguf.reader import read_gguf
 
-        return Checkpoint(source.files, read_gguf(*source.files).tensors, [])
+        return Checkpoint(source.files, read_gguf(*source.files).tensors, [], {})
     files = source.files or weight_files(_downloaded(source, name))
     stored = _by_key(name, (stored for file in files for stored in _in_file(name, file)))
     fields = model.config.to_dict().get("quantization_config") or {}

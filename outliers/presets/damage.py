@@ -33,7 +33,7 @@ Damaging = Quantized | Cached | Against
 
 
 def damage_plans(spec: Damage) -> list[Plan]:
-    """Of the model what each scheme, cache and other model damages; schemes that share weight codes are side by side."""
+    """Of the model what each scheme, cache or other model damages; schemes that share weight codes are side by side."""
     subject = Causal(spec.model, spec.revision, spec)
     variants: list[Damaging] = [*(Cached(Formats.read(cache)) for cache in spec.caches), *map(Against, spec.against)]
     if not variants or "schemes" in spec.model_fields_set:

@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from outliers.models.checkpoint import Stored
 
 DTYPES = {
-    **{"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64},
-    **{"F8_E4M3": torch.float8_e4m3fn, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32},
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
 }
 
 
@@ -118,7 +124,7 @@ def unpacked(
 ) -> "dict[str, Stored | Packed]":
     """The tensors of files by their keys, those in the place of which a weight stands joined in it.
 
-    method, fields: of `quantization_config`. transposed: paths of modules that have their weight as (features, outputs).
+    method, fields: of `quantization_config`. transposed: paths of modules that have their weight (features, outputs).
     """
     found: dict = dict(stored)
     for format in METHODS.get(method, ()):

@@ -32,16 +32,16 @@ PLACES = (
     ("all but it: perplexity", scattered("perplexity_without", ".2f")),
     ("increase (%)", scattered("damage_without", "+.2f", 100)),
 )
-KL = ("KL (nats)", scattered("kl_only", ".4f"))
+KL = ("KL (nats)", scattered("kl_only", ".5f"))
 WEIGHTS = (
     SCHEME,
     ("projection", "{projection}"),
-    ("output, by token (dB)", lambda row: decibels(row["by_token_db"])),
+    ("by token (dB)", lambda row: decibels(row["by_token_db"])),
     ("weights (dB)", lambda row: decibels(row["weight_db"])),
     ("largest weight", "{largest_weight:.3g}"),
-    ("[output, input]", "{largest_at}"),
+    ("at", "{largest_at}"),
     ("largest change", "{largest_change:.3g}"),
-    ("[output, input]", "{changed_at}"),
+    ("of", "{changed_at}"),
 )
 ERRORS = (
     SCHEME,
@@ -164,8 +164,8 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
 
 
 WEIGHTS_CAPTION = (
-    "The weights of these projections: their error ‖W_other − W‖² / ‖W‖², the largest weight of the original, which sets "
-    "the scale of its row, group or tensor, and the largest change of a weight, each with its place."
+    "The weights of these projections: their error ‖W_other − W‖² / ‖W‖², the largest weight of the original, which "
+    "sets the scale of its row, group or tensor, and the largest change of a weight, each with its [output, input]."
 )
 
 
@@ -269,7 +269,7 @@ def _of_errors(one: Damages) -> list[Finding]:
     if pd.notna(worst.get("weight_db")):
         sentence += (
             f"; its weights have an error of {decibels(worst['weight_db'])} dB, and that at {worst['changed_at']} is "
-            f"changed most, by {amount(worst['largest_change'])}"
+            f"changed most, by {worst['largest_change']:.2g}".replace("-", "−")
         )
     return [Finding(f"{sentence}.", "damage_worst")]
 
