@@ -77,10 +77,12 @@ def _resident(
 ) -> list[list]:
     """Of each cell what it sees of each block. key: the draw, and which part of the text it is."""
     seers, (variant,) = [_seen(cell) for cell in cells], variants
-    exact = _exact_states(bench, blocks, key) if any(seer.compares for seer in seers) else [None] * len(blocks)
+    exact: list = [None] * len(blocks)
+    if any(seer.compares for seer in seers):
+        exact = [(model, states) for states in _exact_states(bench, blocks, key)]
     with bench.under(variant) as changed, drawn(changed, key[0]):
         of_blocks = [
-            [seer.see(changed, ids, states, (model, exact[number])) for seer in seers]
+            [seer.see(changed, ids, states, exact[number]) for seer in seers]
             for number, ids, states in _passed(changed, bench, blocks, variant.first_layer(model), key)
         ]
     return [list(of_cell) for of_cell in zip(*of_blocks, strict=True)]

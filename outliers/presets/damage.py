@@ -1,6 +1,7 @@
 """The damage of schemes, of caches, or of another model to one: by projection, role, layer and head, and over it."""
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,8 +131,10 @@ def _check_tokenizers(subject: Causal, others: Iterable[str]) -> None:
     ids = getattr(load_reader(subject.model, subject.revision), "vocab", {})
     for other in others:
         if Path(other).is_dir() and not (Path(other) / "tokenizer.json").exists():
-            continue  # it is read with ours
-        vocabulary = load_tokenizer(other).get_vocab() if ids else {}
+            continue  # transformers would make an empty one
+        vocabulary: dict[str, int] = {}
+        with suppress(UserError):  # many come without one, and read what ours makes of a text
+            vocabulary = load_tokenizer(other).get_vocab() if ids else {}
         if moved := next((token for token, number in vocabulary.items() if ids.get(token, number) != number), None):
             raise UserError(
                 f"the tokenizer of '{other}' has {moved!a} as token {vocabulary[moved]}, and that of "
