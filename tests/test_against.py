@@ -15,15 +15,19 @@ import outliers
 from outliers.errors import UserError
 from outliers.metrics.agreement.measure import agreeing
 from outliers.metrics.layers.measure import layer_by_layer
+from outliers.metrics.measurement import Keeps
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import run_decoder
 from outliers.presets.damage import damage
 from outliers.quantization.convert import quantize
 from outliers.quantization.peers import weight_of
 from outliers.quantization.schemes import SCHEMES
+from outliers.runs.forecast import need_of, request_of
 from outliers.runs.frame import records_in
+from outliers.runs.room import Room
 from outliers.runs.run import run
 from outliers.specification.kinds import Damage
+from outliers.subjects.causal import Causal
 from outliers.variants.peer import Against
 from outliers.variants.written import variant
 from tests.gguf_files import save_gguf
@@ -333,3 +337,10 @@ def test_what_cannot_be_asked_for(model, blocks):
         damage(model, blocks, against=llama())
     with pytest.raises(UserError, match="leave --stream out"):
         run(Damage(**SMALL, against=[MODEL], stream=True))
+
+
+def test_the_forecast_counts_the_other_model(model):
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    request = request_of(Causal(MODEL, None, Damage(**SMALL)), Keeps())
+    alone, beside = (need_of(request._replace(keeps=Keeps(others=count)), Room(2**40)).memory for count in (0, 2))
+    assert beside - alone == pytest.approx(3 * weights, rel=0.01)  # two models, and what reading leaves of the heap

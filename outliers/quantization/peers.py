@@ -89,13 +89,36 @@ def _config(name: str) -> PretrainedConfig:
     return config_of(Source(name, None, True), name) if _own_file(name) else load_config(name)
 
 
+def _place(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:
+    """How somebody's model is loaded beside ours, and the state of its files."""
+    own = _own_file(name)
+    states = tuple(map(state_of, [own] if own else local_files(name)))
+    return name, str(model.dtype).removeprefix("torch."), str(model.device), states
+
+
 @functools.lru_cache(maxsize=1)
 def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedModel:
-    file = _own_file(name)
-    if file is None:
+    if not (own := _own_file(name)):
         return load_model(name, dtype, device)
-    watch(name, None, [file])
+    watch(name, None, [own])
     return load_quantized(name, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _fields(*place) -> dict:
+    """What rows say of somebody's model; kept, for many metrics are asked of it."""
+    name, loaded = place[0], _loaded(*place)
+    if _own_file(name):
+        (stored,) = {one.module.scheme.name for one in projections(loaded) if isinstance(one.module, Int8Linear)}
+    else:
+        stored = quantized_from(name) or stored_as(load_config(name))
+    hashed = hash_of(line_of(*one) for one in loaded.state_dict().items())  # also of codes, which are no parameters
+    return {"other_weights_hash": hashed} | ({"other_quantized_from": stored} if stored else {})
+
+
+def other_fields(other: str, model: PreTrainedModel) -> dict:
+    """Which weights somebody's model has, and in what they are stored."""
+    return _fields(*_place(other, model))
 
 
 @contextmanager
@@ -105,36 +128,17 @@ def other_model(other: str | PreTrainedModel, model: PreTrainedModel) -> Iterato
     Raises:
         UserError: as `outliers.load_model`; or it is in another dtype or on another device, or its files change.
     """
-    named = isinstance(other, str)
-    if named:
-        file = _own_file(other)
-        states = tuple(map(state_of, [file] if file else local_files(other)))
-        name, other = other, _loaded(other, str(model.dtype).removeprefix("torch."), str(model.device), states)
+    theirs = _loaded(*_place(other, model)) if isinstance(other, str) else other
     for what in ("dtype", "device"):
-        if (theirs := getattr(other, what)) != (ours := getattr(model, what)):
+        if getattr(theirs, what) != getattr(model, what):
             raise UserError(
-                f"the model to compare with is in {theirs}, and the other one in {ours}; expected one {what}"
+                f"the model to compare with is in {getattr(theirs, what)}, and the other one in "
+                f"{getattr(model, what)}; expected one {what}"
             )
-    with in_eval_mode(other):
-        yield other
-    if named:
-        check_unchanged(name, None)
-
-
-def other_fields(other: str, model: PreTrainedModel) -> dict:
-    """Which weights somebody's model has, also those that are kept as codes, and in what they are stored."""
-    with other_model(other, model) as loaded:
-        fields = {"other_weights_hash": _hash(loaded)}
-    if _own_file(other):
-        scheme = next(one.module.scheme.name for one in projections(loaded) if isinstance(one.module, Int8Linear))
-        return fields | {"other_quantized_from": scheme}
-    stored = quantized_from(other) or stored_as(load_config(other))
-    return fields | ({"other_quantized_from": stored} if stored else {})
-
-
-@functools.lru_cache(maxsize=1)
-def _hash(model: PreTrainedModel) -> str:
-    return hash_of(line_of(*one) for one in model.state_dict().items())
+    with in_eval_mode(theirs):
+        yield theirs
+    if isinstance(other, str):
+        check_unchanged(other, None)
 
 
 def check_alike(model: PreTrainedModel, other: str | PreTrainedModel) -> None:

@@ -23,7 +23,7 @@ from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell
 from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
-from outliers.variants.together import Together, parts_of
+from outliers.variants.together import Together, others_of, parts_of, schemes_of
 
 Place = tuple[int, str, str]  # layer, role and path of a projection
 
@@ -170,8 +170,9 @@ class OfProjections(Measurement):
         return list(bundles.values())
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        variants = (one for cell in cells for one in _parted(cell)[1])
-        return Keeps((tuple(one.scheme for one in variants if isinstance(one, Quantized)),))
+        schemes = [one for cell in cells for one in schemes_of(cell.variant)]
+        others = [one for cell in cells for one in others_of(cell.variant)]
+        return Keeps((tuple(one.scheme for one in schemes),), others=len(others))
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)
