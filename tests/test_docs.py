@@ -35,6 +35,7 @@ from outliers.metrics.measurement import Keeps, each_alone
 from outliers.metrics.memory.view import GIB, footprints
 from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
+from outliers.models.config_file import DEQUANTIZED
 from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import LARGEST_SIDE, MANY, load_model, weights_hash
@@ -653,6 +654,7 @@ CLAIMS = {
         "three layers cost most: layer {} alone {:+.0f} %, layer {} {:+.0f} % and layer {} {:+.0f} %":
             lambda: [number for layer in dearest_layers("absmax")[:3] for number in layer],
         "no layer alone costs more than {:+.1f} %": lambda: [dearest_layers("llm.int8")[0][1]],
+        "of GPTQ there are {} and {} bits": lambda: DEQUANTIZED["gptq"]["bits"],
     },
     "docs/caches.md": {
         "embedded text, {} blocks of {} tokens": lambda: size("caches"),
