@@ -38,9 +38,9 @@ WEIGHTS = (
     ("projection", "{projection}"),
     ("by token (dB)", lambda row: decibels(row["by_token_db"])),
     ("weights (dB)", lambda row: decibels(row["weight_db"])),
-    ("largest weight", "{largest_weight:.3g}"),
+    ("largest weight", lambda row: _signed(row["largest_weight"])),
     ("at", "{largest_at}"),
-    ("largest change", "{largest_change:.3g}"),
+    ("largest change", lambda row: _signed(row["largest_change"])),
     ("of", "{changed_at}"),
 )
 ERRORS = (
@@ -277,6 +277,10 @@ def _of_errors(one: Damages) -> list[Finding]:
 def _part(one: Damages, damage: float) -> float:
     """The share of the rise of log-perplexity that this one is; 0 where there is none."""
     return math.log1p(damage) / math.log1p(one.model["damage"]) if one.model["damage"] > 0 else 0.0
+
+
+def _signed(weight: float) -> str:
+    return f"{weight:.2g}".replace("-", "−")
 
 
 def decibels(db: float) -> str:
