@@ -1,5 +1,6 @@
-"""When a feature is an outlier, an activation massive, a position a sink; the thresholds of the literature."""
+"""Hidden states and what they are called; when a feature is an outlier, an activation massive, a position a sink."""
 
+import re
 from numbers import Real
 
 from outliers.errors import UserError, shown
@@ -10,6 +11,24 @@ CROSS = ("cross_in", "cross_kv", "cross_out")
 OF_EVERY_STACK = ("attn_in", "attn_out", "ffn_in", "ffn_out")
 ROLES = (*OF_EVERY_STACK, *CROSS)
 PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
+RESIDUAL = "residual"  # stands beside the roles for the output of a layer
+
+# What TransformerLens calls the hidden states of a layer, behind `blocks.LAYER.`, and what some readers of the residual
+# stream alone are given (docs/names.md). Not `ln1.hook_normalized`, which is before the gain and the bias of the norm.
+TRANSFORMERLENS = {
+    "attn_in": "attn.hook_in",
+    "attn_out": "attn.hook_z",
+    "ffn_in": "mlp.hook_in",
+    "ffn_out": "mlp.hook_post",
+    RESIDUAL: "hook_resid_post",
+    "q": "attn.q.hook_in",
+    "k": "attn.k.hook_in",
+    "v": "attn.v.hook_in",
+    "gate": "mlp.gate.hook_in",
+    "up": "mlp.in.hook_in",
+    "attn_norm": "ln1.hook_in",
+    "ffn_norm": "ln2.hook_in",
+}
 
 # Outlier features: LLM.int8(), section 4.1.
 ALPHA = 6.0  # magnitude of a hidden state
@@ -27,6 +46,23 @@ MASSIVE_RATIO = 1000.0  # times the median magnitude of that layer's state
 SPIKE = 50.0  # magnitude at the input and at the output of a projection with a super weight: Yu et al., 2024
 
 SINK = 0.3  # mean attention that a sink receives: Gu et al., 2024, section 3
+
+
+def in_transformerlens(layer: int, place: str) -> str:
+    """What TransformerLens calls a hidden state: blocks.3.mlp.hook_post for layer 3 and ffn_out."""
+    return f"blocks.{layer}.{TRANSFORMERLENS[place]}"
+
+
+def in_nnsight(role: str, module: str) -> str:
+    """What nnsight calls a hidden state by the path of a module: model.layers[3].mlp.down_proj.input."""
+    return re.sub(r"\.(\d+)", r"[\1]", module) + (".output" if role == RESIDUAL else ".input")
+
+
+def of_transformerlens(name: str) -> tuple[int, str] | None:
+    """The layer and the role, or the reader, of a name of TransformerLens; None of any other."""
+    found = re.fullmatch(r"blocks\.([0-9]{1,9})\.(.+)", name)
+    places = [place for place, hook in TRANSFORMERLENS.items() if found and hook == found[2]]
+    return (int(found[1]), places[0]) if places else None
 
 
 def check_threshold(name: str, value: float) -> float:

@@ -11,6 +11,8 @@ Examples:
 
 `python -m outliers.trace smollm2-135m --tokens`
 
+`python -m outliers.trace smollm2-135m --imatrix --masks`
+
 `python -m outliers.trace facebook/opt-1.3b --text c4 --block 2048 --device cuda --dtype float16`
 """
 

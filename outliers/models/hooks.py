@@ -10,12 +10,14 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from outliers.criterion import RESIDUAL, of_transformerlens
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy import ROLES, Projection, decoder_layers, layers_of, readers, stack_module, stacks_of
+from outliers.models.anatomy.names import State, names_of
 from outliers.models.attending import SUMMED
 
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
-RESIDUAL = "residual"  # stands beside the roles for the output of a decoder layer
+STATES = (*ROLES, RESIDUAL)
 
 # Where torch keeps the hooks of a module: those that another layer in its place can call as well, with their options,
 FORWARD_HOOKS = (
@@ -42,6 +44,7 @@ def hooks(
     visit: Visit,
     roles: Iterable[str] = ROLES,
     layers: Iterable[int] | None = None,
+    names: str | None = None,
 ) -> Iterator[None]:
     """Call a function of your own with every hidden state, whatever runs the model within this context.
 
@@ -55,35 +58,52 @@ def hooks(
             (tokens, features), sequences of a batch one after the other. What it returns, if anything, goes on in the
             place of x; the residual stream it can only look at.
         roles: "attn_in", "attn_out", "ffn_in", "ffn_out", the inputs of the q/k/v, the attention output, the first and
-            the second feed-forward projections; "residual", the output of a decoder layer.
+            the second feed-forward projections; "residual", the output of a decoder layer; or one of these in one layer
+            by its name in TransformerLens, such as "blocks.3.mlp.hook_post".
         layers: their numbers, from 0; None for all.
+        names: "transformerlens" or "nnsight": what the role is called in `visit`, such as "blocks.3.mlp.hook_post" or
+            "model.layers[3].mlp.down_proj.input" (docs/names.md). None for the names above.
 
     Raises:
-        UserError: a role is unknown, the model has not all of these layers, or they have none of these roles; or its
-            architecture is unknown.
+        UserError: a role is unknown, the model has not all of these layers, or they have none of these roles; names are
+            unknown, or do not tell the stacks of a model apart; or its architecture is unknown.
     """
     roles = [roles] if isinstance(roles, str) else list(roles)
-    for role in roles:
-        if role not in (*ROLES, RESIDUAL):
-            raise unknown_name("role", role, (*ROLES, RESIDUAL))
     numbers = range(len(decoder_layers(model)))
-    layers = list(numbers if layers is None else layers)
-    found = [one for one in readers(model) if one.role in roles and one.layer in layers]
-    if not set(layers) <= set(numbers) or not (found or (layers and RESIDUAL in roles)):
-        known = ", ".join([*dict.fromkeys(one.role for one in readers(model)), RESIDUAL])
+    states = _states(roles, numbers if layers is None else layers)
+    known = names_of(model, names) if names else {}
+    found = [one for one in readers(model) if (one.layer, one.role) in states]
+    streams = [layer for layer, role in states if role == RESIDUAL]
+    layers = sorted({layer for layer, _role in states})
+    if not set(layers) <= set(numbers) or not (found or streams):
+        there = ", ".join([*dict.fromkeys(one.role for one in readers(model)), RESIDUAL])
         raise UserError(
             f"no hidden states of role {' or '.join(roles)} in layers {shown(layers)}; this model has the layers 0 to "
-            f"{numbers[-1]}, and the roles {known}"
+            f"{numbers[-1]}, and the roles {there}"
         )
 
+    def see(layer: int, role: str, x: torch.Tensor) -> torch.Tensor | None:
+        return visit(layer, known.get((layer, role), role), x)
+
     def look_at(layer: int, x: torch.Tensor) -> None:
-        visit(layer, RESIDUAL, x)
+        see(layer, RESIDUAL, x)
 
     with ExitStack() as stack:
-        stack.enter_context(input_hooks(found, visit))
-        for layer in layers if RESIDUAL in roles else ():
+        stack.enter_context(input_hooks(found, see))
+        for layer in streams:
             stack.enter_context(residual_hooks(model, look_at, layer))
         yield
+
+
+def _states(roles: Iterable[str], layers: Iterable[int]) -> list[State]:
+    """The hidden states of roles in layers, each once; of a name of TransformerLens the one that it says."""
+    layers, states = list(layers), {}
+    for role in roles:
+        named = of_transformerlens(role)
+        if (named[1] if named else role) not in STATES:
+            raise unknown_name("role", role, STATES)
+        states |= dict.fromkeys([named] if named else [(layer, role) for layer in layers])
+    return list(states)
 
 
 @contextmanager

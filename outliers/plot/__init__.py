@@ -15,6 +15,7 @@ _HOME = {
     "damage_bars": "damage",
     "damage_heads": "damage",
     "sweep_costs": "sweep",
+    "plan_curve": "sweep",
     "remedy_costs": "remedies",
     "frontier": "remedies",
     "attention_costs": "attention",

@@ -1,16 +1,23 @@
 """What schemes cost of perplexity, drawn beside Table 1 of the paper."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from outliers.models.names import distinct_names
 from outliers.plot.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
 from outliers.plot.legends import SCATTER, explained, legend_columns, scheme_legend, scheme_styles
 from outliers.plot.published import FAIRSEQ, published_rows
-from outliers.plot.style import GREY, figure_function, panels_of
+from outliers.plot.style import GREY, color_of, figure_function, panels_of
 from outliers.quantization.schemes import BASELINE
-from outliers.report.analysis import Rows, costs, records
+from outliers.report.analysis import Rows, costs, records, value_of
+
+STAGES = {  # of a plan: what the legend says, colour, marker, and whether it is filled
+    "search": ("on the blocks of the search", "blue", "o", "none"),
+    "confirm": ("on other blocks", "vermilion", "s", "full"),
+}
 
 
 def costs_of_schemes(rows: list[dict]) -> list[dict]:
@@ -84,3 +91,54 @@ def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bo
         axes.axvline(boundary - 0.5, **edge)
     axes.grid(axis="y")
     cost_axis(axes, [100 * row["cost"].mean for row in (*rows, *published)])
+
+
+def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
+    """What each measured set of a plan costs: a row a set, with `stage` ("search", or "confirm" on other blocks),
+    `chosen` (how many projections are better), `price` (what that takes), `perplexity`, `cost` and, as a share of the
+    perplexity without quantization, its `cost_deviation`; and the `variant`.
+    """
+    rows = [row for row in rows if "stage" in row]
+    exact = {row["stage"]: row["value"] for row in rows if "chosen" not in row}
+    points = [row | {"found": value_of(row).beside(exact[row["stage"]])} for row in rows if "chosen" in row]
+    columns = ["stage", "chosen", "price", "perplexity", "perplexity_deviation", "cost", "cost_deviation", "variant"]
+    return pd.DataFrame(
+        [
+            [
+                *(row[name] for name in columns[:3]),
+                row["value"],
+                row.get("standard_deviation"),
+                *row["found"],
+                row["variant"],
+            ]
+            for row in points
+        ],
+        columns=columns,
+    ).drop_duplicates(["stage", "variant"], ignore_index=True)
+
+
+@figure_function
+def plan_curve(rows: Rows, *, allowed: float | None = None, ax: Axes | None = None) -> Axes:
+    """What a scheme costs of perplexity against how many projections are better, in per cent, for each set that the
+    search of a plan measured, and those that were confirmed. Bars are one standard deviation by rounding.
+
+    Args:
+        rows: of a plan.
+        allowed: what it may cost, as a share, a line.
+    """
+    points = plan_points(records(rows))
+    axes = panels_of(ax, 1, 1, (4.6, 3.2)).item()
+    for stage, (label, color, marker, fill) in STAGES.items():
+        of_stage = points[points["stage"] == stage].sort_values("chosen")
+        style = {"color": color_of(color), "marker": marker, "fillstyle": fill, "linestyle": "none", "label": label}
+        bars = 100 * of_stage["cost_deviation"].astype(float)
+        axes.errorbar(of_stage["chosen"], 100 * of_stage["cost"], yerr=bars, **style)
+    if allowed is not None:
+        axes.axhline(100 * allowed, color="0.4", linewidth=0.8, linestyle="--", label="allowed")
+    axes.set(xlabel="projections that stay exact, or get a better scheme", ylabel="increase of perplexity (%)")
+    costly = points["cost"].max() > 10 * max(points["cost"].min(), 1e-3)
+    if costly:
+        axes.set_yscale("symlog", linthresh=10)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
+    return axes

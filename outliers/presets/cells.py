@@ -1,13 +1,30 @@
 """Any metrics of any models under any variants."""
 
-from typing import Annotated, Any
+from collections import defaultdict
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, create_model
 
 from outliers.errors import UserError, unknown_name
 from outliers.metrics import metrics
 from outliers.metrics.metric import Metric
-from outliers.specification.kinds import MODEL, REVISION, Calibrated, Line, Name, Names, Once, Split, saying_all
+from outliers.specification.kinds import (
+    MODEL,
+    REVISION,
+    Calibrated,
+    Line,
+    Name,
+    Names,
+    Once,
+    Split,
+    resolved,
+    saying_all,
+)
+from outliers.subjects.cell import Cell, Plan
+
+if TYPE_CHECKING:
+    from outliers.models.stream import Variant
 
 METRICS = {name: record for name, record in metrics().items() if record.subject}
 VARIANT = (
@@ -49,7 +66,7 @@ Metrics = Annotated[
 class _Cells(Calibrated):
     """The cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
 
-    plans = "outliers.presets.measure:measure_plans"
+    plans = "outliers.presets.cells:measure_plans"
     section, of_folder = "outliers.report.measured:measured_section", True
 
     name: Name = "measure"
@@ -90,3 +107,19 @@ def _parameters() -> dict:
 
 
 Cells = create_model("Cells", __base__=_Cells, __doc__=_Cells.__doc__, **_parameters())
+
+
+def measure_plans(spec: _Cells) -> list[Plan]:
+    """Of each model every metric under each variant."""
+    for variant in spec.variants:
+        if variant.needs_trace:
+            raise UserError(
+                f"'{variant.name}' needs the mean of each feature over the text, which outliers.ablate finds; expected "
+                "zero or shuffle, or a variant that knows it"
+            )
+    groups: dict[tuple, list[tuple[Variant, Metric]]] = defaultdict(list)
+    for variant, metric in product(spec.variants, spec.asked_metrics):
+        kind = resolved(metric.subject)
+        groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
+    subjects = [(kind(name, spec.revision, spec), asked) for name in spec.models for (kind, _), asked in groups.items()]
+    return [Plan.of(subject, [Cell(subject, *pair) for pair in asked]) for subject, asked in subjects]

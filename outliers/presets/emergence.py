@@ -31,7 +31,8 @@ def emergence_plans(spec: Emergence) -> list[Plan]:
 
 def trace_plans(spec: OneModel) -> list[Plan]:
     """The row of Table 4 of a model, and all that its trace says, which is kept."""
-    metric = KeptTrace(roles=OF_EVERY_STACK, alpha=spec.alpha, attention=True, details=True, tokens=spec.by_token)
+    files = {"tokens": spec.by_token, "imatrix": spec.imatrix, "masks": spec.masks}
+    metric = KeptTrace(roles=OF_EVERY_STACK, alpha=spec.alpha, attention=True, details=True, **files)
     subject = MaybeUnlabelled(spec.model, spec.revision, spec)
     return [Plan(subject, _stages(subject, metric))]
 

@@ -4,9 +4,10 @@ import copy
 import fnmatch
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -44,6 +45,7 @@ def quantize(
     skip: Collection[str] = (),
     calibration: Calibration | None = None,
     only: Collection[str] = (),
+    instead: Mapping[str | Scheme, Collection[str]] = MappingProxyType({}),
 ) -> PreTrainedModel:
     """Return `model` with every linear projection of its decoder layers under a scheme, and its attention.
 
@@ -64,6 +66,8 @@ def quantize(
             "…self_attn.products".
         calibration: how large the inputs of this model are, which some remedies have to know; see `calibrate`.
         only: places outside of which all stays exact; none for no such limit.
+        instead: schemes of projections at some places in the place of `scheme`, such as {"llm.int8": ["ffn_out"]};
+            what is skipped stays exact all the same, and of attention `scheme` alone counts.
 
     Raises:
         UserError: no scheme has this name, the architecture is unknown, or something is wrapped around the model; a
@@ -72,7 +76,8 @@ def quantize(
             to quantize; groups of features that share a scale do not divide those of a projection; codes of
             weights that the scheme does not quantize, or that are no int8, are to be kept, or the exact weights are not
             that it multiplies some tokens with; the scheme needs a calibration, and there is none, or one of another
-            model; the scheme has attention in int8, and that of the model cannot be replaced, or trains in int8.
+            model; the scheme has attention in int8, and that of the model cannot be replaced, or trains in int8; a
+            projection has two schemes instead, or one that quantizes none or needs a calibration.
     """
     scheme = get_scheme(scheme)
     if keep not in KINDS:
@@ -83,12 +88,17 @@ def quantize(
     if scheme.learns:
         calibration = learned(model, scheme, calibration)
     left = skipped(model, skip, scheme, only)
-    check_groups(model, scheme, left)
+    others = check_instead(model, scheme, left, instead)
+    if keep == "int8":
+        for other in set(others.values()):
+            check_kept(other)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
     # and in the place of each projection the one under the new scheme.
     memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
     memo |= {
-        id(found.module): _under(scheme, found, memo, None if found.path in left else KINDS[keep], calibration)
+        id(found.module): _under(
+            others.get(found.path, scheme), found, memo, None if found.path in left else KINDS[keep], calibration
+        )
         for found in projections(model)
     }
     copied = copy.deepcopy(model, memo)
@@ -133,6 +143,30 @@ def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] =
                 f"groups of {scheme.group} features, as scheme '{scheme.name}' has them, do not divide the {width} of "
                 f"'{path}'; expected groups such as {fitting}, which divide all, or skip what they do not divide"
             )
+
+
+def check_instead(
+    model: PreTrainedModel, scheme: Scheme, left: Collection[str], instead: Mapping[str | Scheme, Collection[str]]
+) -> dict[str, Scheme]:
+    """The schemes of projections that have another one than `scheme`, by path; left: the paths of what stays exact.
+
+    Raises UserError where a scheme does not fit a projection, its own or another's.
+    """
+    others, parts = {}, list(projections(model))
+    for other, places in instead.items():
+        other = get_scheme(other)
+        if not other.quantizes_projections or other.needs_calibration or other.attention is not None:
+            raise UserError(
+                f"scheme '{other.name}' in the place of '{scheme.name}'; expected one that quantizes projections "
+                "alone, without a calibration, such as llm.int8 (what stays exact is skipped)"
+            )
+        paths = _at_places(model, parts, "instead", places)
+        if twice := sorted(paths & others.keys()):
+            raise UserError(f"'{twice[0]}' has two schemes in the place of '{scheme.name}'; expected one")
+        others |= dict.fromkeys(paths, other)
+    for one in {scheme, *others.values()}:
+        check_groups(model, one, {*left, *(part.path for part in parts if others.get(part.path, scheme) != one)})
+    return others
 
 
 def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:

@@ -1,20 +1,25 @@
 """What a row says of the scheme that it was measured under."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from outlier_kernels.formats import Quantizer
 from transformers import PreTrainedModel
 
 from outliers.models.anatomy import Projection, projections
-from outliers.quantization.convert import skipped
+from outliers.quantization.convert import check_instead, skipped
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, path_under, stored_weight
 from outliers.quantization.schemes import Scheme, said_of, says_bits
 
 
 def row_fields(
-    scheme: Scheme, model: PreTrainedModel | None = None, skip: Collection[str] = (), only: Collection[str] = ()
+    scheme: Scheme,
+    model: PreTrainedModel | None = None,
+    skip: Collection[str] = (),
+    only: Collection[str] = (),
+    instead: Mapping[Scheme, Collection[str]] = MappingProxyType({}),
 ) -> dict:
     """What identifies a scheme beside its name, and which kernels run it; nothing where it quantizes nothing.
 
@@ -25,16 +30,18 @@ def row_fields(
         scheme: as it runs.
         model: where it runs, under the scheme already, or not yet, when exact weights will be kept; None for a row that
             says nothing of kernels.
-        skip, only: as for `outliers.quantize`.
+        skip, only, instead: as for `outliers.quantize`.
     """
     if not scheme.quantizes:
         return {}
     modules = [] if model is None else [projection.module for projection in projections(model)]
     small = any(isinstance(module, Int8Linear) for module in modules)
     fields = said_of(scheme, skip, only)
+    if instead:
+        fields["instead"] = [f"{other.name}@{'/'.join(sorted(places))}" for other, places in instead.items()]
     if model is not None and scheme.quantizes_projections:
         fields["kernels"] = kernels_of(scheme, model)
-        fields |= bits_of(scheme, model, skip, only) if says_bits(scheme) else {}
+        fields |= bits_of(scheme, model, skip, only, instead) if says_bits(scheme) else {}
     if scheme.outlier_threshold is not None:
         fields["outlier_weights"] = "exact" if scheme.exact_outliers and not small else "dequantized"
     return fields
@@ -47,7 +54,13 @@ def kernels_of(scheme: Scheme, model: PreTrainedModel) -> str:
     return ", ".join(sorted(paths))
 
 
-def bits_of(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = (), only: Collection[str] = ()) -> dict:
+def bits_of(
+    scheme: Scheme,
+    model: PreTrainedModel,
+    skip: Collection[str] = (),
+    only: Collection[str] = (),
+    instead: Mapping[Scheme, Collection[str]] = MappingProxyType({}),
+) -> dict:
     """weight_bits and activation_bits of an operand that is quantized: bits that the codes of a value and its share of
     scales and zero points take, on average over the weights of a model's projections, or over their inputs.
 
@@ -55,10 +68,13 @@ def bits_of(scheme: Scheme, model: PreTrainedModel, skip: Collection[str] = (), 
     """
     left = skipped(model, skip, scheme, only)
     there = [projection for projection in projections(model) if projection.path not in left]
+    others = check_instead(model, scheme, left, instead)
     found = {}
     for operand, of_operand in (("weights", "weight_bits"), ("activations", "activation_bits")):
         if getattr(scheme, operand):
-            counts = [_count(one, getattr(scheme.at(one.role), operand), operand) for one in there]
+            quantizers = [getattr(others.get(one.path, scheme).at(one.role), operand) for one in there]
+            pairs = zip(there, quantizers, strict=True)
+            counts = [_count(one, quantizer, operand) for one, quantizer in pairs if quantizer]
             values, bits = map(sum, zip(*counts, strict=True))
             found[of_operand] = round(bits / values, 4)
     return found

@@ -47,11 +47,14 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
         UserError: the model's weights are not kept as int8 codes, or the folder cannot be written.
     """
     found = list(projections(model))
-    schemes = {one.module.scheme for one in found if isinstance(one.module, Int8Linear)}
+    schemes: dict[Scheme, list[str]] = {}
+    for one in found:
+        if isinstance(one.module, Int8Linear):
+            schemes.setdefault(one.module.scheme, []).append(one.path)
     exact = [one.path for one in found if not isinstance(one.module, Int8Linear)]
     if is_in_int8(model):
         exact += [one.path for one in attentions(model) if not hasattr(one.module, "attention_products")]
-    if len(schemes) != 1 or any(isinstance(one.module, QuantizedLinear) for one in found):
+    if not schemes or any(isinstance(one.module, QuantizedLinear) for one in found):
         raise UserError("this model does not keep int8 codes alone; make one with quantize(model, scheme, keep='int8')")
     folder, tensors, firsts, shared = Path(folder), {}, {}, {}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -64,7 +67,10 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         model.config.save_pretrained(folder)
-        metadata = {"scheme": write_scheme(schemes.pop()), "skip": json.dumps(exact), "shared": json.dumps(shared)}
+        scheme = max(schemes, key=lambda one: len(schemes[one]))
+        instead = {write_scheme(other): paths for other, paths in schemes.items() if other != scheme}
+        lists = {"skip": exact, "shared": shared} | ({"instead": instead} if instead else {})
+        metadata = {"scheme": write_scheme(scheme)} | {name: json.dumps(value) for name, value in lists.items()}
         save_file(tensors, folder / FILE, metadata)
 
 
@@ -84,6 +90,8 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
             metadata = file.metadata()
         scheme, skip = read_scheme(metadata["scheme"]), json.loads(metadata["skip"])
         shared = json.loads(metadata.get("shared", "{}"))
+        instead = json.loads(metadata.get("instead", "{}"))
+        instead = {read_scheme(other): paths for other, paths in instead.items()}
         tensors = load_file(path)  # each is read where it is brought to its device
         tensors |= {own: tensors[first] for own, first in shared.items()}
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, SafetensorError) as error:
@@ -93,7 +101,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     with refusals(name):
         exact = skeleton(config, config.dtype, buffers=True)
         anything = neutral(exact)  # for what it leads to is replaced by what was saved
-        model = quantize(exact, scheme, keep="int8", skip=skip, calibration=anything)
+        model = quantize(exact, scheme, keep="int8", skip=skip, calibration=anything, instead=instead)
         _check(tensors, model, name)
         places, absent = _places(model, name, device), set(model.state_dict()) - set(tensors)
         # Copied, for where a tensor begins in the mapped file changes how some processors round products with it.

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from outliers.quantization.schemes import BASELINE
-from outliers.variants.quantized import OPTIONS
+from outliers.variants.quantized import IN_SCHEME
+from outliers.variants.term import PLUS
 
 Rows = list[dict] | pd.DataFrame  # as `outliers.sweep` and the others return them, or read from rows.parquet
 CONFIDENCE = 0.95
@@ -71,8 +72,8 @@ def value_of(row: Mapping, name: str = "value") -> Value:
 def beside_scheme(row: Mapping) -> list[str]:
     """The terms of a row's variant beside its scheme, such as prefix or kv=int4; options of the scheme are none."""
     before, _, behind = row.get("variant", row["scheme"]).partition(row["scheme"])
-    terms = [*before.split("+"), *behind.split("+")]
-    return [term for term in terms if term and term.partition("=")[0] not in OPTIONS]
+    terms = [*PLUS.split(before), *PLUS.split(behind)]
+    return [term for term in terms if term and term.partition("=")[0] not in IN_SCHEME]
 
 
 def costs(rows: list[dict]) -> list[dict]:

@@ -69,7 +69,7 @@ class Section(NamedTuple):
     """What one measurement shows.
 
     printed: on a terminal, below the findings. notes: paragraphs of the page. further: tables for files alone, by name.
-    findings: the most telling first, at most `FINDINGS`.
+    findings: the most telling first, at most `FINDINGS`. files: further texts, by the names of their files.
     """
 
     title: str
@@ -81,6 +81,7 @@ class Section(NamedTuple):
     further: Mapping[str, pd.DataFrame] = MappingProxyType({})
     findings: Sequence[Finding] = ()
     explorers: Sequence[Explorer] = ()
+    files: Mapping[str, str] = MappingProxyType({})
 
     @property
     def terminal(self) -> str:

@@ -22,7 +22,7 @@ def write(section: Section, folder: str | Path, command: str) -> str:
 
 
 def write_files(section: Section, folder: Path) -> None:
-    """Write rows as Parquet, tables as Markdown, LaTeX and CSV, figures as PNG and SVG."""
+    """Write rows as Parquet, tables as Markdown, LaTeX and CSV, figures as PNG and SVG, texts as they are."""
     write_whole(folder / "rows.parquet", _columns(section.rows).to_parquet(index=False))
     for table in section.tables:
         for ending, form in FORMATS.items():
@@ -30,6 +30,8 @@ def write_files(section: Section, folder: Path) -> None:
     data = {table.name: table.data for table in section.tables} | section.further
     for name, frame in data.items():
         write_whole(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g"))
+    for name, text in section.files.items():
+        write_whole(folder / name, text)
     for drawing in section.drawings:
         write_whole(folder / f"{drawing.name}.svg", drawing.svg)
         write_whole(folder / f"{drawing.name}.png", drawn(drawing.figure, "png"))

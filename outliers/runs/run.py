@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def run(
-    spec: Named, out: str | Path | None = None, force: bool = False, bench: "Bench | None" = None
-) -> list[dict]:
+def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: "Bench | None" = None) -> list[dict]:
     """Measure what a specification asks for.
 
     Each finished row is on disk before the next one starts; rows found there are used again. Names, texts and sizes are

@@ -28,6 +28,7 @@ from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
 from outliers.quantization.cache_formats import Formats
+from outliers.quantization.plans.plan import expanded
 from outliers.quantization.schemes import BASELINE, TABLE1, Scheme, by_weights, get_scheme, remedied
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.printing import is_line
@@ -84,6 +85,16 @@ def _number(value):
     return value
 
 
+def _share_of(value):
+    """A share, which may be written, also in per cent."""
+    if not isinstance(value, str):
+        return _number(value)
+    try:
+        return float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except ValueError:
+        raise ValueError("expected a share such as 5% or 0.05") from None
+
+
 def _threshold(value: float) -> float:
     try:
         return check_threshold("it", value)
@@ -105,6 +116,12 @@ def _cache(value: str) -> str:
     """The writing of a cache, as its variant is called."""
     with saying_all():
         return str(Formats.read(value))
+
+
+def _skip(places: list[str]) -> list[str]:
+    """Places, with those of a plan in the place of `@FILE`."""
+    with saying_all():
+        return list(expanded(places))
 
 
 def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
@@ -177,7 +194,7 @@ Names = Annotated[list[Line], Split, Field(min_length=1), Once]
 OneScheme = _one_scheme()
 Schemes = _schemes()
 SchemesAndPeer = _schemes(PEER)
-Skip = Annotated[list[Line], Split, Once]
+Skip = Annotated[list[Line], Split, AfterValidator(_skip), Once]
 Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, Field(min_length=1), Once]
 Caches = Annotated[list[Annotated[Line, AfterValidator(_cache)]], Split, Once]
 Tokens = _whole(10**7, ge=2)  # of a sequence
@@ -189,6 +206,9 @@ Batches = Annotated[list[Batch], Split, Field(min_length=1), Once]
 Features = Annotated[list[Annotated[int, BeforeValidator(_number)]], Split, Field(min_length=1), Once]
 Positions = Annotated[list[_whole(10**7, ge=0)], Split, Once]
 Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Cost = Annotated[
+    float, BeforeValidator(_share_of, json_schema_input_type=str), Field(gt=0, le=100, allow_inf_nan=False)
+]
 Threshold = Annotated[float, BeforeValidator(_number), AfterValidator(_threshold)]
 # A model dimension d, of which a layer has 4 d outputs, or features and outputs as "576x1536".
 Shape = _whole(LARGEST_LAYER) | Annotated[str, Field(pattern=r"^[0-9]{1,9}x[0-9]{1,9}$"), AfterValidator(_shape)]
@@ -205,7 +225,7 @@ OBJECTIVE = (
     "second half of a block (prefix). Of masked language models: each token, masked by itself, for pseudo-perplexity."
 )
 OUTLIER = "From which magnitude on a value is an outlier."
-SKIP = "What stays exact: roles such as ffn_out, layers.N, or patterns such as *.down_proj; by default none."
+SKIP = "What stays exact: roles such as ffn_out, layers.N, patterns such as *.down_proj, @plan.yaml; by default none."
 DRAWS = "Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
 DATA = (
     "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, from which the local tasks read more "
@@ -216,6 +236,8 @@ PLACES = "Where features are taken out, such as q, layers.9:12.k or norm; by def
 NEURONS = "How many neurons of a layer are named, those that write most; the rest is one writer."
 CONTROLS = "Draws of random weights, or of random features, to compare with."
 SEED = "Of random draws."
+INSTEAD = "Schemes that projections get before they stay exact, such as llm.int8,w8a8; by default none."
+EXPORT = "Formats of other libraries that the plan is written in too, such as compressed-tensors or torchao."
 LIMIT = "Examples of each task, from its start; by default all."
 AGAINST = "Models of others to compare with, such as a quantized checkpoint; in the place of schemes, as caches are."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
@@ -381,6 +403,8 @@ class OneModel(OfOneModel):
 
     name: Name = "trace"
     by_token: bool = Field(False, title="tokens", description="Find which tokens carry the outlier features.")
+    imatrix: bool = Field(False, description="Write imatrix.gguf for llama-quantize too.")
+    masks: bool = Field(False, description="Write masks of outlier features and tokens too; takes another pass.")
 
 
 class Ablation(OfOneModel):
@@ -439,6 +463,26 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
         description="Errors of projections, perplexity by role, layer, stack, head of a cache, or of the model.",
     )
     draws: Repeats = Field(1, description=DRAWS)
+
+
+class Planning(OfOneModel, Calibrated):
+    """Which projections of one model stay exact under a scheme, so that it costs at most so much."""
+
+    plans, experiment = "outliers.presets.plan:planning_plans", "plan"
+    section, of_folder = "outliers.report.views.plan:kept_plan_section", True
+
+    name: Name = "plan"
+    scheme: OneScheme = Field("absmax", description="Of all other projections.")
+    cost: Cost = Field(0.05, description="By how much perplexity may rise at most, such as 5%.")
+    by: Literal["count", "parameters", "time"] = Field("count", description="What few of stays exact.")
+    instead: Annotated[list[OneScheme], Split, Once] = Field([], description=INSTEAD)
+    block: Tokens = Field(512, description="Tokens a block.")
+    blocks: Count = Field(4, description="How many blocks, from the start of the text, are searched.")
+    confirm: Count = Field(8, description="How many blocks behind them the plan is confirmed on.")
+    draws: _whole(10**4, ge=2) = Field(
+        4, description="How many times it is confirmed, with embeddings changed by 1e-6."
+    )
+    export: Annotated[list[Line], Split, Once] = Field([], description=EXPORT)
 
 
 class Emergence(Settings):

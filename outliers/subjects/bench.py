@@ -27,7 +27,7 @@ from outliers.models.skeleton import skeleton
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.calibration import Calibration, calibrate
-from outliers.quantization.convert import check_attends, check_groups, quantize, skipped
+from outliers.quantization.convert import check_attends, check_instead, quantize, skipped
 from outliers.quantization.remedies.rotation import check_learned, learned
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import BOS, Machine
@@ -258,14 +258,19 @@ def check_parts(config: PretrainedConfig, variants: Collection[Variant]) -> None
         variant.check(model)
 
 
-def check_scheme(config: PretrainedConfig, scheme: Scheme, skip: Collection[str], only: Collection[str] = ()) -> None:
-    """Raise UserError if a scheme does not fit a model, or `skip` or `only` matches nothing of it, or nothing is left
-    that it quantizes."""
+def check_scheme(
+    config: PretrainedConfig,
+    scheme: Scheme,
+    skip: Collection[str],
+    only: Collection[str] = (),
+    instead: Iterable[tuple[Scheme, Collection[str]]] = (),
+) -> None:
+    """Raise UserError if schemes do not fit a model, places match nothing of it, or nothing is left to quantize."""
     check_learned(config, scheme)
-    if skip or only or scheme.group or scheme.attention is not None:
+    if skip or only or instead or scheme.group or scheme.attention is not None:
         model = skeleton(config, torch.bfloat16)
         check_attends(model, scheme)
-        check_groups(model, scheme, skipped(model, skip, scheme, only))
+        check_instead(model, scheme, skipped(model, skip, scheme, only), dict(instead))
 
 
 def say_what_is_left(name: str, config: PretrainedConfig) -> None:

@@ -117,7 +117,8 @@ class Pretrained(Subject):
             if part.needs_calibration:
                 self.check_calibration(part)
         # Each once, though many metrics are asked of it.
-        quantized = dict.fromkeys((one.scheme, one.skip, one.only) for one in parts if isinstance(one, Quantized))
+        schemes = [one for one in parts if isinstance(one, Quantized)]
+        quantized = dict.fromkeys((one.scheme, one.skip, one.only, one.instead) for one in schemes)
         for scheme, *places in quantized:
             check_scheme(self.config, scheme, *places)
         if peers or any(scheme.quantizes for scheme, *_ in quantized):

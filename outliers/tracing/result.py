@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from outliers.criterion import LAYERS, POSITIONS, ROLES
+from outliers.criterion import LAYERS, POSITIONS, RESIDUAL, ROLES, in_nnsight, in_transformerlens
 from outliers.errors import UserError, shown
 from outliers.tracing import store, tokens
 from outliers.tracing.frame import Frame
@@ -30,6 +30,8 @@ class Trace:
     alpha: magnitude of a hit. roles: those that were traced. block: tokens of the longest sequence (T). sequences: how
     many. heads: attention heads a layer; 0 if the attention was not looked at. stack: which of several stacks of layers
     it is of; first_layer: the number of its first layer among all. about: what was traced, free to use.
+    architecture: of the model, as its configuration calls it. modules: by role the paths of the modules that read it in
+    each layer, and by "residual" that of the layer; empty in traces of earlier versions.
     names: of each token id that occurred what it is called and its type, see `outliers.text.tokens.named_tokens`; empty
     unless tokens were asked for.
 
@@ -78,6 +80,8 @@ class Trace:
     first_layer: int = 0
     about: dict = field(default_factory=dict)
     names: dict[int, tuple[str, str]] = field(default_factory=dict)
+    architecture: str = ""
+    modules: dict[str, list[list[str]]] = field(default_factory=dict)
 
     @property
     def layers(self) -> int:
@@ -176,6 +180,34 @@ class Trace:
         """
         header, statistics, sketch = store.read(str(stem))
         return cls(**dict(header), statistics=statistics, sketch=sketch)
+
+    def save_imatrix(self, path: str | Path) -> None:
+        """Write an importance matrix, which `llama-quantize --imatrix` reads: the sums of squares of what each
+        projection reads, by the name of its weight in GGUF files (docs/names.md#importance-matrices).
+
+        Experts of a mixture, each of which reads some of the tokens, have none.
+
+        Raises:
+            UserError: llama.cpp does not know the architecture, none of the projections was traced, the trace is of an
+                earlier version, or the file cannot be written.
+        """
+        from outliers.tracing.imatrix import write_imatrix  # which imports gguf
+
+        write_imatrix(Path(path), self)
+
+    def hooks(self) -> Frame:
+        """One row a layer and role, and a layer's residual stream: what other tools call it (docs/names.md).
+
+        Returns:
+            `layer` and `role`, by which it can be merged with other tables; `transformerlens`, its name there, of a
+            model with one stack of layers; `nnsight`, its path there, unless the trace is of an earlier version.
+        """
+        roles = [*self.roles, *([] if self.cross else [RESIDUAL])]
+        rows = [(layer, role) for role in roles for layer in self._numbers]
+        table = pd.DataFrame(rows, columns=["layer", "role"])
+        table["transformerlens"] = [None if self.stack else in_transformerlens(*row) for row in rows]
+        first = {role: [in_nnsight(role, paths[0]) for paths in of_role] for role, of_role in self.modules.items()}
+        return Frame(table.assign(nnsight=[name for role in roles for name in first.get(role, [None] * self.layers)]))
 
     def _hit_values(self) -> pd.DataFrame:
         """The sketch as a table: layer, role (its place in `ROLES`), feature, bucket, count."""

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 import torch
 from transformers import PreTrainedModel
 
+from outliers.criterion import of_transformerlens
 from outliers.errors import UserError
 from outliers.models.anatomy import decoder_layers
 from outliers.models.decoder import in_eval_mode, run_decoder, under
@@ -17,7 +18,7 @@ from outliers.text.blocks import sequences
 def hidden_states(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
-    layer: int,
+    layer: int | str,
     role: str = RESIDUAL,
     variant: Variant = AS_IT_IS,
     attention_mask: Iterable[torch.Tensor] | None = None,
@@ -31,7 +32,8 @@ def hidden_states(
     Args:
         model: a causal language model, quantized or not; it is left as it was.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,), also of several lengths.
-        layer: the number of a decoder layer, from 0.
+        layer: the number of a decoder layer, from 0; or the name of a hidden state in TransformerLens, which says the
+            role too, such as "blocks.3.mlp.hook_post" (docs/names.md).
         role: "residual", the output of the layer; or "attn_in", "attn_out", "ffn_in" or "ffn_out", the input of its
             q/k/v, attention output, first or second feed-forward projections.
         variant: what the model is under meanwhile, such as a scheme, see `outliers.variants`.
@@ -44,6 +46,7 @@ def hidden_states(
         UserError: the model has no such layer, or the layer no such role; a block is longer than the model's context or
             holds ids outside its vocabulary; or the attention mask is none of these blocks.
     """
+    layer, role = (isinstance(layer, str) and of_transformerlens(layer)) or (layer, role)
     count = len(decoder_layers(model))
     if layer not in range(count):
         raise UserError(f"layer {layer} of a model with {count}; expected 0 to {count - 1}")

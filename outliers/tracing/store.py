@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from outliers.criterion import CROSS, PAPER, ROLES
+from outliers.criterion import CROSS, PAPER, RESIDUAL, ROLES
 from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
 from outliers.terminal.printing import is_line
@@ -34,6 +34,9 @@ def _name(text: str) -> str:
     return text
 
 
+Module = Annotated[str, Field(pattern=r"^[\w.-]+$")]
+
+
 class Header(BaseModel):
     """What a trace says of itself beside its statistics and its sketch, see `outliers.tracing.result.Trace`."""
 
@@ -48,6 +51,8 @@ class Header(BaseModel):
     first_layer: NonNegativeInt = 0
     about: dict
     names: dict[NonNegativeInt, tuple[Annotated[str, AfterValidator(_name)], Literal[TYPES[1:]]]] = {}
+    architecture: str = ""
+    modules: dict[Literal[*ROLES, RESIDUAL], list[Annotated[list[Module], Field(min_length=1)]]] = {}
 
 
 def write(stem: Path, header: str, statistics: dict[str, torch.Tensor], sketch: pd.DataFrame) -> None:
@@ -109,6 +114,8 @@ def check_statistics(header: Header, statistics: dict[str, torch.Tensor]) -> Non
     if unknown := sorted(set(statistics) - expected):
         raise ValueError(f"it has an unknown statistic {unknown[0][:60]}")
     sizes = {"T": header.block, "L": len(statistics["residual.largest"])}
+    if any(len(of_layers) != sizes["L"] for of_layers in header.modules.values()):
+        raise ValueError("its modules are not those of its layers")
     sizes |= {"V": len(statistics["residual.massive_tokens"]), "n": len(statistics.get("tokens.ids", ()))}
     for state, table in tables.items():
         role = state.partition("+")[0]

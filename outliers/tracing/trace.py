@@ -13,10 +13,11 @@ from outlier_kernels import states
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, SINK, check_threshold
+from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, SINK, check_threshold
 from outliers.errors import BrokenModel, UserError, unknown_name
 from outliers.models.anatomy import ROLES, family_of, ids_of, readers
 from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.names import modules_of
 from outliers.models.anatomy.views import View, view_of, views_of
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
@@ -178,7 +179,16 @@ def _trace(
             for observer in observers:
                 observer.end(number, ids_of(model, block))
             see_last(block, last)
-    return [observer.result() for observer in observers if observer.sequences]
+    found = [observer.result() for observer in observers if observer.sequences]
+    for one, (view, roles) in zip(found, views, strict=False):
+        one.architecture, one.modules = model.config.model_type, _modules(model, view, roles)
+    return found
+
+
+def _modules(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> dict[str, list[list[str]]]:
+    """The paths of the modules that read each role in the layers of a view, and of those that put out the stream."""
+    states, modules = [*roles, *([] if view.cross else [RESIDUAL])], modules_of(model)
+    return {state: [modules[layer, state] for layer in view.layers] for state in states}
 
 
 @contextmanager

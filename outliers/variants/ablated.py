@@ -99,7 +99,10 @@ class Ablated:
     needs_calibration = False
 
     def __post_init__(self):
-        for place in map(Place.read, self.where):
+        places = [Place.read(one) for one in self.where]
+        # in our own names, so that rows are found again by either
+        object.__setattr__(self, "where", tuple(place.written for place in places))
+        for place in places:
             if self.intervention.method == "mean" and set(place.parts) & set(NORMS):
                 raise UserError(
                     f"the mean of what a norm reads, as '{place.written}' asks for it, is not known; expected zero or "

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from outliers.criterion import of_transformerlens
 from outliers.errors import UserError, unknown_name
 
 if TYPE_CHECKING:  # to read a place takes no torch
@@ -37,9 +38,13 @@ class Place(NamedTuple):
     def read(cls, written: str) -> "Place":
         """A name of `PLACES`, of some layers or of a head, or these alone: `q`, `layers.9:12.q`, `layers.9.heads.3`.
 
+        What TransformerLens calls such a reader in one layer is one too: `blocks.9.attn.q.hook_in` is `layers.9.q`.
+
         Raises:
             UserError: it is none, or what it is made of has no heads.
         """
+        if named := of_transformerlens(written):
+            written = "layers.{}.{}".format(*named)
         found = _WRITTEN.fullmatch(written)
         if found is None or found["name"] not in (*PLACES, "") or not written or written.endswith("."):
             raise unknown_name("place", written if found is None else found["name"] or written, PLACES, HINT)

@@ -1,11 +1,13 @@
 """A scheme, in all of a model or in some places."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
+from outliers.quantization.plans.plan import MARK, Plan, expanded, read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 from outliers.variants.term import read_number, write_number
 
@@ -16,25 +18,35 @@ if TYPE_CHECKING:
 
 PLACES = ("only", "skip")  # options that take places
 OPTIONS = ("alpha", *PLACES)
+IN_SCHEME = (*OPTIONS, "instead")  # terms that belong to the scheme before them
+INSTEAD = re.compile(r"instead=(\((?P<remedied>[^()]+)\)|(?P<scheme>[^@()]+))@(?P<places>.+)")
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """A model under a scheme; skip, only, calibration: as for `outliers.quantize`."""
+    """A model under a scheme; skip, only, calibration, instead: as for `outliers.quantize`."""
 
     scheme: Scheme
     skip: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     calibration: "Calibration | None" = None
+    instead: tuple[tuple[Scheme, tuple[str, ...]], ...] = ()
     needs_trace = False
 
     @classmethod
     def read(cls, terms: Sequence[str]) -> "Quantized":
-        """A scheme, then its remedies and the options `alpha=NUMBER`, `only=PLACE/PLACE` and `skip=PLACE/PLACE`.
+        """A scheme, then its remedies and the options `alpha=NUMBER`, `only=PLACE/PLACE`, `skip=PLACE/PLACE` or
+        `skip=@FILE` of a plan, and, once for each scheme, `instead=SCHEME@PLACE/PLACE`; or `@FILE`, a plan with all.
 
         Raises:
-            UserError: an option is twice there, has no value, or does not go with the scheme; as `get_scheme`.
+            UserError: an option is twice there, has no value, or does not go with the scheme; as `get_scheme` and
+                `read_plan`.
         """
+        if terms[0].startswith(MARK):
+            plan = read_plan("+".join(terms).removeprefix(MARK))
+            return cls.of_plan(plan)
+        instead = [found for found in map(INSTEAD.fullmatch, terms[1:]) if found]
+        terms = [term for term in terms if not INSTEAD.fullmatch(term)]
         pairs = [term.partition("=")[::2] for term in terms[1:]]
         options = {option: value for option, value in pairs if option in OPTIONS and value}
         of_scheme = [terms[0]]
@@ -52,13 +64,24 @@ class Quantized:
                     "change; expected a scheme such as llm.int8, or no alpha"
                 )
             scheme = get_scheme(scheme, read_number(options["alpha"], "+".join(terms)))
-        return cls(scheme, **{option: tuple(options[option].split("/")) for option in PLACES if option in options})
+        places = {option: _places(options[option]) for option in PLACES if option in options}
+        others = [(get_scheme(one["remedied"] or one["scheme"]), _places(one["places"])) for one in instead]
+        return cls(scheme, **places, instead=tuple(others))
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> "Quantized":
+        """What a plan says."""
+        instead = [(get_scheme(name), tuple(paths)) for name, paths in plan.instead.items()]
+        return cls(get_scheme(plan.scheme), tuple(plan.exact), instead=tuple(instead))
 
     @property
     def name(self) -> str:
         """Its writing, as `read` takes it; that of a scheme of one's own can be read where its name is known."""
         alpha = [] if self._own_alpha is None else [f"alpha={write_number(self._own_alpha)}"]
         places = [f"{option}={'/'.join(getattr(self, option))}" for option in PLACES if getattr(self, option)]
+        for scheme, of_scheme in self.instead:
+            name = f"({scheme.name})" if "+" in scheme.name else scheme.name
+            places.append(f"instead={name}@{'/'.join(of_scheme)}")
         return "+".join([self.scheme.name, *alpha, *places])
 
     @property
@@ -74,7 +97,7 @@ class Quantized:
         """The scheme's name, what else identifies it, see `row_fields`, and of what text its calibration is."""
         from outliers.quantization.fields import row_fields
 
-        fields = {"scheme": self.scheme.name} | row_fields(self.scheme, model, self.skip, self.only)
+        fields = {"scheme": self.scheme.name} | row_fields(self.scheme, model, self.skip, self.only, dict(self.instead))
         if self.calibration is not None and self.scheme.needs_calibration:
             fields["calibration_hash"] = self.calibration.tokens_hash
         return fields
@@ -134,20 +157,27 @@ class Quantized:
         """A model by its name, as `outliers.load_model` takes it, with all of the scheme that stands in the place of
         weights."""
         from outliers.models.load import load_model
-        from outliers.quantization.convert import quantize
         from outliers.quantization.store import load_int8
 
-        if self.scheme.quantizes_projections and not self.only:
+        if self.scheme.quantizes_projections and not self.only and not self.instead:
             return load_int8(model, self.scheme, dtype, device, revision, skip=self.skip)
         loaded = load_model(model, dtype, device, revision)
-        return quantize(loaded, self.scheme, skip=self.skip, only=self.only) if self.scheme.quantizes else loaded
+        return self._of(loaded) if self.scheme.quantizes else loaded
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """A model that shares what is not quantized."""
+        yield self._of(model)
+
+    def _of(self, model: "PreTrainedModel") -> "PreTrainedModel":
         from outliers.quantization.convert import quantize
 
-        yield quantize(model, self.scheme, skip=self.skip, calibration=self.calibration, only=self.only)
+        return quantize(model, self.scheme, "exact", self.skip, self.calibration, self.only, dict(self.instead))
+
+
+def _places(written: str) -> tuple[str, ...]:
+    """Places that are joined by /, or those of a plan."""
+    return tuple(expanded([written] if written.startswith(MARK) else written.split("/")))
 
 
 EXACT = Quantized(SCHEMES[BASELINE])  # the unquantized model

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from outliers.errors import UserError, unknown_name
 
+PLUS = re.compile(r"\+(?![^()]*\))")  # one that joins terms: in parentheses it is of a number, or of a scheme's name
 EXAMPLES = "zero(247), shuffle(3,17@ffn_in,seed=1), zero(model.layers.11.mlp.down_proj[507,1229]) or plant(3,factor=8)"
 _PLACE = r"[\w.:]+"
 _WRITTEN = re.compile(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, shown, unknown_name
 from outliers.quantization.cache_formats import PARTS, Formats
+from outliers.quantization.plans.plan import MARK
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.ablated import METHODS, Ablated
 from outliers.variants.cached import PREFIX, Cached, Prefixed
@@ -14,7 +15,7 @@ from outliers.variants.massive import Massive
 from outliers.variants.peer import AGAINST, PEER, Against, Peer
 from outliers.variants.planted import Planted
 from outliers.variants.quantized import Quantized
-from outliers.variants.term import EXAMPLES, Term
+from outliers.variants.term import EXAMPLES, PLUS, Term
 from outliers.variants.together import Together
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import METHODS as OF_WEIGHTS
@@ -30,7 +31,6 @@ KINDS = {  # by the names of terms with features, or positions
     "unattended": Unattended,
 }
 WEIGHTS = dict.fromkeys(OF_WEIGHTS, Scaled)  # by those of terms with a weight
-_PLUS = re.compile(r"\+(?![^()]*\))")  # one that joins terms: in parentheses it is of a number
 
 
 def variant(written: str) -> "Variant":
@@ -44,7 +44,8 @@ def variant(written: str) -> "Variant":
     `zero(model.layers.11.mlp.down_proj[507,1229])` sets a weight to zero, `[:,1229]` and `[507,:]` a whole column or
     row, and `scale(…,factor=0.5)` multiplies it. A scheme stands with its remedies, as `absmax+hadamard`, and with
     options: `alpha=4` is its threshold of outliers, `only=ffn_out` quantizes nothing but a place, and
-    `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`.
+    `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`; `instead=llm.int8@ffn_out` gives places another
+    scheme, in parentheses where it has remedies. `@plan.yaml` stands for all that a plan says.
     `bitsandbytes` stands for the layers of that library, and `fp32` does nothing. `kv=int4` quantizes the keys and
     values that attention meets, `keys=int4/channels=32+values=int4` each in a way of its own, see `CacheFormat`.
     `against(path/to/model)` stands for a model of somebody else in the place of ours, a name as `outliers.load_model`
@@ -58,7 +59,7 @@ def variant(written: str) -> "Variant":
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is no variant; expected one such as absmax+hadamard, {EXAMPLES}")
     found = []
-    for read, group in groupby(_PLUS.split(written), _reader):
+    for read, group in groupby(PLUS.split(written), _reader):
         found += read(list(group))
     if sum(isinstance(one, Quantized | Peer) for one in found) > 1:
         raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
@@ -84,6 +85,8 @@ def _reader(term: str) -> Callable[[list[str]], "list[Variant]"]:
         return _prefix
     if re.match(rf"{AGAINST}\b", term):
         return _against
+    if term.startswith((MARK, "instead=")):
+        return _scheme
     if term in KINDS | WEIGHTS or not {"(", ")"}.isdisjoint(term):  # it has features or a weight, or is meant to
         return _terms
     return _cache if term.partition("=")[0] in PARTS else _scheme

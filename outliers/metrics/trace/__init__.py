@@ -20,8 +20,13 @@ class Trace(Metric):
 
 
 class KeptTrace(Trace):
-    """The same with the trace itself in files beside the rows; which tokens carry the features is in these alone."""
+    """The same with the trace itself in files beside the rows; which tokens carry the features is in these alone.
+
+    An imatrix and masks are further files.
+    """
 
     measured_by = "outliers.metrics.trace.measure:KEPT"
 
     tokens: bool = Field(False, exclude=True)
+    imatrix: bool = Field(False, exclude=True)
+    masks: bool = Field(False, exclude=True)

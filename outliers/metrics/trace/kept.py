@@ -15,9 +15,11 @@ from outliers.subjects.cell import Cell, Subject, Task
 from outliers.subjects.provenance import joined, measuring
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.tracing.excerpt import Excerpt, excerpt, telling_features
+from outliers.tracing.masks import Masks, masks
 from outliers.tracing.result import Trace, merged
 
-STEM, EXCERPT = "trace", "excerpt.safetensors"  # in the folder of the rows
+# In the folder of the rows.
+STEM, EXCERPT, IMATRIX, MASKS = "trace", "excerpt.safetensors", "imatrix.gguf", "masks"
 SECONDS_BETWEEN_SAVES = 30
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
 
     They are on disk every half minute, as pairs `trace`.safetensors and .parquet; a run goes on from what is there, if
     that is the beginning of the same one. Their `about` says which weights they are of. At the end an excerpt of the
-    text is kept beside each, but of a streamed model.
+    text is kept beside each, but of a streamed model; and what else was asked for.
     """
     folder, metric = planner.rows.folder, cell.metric
     stems = [folder / of_view(STEM, stack) for stack in view_names(cell.subject.config)]
@@ -55,6 +57,11 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
             stop_if_asked()
     if costs:
         _save(found, stems)
+    for one in found if metric.imatrix else ():
+        one.save_imatrix(folder / of_view(IMATRIX, one.stack))
+    if metric.masks:
+        ((_, marked),) = planner.engine.run([Task("masks", _masks, cell.subject, (facts, found[0]), 0)])
+        marked.save(folder / MASKS)
     if not cell.subject.settings.stream:  # which would read all layers once more for it
         for one in found:
             _keep_excerpt(cell.subject, facts, planner, one)
@@ -139,6 +146,10 @@ def _keep_excerpt(subject: Subject, facts: dict, planner: Any, of: Trace) -> Non
 
 def _excerpt(bench: Bench, subject: Subject, facts: dict, features: dict[str, list[int]], stack: str | None) -> Excerpt:
     return excerpt(subject.load(bench, facts), subject.blocks[0], features, stack)
+
+
+def _masks(bench: Bench, subject: Subject, facts: dict, of: Trace) -> Masks:
+    return masks(subject.load(bench, facts), subject.blocks, of)
 
 
 def saved_excerpt(path: Path, of: Trace) -> Excerpt | None:

@@ -5,13 +5,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from outliers.metrics.attention import PROBABILITIES
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.trace import KeptTrace
 from outliers.metrics.trace.kept import traced
+from outliers.models.anatomy.names import names_of
 from outliers.models.anatomy.views import of_stack
+from outliers.models.gguf.tensors import architecture_of
 from outliers.models.hooks import RESIDUAL
+from outliers.models.skeleton import skeleton
 from outliers.quantization.schemes import BASELINE
 from outliers.subjects.bench import Bench, named_under
 from outliers.subjects.cell import Cell
@@ -53,6 +57,13 @@ class OfText(Measurement):
 
 class OfFiles(OfText):
     """Those that are kept."""
+
+    def check(self, cell: Cell) -> None:
+        config = cell.subject.config
+        if cell.metric.imatrix:
+            architecture_of(config.model_type)
+        if cell.metric.masks:
+            names_of(skeleton(config, torch.bfloat16), "transformerlens")
 
     def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple]:
         return traced(cell, facts, planner)

@@ -58,8 +58,8 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     of_model = [row for row in rows if "." not in row["metric"]]
     further = {
         "features_by_layer": trace.features(by="layer"),
-        "hidden_states": trace.hidden_states(),
-        "largest_by_layer": _with_names(trace.largest_values(by="layer"), names),
+        "hidden_states": trace.hidden_states().merge(trace.hooks()),
+        "largest_by_layer": _with_names(trace.largest_values(by="layer"), names).merge(trace.hooks()),
         "massive_activations": _with_names(trace.massive_activations(), names),
         "attention_sinks": trace.attention_sinks(),
         "sink_tokens": _with_names(trace.sink_tokens(), names),

@@ -1,0 +1,39 @@
+"""What other tools call the hidden states of a model (docs/names.md)."""
+
+from transformers import PreTrainedModel
+
+from outliers.criterion import RESIDUAL, in_nnsight, in_transformerlens
+from outliers.errors import UserError, unknown_name
+from outliers.models.anatomy import layers_of, readers, stacks_of
+
+State = tuple[int, str]  # a layer and a role
+
+
+def modules_of(model: PreTrainedModel) -> dict[State, list[str]]:
+    """The paths of the modules that read each hidden state; of the residual stream, of the layer that puts it out."""
+    found: dict[State, list[str]] = {}
+    for reader in readers(model):
+        found.setdefault((reader.layer, reader.role), []).append(reader.path)
+    return found | {(layer.number, RESIDUAL): [layer.path] for layer in layers_of(model)}
+
+
+TOOLS = {
+    "transformerlens": lambda layer, role, _modules: in_transformerlens(layer, role),
+    "nnsight": lambda _layer, role, modules: in_nnsight(role, modules[0]),
+}
+
+
+def names_of(model: PreTrainedModel, tool: str) -> dict[State, str]:
+    """What a tool calls each hidden state of a model.
+
+    Raises:
+        UserError: the tool is unknown, or has no names for models with several stacks of layers.
+    """
+    if tool not in TOOLS:
+        raise unknown_name("names", tool, TOOLS)
+    if tool == "transformerlens" and len(stacks_of(model.config)) > 1:
+        raise UserError(
+            f"'{model.config.model_type}' has several stacks of layers, which names of TransformerLens do not tell "
+            "apart; use names='nnsight'"
+        )
+    return {state: TOOLS[tool](*state, modules) for state, modules in modules_of(model).items()}

@@ -1,0 +1,47 @@
+"""What GGUF files call the weights of a model."""
+
+import re
+from collections.abc import Iterable
+
+import gguf
+
+from outliers.errors import UserError
+
+# What llama.cpp calls architectures whose configurations have another name for them.
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "modernbert": "modern-bert",
+    "qwen3_moe": "qwen3moe",
+}
+
+
+def architecture_of(model_type: str) -> gguf.MODEL_ARCH:
+    """What llama.cpp calls an architecture.
+
+    Raises:
+        UserError: it does not know it.
+    """
+    known = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    name = ARCHITECTURES.get(model_type, model_type)
+    if name not in known:
+        raise UserError(f"llama.cpp has no architecture '{model_type}'; expected a model that it can run")
+    return known[name]
+
+
+def tensor_names(model_type: str, modules: Iterable[str]) -> dict[str, str]:
+    """The names of the weights of modules, by their paths: blk.3.ffn_down.weight for model.layers.3.mlp.down_proj.
+
+    Those that have none, such as experts, whose weights are stacked, are left out.
+
+    Raises:
+        UserError: llama.cpp does not know the architecture.
+    """
+    modules = list(modules)
+    layers = 1 + max(int(number) for module in modules for number in re.findall(r"\.(\d+)\.", module))
+    names = gguf.get_tensor_name_map(architecture_of(model_type), layers)
+    found = {module: names.get_name(f"{module}.weight", (".weight",)) for module in modules}
+    return {module: name for module, name in found.items() if name}

@@ -1,0 +1,341 @@
+"""A plan: the smallest set of projections that stays exact, so that a scheme costs at most so much."""
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from outliers.errors import UserError, unknown_name
+from outliers.metrics.agreement import Agreement
+from outliers.metrics.errors import Errors
+from outliers.metrics.perplexity import Perplexity
+from outliers.metrics.times import Times
+from outliers.quantization.plans.plan import Plan
+from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.runs.rows import Row
+from outliers.specification.kinds import Planning, alpha_of_schemes
+from outliers.subjects import cell
+from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell, Stages, Subject
+from outliers.variants.quantized import EXACT, Quantized
+from outliers.variants.written import variant
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from outliers.quantization.calibration import Calibration
+
+CANDIDATES = 60  # projections with the largest errors over all tokens, and as many with those of the mean token
+LEFT = 0.1  # a better scheme suffices where it leaves at most this share of a projection's divergence
+EXCHANGED = 3  # of the chosen those that gain least, tried without, and in exchange for as many of the others
+SEARCH, CONFIRM = "search", "confirm"  # stages of the perplexities of sets
+BY = ("count", "parameters", "time")
+
+
+class Choice(NamedTuple):
+    """A projection that may get better, or stay exact.
+
+    loss, divergence: where nothing but it is under the scheme, by how much the loss rises and KL divergence, nats a
+    token. gain: how much of that loss is saved. price: 1, parameters or milliseconds, which it takes. scheme: that it
+    gets; None for exact.
+    """
+
+    path: str
+    loss: float
+    divergence: float
+    gain: float
+    price: float
+    scheme: Scheme | None
+
+    @property
+    def order(self) -> float:
+        """Gain for a price; what takes nothing comes first."""
+        return self.gain / self.price if self.price else math.inf
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a plan is searched for.
+
+    searched, confirmed: the model with the blocks of the search, and with others. under: the scheme. better: schemes
+    that projections may get before they stay exact. cost: by how much perplexity may rise, as a share. by: what few of
+    is better, "count", "parameters" or "time". draws: of each perplexity of a set.
+    """
+
+    searched: Subject
+    confirmed: Subject
+    under: Quantized
+    better: tuple[Scheme, ...]
+    cost: float
+    by: str
+    draws: int
+
+    @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """How many weights each projection of the model has, by path."""
+        import torch  # late, for what follows needs it
+
+        from outliers.models.anatomy import projections
+        from outliers.models.skeleton import skeleton
+
+        exact = skeleton(self.searched.config, torch.bfloat16)
+        return {one.path: one.module.weight.numel() for one in projections(exact)}
+
+    def set_of(self, choices: Iterable[Choice]) -> Quantized:
+        """The scheme in all but some projections, which are better."""
+        exact: list[str] = []
+        instead: dict[Scheme, list[str]] = {}
+        for one in choices:
+            (exact if one.scheme is None else instead.setdefault(one.scheme, [])).append(one.path)
+        if len(exact) == len(self.sizes):
+            return EXACT
+        others = tuple((scheme, tuple(sorted(paths))) for scheme, paths in instead.items())
+        return Quantized(self.under.scheme, tuple(sorted(exact)), (), self.under.calibration, others)
+
+    def suffices(self, loss: float, exact: Row) -> bool:
+        """Whether a loss, nats a token, is little enough beyond that of the model as it is."""
+        return loss <= _loss(exact) + math.log1p(self.cost)
+
+    def cells_of(self, stage: str, *sets: Sequence[Choice]) -> list[Cell]:
+        """The perplexity of the model as it is, and of sets of better projections, on the blocks of a stage."""
+        subject, metric = {SEARCH: self.searched, CONFIRM: self.confirmed}[stage], Perplexity(draws=self.draws)
+        about = [{"chosen": len(one), "price": round(math.fsum(choice.price for choice in one), 6)} for one in sets]
+        cells = [
+            Cell(subject, self.set_of(one), metric, {"stage": stage} | of) for one, of in zip(sets, about, strict=True)
+        ]
+        return [Cell(subject, EXACT, metric, {"stage": stage}), *cells]
+
+
+class Blocks(Causal):
+    """A model with some blocks of a text; what has to know the inputs of layers is calibrated behind all of them.
+
+    settings: with as many blocks as there are in all.
+    """
+
+    def __init__(self, settings: Planning, first: int, count: int):
+        super().__init__(settings.model, settings.revision, settings)
+        self.first, self.count = first, count
+
+    @property
+    def asked(self) -> dict:
+        """What rows say of it."""
+        return super().asked | {"blocks": self.count} | ({"first_block": self.first} if self.first else {})
+
+    @functools.cached_property
+    def blocks(self) -> "torch.Tensor":
+        """Token ids, int64 (blocks, T)."""
+        return self._read(self.settings.text, self.first + self.count)[self.first :]
+
+
+def planning_plans(spec: Planning) -> list[cell.Plan]:
+    """The search of a model by its settings; it is confirmed on the blocks behind those that are searched."""
+    settings = spec.model_copy(update={"blocks": spec.blocks + spec.confirm})
+    alpha = alpha_of_schemes(spec)
+    under, better = Quantized(get_scheme(spec.scheme, alpha)), tuple(get_scheme(one, alpha) for one in spec.instead)
+    searched, confirmed = Blocks(settings, 0, spec.blocks), Blocks(settings, spec.blocks, spec.confirm)
+    search = Search(searched, confirmed, under, better, spec.cost, spec.by, spec.draws)
+    check_search(search)
+    return [cell.Plan(searched, search_stages(search))]
+
+
+def check_search(search: Search) -> None:
+    """Raise UserError where a scheme has no projections to choose from, or another cannot be in its place."""
+    if not search.under.scheme.quantizes_projections:
+        raise UserError(f"a plan for '{search.under.name}', which quantizes no projection; expected one such as absmax")
+    for one in search.better:
+        if not one.quantizes_projections or one.needs_calibration or one == search.under.scheme:
+            raise UserError(
+                f"'{one.name}' in the place of '{search.under.name}'; expected another scheme that quantizes "
+                "projections without a calibration, such as llm.int8"
+            )
+
+
+def search_stages(search: Search) -> Stages:
+    """Errors of all projections; what those cost alone whose errors are large; sets of them; and the last set on other
+    blocks, with further projections until it costs little enough there too."""
+    choices = yield from _choices(search)
+    chosen = yield from _searched(search, choices)
+    yield from _confirmed(search, chosen, [one for one in choices if one not in chosen])
+
+
+def _choices(search: Search) -> Stages:
+    """The projections that may get better, those first that save most of the loss for what they take."""
+    subject, under = search.searched, search.under
+    first = [Cell(subject, EXACT, Perplexity()), Cell(subject, under, Errors())]
+    timed = [Cell(subject, one, Times()) for one in (EXACT, under, *map(Quantized, search.better))]
+    exact, errors, *times = yield [*first, *(timed if search.by == "time" else ())]
+    paths = _candidates(errors.values)
+    schemes = [under, *map(Quantized, search.better)]
+    alone = [Cell(subject, one.alone_at(path), Perplexity(), {"alone": path}) for path in paths for one in schemes]
+    rows = yield [twin for one in alone for twin in (one, replace(one, metric=Agreement()))]
+    measured = [(_loss(loss) - _loss(exact), _value(kl)) for loss, kl in zip(rows[::2], rows[1::2], strict=True)]
+    prices, of_each = _prices(search, times), len(schemes)
+    found = [
+        _choice(search, path, measured[of_each * number : of_each * (number + 1)], prices)
+        for number, path in enumerate(paths)
+    ]
+    return sorted((one for one in found if one.gain > 0), key=lambda one: one.order, reverse=True)
+
+
+def _candidates(values: Sequence[Mapping]) -> list[str]:
+    """The paths of the projections with the largest errors, by either measure, in the order of the model."""
+    found = set()
+    for metric in ("damage.error", "damage.error_by_token"):
+        of_metric = [one for one in values if one["metric"] == metric and one["value"] > 0]
+        found |= {one["projection"] for one in sorted(of_metric, key=lambda one: -one["value"])[:CANDIDATES]}
+    return list(dict.fromkeys(one["projection"] for one in values if one["projection"] in found))
+
+
+def _choice(search: Search, path: str, alone: list[tuple[float, float]], prices: list[Mapping[str, float]]) -> Choice:
+    """A projection with the first of the better schemes that leaves little of its divergence, or exact.
+
+    alone: of the scheme, and of each better one, loss and divergence. prices: by path of each, and last of exact.
+    """
+    (loss, divergence), *others = alone
+    suffices = (number for number, (_, other) in enumerate(others) if other <= LEFT * divergence)
+    number = next(suffices, None)
+    scheme, left = (None, 0.0) if number is None else (search.better[number], others[number][0])
+    price = prices[-1 if number is None else number][path]
+    return Choice(path, loss, divergence, loss - left, price, scheme)
+
+
+def _prices(search: Search, times: list[Row]) -> list[Mapping[str, float]]:
+    """By path what each better scheme takes, and last what exact takes: in milliseconds beyond the scheme's own."""
+    if search.by != "time":
+        prices = dict.fromkeys(search.sizes, 1) if search.by == "count" else search.sizes
+        return [prices] * (1 + len(search.better))
+    exact, under, *better = ({one["projection"]: one["value"] for one in row.values} for row in times)
+    return [{path: max(0.0, of_one[path] - under[path]) for path in under} for of_one in (*better, exact)]
+
+
+def _searched(search: Search, choices: list[Choice]) -> Stages:
+    """The fewest that suffice on the blocks of the search: as many as should, then with some of the last left out, or
+    in exchange for others."""
+
+    def lowest(sets: list[list[Choice]]) -> Stages:
+        """Of sets that with the least loss, and whether it suffices."""
+        exact, *rows = yield search.cells_of(SEARCH, *sets)
+        loss, number = min((_loss(row), number) for number, row in enumerate(rows))
+        return sets[number], search.suffices(loss, exact)
+
+    exact, _, most = yield search.cells_of(SEARCH, [], choices)
+    # What projections cost alone adds up, so that what the first ones leave is known before it is measured.
+    left = [_loss(most) + math.fsum(one.gain for one in choices[count:]) for count in range(len(choices) + 1)]
+    count = next((count for count, loss in enumerate(left) if search.suffices(loss, exact)), len(choices))
+    chosen, suffices = yield from lowest([choices[:count]])
+    while not suffices and len(chosen) < len(choices):
+        chosen, suffices = yield from lowest([choices[: len(chosen) + 1]])
+    while suffices and chosen:
+        fewer, suffices = yield from lowest([_without(chosen, one) for one in chosen[-EXCHANGED:]])
+        chosen = fewer if suffices else chosen
+    others = [one for one in choices if one not in chosen][:EXCHANGED]
+    exchanged = [[*_without(chosen, one), other] for one in chosen[-EXCHANGED:] for other in others]
+    best, _ = yield from lowest([chosen, *exchanged])
+    return best
+
+
+def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
+    return [one for one in chosen if one != left]
+
+
+def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:
+    """The set on other blocks, with one more of the others at a time until it suffices there."""
+    yield search.cells_of(CONFIRM, [])
+    for count in range(len(others) + 1):
+        exact, row = yield search.cells_of(CONFIRM, [*chosen, *others[:count]])
+        if search.suffices(_loss(row), exact):
+            return
+
+
+def _loss(row: Row) -> float:
+    """The loss of a row of perplexity, nats a token."""
+    return math.log(_value(row))
+
+
+def _value(row: Row) -> float:
+    return row.values[0]["value"]
+
+
+def plan(
+    model: "PreTrainedModel",
+    blocks: "Iterable[torch.Tensor]",
+    scheme: "str | Scheme",
+    confirm: "Iterable[torch.Tensor]",
+    cost: float = 0.05,
+    by: str = "count",
+    instead: "Sequence[str | Scheme]" = (),
+    draws: int = 4,
+    calibration: "Calibration | None" = None,
+) -> Plan:
+    """Find the fewest projections that have to stay exact, so that a scheme costs at most so much perplexity.
+
+    What each projection costs alone is measured; those are left exact that save most, until the perplexity of the whole
+    is low enough; the last ones are tried without, and in exchange for others. The set is then confirmed on other
+    blocks, where further projections join it until it costs little enough there too. The model is left as it was.
+
+    Args:
+        model: a causal language model, resident or streamed, whose exact weights are there.
+        blocks: token ids, int64 (blocks, T), or a list of (T,), of the search.
+        scheme: name, or a scheme of one's own, of all other projections.
+        confirm: further blocks, on which the plan is confirmed.
+        cost: by how much the perplexity may rise, as a share.
+        by: what few of stays exact: "count" of projections, "parameters" or "time".
+        instead: schemes that a projection gets before it stays exact: the first that leaves at most a tenth of the KL
+            divergence that the scheme causes there.
+        draws: how many times each set is measured, with embeddings changed by 1e-6.
+        calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
+
+    Returns:
+        The plan; `measured` says what it costs on the blocks that confirm it.
+
+    Raises:
+        UserError: a scheme is unknown or quantizes no projection, `by` is unknown; as `outliers.quantize` and
+            `outliers.perplexity`.
+    """
+    from outliers.metrics.measurement import records_along
+    from outliers.quantization.convert import check_calibrated
+    from outliers.subjects.given import Given
+    from outliers.text.blocks import sequences
+
+    if by not in BY:
+        raise unknown_name("measure of what stays exact", by, BY)
+    check_calibrated(get_scheme(scheme), calibration)
+    searched, confirmed = (Given(model, list(sequences(one, None))) for one in (blocks, confirm))
+    under, better = Quantized(get_scheme(scheme), calibration=calibration), tuple(map(get_scheme, instead))
+    search = Search(searched, confirmed, under, better, cost, by, draws)
+    check_search(search)
+    return plan_of(records_along(search_stages(search)), searched.name, cost, draws)
+
+
+def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> Plan:
+    """The plan that the records of a search end in."""
+    records = list(records)
+    exact, *others = (one for one in records if one.get("stage") == CONFIRM and one["metric"] == Perplexity.name)
+    last = [one for one in others if "chosen" in one][-1]
+    said = variant(last["variant"])
+    schemes = {scheme.name: list(paths) for scheme, paths in said.instead}
+    ratio = last["value"] / exact["value"]
+    measured = {
+        "text": last.get("text"),
+        "block": last.get("block"),
+        "blocks": last.get("blocks"),
+        "first_block": last.get("first_block"),
+        "draws": draws,
+        "perplexity": last["value"],
+        "unquantized": exact["value"],
+        "cost": ratio - 1,
+        "cost_deviation": last.get("standard_deviation", 0.0) / exact["value"],
+        "allowed": cost,
+    }
+    known = {name: value for name, value in measured.items() if value is not None}
+    return Plan(
+        model=model,
+        weights_hash=last.get("weights_hash"),
+        scheme=said.scheme.name,
+        exact=list(said.skip),
+        instead=schemes,
+        projections=len({one["projection"] for one in records if one["metric"] == "damage.error"}),
+        measured=known,
+    )

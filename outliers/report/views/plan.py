@@ -1,0 +1,107 @@
+"""What a plan shows: which projections stay exact, and what the model costs with them and with fewer."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from outliers.models.names import short_name
+from outliers.plot.sweep import plan_curve, plan_points
+from outliers.presets.plan import CANDIDATES, CONFIRM, plan_of
+from outliers.quantization.plans.plan import Plan
+from outliers.report.analysis import Value
+from outliers.report.section import Drawing, Finding, Section, printed
+from outliers.report.tables import Table, scatter_note, scattered
+from outliers.report.views.damage import decibels
+from outliers.report.words import listed, percent
+from outliers.specification.kinds import Planning
+
+FILE = "plan.yaml"
+CHOSEN = (
+    ("projection", "{projection}"),
+    ("scheme", "{scheme}"),
+    ("alone: increase (%)", lambda row: f"{100 * row['cost']:+.2f}"),
+    ("KL (nats)", "{kl:.4f}"),
+    ("error by token (dB)", lambda row: decibels(row["by_token_db"])),
+)
+SETS = (
+    ("blocks", "{blocks}"),
+    ("better projections", "{chosen:.0f}"),
+    ("perplexity", scattered("perplexity", ".3f")),
+    ("increase (%)", scattered("cost", "+.2f", 100)),
+)
+CURVE = (
+    "Increase of perplexity under {scheme} against how many projections are better, for each set that the search "
+    "measured, and for those that other blocks confirm. Bars: one standard deviation by rounding."
+)
+
+
+def kept_plan_section(spec: Planning, folder: Path, rows: list[dict]) -> Section:
+    """What the rows of a specification show; the plan and its exports become files."""
+    plan = plan_of(rows, spec.model, spec.cost, spec.draws)
+    return plan_section(rows, plan, {FILE: plan.text})
+
+
+def plan_section(rows: list[dict], plan: Plan, files: dict[str, str]) -> Section:
+    """Findings that say how many projections have to be better and what the model costs then, the table of these, and
+    the curve of all sets."""
+    points = plan_points(rows)
+    tables = [_chosen(rows, plan), _sets(points, rows)]
+    measured = [row for row in rows if row["metric"] == "perplexity" and "stage" in row]
+    notes = [scatter_note(measured)]
+    drawing = Drawing.of("plan", CURVE.format(scheme=plan.scheme), plan_curve(rows, allowed=plan.measured["allowed"]))
+    title = f"A plan for {short_name(plan.model)} under {plan.scheme}"
+    findings = _findings(points, plan)
+    return Section(title, rows, printed(tables, notes), tables, [drawing], notes, findings=findings, files=files)
+
+
+def _chosen(rows: list[dict], plan: Plan) -> Table:
+    """The projections that are better, those first that cost most alone."""
+    better = {path: name for name, paths in plan.instead.items() for path in paths} | dict.fromkeys(plan.exact, "exact")
+    unquantized = next(row["value"] for row in rows if row["metric"] == "perplexity" and row["variant"] == "fp32")
+    errors = {row["projection"]: row["value"] for row in rows if row["metric"] == "damage.error_by_token"}
+    under = f"{plan.scheme}+only="
+    alone = [row for row in rows if row.get("alone") in better and row["variant"].startswith(under)]
+    costs = {row["alone"]: row["value"] / unquantized - 1 for row in alone if row["metric"] == "perplexity"}
+    kl = {row["alone"]: row["value"] for row in alone if row["metric"] == "damage.kl"}
+    data = pd.DataFrame(
+        [
+            {"projection": path, "scheme": better[path], "cost": costs[path], "kl": kl[path], "error": errors[path]}
+            for path in sorted(better, key=costs.get, reverse=True)
+        ],
+        columns=["projection", "scheme", "cost", "kl", "error"],
+    )
+    data["by_token_db"] = 10 * np.log10(data["error"].astype(float))
+    caption = (
+        f"The {len(data)} of {plan.projections} projections that are better than {plan.scheme}: what each costs of "
+        "perplexity where nothing else is quantized, with the KL divergence from the unquantized model, on the blocks "
+        "of the search, and the error of its output for the mean token."
+    )
+    return Table.of("plan_projections", caption, CHOSEN, data, names=2)
+
+
+def _sets(points: pd.DataFrame, rows: list[dict]) -> Table:
+    """Each measured set, in the order of the search."""
+    blocks = {row["stage"]: (row.get("first_block", 0), row.get("blocks", 0)) for row in rows if "stage" in row}
+    names = {stage: f"{first + 1} to {first + count}" for stage, (first, count) in blocks.items()}
+    data = points.drop(columns="variant").assign(blocks=points["stage"].map(names))
+    return Table.of("plan_sets", "Perplexity of each set that was measured.", SETS, data, folded=True)
+
+
+def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
+    of_others = points[points["stage"] == CONFIRM].to_dict("records")
+    whole, last = of_others[0], of_others[-1]
+    better = [f"{len(plan.exact)} exact"] if plan.exact or not plan.instead else []
+    better += [f"{len(paths)} in {name}" for name, paths in plan.instead.items()]
+    cost = percent(last["cost"], last["cost_deviation"])
+    sentence = (
+        f"With {listed(better)} of {plan.projections} projections {plan.scheme} costs {cost} of perplexity on blocks "
+        f"that were not searched, and {percent(whole['cost'])} without them"
+    )
+    allowed = Value(plan.measured["allowed"], 0.0)
+    found = Value(last["cost"], last["cost_deviation"])
+    if found.mean > allowed.mean:
+        sentence += f"; no set of the {CANDIDATES} worst projections reaches {percent(allowed.mean)}"
+    elif not allowed.is_above(found):
+        sentence += f", which is within the scatter of rounding of the {percent(allowed.mean)} that are allowed"
+    return [Finding(f"{sentence}.", "plan_sets")]

@@ -1,0 +1,139 @@
+"""Masks of outlier features and tokens, for who trains a dictionary on the hidden states without them."""
+
+import json
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from outliers.criterion import LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, RESIDUAL, of_transformerlens
+from outliers.errors import UserError
+from outliers.files import write_whole
+from outliers.models.anatomy import ids_of, layers_of, width_of
+from outliers.models.anatomy.names import names_of
+from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.hooks import hooks
+from outliers.models.load import weights_hash
+from outliers.models.stream import AS_IT_IS, Watched, is_streamed
+from outliers.text.blocks import sequences, tokens_hash
+from outliers.tracing.result import Trace
+from outliers.tracing.statistics import STREAM
+from outliers.tracing.trace import trace as trace_of
+
+
+@dataclass(frozen=True, eq=False)
+class Masks:
+    """What is an outlier in the hidden states of a text, by their names in TransformerLens (docs/names.md#masks).
+
+    features: bool (features,). tokens: bool (blocks, T); False behind the end of a shorter block. about: the model, its
+    weights, the text and its tokens, the criterion.
+    """
+
+    features: dict[str, torch.Tensor]
+    tokens: dict[str, torch.Tensor]
+    about: dict
+
+    def save(self, stem: str | Path) -> None:
+        """Write `stem`.safetensors, the masks as NAME.features and NAME.tokens, and `stem`.json: what they are about
+        and, by name, the layer, the role, the features, and of each block the positions.
+
+        Raises:
+            UserError: they cannot be written.
+        """
+        stem, hooked = Path(stem), {}
+        for name, features in self.features.items():
+            layer, role = of_transformerlens(name)
+            positions = [row.nonzero().flatten().tolist() for row in self.tokens[name]]
+            of_hook = {"features": features.nonzero().flatten().tolist(), "tokens": positions}
+            hooked[name] = {"layer": layer, "role": role} | of_hook
+        tensors = {
+            f"{name}.{kind}": mask for kind in ("features", "tokens") for name, mask in getattr(self, kind).items()
+        }
+        write_whole(stem.with_name(f"{stem.name}.safetensors"), save(tensors, {"about": json.dumps(self.about)}))
+        write_whole(stem.with_name(f"{stem.name}.json"), json.dumps({"about": self.about, "hooks": hooked}) + "\n")
+
+
+@inference
+def masks(
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    trace: Trace | None = None,
+    attention_mask: Iterable[torch.Tensor] | None = None,
+) -> Masks:
+    """Run blocks through a model and mark its outlier features, and the tokens at which they are.
+
+    In the inputs of attention and feed-forward layers, an entry is marked where an outlier feature reaches alpha; in
+    the residual stream, where it is a massive activation (docs/definitions.md#outlier-features). A feature, or a token,
+    of a hidden state is in its mask if any of its entries is marked.
+
+    Args:
+        model: a causal language model, resident or streamed, quantized or not; it is left as it was.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,), also of several lengths.
+        trace: of this model, also on another text, which says alpha and which features are outliers; by default one of
+            these blocks.
+        attention_mask: which tokens are padding and left out, shaped as the blocks; None if there is none.
+
+    Raises:
+        UserError: the model has several stacks of layers; there is no block, one is longer than the model's context or
+            holds ids outside its vocabulary; the attention mask is none of these blocks; or the trace is of a model of
+            another shape.
+    """
+    names, blocks = names_of(model, "transformerlens"), list(sequences(blocks, attention_mask))
+    if not blocks:
+        raise UserError("no blocks to mark; expected at least one")
+    trace = trace or trace_of(model, blocks, STREAM, attention=False)
+    expected, found = (len(layers_of(model)), width_of(model.config)), tuple(trace.statistics["residual.massive"].shape)
+    if found != expected:
+        raise UserError(f"a trace of (layers, features) {found} for a model of {expected}; trace this very model")
+    roles, outliers = [role for role in STREAM if role in trace.roles], trace.outlier_features()["feature"].tolist()
+    ids = [ids_of(model, block)[0].cpu() for block in blocks]
+    features: dict[str, torch.Tensor] = {}
+    tokens: dict[str, torch.Tensor] = {}
+    turn = 0
+
+    def begin(number: int, _inputs: tuple[torch.Tensor, ...]) -> None:
+        nonlocal turn
+        turn = number
+
+    def see(layer: int, role: str, x: torch.Tensor) -> None:
+        name, size = names[layer, role], x.float().abs()
+        marked = _massive(size) if role == RESIDUAL else _large(size, outliers, trace.alpha)
+        features[name] = features.get(name, torch.tensor(False)) | marked.any(0).cpu()
+        of_blocks = tokens.setdefault(name, torch.zeros(len(ids), max(map(len, ids)), dtype=torch.bool))
+        of_blocks[turn, : len(x)] = marked.any(1).cpu()
+
+    def hooks_on(changed: PreTrainedModel, only: int | None) -> AbstractContextManager:
+        return hooks(changed, see, [*roles, RESIDUAL], None if only is None else [only])
+
+    with under(model, Watched(AS_IT_IS, hooks_on)) as (watched, left):
+        for _done in run_decoder(watched, blocks, begin, left):
+            pass
+    return Masks(features, tokens, _about(model, ids, trace))
+
+
+def _large(size: torch.Tensor, outliers: list[int], alpha: float) -> torch.Tensor:
+    marked = torch.zeros_like(size, dtype=torch.bool)
+    marked[:, outliers] = size[:, outliers] >= alpha
+    return marked
+
+
+def _massive(size: torch.Tensor) -> torch.Tensor:
+    return (size > MASSIVE) & (size >= MASSIVE_RATIO * size.median())
+
+
+def _about(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> dict:
+    """What masks are of: as far as the trace says it, as that says it."""
+    config = model.config
+    of_model = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None)}
+    if not is_streamed(model):
+        of_model["weights_hash"] = weights_hash(model)
+    said = {name: trace.about[name] for name in ("model", "revision", "weights_hash", "text") if name in trace.about}
+    of_tokens = {"tokens_hash": tokens_hash(pad_sequence(ids, batch_first=True, padding_value=-1))}
+    criterion = {"alpha": trace.alpha, "layers": LAYERS, "positions": POSITIONS}
+    criterion |= {"massive": MASSIVE, "massive_ratio": MASSIVE_RATIO}
+    return of_model | said | of_tokens | {"criterion": criterion}

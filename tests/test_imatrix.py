@@ -1,0 +1,174 @@
+"""Importance matrices: read back by gguf, against sums that plain hooks of torch add up."""
+
+from collections import defaultdict
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import outliers
+from outliers.errors import UserError
+from outliers.models.anatomy import projections
+from outliers.models.gguf.header import read_header
+from outliers.models.load import load_model
+from outliers.models.names import packaged_file
+from outliers.models.stream import stream_model
+from outliers.quantization.convert import quantize
+from outliers.specification.kinds import OneModel
+from tests.conftest import few_kinds, make_model, needs_smollm2, trace_model
+from tests.gguf_files import tensors_of
+from tests.test_commands import refused
+
+NOT_IN_LLAMA_CPP = ("gpt_neo", "opt", "opt-350m", "xglm")
+
+
+def read(path) -> tuple[dict, dict[str, np.ndarray]]:
+    """Fields and tensors of a file as the package gguf reads them."""
+    reader = gguf.GGUFReader(path)
+    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    return fields, {tensor.name: tensor.data for tensor in reader.tensors}
+
+
+def weights_of(tensors: dict) -> set[str]:
+    """The weights that an imatrix has."""
+    return {name.removesuffix(".in_sum2") for name in tensors if name.endswith(".in_sum2")}
+
+
+def sums(model, blocks) -> dict[str, torch.Tensor]:
+    """The sums of squares of what each projection is called with, float64, by its path."""
+    found = defaultdict(float)
+
+    def hook_of(path):
+        def hook(_module, inputs):
+            found[path] = found[path] + inputs[0].flatten(0, -2).double().square().sum(0)
+
+        return hook
+
+    handles = [one.module.register_forward_pre_hook(hook_of(one.path)) for one in projections(model)]
+    with torch.no_grad():
+        for block in blocks:
+            model(block[None], use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+@few_kinds
+def test_every_projection_has_the_sum_of_its_squares(case, blocks, tmp_path):
+    model = make_model(case)
+    trace = outliers.trace(model, blocks)
+    if case in NOT_IN_LLAMA_CPP:
+        with pytest.raises(UserError, match=r"llama\.cpp has no architecture"):
+            trace.save_imatrix(tmp_path / "imatrix.gguf")
+        return
+    trace.save_imatrix(tmp_path / "imatrix.gguf")
+    _, tensors = read(tmp_path / "imatrix.gguf")
+    names = {path: name for name, path in _paths(model).items()}
+    expected = {names[path]: of_path for path, of_path in sums(model, blocks).items() if path in names}
+    assert weights_of(tensors) == expected.keys()
+    for name, of_projection in expected.items():
+        found = tensors[f"{name}.in_sum2"]
+        assert found.dtype == np.float32
+        assert np.allclose(found, of_projection[None], rtol=1e-6)
+        assert tensors[f"{name}.counts"].tolist() == [[blocks.numel()]]
+
+
+def _paths(model) -> dict[str, str]:
+    """The projections whose weights stand in a file that transformers' own table names, by the names there."""
+    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
+
+    model_type = {"mistral": "llama", "mixtral": "llama", "gpt_neox": "gptneox"}.get(model.config.model_type)
+    names = get_gguf_hf_weights_map(model, TensorProcessor(config=model.config.to_dict()), model_type)
+    ours = {one.path for one in projections(model)}
+    return {name: path.removesuffix(".weight") for name, path in names.items() if path.removesuffix(".weight") in ours}
+
+
+def test_the_fields_are_those_of_llama_cpp(blocks, tmp_path):
+    trace = outliers.trace(make_model("llama"), blocks)
+    trace.about["text"] = "mine.txt"
+    trace.save_imatrix(tmp_path / "imatrix.gguf")
+    fields, _ = read(tmp_path / "imatrix.gguf")
+    assert fields == {
+        "general.type": "imatrix",
+        "imatrix.datasets": ["mine.txt"],
+        "imatrix.chunk_count": len(blocks),
+        "imatrix.chunk_size": blocks.shape[1],
+    }
+
+
+def test_merged_traces_have_the_sums_of_both(blocks, tmp_path):
+    model = make_model("gpt2")
+    outliers.trace(model, blocks).save_imatrix(tmp_path / "whole.gguf")
+    parts = [outliers.trace(model, some) for some in (blocks[:1], blocks[1:])]
+    parts[0].merge(parts[1]).save_imatrix(tmp_path / "merged.gguf")
+    (of_whole, whole), (of_merged, merged) = (read(tmp_path / f"{name}.gguf") for name in ("whole", "merged"))
+    assert of_whole == of_merged
+    assert all(np.allclose(value, merged[name], rtol=1e-6) for name, value in whole.items())
+
+
+def test_streamed_and_quantized_models_have_one(blocks, tmp_path):
+    make_model("llama").save_pretrained(tmp_path / "model")
+    model = load_model(str(tmp_path / "model"))
+    for name, one in {"resident": model, "streamed": stream_model(str(tmp_path / "model"), memory=0)}.items():
+        outliers.trace(one, blocks).save_imatrix(tmp_path / f"{name}.gguf")
+    outliers.trace(quantize(model, "absmax"), blocks).save_imatrix(tmp_path / "absmax.gguf")
+    (_, resident), (_, streamed), (_, absmax) = (
+        read(tmp_path / f"{name}.gguf") for name in ("resident", "streamed", "absmax")
+    )
+    assert all(np.array_equal(value, streamed[name]) for name, value in resident.items())
+    assert absmax.keys() == resident.keys()
+
+
+def test_roles_that_were_not_traced_have_none(blocks, tmp_path):
+    outliers.trace(make_model("llama"), blocks, roles=["ffn_out"]).save_imatrix(tmp_path / "imatrix.gguf")
+    assert weights_of(read(tmp_path / "imatrix.gguf")[1]) == {"blk.0.ffn_down.weight", "blk.1.ffn_down.weight"}
+
+
+def test_a_trace_of_an_earlier_version_has_none(blocks, tmp_path):
+    trace = outliers.trace(make_model("llama"), blocks)
+    trace.modules = {}
+    with pytest.raises(UserError, match="of an earlier version"):
+        trace.save_imatrix(tmp_path / "imatrix.gguf")
+
+
+def test_the_weights_of_a_file_have_the_names_of_an_imatrix(blocks, tmp_path):
+    """Those that llama-quantize quantizes: the matrices of its blocks."""
+    model = make_model("llama")
+    outliers.trace(model, blocks).save_imatrix(tmp_path / "imatrix.gguf")
+    matrices = {name for name, tensor in tensors_of(model).items() if name.startswith("blk.") and tensor.ndim == 2}
+    assert weights_of(read(tmp_path / "imatrix.gguf")[1]) == matrices
+
+
+@needs_smollm2
+def test_the_file_of_smollm2_has_the_names_of_its_imatrix(tmp_path):
+    file = packaged_file("smollm2-135m")
+    header = read_header(file)
+    model = load_model("smollm2-135m")
+    outliers.trace(model, torch.arange(32)[None], attention=False).save_imatrix(tmp_path / "imatrix.gguf")
+    _, tensors = read(tmp_path / "imatrix.gguf")
+    shapes = {one.name: one.shape for one in header.tensors if one.name.startswith("blk.") and len(one.shape) == 2}
+    assert len(shapes) == len(list(projections(model)))
+    assert {name: tensors[f"{name}.in_sum2"].shape[1] for name in weights_of(tensors)} == {
+        name: shape[1] for name, shape in shapes.items()
+    }
+
+
+def test_a_run_writes_one(tmp_path):
+    spec = {"model": "pocket/gpt2-0.1m", "blocks": 2, "block": 64}
+    trace_model(OneModel(**spec), tmp_path)
+    assert not (tmp_path / "imatrix.gguf").exists()
+    trace_model(OneModel(**spec, imatrix=True), tmp_path)  # the trace is there already
+    fields, tensors = read(tmp_path / "imatrix.gguf")
+    assert fields["imatrix.datasets"] == ["sample"]
+    assert weights_of(tensors) == {
+        f"blk.{layer}.{name}.weight" for layer in (0, 1) for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+    }
+
+
+def test_an_unknown_architecture_is_refused_before_it_is_traced(monkeypatch, capsys, tmp_path):
+    make_model("opt").save_pretrained(tmp_path / "model")
+    capsys.readouterr()  # the progress of saving
+    options = ("--block", 32, "--blocks", 2, "--imatrix", "--out", tmp_path / "out")
+    said = refused(monkeypatch, capsys, tmp_path / "model", *options, command="trace")
+    assert "llama.cpp has no architecture 'opt'" in said

@@ -1,0 +1,157 @@
+"""Masks of outlier features and tokens: exact where outliers are planted, and read back by others' readers."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+import outliers
+from outliers.criterion import in_transformerlens
+from outliers.errors import UserError
+from outliers.models.load import load_model, weights_hash
+from outliers.models.stream import stream_model
+from outliers.specification.kinds import OneModel
+from outliers.text.blocks import tokens_hash
+from tests.conftest import make_model, padded, trace_model
+from tests.test_commands import refused
+
+PLANTED = [3, 17]
+ROLES = {"attn_in": "input_layernorm", "ffn_in": "post_attention_layernorm"}
+
+
+@pytest.fixture
+def planted():
+    """A small Llama with two planted outlier features."""
+    return outliers.plant(make_model("llama"), features=PLANTED, factor=6.0)
+
+
+def inputs(model, blocks) -> dict[str, torch.Tensor]:
+    """What norms and layers put out, (blocks, T, features) by names of TransformerLens, by plain hooks of torch."""
+    found = {}
+
+    def hook_of(name):
+        def hook(_module, _inputs, output):
+            found.setdefault(name, []).append(output[0])
+
+        return hook
+
+    handles = []
+    for number, layer in enumerate(model.model.layers):
+        modules = {role: getattr(layer, norm) for role, norm in ROLES.items()} | {"residual": layer}
+        for role, module in modules.items():
+            handles.append(module.register_forward_hook(hook_of(in_transformerlens(number, role))))
+    with torch.no_grad():
+        for block in blocks:
+            model(block[None], use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return {name: torch.stack(states) for name, states in found.items()}
+
+
+def test_planted_features_and_their_tokens_are_marked(planted, blocks):
+    trace = outliers.trace(planted, blocks)
+    assert set(trace.outlier_features()["feature"]) == set(PLANTED)
+    masks = outliers.masks(planted, blocks, trace)
+    for name, x in inputs(planted, blocks).items():
+        if "resid" in name:
+            continue
+        large = (x.abs() >= 6)[..., PLANTED]
+        features = torch.zeros(32, dtype=torch.bool)
+        features[PLANTED] = large.any((0, 1))
+        assert torch.equal(masks.features[name], features)
+        assert torch.equal(masks.tokens[name], large.any(-1))
+    of_inputs = [mask for name, mask in masks.tokens.items() if "resid" not in name]
+    assert len(of_inputs) == 4
+    assert all(0 < mask.sum() < mask.numel() for mask in of_inputs)  # what is marked is a part
+
+
+def test_massive_activations_of_the_residual_stream_are_marked(blocks):
+    model = make_model("llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7, 5] = 5000.0
+        model.model.embed_tokens.weight[7, 1] = 120.0  # above 100, and not 1,000 times the median
+    blocks[:, 4], blocks[1, 9] = 7, 7
+    expected = blocks == 7
+    masks = outliers.masks(model, blocks)
+    x = inputs(model, blocks)["blocks.1.hook_resid_post"].abs()
+    assert all((of_block[4, 5] >= 1000 * of_block.median()) for of_block in x)
+    for layer in (0, 1):
+        name = f"blocks.{layer}.hook_resid_post"
+        assert torch.equal(masks.tokens[name], expected)
+        assert masks.features[name].nonzero().flatten().tolist() == [5]
+
+
+def test_nothing_is_marked_where_there_is_no_outlier(blocks):
+    masks = outliers.masks(make_model("gpt2"), blocks)
+    assert not any(mask.any() for mask in (*masks.features.values(), *masks.tokens.values()))
+    assert {mask.shape for mask in masks.tokens.values()} == {blocks.shape}
+
+
+def test_files_are_read_without_this_project(planted, blocks, tmp_path):
+    masks = outliers.masks(planted, blocks)
+    masks.save(tmp_path / "mine")
+    tensors = safetensors.torch.load_file(tmp_path / "mine.safetensors")
+    written = json.loads((tmp_path / "mine.json").read_text())
+    assert tensors.keys() == {f"{name}.{kind}" for name in masks.tokens for kind in ("features", "tokens")}
+    assert written["hooks"].keys() == masks.tokens.keys()
+    for name, of_hook in written["hooks"].items():
+        features, tokens = tensors[f"{name}.features"], tensors[f"{name}.tokens"]
+        assert (features.dtype, features.shape, tokens.dtype) == (torch.bool, (32,), torch.bool)
+        assert name == in_transformerlens(of_hook["layer"], of_hook["role"])
+        assert features.nonzero().flatten().tolist() == of_hook["features"]
+        assert [row.nonzero().flatten().tolist() for row in tokens] == of_hook["tokens"]
+
+
+def test_it_is_said_what_they_are_of(planted, blocks):
+    trace = outliers.trace(planted, blocks, alpha=5.0)
+    trace.about |= {"model": "mine", "text": "c4"}
+    about = outliers.masks(planted, blocks[:2], trace).about
+    criterion = {"alpha": 5.0, "layers": 0.25, "positions": 0.06, "massive": 100.0, "massive_ratio": 1000.0}
+    of_model = {"model": "mine", "revision": None, "text": "c4", "weights_hash": weights_hash(planted)}
+    assert about == of_model | {"tokens_hash": tokens_hash(blocks[:2]), "criterion": criterion}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_never_marked(planted, blocks, side):
+    sequences, ids, mask = padded(blocks, side)
+    found, expected = outliers.masks(planted, ids, attention_mask=mask), outliers.masks(planted, sequences)
+    assert all(torch.equal(found.tokens[name], tokens) for name, tokens in expected.tokens.items())
+    assert not any(
+        tokens[row, len(one) :].any() for tokens in found.tokens.values() for row, one in enumerate(sequences)
+    )
+
+
+def test_a_streamed_model_has_the_same(planted, blocks, tmp_path):
+    planted.save_pretrained(tmp_path)
+    resident = outliers.masks(load_model(str(tmp_path)), blocks)
+    streamed = outliers.masks(stream_model(str(tmp_path), memory=0), blocks)
+    assert all(torch.equal(streamed.tokens[name], mask) for name, mask in resident.tokens.items())
+    assert all(torch.equal(streamed.features[name], mask) for name, mask in resident.features.items())
+
+
+def test_a_run_writes_them(tmp_path):
+    trace, rows = trace_model(OneModel(model="pocket/gpt2-1.7m", blocks=2, block=128, masks=True), tmp_path)
+    written = json.loads((tmp_path / "masks.json").read_text())
+    assert (written["about"]["model"], written["about"]["text"]) == ("pocket/gpt2-1.7m", "sample")
+    assert {name: written["about"][name] for name in ("tokens_hash", "weights_hash")} == {
+        name: rows[0][name] for name in ("tokens_hash", "weights_hash")
+    }
+    found = {feature for of_hook in written["hooks"].values() for feature in of_hook["features"]}
+    assert found == set(trace.outlier_features()["feature"]) != set()
+
+
+def test_a_model_of_two_stacks_is_refused_before_it_is_traced(monkeypatch, capsys, tmp_path):
+    said = refused(monkeypatch, capsys, "pocket/t5-1.9m", "--masks", "--out", tmp_path, command="trace")
+    assert "several stacks" in said
+    with pytest.raises(UserError, match="several stacks"):
+        outliers.masks(load_model("pocket/t5-1.9m"), [])
+
+
+def test_bad_input(blocks):
+    model = make_model("llama")
+    with pytest.raises(UserError, match="no blocks to mark"):
+        outliers.masks(model, [])
+    other = outliers.load_model("pocket/gpt2-0.1m")
+    with pytest.raises(UserError, match=r"of \(layers, features\) \(2, 24\) for a model of \(2, 32\)"):
+        outliers.masks(model, blocks, outliers.trace(other, blocks))
