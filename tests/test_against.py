@@ -290,6 +290,10 @@ def test_a_sweep_has_such_a_checkpoint_as_a_column(model, monkeypatch, capsys, t
     assert stored == {MODEL: None, str(tmp_path / "theirs"): "bitsandbytes"}
 
 
+def test_a_sweep_says_what_a_folder_of_codes_is_for(own, monkeypatch, capsys, tmp_path):
+    assert "holds an int8 model of outliers.save_quantized" in refused(monkeypatch, capsys, own, "--out", tmp_path)
+
+
 @pytest.mark.parametrize(
     "written", ["against(a/b)", "against(a.gguf,only=ffn_out/attn_in)", "against(a,skip=layers.0)", "against(a)+absmax"]
 )

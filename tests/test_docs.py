@@ -258,6 +258,13 @@ def of_nf4() -> dict[str, float]:
     return worst | {"weight": -worst["weight_db"], "output": -worst["by_token_db"]}
 
 
+def dearest_of_nf4() -> dict[str, float]:
+    """The layer that costs most alone in four bits, in per cent."""
+    layers = damages_of(kept(COMPARED))["against(smollm2-nf4)"].layers
+    dearest = layers.loc[layers["damage_only"].idxmax()]
+    return {"layer": int(dearest["layer"]), "damage": 100 * dearest["damage_only"]}
+
+
 def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
     """What a number format costs SmolLM2 under each remedy, in per cent, or its perplexity."""
     found = table("results/kept/remedies/remedies_smollm2-135m.csv")
@@ -663,9 +670,10 @@ CLAIMS = {
         "no layer alone costs more than {:+.1f} %": lambda: [dearest_layers("llm.int8")[0][1]],
         "C4, {} blocks of {} tokens, means of": lambda: size(COMPARED),
         "means of {} draws. [Its folder]": lambda: {row["draws"] for row in kept(COMPARED) if "draws" in row},
-        "of the value projection of layer {layer} have an error of −{weight:.1f} dB, and its output one of −{output:.1f} dB":
-            of_nf4,
+        "of the value projection of layer {layer} have an error of −{weight:.1f} dB, and its output one of "
+        "−{output:.1f} dB": of_nf4,
         "projection reads up to {largest:.1f} in the outlier feature, {feature}": of_nf4,
+        "layer {layer} of the four-bit model costs most, {damage:+.1f} %": dearest_of_nf4,
         "of GPTQ there are {} and {} bits": lambda: DEQUANTIZED["gptq"]["bits"],
     },
     "docs/caches.md": {

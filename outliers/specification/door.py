@@ -7,13 +7,13 @@ from outliers.errors import UserError
 from outliers.models.config_file import check_weights, read_config_file
 from outliers.models.configs import known_configs
 from outliers.models.source import config_path, find_model
+from outliers.models.weight_files import INT8
 from outliers.specification.kinds import Memory, Named
 from outliers.specification.recipe import Training
 from outliers.text.documents import check_hub
 from outliers.text.task_data import check_task
 
 Kind = TypeVar("Kind", bound=Named)
-INT8 = "int8.safetensors"  # of a model that `outliers.save_quantized` wrote, whose file is looked at as it is loaded
 TEXTS = {  # what trainings read, by their fields
     "c4": "the first 1,000 rows of C4 (allenai/c4 of the hub, en, train split) as JSON lines",
     "wikitext": "WikiText-2 (Salesforce/wikitext of the hub, wikitext-2-v1, train split) as text",
@@ -36,7 +36,7 @@ def checked(spec: Kind) -> Kind:
             for revision in revisions or [getattr(spec, "revision", None)]:
                 _check_model(name, revision, of_weights)
     for name in getattr(spec, "against", []):
-        if not (Path(name) / INT8).exists():
+        if not (Path(name) / INT8).exists():  # which is looked at as it is loaded
             _check_model(name, None, of_weights)
     check_hub(getattr(spec, "text", ""))
     if isinstance(spec, Training):
