@@ -668,10 +668,10 @@ CLAIMS = {
         "three layers cost most: layer {} alone {:+.0f} %, layer {} {:+.0f} % and layer {} {:+.0f} %":
             lambda: [number for layer in dearest_layers("absmax")[:3] for number in layer],
         "no layer alone costs more than {:+.1f} %": lambda: [dearest_layers("llm.int8")[0][1]],
-        "C4, {} blocks of {} tokens, means of": lambda: size(COMPARED),
-        "means of {} draws. [Its folder]": lambda: {row["draws"] for row in kept(COMPARED) if "draws" in row},
-        "of the value projection of layer {layer} have an error of −{weight:.1f} dB, and its output one of "
-        "−{output:.1f} dB": of_nf4,
+        "C4, {} blocks of {} tokens, means of {} draws":
+            lambda: (*size(COMPARED), *{row["draws"] for row in kept(COMPARED) if "draws" in row}),
+        "the value projection of layer {layer} have an error of −{weight:.1f} dB, as those of the others have, and its "
+        "output one of −{output:.1f} dB": of_nf4,
         "projection reads up to {largest:.1f} in the outlier feature, {feature}": of_nf4,
         "layer {layer} of the four-bit model costs most, {damage:+.1f} %": dearest_of_nf4,
         "of GPTQ there are {} and {} bits": lambda: DEQUANTIZED["gptq"]["bits"],

@@ -78,8 +78,8 @@ def _none_in(folder: Path) -> UserError:
     """The error for a folder without weights; it names what is there by other names."""
     if is_there(folder / INT8):
         return UserError(
-            f"'{folder}' holds an int8 model of outliers.save_quantized; expected weights: use the model that it was made "
-            "of, compare it by `outliers damage --against`, or read it with outliers.load_quantized"
+            f"'{folder}' holds an int8 model of outliers.save_quantized; expected weights: use the model that it was "
+            "made of, compare it by `outliers damage --against`, or read it with outliers.load_quantized"
         )
     found = sorted(path.name for path in folder.glob("*.safetensors") if path.name.isprintable())
     if not found:
