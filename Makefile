@@ -7,7 +7,7 @@ MODEL = $(RUN) -m outliers.get smollm2-135m || echo "going on without smollm2-13
 INSTALL = test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: sweep paper notebooks docs test test-all gpu lint clean
+.PHONY: sweep paper notebooks docs test test-all gpu lint types release clean
 
 sweep: $(VENV)/installed
 	@$(MODEL)
@@ -39,6 +39,14 @@ gpu: $(VENV)/installed-dev
 
 lint: $(VENV)/installed-dev
 	$(RUN) -m ruff check .
+
+# What type checkers and editors say of the public names.
+types: $(VENV)/installed-dev
+	$(RUN) -m mypy
+
+# A wheel and a source distribution in dist, each installed and run where nothing else is.
+release: $(VENV)/installed-dev
+	$(RUN) scripts/release.py
 
 clean:
 	rm -rf $(VENV) build dist

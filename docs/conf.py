@@ -34,6 +34,7 @@ extensions = [
 root_doc = "README"
 include_patterns = [
     "README.md",
+    "CHANGELOG.md",
     "SECURITY.md",
     "docs/**",
     "kernels/README.md",

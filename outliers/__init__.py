@@ -7,7 +7,7 @@ import sys
 # here, so nobody is asked: as if there were no such package, unless somebody has imported it before.
 sys.modules.setdefault("kernels", None)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "UserError": "outliers.errors",
@@ -24,9 +24,11 @@ _HOME = {
     "Transform": "outliers.quantization.transforms",
     "Plan": "outliers.quantization.plans.plan",
     "read_plan": "outliers.quantization.plans.plan",
+    "export": "outliers.quantization.plans.exports",
     "save_quantized": "outliers.quantization.store",
     "load_quantized": "outliers.quantization.store",
     "load_int8": "outliers.quantization.store",
+    "OutliersConfig": "outliers.plugins.loader",
     "perplexity": "outliers.metrics.perplexity.measure",
     "perplexities": "outliers.metrics.perplexity.measure",
     "Variant": "outliers.models.stream",
@@ -51,6 +53,7 @@ _HOME = {
     "readers": "outliers.presets.readers",
     "super_weights": "outliers.presets.super_weights",
     "damage": "outliers.presets.damage",
+    "plan": "outliers.presets.plan",
     "train_int8": "outliers.training.layers",
     "plant": "outliers.variants.plant",
     "Experiment": "outliers.specification.kinds",
@@ -75,3 +78,8 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+# Whoever has imported transformers may load what it saved with our layers; whoever has not waits for nothing.
+if {"transformers", "torch"} <= sys.modules.keys():
+    importlib.import_module("outliers.plugins.loader")

@@ -2,8 +2,8 @@
 
     python scripts/torchao_values.py
 
-torchao is no requirement, because transformers imports it wherever it is installed, and then every command warns. Run
-this in an environment of its own that has torch and torchao; it needs nothing of this project.
+The values are kept, because those of its prototypes change from one version to the next, and the extra `peers` may have
+another one. It needs torch and torchao alone, and nothing of this project.
 """
 
 import json

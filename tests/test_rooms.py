@@ -13,7 +13,7 @@ PACKAGE = Path(outliers.__file__).parent
 ROOMS = (
     *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
     *("quantization", "variants", "specification", "training", "subjects", "metrics", "runs", "presets"),
-    *("analysis", "plot", "report"),
+    *("analysis", "plot", "report", "plugins"),
 )
 # What numbers say is of reports, and of the figures in them, which are drawn in a room on its left.
 SHARED = {"report.analysis": "analysis"}

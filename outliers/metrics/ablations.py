@@ -15,6 +15,7 @@ from outliers.errors import UserError, shown, unknown_name
 from outliers.metrics.perplexity.measure import perplexities
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import check_features, width_of
+from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.views import view_of
 from outliers.text.blocks import sequences
 from outliers.tracing.result import STREAM
@@ -109,7 +110,7 @@ def _is_in(numbers: range, value: object) -> bool:
 
 def ablate(
     model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
+    blocks: Iterable[Block],
     features: Iterable[int],
     controls: int = CONTROLS.start,
     seed: int = 0,

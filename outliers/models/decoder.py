@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from outliers.models.stream import AS_IT_IS, Call, Variant, behind_first, into_l
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
+Observe = TypeVar("Observe", bound=Callable)
 
 
 @contextmanager
@@ -46,7 +47,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
                     module.training = True
 
 
-def inference(observe: Callable) -> Callable:
+def inference(observe: Observe) -> Observe:
     """Decorate a function of a model, its first argument, that looks at it: without gradients, and in eval mode."""
 
     @functools.wraps(observe)

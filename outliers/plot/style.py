@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import TypeVar
 
 import matplotlib
 import numpy as np
@@ -25,6 +26,7 @@ COLORS = {
     "purple": "#CC79A7",
     "grey": "#999999",
 }
+Draw = TypeVar("Draw", bound=Callable)  # a figure function, whose own signature stays
 GREY = COLORS["grey"]  # of what others published, in any style
 MARKERS = "osv^DPX*"
 SEQUENTIAL = "cividis"  # lightness grows evenly, with and without colour
@@ -88,7 +90,7 @@ ENDING = """    ax: where to draw the one panel, in the caller's style; by defau
     """
 
 
-def figure_function(draw: Callable) -> Callable:
+def figure_function(draw: Draw) -> Draw:
     """A function that draws in `LOOK`; on axes of the caller's (`ax=`) and in `your_style` in the caller's rcParams.
 
     What it returns are axes alone where a figure has one panel. Its docstring gets the `ENDING`.

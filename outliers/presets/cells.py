@@ -71,9 +71,9 @@ class _Cells(Calibrated):
 
     name: Name = "measure"
     models: Names = Field(description=MODEL)
-    revision: Line | None = Field(None, description=REVISION)
-    variants: Variants = Field(["fp32"], description=VARIANT, validate_default=True)
-    metrics: Metrics = Field(["perplexity"], description=METRIC, validate_default=True)
+    revision: Line | None = Field(default=None, description=REVISION)
+    variants: Variants = Field(default=["fp32"], description=VARIANT, validate_default=True)
+    metrics: Metrics = Field(default=["perplexity"], description=METRIC, validate_default=True)
 
     @property
     def asked_metrics(self) -> list[Metric]:

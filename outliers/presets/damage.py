@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from outliers.models.anatomy.examples import Block
     from outliers.quantization.calibration import Calibration
 
 Damaging = Quantized | Cached | Against
@@ -144,7 +145,7 @@ def _check_tokenizers(subject: Causal, others: Iterable[str]) -> None:
 
 def damage(
     model: "PreTrainedModel",
-    blocks: "Iterable[torch.Tensor]",
+    blocks: "Iterable[Block]",
     scheme: "str | Scheme | Cached | None" = None,
     by: Iterable[str] = DAMAGE_BY,
     skip: Sequence[str] = (),

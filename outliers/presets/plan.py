@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from outliers.errors import UserError, unknown_name
@@ -34,25 +35,43 @@ SEARCH, CONFIRM = "search", "confirm"  # stages of the perplexities of sets
 BY = ("count", "parameters", "time")
 
 
+class Alone(NamedTuple):
+    """What a projection costs where nothing else is quantized, nats a token.
+
+    loss: by how much the loss should rise on any text. divergence: KL from the model as it is.
+    """
+
+    loss: float
+    divergence: float
+
+    @classmethod
+    def of(cls, rise: float, divergence: float, tokens: int) -> "Alone":
+        """Of what was measured over some tokens.
+
+        A small change of the predictions that favours no token raises the loss by its divergence D, and what T tokens
+        show of it scatters with the variance 2 D / T. With a prior of mean and standard deviation D, the expected rise
+        is between the two.
+        """
+        share = divergence / (divergence + 2 / tokens) if divergence > 0 else 1.0
+        return cls(divergence + share * (rise - divergence), divergence)
+
+
 class Choice(NamedTuple):
     """A projection that may get better, or stay exact.
 
-    loss, divergence: where nothing but it is under the scheme, by how much the loss rises and KL divergence, nats a
-    token. gain: how much of that loss is saved. price: 1, parameters or milliseconds, which it takes. scheme: that it
-    gets; None for exact.
+    gain: by how much the loss should fall on any text, nats a token. price: 1, parameters or milliseconds, which it
+    takes. scheme: that it gets; None for exact.
     """
 
     path: str
-    loss: float
-    divergence: float
     gain: float
     price: float
     scheme: Scheme | None
 
     @property
     def order(self) -> float:
-        """Gain for a price; what takes nothing comes first."""
-        return self.gain / self.price if self.price else math.inf
+        """Gain for a price; what gains and takes nothing comes first."""
+        return self.gain / self.price if self.price else math.copysign(math.inf, self.gain)
 
 
 @dataclass(frozen=True)
@@ -94,18 +113,20 @@ class Search:
         others = tuple((scheme, tuple(sorted(paths))) for scheme, paths in instead.items())
         return Quantized(self.under.scheme, tuple(sorted(exact)), (), self.under.calibration, others)
 
-    def suffices(self, loss: float, exact: Row) -> bool:
-        """Whether a loss, nats a token, is little enough beyond that of the model as it is."""
-        return loss <= _loss(exact) + math.log1p(self.cost)
+    def allowed(self, exact: Row) -> float:
+        """The largest loss, nats a token, beyond that of the model as it is."""
+        return _loss(exact) + math.log1p(self.cost)
 
     def cells_of(self, stage: str, *sets: Sequence[Choice]) -> list[Cell]:
-        """The perplexity of the model as it is, and of sets of better projections, on the blocks of a stage."""
-        subject, metric = {SEARCH: self.searched, CONFIRM: self.confirmed}[stage], Perplexity(draws=self.draws)
-        about = [{"chosen": len(one), "price": round(math.fsum(choice.price for choice in one), 6)} for one in sets]
-        cells = [
-            Cell(subject, self.set_of(one), metric, {"stage": stage} | of) for one, of in zip(sets, about, strict=True)
-        ]
-        return [Cell(subject, EXACT, metric, {"stage": stage}), *cells]
+        """The perplexity of sets of better projections on the blocks of a stage."""
+        prices = [round(math.fsum(one.price for one in choices), 6) for choices in sets]
+        about = [{"chosen": len(choices), "price": price} for choices, price in zip(sets, prices, strict=True)]
+        return [self.cell_of(stage, self.set_of(one), of_one) for one, of_one in zip(sets, about, strict=True)]
+
+    def cell_of(self, stage: str, variant: Quantized, about: dict) -> Cell:
+        """The perplexity of the model under a variant on the blocks of a stage."""
+        subject = {SEARCH: self.searched, CONFIRM: self.confirmed}[stage]
+        return Cell(subject, variant, Perplexity(draws=self.draws), {"stage": stage} | about)
 
 
 class Blocks(Causal):
@@ -170,13 +191,15 @@ def _choices(search: Search) -> Stages:
     schemes = [under, *map(Quantized, search.better)]
     alone = [Cell(subject, one.alone_at(path), Perplexity(), {"alone": path}) for path in paths for one in schemes]
     rows = yield [twin for one in alone for twin in (one, replace(one, metric=Agreement()))]
-    measured = [(_loss(loss) - _loss(exact), _value(kl)) for loss, kl in zip(rows[::2], rows[1::2], strict=True)]
+    tokens = sum(map(len, subject.blocks))
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    measured = [Alone.of(_loss(loss) - _loss(exact), _value(agreement), tokens) for loss, agreement in pairs]
     prices, of_each = _prices(search, times), len(schemes)
     found = [
         _choice(search, path, measured[of_each * number : of_each * (number + 1)], prices)
         for number, path in enumerate(paths)
     ]
-    return sorted((one for one in found if one.gain > 0), key=lambda one: one.order, reverse=True)
+    return sorted(found, key=lambda one: one.order, reverse=True)
 
 
 def _candidates(values: Sequence[Mapping]) -> list[str]:
@@ -188,17 +211,17 @@ def _candidates(values: Sequence[Mapping]) -> list[str]:
     return list(dict.fromkeys(one["projection"] for one in values if one["projection"] in found))
 
 
-def _choice(search: Search, path: str, alone: list[tuple[float, float]], prices: list[Mapping[str, float]]) -> Choice:
+def _choice(search: Search, path: str, alone: list[Alone], prices: list[Mapping[str, float]]) -> Choice:
     """A projection with the first of the better schemes that leaves little of its divergence, or exact.
 
-    alone: of the scheme, and of each better one, loss and divergence. prices: by path of each, and last of exact.
+    alone: under the scheme, and under each better one. prices: by path of each, and last of exact.
     """
-    (loss, divergence), *others = alone
-    suffices = (number for number, (_, other) in enumerate(others) if other <= LEFT * divergence)
+    under, *others = alone
+    suffices = (number for number, other in enumerate(others) if other.divergence <= LEFT * under.divergence)
     number = next(suffices, None)
-    scheme, left = (None, 0.0) if number is None else (search.better[number], others[number][0])
-    price = prices[-1 if number is None else number][path]
-    return Choice(path, loss, divergence, loss - left, price, scheme)
+    if number is None:
+        return Choice(path, under.loss, prices[-1][path], None)
+    return Choice(path, under.loss - others[number].loss, prices[number][path], search.better[number])
 
 
 def _prices(search: Search, times: list[Row]) -> list[Mapping[str, float]]:
@@ -215,25 +238,32 @@ def _searched(search: Search, choices: list[Choice]) -> Stages:
     in exchange for others."""
 
     def lowest(sets: list[list[Choice]]) -> Stages:
-        """Of sets that with the least loss, and whether it suffices."""
-        exact, *rows = yield search.cells_of(SEARCH, *sets)
+        """Of sets that with the least loss."""
+        rows = yield search.cells_of(SEARCH, *sets)
         loss, number = min((_loss(row), number) for number, row in enumerate(rows))
-        return sets[number], search.suffices(loss, exact)
+        return loss, sets[number]
 
-    exact, _, most = yield search.cells_of(SEARCH, [], choices)
+    exact, _, most = yield [search.cell_of(SEARCH, EXACT, {}), *search.cells_of(SEARCH, [], choices)]
+    allowed = search.allowed(exact)
     # What projections cost alone adds up, so that what the first ones leave is known before it is measured.
-    left = [_loss(most) + math.fsum(one.gain for one in choices[count:]) for count in range(len(choices) + 1)]
-    count = next((count for count, loss in enumerate(left) if search.suffices(loss, exact)), len(choices))
-    chosen, suffices = yield from lowest([choices[:count]])
-    while not suffices and len(chosen) < len(choices):
-        chosen, suffices = yield from lowest([choices[: len(chosen) + 1]])
-    while suffices and chosen:
-        fewer, suffices = yield from lowest([_without(chosen, one) for one in chosen[-EXCHANGED:]])
-        chosen = fewer if suffices else chosen
+    count = _enough(choices, _loss(most) + math.fsum(one.gain for one in choices) - allowed)
+    loss, chosen = yield from lowest([choices[:count]])
+    while loss > allowed and len(chosen) < len(choices):
+        more = choices[len(chosen) :]
+        loss, chosen = yield from lowest([chosen + more[: max(1, _enough(more, loss - allowed))]])
+    while loss <= allowed and chosen:
+        loss, fewer = yield from lowest([_without(chosen, one) for one in chosen[-EXCHANGED:]])
+        chosen = fewer if loss <= allowed else chosen
     others = [one for one in choices if one not in chosen][:EXCHANGED]
     exchanged = [[*_without(chosen, one), other] for one in chosen[-EXCHANGED:] for other in others]
-    best, _ = yield from lowest([chosen, *exchanged])
+    _, best = yield from lowest([chosen, *exchanged])
     return best
+
+
+def _enough(choices: Sequence[Choice], loss: float) -> int:
+    """How many of the first ones should save so much of the loss; all where none do."""
+    saved = accumulate((one.gain for one in choices), initial=0.0)
+    return next((count for count, gain in enumerate(saved) if gain >= loss), len(choices))
 
 
 def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
@@ -241,12 +271,12 @@ def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
 
 
 def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:
-    """The set on other blocks, with one more of the others at a time until it suffices there."""
-    yield search.cells_of(CONFIRM, [])
-    for count in range(len(others) + 1):
-        exact, row = yield search.cells_of(CONFIRM, [*chosen, *others[:count]])
-        if search.suffices(_loss(row), exact):
-            return
+    """The set on other blocks, with as many of the others as should suffice until it does there."""
+    exact, _, row = yield [search.cell_of(CONFIRM, EXACT, {}), *search.cells_of(CONFIRM, [], chosen)]
+    while others and (missing := _loss(row) - search.allowed(exact)) > 0:
+        count = max(1, _enough(others, missing))
+        chosen, others = chosen + others[:count], others[count:]
+        (row,) = yield search.cells_of(CONFIRM, chosen)
 
 
 def _loss(row: Row) -> float:
@@ -312,30 +342,27 @@ def plan(
 def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> Plan:
     """The plan that the records of a search end in."""
     records = list(records)
-    exact, *others = (one for one in records if one.get("stage") == CONFIRM and one["metric"] == Perplexity.name)
-    last = [one for one in others if "chosen" in one][-1]
-    said = variant(last["variant"])
-    schemes = {scheme.name: list(paths) for scheme, paths in said.instead}
-    ratio = last["value"] / exact["value"]
-    measured = {
-        "text": last.get("text"),
-        "block": last.get("block"),
-        "blocks": last.get("blocks"),
-        "first_block": last.get("first_block"),
-        "draws": draws,
-        "perplexity": last["value"],
-        "unquantized": exact["value"],
-        "cost": ratio - 1,
-        "cost_deviation": last.get("standard_deviation", 0.0) / exact["value"],
-        "allowed": cost,
-    }
-    known = {name: value for name, value in measured.items() if value is not None}
+    of_sets = [one for one in records if one.get("stage") == CONFIRM]
+    exact = next(one for one in of_sets if "chosen" not in one)
+    whole, *_, last = (one for one in of_sets if "chosen" in one)
+    under, chosen = variant(whole["variant"]), variant(last["variant"])
+    paths = list(dict.fromkeys(one["projection"] for one in records if one["metric"] == "damage.error"))
+    is_quantized = isinstance(chosen, Quantized)  # and not exact everywhere
+    text = {name: last[name] for name in ("text", "block", "blocks", "first_block") if name in last}
     return Plan(
         model=model,
         weights_hash=last.get("weights_hash"),
-        scheme=said.scheme.name,
-        exact=list(said.skip),
-        instead=schemes,
-        projections=len({one["projection"] for one in records if one["metric"] == "damage.error"}),
-        measured=known,
+        scheme=under.scheme.name,
+        exact=list(chosen.skip) if is_quantized else paths,
+        instead={scheme.name: list(places) for scheme, places in chosen.instead} if is_quantized else {},
+        projections=len(paths),
+        measured={
+            **text,
+            "draws": draws,
+            "perplexity": last["value"],
+            "unquantized": exact["value"],
+            "cost": last["value"] / exact["value"] - 1,
+            "cost_deviation": last.get("standard_deviation", 0.0) / exact["value"],
+            "allowed": cost,
+        },
     )

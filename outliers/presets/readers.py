@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from outliers.models.anatomy.examples import Block
+
 CONTROLS = range(2, 10_001)  # random features: one has no scatter
 VALUES = {  # metric: the columns of its values, by their fields
     "perplexity": {"value": "perplexity"},
@@ -104,7 +106,7 @@ def _cells(subject: Subject, features: Sequence[int], places: Sequence[str], con
 
 def readers(
     model: "PreTrainedModel",
-    blocks: "Iterable[torch.Tensor]",
+    blocks: "Iterable[Block]",
     features: Iterable[int],
     places: Iterable[str] | None = None,
     controls: int = 5,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from outliers.models.anatomy.examples import Block
     from outliers.models.stream import Variant
 
 CONTROLLED = 4  # candidates, those that change most, are compared with controls; the first is multiplied too
@@ -127,7 +128,7 @@ def scalings(candidate: Mapping) -> Iterator["Variant"]:
 
 def super_weights(
     model: "PreTrainedModel",
-    blocks: "Iterable[torch.Tensor]",
+    blocks: "Iterable[Block]",
     controls: int = 5,
     seed: int = 0,
     attention_mask: "Iterable[torch.Tensor] | None" = None,

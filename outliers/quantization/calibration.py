@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
 from outliers.models.anatomy import Projection, family_of, projections
-from outliers.models.anatomy.examples import read_ids
+from outliers.models.anatomy.examples import Block, read_ids
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import AS_IT_IS, Watched
@@ -107,7 +107,7 @@ class Calibration:
 @inference
 def calibrate(
     model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
+    blocks: Iterable[Block],
     schemes: Collection[str | Scheme] = (),
     keys: bool = False,
 ) -> Calibration:

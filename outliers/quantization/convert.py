@@ -45,7 +45,7 @@ def quantize(
     skip: Collection[str] = (),
     calibration: Calibration | None = None,
     only: Collection[str] = (),
-    instead: Mapping[str | Scheme, Collection[str]] = MappingProxyType({}),
+    instead: Mapping[str, Collection[str]] | Mapping[str | Scheme, Collection[str]] = MappingProxyType({}),
 ) -> PreTrainedModel:
     """Return `model` with every linear projection of its decoder layers under a scheme, and its attention.
 

@@ -1,8 +1,12 @@
-"""Layers that have no gradient say so, when one is asked of them."""
+"""Layers that have no gradient say so, when one is asked of them, or pass one on as if nothing were rounded."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from outlier_kernels import dispatch
+from outlier_kernels.cpu.packed import Packed
+from outlier_kernels.reference import Quantized
 
 from outliers.errors import UserError
 
@@ -51,3 +55,32 @@ def _refuse(gradient: torch.Tensor, shape: list[int]) -> torch.Tensor:
 @_refuse.register_fake
 def _(gradient: torch.Tensor, shape: list[int]) -> torch.Tensor:
     return gradient.new_empty(shape)
+
+
+def pass_gradient(
+    rows: torch.Tensor, weight: Quantized | Packed, bias: torch.Tensor | None = None, **scheme
+) -> torch.Tensor:
+    """`dispatch.linear` with gradients for rows (tokens, features) and bias (outputs,): the straight-through estimator
+    (Bengio et al., 2013), under which rounding has the gradient of the identity.
+
+    The weight, which has none, counts as what its codes stand for.
+    """
+    return _Passed.apply(rows, bias, weight, partial(dispatch.linear, **scheme))
+
+
+class _Passed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, bias, weight, multiply):
+        ctx.weight, ctx.dtypes = weight, [None if one is None else one.dtype for one in (rows, bias)]
+        return multiply(rows, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        of_rows, of_bias = ctx.needs_input_grad[:2]
+        weight = dispatch.restore(ctx.weight).dequantize() if of_rows else None
+        return (
+            (gradient.to(weight.dtype) @ weight).to(ctx.dtypes[0]) if of_rows else None,
+            gradient.sum(0).to(ctx.dtypes[1]) if of_bias else None,
+            None,
+            None,
+        )

@@ -10,7 +10,7 @@ from outlier_kernels.reference import Quantized
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from outliers.quantization.gradient import refuse_gradient
+from outliers.quantization.gradient import pass_gradient, refuse_gradient
 from outliers.quantization.linear import operand_of, prepared
 from outliers.quantization.schemes import Scheme
 from outliers.quantization.transforms import MOST, Magnitudes
@@ -32,8 +32,12 @@ class Int8Linear(nn.Module):
 
     role, magnitudes: as in `QuantizedLinear`.
 
-    It has no gradient: a backward pass raises UserError.
+    It has no gradient: a backward pass raises UserError. Where `straight_through` is set, it has one for its input and
+    its bias, which takes rounding for the identity and the weight for what its codes stand for, and so adapters train
+    beside it.
     """
+
+    straight_through = False
 
     def __init__(
         self,
@@ -85,9 +89,21 @@ class Int8Linear(nn.Module):
         return dispatch.shape_of(self.prepared or self._quantized())
 
     @property
+    def out_features(self) -> int:
+        """Outputs."""
+        return self.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        """Features."""
+        return self.shape[1]
+
+    @property
     def weight(self) -> torch.Tensor:
-        """Type and shape of the codes without values, for architectures that look at them, as T5 does."""
-        return torch.empty(self.shape, dtype=torch.int8, device="meta")
+        """Type, shape and device of the codes without values, for who looks at them, as T5 and adapters do."""
+        weight = torch.zeros((), dtype=torch.int8, device=self.scale.device).expand(self.shape)
+        weight._is_hf_initialized = True  # else transformers would draw its values
+        return weight
 
     @property
     def dequantized(self) -> torch.Tensor | None:
@@ -155,11 +171,12 @@ class Int8Linear(nn.Module):
             self._prepare()
         fitted = tuple(getattr(self, name) for name in FITTED if self._buffers[name] is not None)
         rows = prepared(hidden_states.reshape(-1, hidden_states.shape[-1]), self.here, fitted)
-        product = dispatch.linear(rows, weight, self.bias, **self.here.kernel_arguments)
+        multiply = pass_gradient if torch.is_grad_enabled() else dispatch.linear
+        product = multiply(rows, weight, self.bias, **self.here.kernel_arguments)
         return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Project (..., features) to (..., outputs) in the dtype of the input."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self.straight_through:
             return refuse_gradient(self._project, hidden_states, *self.parameters())
         return self._project(hidden_states)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, fields, replace
 from functools import partial, wraps
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from outlier_kernels.formats import ARITHMETICS, BLOCK, FORMATS, GROUPS, OPERANDS, Quantizer, granularities
 from pydantic import AfterValidator, ConfigDict, Field, InstanceOf, ValidationError
@@ -28,24 +28,26 @@ from outliers.quantization.transforms import (
     transforms_of,
 )
 
+Kind = TypeVar("Kind", bound=type)
 Text = Annotated[str, Field(description="text")]
 Operand = Annotated[InstanceOf[Quantizer] | None, Field(description="a Quantizer or None")]
 LEAST, MOST = THRESHOLDS
 Threshold = Annotated[float | None, Field(ge=LEAST, le=MOST, description=f"a positive number, such as {ALPHA}")]
 Bits = Annotated[float | None, Field(description="a number of bits")]
 INTEGERS = {name: format.bits for name, format in FORMATS.items() if name == f"int{format.bits}"}
+Roles = Annotated[tuple[str, ...], Field(strict=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Quantile = Annotated[Share | Literal[SEARCH] | None, Field(description="a quantile above 0, at most 1, or 'search'")]
 Damping = Annotated[Share | None, Field(description="a damping above 0, at most 1, such as 0.01")]
 SHARE = "None, or the share of its products that stays in 16 bits, from 0 on and below 1"
 
 
-def _roles(remedy: str) -> object:
-    """The roles where a remedy applies, in the order of their table."""
-    return Annotated[tuple[str, ...], Field(strict=False), AfterValidator(partial(checked_roles, remedy=remedy))]
+def _checked(remedy: str) -> AfterValidator:
+    """What puts the roles where a remedy applies into the order of their table."""
+    return AfterValidator(partial(checked_roles, remedy=remedy))
 
 
-def _in_one_line(kind: type) -> type:
+def _in_one_line(kind: Kind) -> Kind:
     """The same dataclass, whose fields are refused in one line."""
     build = kind.__init__
 
@@ -95,15 +97,15 @@ class Scheme:
     arithmetic: Literal[*ARITHMETICS] = "exact"
     transform: Annotated[str | InstanceOf[Transform] | None, Field(description="a name or a Transform")] = None
     token_threshold: Threshold = None
-    token_roles: _roles("tokens") = ()
+    token_roles: Annotated[Roles, _checked("tokens")] = ()
     clip: Quantile = None
-    clip_roles: _roles("clip") = ()
+    clip_roles: Annotated[Roles, _checked("clip")] = ()
     activation_bits: Bits = None
-    activation_roles: _roles("activations") = ()
+    activation_roles: Annotated[Roles, _checked("activations")] = ()
     attention: Annotated[float | None, Field(ge=0, lt=1, description=SHARE)] = None
-    attention_products: _roles("attention") = ()
+    attention_products: Annotated[Roles, _checked("attention")] = ()
     gptq: Damping = None
-    gptq_roles: _roles("gptq") = ()
+    gptq_roles: Annotated[Roles, _checked("gptq")] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "label", self.label or self.name)

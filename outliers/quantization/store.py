@@ -1,5 +1,6 @@
 """Int8 models on disk, and checkpoints that are quantized while they are read."""
 
+import copy
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -66,7 +67,9 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
             shared[name] = first
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        model.config.save_pretrained(folder)
+        config = copy.copy(model.config)
+        vars(config).pop("quantization_config", None)  # of `outliers.OutliersConfig`, which says of another file
+        config.save_pretrained(folder)
         scheme = max(schemes, key=lambda one: len(schemes[one]))
         instead = {write_scheme(other): paths for other, paths in schemes.items() if other != scheme}
         lists = {"skip": exact, "shared": shared} | ({"instead": instead} if instead else {})

@@ -99,14 +99,24 @@ class OutlierCallback(TrainerCallback):
         self.metric = Watched(alpha=self.alpha, attention=attention)
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: torch.nn.Module, **_others
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module,
+        **_others: object,
     ) -> None:
         """Measure the model that nothing was trained of, so that what cannot be measured is refused before a step."""
         if state.is_world_process_zero and not state.global_step:
             self._measure(state.global_step, control, model)
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: torch.nn.Module, **_others
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module,
+        **_others: object,
     ) -> None:
         """Measure every so many steps, and after the last one."""
         last = control.should_training_stop

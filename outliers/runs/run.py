@@ -58,7 +58,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
 
 
 def sweep(
-    experiment: Experiment | None = None, out: str | Path | None = None, force: bool = False, **fields
+    experiment: Experiment | None = None, out: str | Path | None = None, force: bool = False, **fields: object
 ) -> list[dict]:
     """Measure the perplexity of every model under every scheme (LLM.int8(), Table 1).
 

@@ -259,7 +259,7 @@ class Checked(BaseModel):
         FieldError: a field is unknown, missing or out of range.
     """
 
-    def __init__(self, **fields):
+    def __init__(self, **fields: object) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -295,30 +295,39 @@ class Named(Checked):
 class Machine(Named):
     """Where something runs."""
 
-    device: Line = Field("cpu", description="cpu, cuda, cuda:N, or auto: layers spread over all GPUs.")
-    dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Of weights and activations.")
+    device: Line = Field(default="cpu", description="cpu, cuda, cuda:N, or auto: layers spread over all GPUs.")
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        default="float32", description="Of weights and activations."
+    )
 
 
 class Spread(Machine):
     """Where cells run: in this process one after the other, or as tasks of a Ray cluster."""
 
-    engine: Literal["local", "ray"] = Field("local", description="Here, or over a Ray cluster, or one of this machine.")
+    engine: Literal["local", "ray"] = Field(
+        default="local", description="Here, or over a Ray cluster, or one of this machine."
+    )
 
 
 class Settings(Spread):
     """What a measurement over a text needs to know beside its model."""
 
-    text: Text = Field("sample", description=TEXT)
-    block: Tokens = Field(256, description="Tokens a block.")
-    blocks: Count = Field(32, description="How many blocks, from the start of the text.")
-    bos: bool = Field(False, description=BEGIN)
-    mask_seed: Seed = Field(0, description="Of the tokens or spans that are taken out of a text to be predicted.")
-    mask_seeds: Repeats = Field(1, description="Measure with so many seeds from this one on, for mean ± scatter.")
-    objective: Literal["span", "prefix", "each"] | None = Field(None, description=OBJECTIVE)
-    alpha: Threshold = Field(ALPHA, description=OUTLIER)
-    stream: bool = Field(False, description="Keep a layer while its turn lasts: for models larger than memory.")
+    text: Text = Field(default="sample", description=TEXT)
+    block: Tokens = Field(default=256, description="Tokens a block.")
+    blocks: Count = Field(default=32, description="How many blocks, from the start of the text.")
+    bos: bool = Field(default=False, description=BEGIN)
+    mask_seed: Seed = Field(
+        default=0, description="Of the tokens or spans that are taken out of a text to be predicted."
+    )
+    mask_seeds: Repeats = Field(
+        default=1, description="Measure with so many seeds from this one on, for mean ± scatter."
+    )
+    objective: Literal["span", "prefix", "each"] | None = Field(default=None, description=OBJECTIVE)
+    alpha: Threshold = Field(default=ALPHA, description=OUTLIER)
+    stream: bool = Field(default=False, description="Keep a layer while its turn lasts: for models larger than memory.")
     memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes, json_schema_input_type=str)] = Field(
-        None, description="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default none."
+        default=None,
+        description="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default none.",
     )
 
     @property
@@ -331,19 +340,19 @@ class Calibrated(Settings):
     """A measurement of schemes of which some have to know how large the inputs are."""
 
     calibration: Text | None = Field(
-        None, description="Text to calibrate on; by default the blocks after the measured."
+        default=None, description="Text to calibrate on; by default the blocks after the measured."
     )
-    calibration_blocks: Count = Field(4, description="How many blocks of it.")
+    calibration_blocks: Count = Field(default=4, description="How many blocks of it.")
 
 
 class OfSchemes(Named):
     """A measurement of models under schemes, with what all schemes get; their names say it then."""
 
     schemes: Schemes
-    transform: Line | None = Field(None, description=TRANSFORM)
-    attention: Attentions = Field([ATTENTION_16], description=ATTENTIONS)
-    skip: Skip = Field([], description=SKIP)
-    revision: Line | None = Field(None, description=REVISION)
+    transform: Line | None = Field(default=None, description=TRANSFORM)
+    attention: Attentions = Field(default=[ATTENTION_16], description=ATTENTIONS)
+    skip: Skip = Field(default=[], description=SKIP)
+    revision: Line | None = Field(default=None, description=REVISION)
 
     @model_validator(mode="after")
     def _into_schemes(self):
@@ -375,16 +384,17 @@ class Experiment(OfSchemes, Calibrated):
     name: Name = "sweep"
     models: Names = Field(description=MODEL)
     schemes: Schemes = Field(
-        TABLE1, description="fp32, which quantizes nothing, and any of docs/schemes.md, such as w4a8-g64 or mxfp4."
+        default=TABLE1,
+        description="fp32, which quantizes nothing, and any of docs/schemes.md, such as w4a8-g64 or mxfp4.",
     )
-    draws: Repeats = Field(1, description=DRAWS)
+    draws: Repeats = Field(default=1, description=DRAWS)
 
 
 class OfOneModel(Settings):
     """A measurement of one model."""
 
     model: Line = Field(description=MODEL)
-    revision: Line | None = Field(None, description=REVISION)
+    revision: Line | None = Field(default=None, description=REVISION)
 
     @property
     def folder(self) -> Path:
@@ -402,9 +412,11 @@ class OneModel(OfOneModel):
     section, of_folder = "outliers.metrics.trace.view:kept_trace_section", True
 
     name: Name = "trace"
-    by_token: bool = Field(False, title="tokens", description="Find which tokens carry the outlier features.")
-    imatrix: bool = Field(False, description="Write imatrix.gguf for llama-quantize too.")
-    masks: bool = Field(False, description="Write masks of outlier features and tokens too; takes another pass.")
+    by_token: bool = Field(default=False, title="tokens", description="Find which tokens carry the outlier features.")
+    imatrix: bool = Field(default=False, description="Write imatrix.gguf for llama-quantize too.")
+    masks: bool = Field(
+        default=False, description="Write masks of outlier features and tokens too; takes another pass."
+    )
 
 
 class Ablation(OfOneModel):
@@ -414,13 +426,17 @@ class Ablation(OfOneModel):
     section = "outliers.report.views.ablation:ablation_section"
 
     name: Name = "ablate"
-    scheme: OneScheme = Field(BASELINE, description="What the model is under meanwhile.")
-    skip: Skip = Field([], description=SKIP)
-    features: Features | None = Field(None, description="Such as 3,17; by default the outlier features of a trace.")
-    methods: Names = Field(["zero"], description="How they are taken out: zero, mean, shuffle, or several.")
-    where: Names = Field(["attn_in"], description="Inputs that are changed for perplexity: attn_in, ffn_in, or both.")
-    controls: int = Field(10, description="Draws of random features to compare with.")
-    seed: int = Field(0, description="Of the draws and of shuffling.")
+    scheme: OneScheme = Field(default=BASELINE, description="What the model is under meanwhile.")
+    skip: Skip = Field(default=[], description=SKIP)
+    features: Features | None = Field(
+        default=None, description="Such as 3,17; by default the outlier features of a trace."
+    )
+    methods: Names = Field(default=["zero"], description="How they are taken out: zero, mean, shuffle, or several.")
+    where: Names = Field(
+        default=["attn_in"], description="Inputs that are changed for perplexity: attn_in, ffn_in, or both."
+    )
+    controls: int = Field(default=10, description="Draws of random features to compare with.")
+    seed: int = Field(default=0, description="Of the draws and of shuffling.")
 
 
 class Account(OfOneModel):
@@ -431,18 +447,18 @@ class Account(OfOneModel):
 
     name: Name = "origins"
     features: Features | None = Field(
-        None, description="Such as 3,17; by default the outlier features that a trace finds, and the largest."
+        default=None, description="Such as 3,17; by default the outlier features that a trace finds, and the largest."
     )
-    positions: Positions = Field([], description=POSITIONS)
-    neurons: Count = Field(3, description=NEURONS)
+    positions: Positions = Field(default=[], description=POSITIONS)
+    neurons: Count = Field(default=3, description=NEURONS)
     by: Names = Field(
-        ["writers", "readers", "weights", "massive", "keys"],
+        default=["writers", "readers", "weights", "massive", "keys"],
         description="Parts: who writes features and who reads them, single weights, massive activations, keys.",
     )
-    places: Names | None = Field(None, description=PLACES)
-    controls: _whole(10**4, ge=2) = Field(5, description=CONTROLS)
-    seed: int = Field(0, description=SEED, ge=0, lt=2**63)
-    blocks: Count = Field(8, description="How many blocks, from the start of the text.")
+    places: Names | None = Field(default=None, description=PLACES)
+    controls: _whole(10**4, ge=2) = Field(default=5, description=CONTROLS)
+    seed: int = Field(default=0, description=SEED, ge=0, lt=2**63)
+    blocks: Count = Field(default=8, description="How many blocks, from the start of the text.")
 
 
 DAMAGE_BY = ("error", "role", "layer", "stack", "head", "model")  # parts of the damage, which cost differently
@@ -455,14 +471,14 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     section, of_folder = "outliers.report.views.damage:kept_damage_section", True
 
     name: Name = "damage"
-    schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
-    caches: Caches = Field([], description="Such as kv=int4, in the place of schemes unless some are given.")
-    against: Names = Field([], description=AGAINST)
+    schemes: Schemes = Field(default=["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
+    caches: Caches = Field(default=[], description="Such as kv=int4, in the place of schemes unless some are given.")
+    against: Names = Field(default=[], description=AGAINST)
     by: Names = Field(
-        list(DAMAGE_BY),
+        default=list(DAMAGE_BY),
         description="Errors of projections, perplexity by role, layer, stack, head of a cache, or of the model.",
     )
-    draws: Repeats = Field(1, description=DRAWS)
+    draws: Repeats = Field(default=1, description=DRAWS)
 
 
 class Planning(OfOneModel, Calibrated):
@@ -472,17 +488,17 @@ class Planning(OfOneModel, Calibrated):
     section, of_folder = "outliers.report.views.plan:kept_plan_section", True
 
     name: Name = "plan"
-    scheme: OneScheme = Field("absmax", description="Of all other projections.")
-    cost: Cost = Field(0.05, description="By how much perplexity may rise at most, such as 5%.")
-    by: Literal["count", "parameters", "time"] = Field("count", description="What few of stays exact.")
-    instead: Annotated[list[OneScheme], Split, Once] = Field([], description=INSTEAD)
-    block: Tokens = Field(512, description="Tokens a block.")
-    blocks: Count = Field(4, description="How many blocks, from the start of the text, are searched.")
-    confirm: Count = Field(8, description="How many blocks behind them the plan is confirmed on.")
+    scheme: OneScheme = Field(default="absmax", description="Of all other projections.")
+    cost: Cost = Field(default=0.05, description="By how much perplexity may rise at most, such as 5%.")
+    by: Literal["count", "parameters", "time"] = Field(default="count", description="What few of stays exact.")
+    instead: Annotated[list[OneScheme], Split, Once] = Field(default=[], description=INSTEAD)
+    block: Tokens = Field(default=512, description="Tokens a block.")
+    blocks: Count = Field(default=4, description="How many blocks, from the start of the text, are searched.")
+    confirm: Count = Field(default=8, description="How many blocks behind them the plan is confirmed on.")
     draws: _whole(10**4, ge=2) = Field(
-        4, description="How many times it is confirmed, with embeddings changed by 1e-6."
+        default=4, description="How many times it is confirmed, with embeddings changed by 1e-6."
     )
-    export: Annotated[list[Line], Split, Once] = Field([], description=EXPORT)
+    export: Annotated[list[Line], Split, Once] = Field(default=[], description=EXPORT)
 
 
 class Emergence(Settings):
@@ -493,7 +509,9 @@ class Emergence(Settings):
 
     name: Name = "emergence"
     models: Names = Field(description=MODEL)
-    revisions: Names | None = Field(None, description="Of one model, such as step1000,step8000; or folders in its own.")
+    revisions: Names | None = Field(
+        default=None, description="Of one model, such as step1000,step8000; or folders in its own."
+    )
 
 
 class Hardware(BaseModel):
@@ -530,13 +548,13 @@ class Memory(Named):
 
     name: Name = "memory"
     models: Names = Field(description=MODEL)
-    candidates: Names | None = Field(None, description="Models that the largest is one of; by default all.")
+    candidates: Names | None = Field(default=None, description="Models that the largest is one of; by default all.")
     hardware: Annotated[list[Annotated[Hardware, BeforeValidator(_gpus)]], Split, Field(min_length=1)] = Field(
-        [], title="gpus", description="Hardware: 8x24 for eight GPUs of 24 GiB, 24 for one."
+        default=[], title="gpus", description="Hardware: 8x24 for eight GPUs of 24 GiB, 24 for one."
     )
-    context: Tokens = Field(256, description="Tokens a sequence, at most the model's own.")
-    batch: Batch = Field(1, description="Sequences at once.")
-    headroom: Annotated[Finite, Field(ge=0)] = Field(0.75, description="GiB that each GPU keeps free.")
+    context: Tokens = Field(default=256, description="Tokens a sequence, at most the model's own.")
+    batch: Batch = Field(default=1, description="Sequences at once.")
+    headroom: Annotated[Finite, Field(ge=0)] = Field(default=0.75, description="GiB that each GPU keeps free.")
 
 
 class LinearLayers(Machine):
@@ -567,7 +585,7 @@ class DecoderLayers(Machine):
     name: Name = "decoder-layers"
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
     models: Names = Field(description=MODEL)
-    batches: Batches = Field([1, 8, 32], description="Sequences at once.")
+    batches: Batches = Field(default=[1, 8, 32], description="Sequences at once.")
     seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
 
 
@@ -578,19 +596,21 @@ class Latency(OfSchemes, Machine):
     section = "outliers.metrics.latency:Latency.view"
 
     name: Name = "latency"
-    dtype: Literal["float32", "float16", "bfloat16"] = Field("bfloat16", description="Of what is not quantized.")
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        default="bfloat16", description="Of what is not quantized."
+    )
     models: Names = Field(description=MODEL)
     schemes: SchemesAndPeer = Field(
-        ["fp32", "llm.int8"],
+        default=["fp32", "llm.int8"],
         description="As of a sweep, fp32 without quantization, or bitsandbytes for the layers of that library.",
     )
-    text: Text = Field("sample", description=TEXT)
-    bos: bool = Field(False, description=BEGIN)
-    alpha: Threshold = Field(ALPHA, description=OUTLIER)
-    batches: Batches = Field([1, 8, 32], description="Sequences at once.")
-    prompt: Tokens = Field(128, description="Tokens a sequence has before.")
-    tokens: Count = Field(32, description="Timed decode steps of a generation, after the first token.")
-    repeats: _whole(10**4, ge=2) = Field(3, description="Timed generations.")
+    text: Text = Field(default="sample", description=TEXT)
+    bos: bool = Field(default=False, description=BEGIN)
+    alpha: Threshold = Field(default=ALPHA, description=OUTLIER)
+    batches: Batches = Field(default=[1, 8, 32], description="Sequences at once.")
+    prompt: Tokens = Field(default=128, description="Tokens a sequence has before.")
+    tokens: Count = Field(default=32, description="Timed decode steps of a generation, after the first token.")
+    repeats: _whole(10**4, ge=2) = Field(default=3, description="Timed generations.")
 
 
 class ZeroShot(OfSchemes, Spread):
@@ -601,14 +621,14 @@ class ZeroShot(OfSchemes, Spread):
 
     name: Name = "zeroshot"
     models: Names = Field(description=MODEL)
-    schemes: Schemes = Field(["fp32", "absmax-vector", "llm.int8"], description="fp32 is not quantized.")
+    schemes: Schemes = Field(default=["fp32", "absmax-vector", "llm.int8"], description="fp32 is not quantized.")
     tasks: Names = Field(
-        ["hellaswag", "piqa", "winogrande", "lambada_openai"],
+        default=["hellaswag", "piqa", "winogrande", "lambada_openai"],
         description="Of lm-eval; or lambada-local and piqa-local, of which 200 examples each come along.",
     )
-    data: Line | None = Field(None, description=DATA)
-    limit: Count | None = Field(None, description=LIMIT)
-    alpha: Threshold = Field(ALPHA, description=OUTLIER)
+    data: Line | None = Field(default=None, description=DATA)
+    limit: Count | None = Field(default=None, description=LIMIT)
+    alpha: Threshold = Field(default=ALPHA, description=OUTLIER)
 
 
 def resolved(place: Any) -> Any:

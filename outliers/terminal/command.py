@@ -18,6 +18,9 @@ from outliers.errors import UserError
 from outliers.terminal.options import signed
 from outliers.terminal.printing import is_line, printing, say
 
+# transformers imports torchao wherever it is installed, which then warns of kernels for other devices, and torch of it.
+NOISY = ("torchao", "torch.utils._pytree")
+
 (UsageError,) = BadParameter.__bases__  # of the copy of Click that Typer has
 
 Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
@@ -35,6 +38,8 @@ def run(command) -> None:
         logger = logging.getLogger("outliers")
         logger.handlers, logger.propagate = [_BesideBars()], False
         logger.setLevel(logging.INFO)
+        for name in NOISY:
+            logging.getLogger(name).setLevel(logging.ERROR)
         _check_text(sys.argv[1:])
         app(prog_name=program, standalone_mode=False)
 

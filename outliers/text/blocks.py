@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -68,6 +68,28 @@ def _find_named(name: str) -> NamedText:
     if Path(name).suffix or "/" in name:
         raise UserError(f"text file '{name}' does not exist; expected a file or one of {', '.join(TEXTS)}")
     raise unknown_name("text", name, TEXTS, "or the path of a .txt, .txt.gz or .jsonl file")
+
+
+@overload
+def load_text(
+    text: Text,
+    tokenizer: PreTrainedTokenizerBase,
+    block: int,
+    blocks: int | None = None,
+    bos: bool = False,
+    column: str = COLUMN,
+) -> torch.Tensor: ...
+
+
+@overload
+def load_text(
+    text: Text,
+    tokenizer: PreTrainedTokenizerBase,
+    block: None,
+    blocks: int | None = None,
+    bos: bool = False,
+    column: str = COLUMN,
+) -> list[torch.Tensor]: ...
 
 
 def load_text(

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from outliers.criterion import of_transformerlens
 from outliers.errors import UserError
 from outliers.models.anatomy import decoder_layers
+from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import in_eval_mode, run_decoder, under
 from outliers.models.hooks import RESIDUAL, hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
@@ -17,7 +18,7 @@ from outliers.text.blocks import sequences
 
 def hidden_states(
     model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
+    blocks: Iterable[Block],
     layer: int | str,
     role: str = RESIDUAL,
     variant: Variant = AS_IT_IS,

@@ -38,7 +38,7 @@ STATES_AT_ONCE = 32  # of so many states, whose tensors take memory also if they
 
 def trace(
     model: PreTrainedModel | Sequence[PreTrainedModel],
-    blocks: Iterable[torch.Tensor],
+    blocks: Iterable[Block],
     roles: Iterable[str] = ROLES,
     alpha: float = ALPHA,
     attention: bool = True,

@@ -12,4 +12,4 @@ class Layers(Metric):
     name = "layers"
     measured_by = "outliers.metrics.layers.measure:LAYERS"
 
-    draws: Repeats = Field(1, description=DRAWS)
+    draws: Repeats = Field(default=1, description=DRAWS)

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError
 from outliers.metrics.origins.account import Account, Gains, Sums
@@ -23,6 +23,7 @@ from outliers.models.anatomy import (
     norms_are_in_the_residual_stream,
     width_of,
 )
+from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, into_layers
@@ -36,11 +37,11 @@ CONTROLS = 10  # random features, whose writers say what is ordinary
 
 def origins(
     model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
+    blocks: Iterable[Block],
     features: Iterable[int],
     positions: Iterable[int] = (),
     variant: Variant = AS_IT_IS,
-    tokens=None,
+    tokens: PreTrainedTokenizerBase | None = None,
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> Account:
     """Account for features of the residual stream: what wrote them, and what norms let through.

@@ -31,7 +31,7 @@ class Loss(NamedTuple):
 
 
 def perplexity(
-    model: PreTrainedModel, blocks: Iterable[torch.Tensor], attention_mask: Iterable[torch.Tensor] | None = None
+    model: PreTrainedModel, blocks: Iterable[Block], attention_mask: Iterable[torch.Tensor] | None = None
 ) -> float:
     """exp of the mean negative log-likelihood over all predicted tokens.
 
@@ -55,7 +55,7 @@ def perplexity(
 
 def perplexities(
     model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
+    blocks: Iterable[Block],
     variants: Sequence[Variant],
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> list[float]:

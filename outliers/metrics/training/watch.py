@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from outliers.criterion import ALPHA
 from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of
+from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import inference
 from outliers.text.blocks import sequences
 from outliers.tracing.result import Trace
@@ -20,9 +21,7 @@ from outliers.tracing.trace import traces
 KURTOSES = ("kurtosis_tensor", "kurtosis_token", "kurtosis_feature")
 
 
-def watch(
-    model: nn.Module, blocks: Iterable[torch.Tensor], alpha: float = ALPHA, attention: bool = True
-) -> dict[str, float]:
+def watch(model: nn.Module, blocks: Iterable[Block], alpha: float = ALPHA, attention: bool = True) -> dict[str, float]:
     """Measure a model in memory, in the middle of its training in any loop, by one pass over held-out text.
 
     The training goes on as if nothing had happened: gradients, modes, the states of random generators and attention

@@ -154,9 +154,7 @@ def evaluate(
     from lm_eval.models.huggingface import HFLM
 
     with _quiet():
-        # A copy, because the harness gives a tokenizer without a padding token one.
-        own = copy.deepcopy(tokenizer)
-        harness_model = HFLM(pretrained=model, tokenizer=own, batch_size=1, softmax_dtype="float32")
+        harness_model = HFLM(**served(model, tokenizer))
         by_name = {task.task_name: task for task in tasks}
         try:
             with _seen(harness_model, model, see):
@@ -172,6 +170,12 @@ def evaluate(
                 f"context of {harness_model.max_length} tokens; use another model, or fewer examples (--limit)"
             ) from None
     return [result for task in tasks for result in _results(task, found)]
+
+
+def served(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict:
+    """What the harness's `HFLM` is made of."""
+    own = copy.deepcopy(tokenizer)  # because the harness gives a tokenizer without a padding token one
+    return {"pretrained": model, "tokenizer": own, "batch_size": 1, "softmax_dtype": "float32"}
 
 
 @contextlib.contextmanager

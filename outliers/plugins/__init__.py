@@ -1,0 +1,1 @@
+"""Our layers and numbers in other libraries, by their own registries."""

@@ -1,0 +1,19 @@
+"""Adapters of PEFT on layers that keep int8 codes alone: `LoraConfig(…)._register_custom_module(LAYERS)`."""
+
+from peft.tuners import lora
+
+from outliers.quantization.int8 import Int8Linear
+
+
+class LoraInt8(lora.Linear):
+    """A low-rank adapter beside an `Int8Linear`, whose codes stay what they are."""
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Raise ValueError: a sum of codes and an adapter has other codes."""
+        raise ValueError(
+            "int8 codes cannot take an adapter in; keep it beside them (save_pretrained writes it alone), or merge it "
+            "into the exact model and quantize that"
+        )
+
+
+LAYERS = {Int8Linear: LoraInt8}

@@ -1,0 +1,226 @@
+"""Our layers in transformers: `from_pretrained(…, quantization_config=OutliersConfig("llm.int8"))`.
+
+Importing this module registers the quantization method "outliers". transformers has no entry points for methods, so
+`outliers` imports it with `outliers.OutliersConfig`, and by itself where transformers is imported already.
+"""
+
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from transformers import PreTrainedModel
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from outliers.errors import UserError, shown
+from outliers.models.anatomy import projections, stacks_of
+from outliers.quantization.attention import AttentionProducts, put_attention
+from outliers.quantization.convert import check_calibrated, check_kept, quantize, skipped
+from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.plans.plan import Plan, read_plan
+from outliers.quantization.schemes import Scheme, get_scheme, read_scheme, write_scheme
+
+METHOD = "outliers"  # `quant_method` in config.json
+KEYS = ("scheme", "skip", "plan")
+
+
+@contextmanager
+def _value_errors() -> Iterator[None]:
+    """A mistake as the exception that users of transformers expect."""
+    try:
+        yield
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"the plan has '{'.'.join(map(str, first['loc']))}': {first['msg']}") from None
+
+
+@register_quantization_config(METHOD)
+class OutliersConfig(QuantizationConfigMixin):
+    """How `from_pretrained` quantizes a model: to int8 codes alone, or beside exact weights where codes are no int8.
+
+    The model is that of `outliers.quantize` with the same scheme, skip and plan, bit for bit, kept as `keep` says.
+
+    Args:
+        scheme: name, or a scheme of one's own; by default that of the plan.
+        skip: places that stay exact, as for `outliers.quantize`.
+        plan: a `Plan` or its file: what else stays exact or gets another scheme. Its content is kept, not its path.
+
+    Raises:
+        ValueError: a key or scheme is unknown, there is none, or it needs a calibration; skip is no list of places; the
+            plan cannot be read, or is for another scheme.
+    """
+
+    def __init__(
+        self,
+        scheme: str | Scheme | dict | None = None,
+        skip: Collection[str] = (),
+        plan: str | Path | Plan | dict | None = None,
+        quant_method: str = METHOD,  # as config.json has it
+        **unknown,
+    ):
+        if unknown:
+            raise ValueError(f"unknown {', '.join(sorted(unknown))} in OutliersConfig; expected {', '.join(KEYS)}")
+        if isinstance(skip, str) or not isinstance(skip, Collection):
+            raise ValueError(f"skip is {shown(skip)}; expected a list of places, such as ['ffn_out', '*.down_proj']")
+        with _value_errors():
+            plan = read_plan(plan) if isinstance(plan, str | Path) else plan and Plan.model_validate(plan)
+            if scheme is None and plan is None:
+                raise ValueError("OutliersConfig without a scheme; expected one, such as 'llm.int8', or a plan")
+            scheme = _scheme(plan.scheme if scheme is None else scheme)
+            if plan and plan.scheme != scheme.name:
+                raise ValueError(f"a plan for '{plan.scheme}' beside scheme '{scheme.name}'; expected one of the two")
+            check_calibrated(scheme, None)
+            self.quant_method = METHOD
+            self.scheme = _written(scheme)
+        self.skip, self.plan = list(skip), plan and plan.model_dump()
+
+    @classmethod
+    def from_dict(cls, config_dict: dict, *arguments, **keywords) -> "OutliersConfig":
+        """What `to_dict` wrote; a plan by its content, for a model's file must not name other files."""
+        if isinstance(config_dict.get("plan"), str):
+            raise ValueError(f"plan is {shown(config_dict['plan'])} in a dictionary; expected the content of a plan")
+        return super().from_dict(config_dict, *arguments, **keywords)
+
+    @property
+    def arguments(self) -> dict:
+        """Those of `outliers.quantize`."""
+        plan = self.plan or {"exact": [], "instead": {}}
+        return {"scheme": _scheme(self.scheme), "skip": [*self.skip, *plan["exact"]], "instead": plan["instead"]}
+
+    @property
+    def keep(self) -> str:
+        """Which weights the model keeps: "int8" codes alone, or "exact" ones where a scheme has no such codes."""
+        try:
+            for scheme in (self.scheme, *self.arguments["instead"]):
+                check_kept(_scheme(scheme))
+        except UserError:
+            return "exact"
+        return "int8"
+
+    def __repr__(self) -> str:
+        scheme = self.arguments["scheme"].name
+        plan = f", plan=<of {self.plan['model']!r}>" if self.plan else ""
+        return f"OutliersConfig({scheme!r}{f', skip={self.skip}' if self.skip else ''}{plan})"
+
+
+def _scheme(written: str | Scheme | dict) -> Scheme:
+    return read_scheme(json.dumps(written)) if isinstance(written, dict) else get_scheme(written)
+
+
+def _written(scheme: Scheme) -> str | dict:
+    """Its name where that says all of it; else its parts, which can be read back."""
+    try:
+        named = get_scheme(scheme.name) == scheme
+    except UserError:
+        named = False
+    if named:
+        return scheme.name
+    parts = json.loads(write_scheme(scheme))
+    _scheme(parts)  # refuses what could not be read back
+    return parts
+
+
+@register_quantizer(METHOD)
+class OutliersQuantizer(HfQuantizer):
+    """Quantizes each weight as it is read, or reads codes; exact weights are quantized when all of them are there.
+
+    layers: by path, those whose weights are yet to come.
+    """
+
+    quantization_config: OutliersConfig
+    quantized_element_size = 1
+
+    def __init__(self, quantization_config: OutliersConfig, **keywords):
+        super().__init__(quantization_config, **keywords)
+        self.layers: dict[str, Int8Linear] = {}
+
+    def validate_environment(self, *_, device_map: dict | str | None = None, **__) -> None:
+        """Refuse parts on disk, from where codes do not come back."""
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            raise ValueError("device_map has parts on 'disk'; expected devices with memory, such as 'cpu'")
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **_) -> None:
+        config, modules = self.quantization_config, dict(model.named_modules())
+        if any(stack.layers not in modules for stack in stacks_of(model.config)):
+            raise ValueError(f"{type(model).__name__} has no head; expected one that has, as of AutoModelForCausalLM")
+        # What a scheme draws is not on "meta", where transformers puts the model meanwhile.
+        with _value_errors(), torch.device("cpu"):
+            if config.plan:
+                Plan.model_validate(config.plan).check(one.path for one in projections(model))
+            quantized = quantize(model, **config.arguments, keep=config.keep)  # of "exact", to see what is refused
+        found = {one.path: one.module for one in projections(quantized)}
+        self.layers = {path: layer for path, layer in found.items() if isinstance(layer, Int8Linear)}
+        if self.pre_quantized:
+            _replace(model, self.layers)
+
+    def param_needs_quantization(self, _model: PreTrainedModel, param_name: str, **_) -> bool:
+        """Whether a tensor of a checkpoint becomes codes."""
+        path, _, name = param_name.rpartition(".")
+        return name == "weight" and path in self.layers
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """What makes codes of a weight."""
+        return _Codes(self.layers)
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **_) -> PreTrainedModel:
+        arguments = self.quantization_config.arguments
+        for layer in self.layers.values():
+            layer.straight_through = True  # as other layers of transformers, so that adapters train on them
+            layer.codes = layer.codes.to(torch.int8)  # which transformers 5.0 reads in the float32 of T5's "wo"
+        self.layers = {}
+        with _value_errors():
+            if self.quantization_config.keep == "exact":
+                quantized = {one.path: one.module for one in projections(quantize(model, **arguments))}
+                _replace(model, {path: one for path, one in quantized.items() if isinstance(one, QuantizedLinear)})
+            if arguments["scheme"].attention is not None:
+                left = skipped(model, arguments["skip"], arguments["scheme"])
+                put_attention(model, AttentionProducts.of(arguments["scheme"]), left)
+        return model
+
+    def get_state_dict_and_metadata(self, model: PreTrainedModel, *_) -> tuple[dict | None, dict]:
+        """What `save_pretrained` writes: codes, or exact weights by the names that they had."""
+        exact = [one.path for one in projections(model) if isinstance(one.module, QuantizedLinear)]
+        if not exact:
+            return None, {}
+        renamed = {f"{path}.projection.{name}": f"{path}.{name}" for path in exact for name in ("weight", "bias")}
+        return {renamed.get(name, name): tensor for name, tensor in model.state_dict().items()}, {}
+
+    def is_serializable(self, *_) -> bool:
+        """Whether `save_pretrained` can write it."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether adapters train on top."""
+        return self.quantization_config.keep == "int8"
+
+
+class _Codes(ConversionOps):
+    """A weight in, the buffers of its layer out, which takes the place of the projection."""
+
+    def __init__(self, layers: dict[str, Int8Linear]):
+        self.layers = layers
+
+    def convert(self, input_dict: dict, model: PreTrainedModel, missing_keys: set[str], **_) -> dict[str, torch.Tensor]:
+        made = {}
+        for name, weight in input_dict.items():
+            path = name.removesuffix(".weight")
+            layer = self.layers[path]
+            layer.bias = model.get_submodule(path).bias
+            layer.set_weight(weight[0] if isinstance(weight, list) else weight)
+            _replace(model, {path: layer})
+            missing_keys.discard(name)
+            made |= {f"{path}.{buffer}": value for buffer, value in layer.named_buffers()}
+        return made
+
+
+def _replace(model: PreTrainedModel, modules: dict[str, torch.nn.Module]) -> None:
+    for path, module in modules.items():
+        model.set_submodule(path, module)

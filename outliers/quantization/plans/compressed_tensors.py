@@ -1,0 +1,59 @@
+"""Plans for compressed-tensors and llm-compressor: groups of layers with their arguments, and what they ignore.
+
+The library codes signed integers by one more than we do, −128 to 127 at a scale of max/127.5 (int4: −8 to 7, max/7.5).
+"""
+
+from outlier_kernels.formats import Quantizer
+from torch import nn
+
+from outliers.quantization.plans.assigned import Assigned, patterns
+from outliers.quantization.schemes import Scheme
+
+# By our names of formats and granularities, arguments of `QuantizationArgs`.
+NUMBERS = {
+    "int8": {"num_bits": 8, "type": "int"},
+    "int6": {"num_bits": 6, "type": "int"},
+    "int4": {"num_bits": 4, "type": "int"},
+    "fp8-e4m3": {"num_bits": 8, "type": "float"},
+}
+STRATEGIES = {"tensor": "tensor", "row": "token", "column": "channel"}
+LINEAR = (nn.Linear,)
+
+
+def arguments_of(scheme: Scheme) -> dict | None:
+    """The operands of a `QuantizationScheme`; None for what it cannot say."""
+    operands = {"weights": scheme.weights, "input_activations": scheme.activations}
+    if scheme.outlier_threshold is not None or any(one and one.format not in NUMBERS for one in operands.values()):
+        return None
+    return {
+        operand: _arguments(one, dynamic=operand == "input_activations") for operand, one in operands.items() if one
+    }
+
+
+def _arguments(quantizer: Quantizer, dynamic: bool) -> dict:
+    """Arguments of `QuantizationArgs`."""
+    group = {"strategy": "group", "group_size": quantizer.group}
+    share = group if quantizer.group else {"strategy": STRATEGIES[quantizer.granularity]}
+    return {**NUMBERS[quantizer.format], "symmetric": quantizer.symmetric, **share, "dynamic": dynamic}
+
+
+def config_of(assigned: Assigned) -> dict:
+    """A `QuantizationConfig` as `model_validate` takes it, and as a model's configuration has it.
+
+    The largest group targets every linear layer, but those that the others name and those that it ignores.
+    """
+    rest = max(assigned.groups, key=lambda group: len(group[1]))
+    groups = {
+        f"group_{number}": {"targets": ["Linear"] if group is rest else patterns(part.path for part in group[1])}
+        | group[0]
+        for number, group in enumerate(assigned.groups)
+    }
+    ignored = patterns([*assigned.outside(LINEAR), *assigned.exact_paths])
+    return {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ignored}
+
+
+def recipe_of(assigned: Assigned) -> dict:
+    """A recipe of llm-compressor, which calibrates and saves: `oneshot(model, recipe=FILE)`."""
+    config = config_of(assigned)
+    modifier = {name: config[name] for name in ("config_groups", "ignore")}
+    return {"quantization_stage": {"quantization_modifiers": {"QuantizationModifier": modifier}}}

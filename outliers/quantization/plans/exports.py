@@ -1,0 +1,142 @@
+"""Plans as other libraries read them: which scheme each projection of a model has, in their words."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import yaml
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from outliers.errors import UserError, unknown_name
+from outliers.models.anatomy import Projection, check_plain, projections
+from outliers.quantization.convert import check_instead
+from outliers.quantization.plans import compressed_tensors, llama_quantize, torchao
+from outliers.quantization.plans.assigned import Assigned
+from outliers.quantization.plans.plan import Plan
+from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme, in_groups
+
+IN_GROUPS = "g64"  # as an example of schemes in groups, in messages
+
+
+class Export(NamedTuple):
+    """One way to write a plan.
+
+    says: what it has for a scheme without remedies; None for one that it cannot say. write: a plan, of what it says of
+    schemes. text: that as a file has it. takes: the layers that its library quantizes. package: the library, where the
+    export is made of its own objects.
+    """
+
+    says: Callable[[Scheme], object | None]
+    write: Callable[[Assigned], object]
+    text: Callable[[object], str]
+    takes: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
+    package: str | None = None
+
+
+def _as_json(exported: dict) -> str:
+    return json.dumps(exported, indent=2) + "\n"
+
+
+def _as_yaml(exported: dict) -> str:
+    return yaml.safe_dump(exported, sort_keys=False, width=120)
+
+
+def _threshold(scheme: Scheme) -> float | None:
+    """From which magnitude on bitsandbytes multiplies features in 16 bits, where it is vector-wise as the scheme is."""
+    vector_wise = str(scheme.activations), str(scheme.weights)
+    return (scheme.outlier_threshold or 0.0) if vector_wise == ("int8 row absmax", "int8 column absmax") else None
+
+
+def _bits_and_bytes(assigned: Assigned) -> dict:
+    """Arguments of `transformers.BitsAndBytesConfig`; whoever gives it modules to skip loses the default, the head."""
+    (threshold,) = assigned.of_one("bitsandbytes")
+    skipped = [*assigned.exact_paths, *assigned.outside((nn.Linear, Conv1D))]
+    return {"load_in_8bit": True, "llm_int8_threshold": threshold, "llm_int8_skip_modules": skipped}
+
+
+#: Every format of an export by its name.
+EXPORTS = {
+    "compressed-tensors": Export(
+        compressed_tensors.arguments_of, compressed_tensors.config_of, _as_json, takes=(nn.Linear,)
+    ),
+    "llm-compressor": Export(
+        compressed_tensors.arguments_of, compressed_tensors.recipe_of, _as_yaml, takes=(nn.Linear,)
+    ),
+    "torchao": Export(torchao.config_of, torchao.by_name, torchao.as_json, takes=(nn.Linear,), package="torchao"),
+    "bitsandbytes": Export(_threshold, _bits_and_bytes, _as_json),
+    "llama-quantize": Export(llama_quantize.type_of, llama_quantize.lines_of, str),
+}
+
+
+def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
+    """Write a plan as another library reads it.
+
+    Args:
+        plan: of this model.
+        format: "compressed-tensors", a quantization configuration as a dict; "llm-compressor", the recipe of that
+            library as a dict; "torchao", its `FqnToConfig`; "bitsandbytes", the arguments of `BitsAndBytesConfig` of
+            transformers, among them `llm_int8_skip_modules`; "llama-quantize", the lines of the file that its
+            option `--tensor-type-file` takes, in the type of the model's weights where they stay exact.
+        model: not quantized, as transformers has it; it is not changed, and may be on the meta device.
+
+    Raises:
+        UserError: no format has this name; the plan is of another model, or leaves all of it exact; the format cannot
+            say a scheme of it, or not several at once; its library does not quantize the layers of this architecture,
+            or is needed and not installed.
+    """
+    if format not in EXPORTS:
+        raise unknown_name("format of an export", format, EXPORTS)
+    way, parts = EXPORTS[format], list(projections(model))
+    plan.check(part.path for part in parts)
+    if way.package and importlib.util.find_spec(way.package) is None:
+        raise UserError(f"format '{format}' needs the library {way.package}; expected it installed: pip install it")
+    for part in parts:
+        check_plain(part)
+        if not isinstance(part.module, way.takes):
+            raise UserError(
+                f"'{part.path}' is a {type(part.module).__name__}, and '{format}' quantizes "
+                f"{' and '.join(kind.__name__ for kind in way.takes)} alone; expected another format or model"
+            )
+    return way.write(_assigned(plan, format, model, parts))
+
+
+def export_text(plan: Plan, format: str, model: PreTrainedModel) -> str:
+    """What `export` gives as the text of a file: JSON, YAML or lines; raises as it does."""
+    exported = export(plan, format, model)
+    return EXPORTS[format].text(exported)
+
+
+def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Projection]) -> Assigned:
+    """What a format says of each projection."""
+    scheme = get_scheme(plan.scheme)
+    others = check_instead(model, scheme, set(plan.exact), plan.instead)
+    under = {part: others.get(part.path, scheme) for part in parts if part.path not in plan.exact}
+    under = {part: own for part, own in under.items() if own.quantizes}
+    if not under:
+        raise UserError(f"the plan of '{plan.model}' leaves every projection exact; expected one under a scheme")
+    said = {own: _said(own, format) for own in dict.fromkeys([scheme, *under.values()]) if own in under.values()}
+    groups = [(words, [part for part, own in under.items() if own == one]) for one, words in said.items()]
+    return Assigned(model, groups, [part for part in parts if part not in under])
+
+
+def _said(scheme: Scheme, format: str) -> object:
+    """What a format has for a scheme.
+
+    Raises UserError where it has nothing: another scheme in its place would be another plan.
+    """
+    says = EXPORTS[format].says
+    bare = Scheme(
+        scheme.name, scheme.activations, scheme.weights, scheme.outlier_threshold, scheme.label, scheme.arithmetic
+    )
+    said = says(scheme) if scheme == bare else None  # no library knows our remedies
+    if said is None:
+        grouped = [found for name in SCHEMES if (found := in_groups(f"{name}-{IN_GROUPS}"))]
+        known = [one.name for one in [*SCHEMES.values(), *grouped] if one.quantizes and says(one) is not None]
+        raise UserError(
+            f"'{format}' cannot say scheme '{scheme.name}' ({scheme.parts}); expected one that it says: "
+            f"{', '.join(known)}"
+        )
+    return said

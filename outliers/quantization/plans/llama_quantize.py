@@ -1,0 +1,82 @@
+"""Plans for llama.cpp: the type of each tensor of a GGUF file, for `llama-quantize --tensor-type-file`.
+
+Its types share a scale between 32 values (Q6_K: 16) whatever a scheme's groups are, and it chooses the format of
+activations by itself, 8 bits in groups. So a file is the nearest to a scheme, not the same.
+"""
+
+import re
+
+import gguf
+import torch
+
+from outliers.errors import UserError
+from outliers.models.anatomy import Projection, count_layers
+from outliers.quantization.linear import stored_weight
+from outliers.quantization.plans.assigned import Assigned
+from outliers.quantization.schemes import Scheme
+
+TYPES = {"int8": "Q8_0", "int6": "Q6_K", "int4": "Q4_0", "mxfp4": "MXFP4"}  # of weights in our formats
+EXACT = {torch.float16: "f16", torch.bfloat16: "bf16"}
+# Of llama.cpp, for types of models in transformers that have another name there.
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "mt5": "t5",
+    "qwen3_moe": "qwen3moe",
+    "umt5": "t5",
+}
+# What is in no projection: embeddings and the head, and experts. Expressions that match no projection, because versions
+# of llama.cpp differ in which of several that match a tensor counts.
+OUTSIDE = (r"^(?!(enc\.|dec\.)?blk\.)", r"_(exps|shexp)\.")
+BASE = "q8_0"  # to which `llama-quantize` adds no mixture of its own
+
+
+def type_of(scheme: Scheme) -> gguf.GGMLQuantizationType | None:
+    """The nearest type of a tensor; None where weights of a whole tensor share a scale, or activations are not int8."""
+    weights, activations = scheme.weights, scheme.activations
+    if scheme.outlier_threshold is not None or not weights or not (weights.per_row and weights.symmetric):
+        return None
+    in_int8 = activations is None or (activations.format == "int8" and activations.per_row and activations.symmetric)
+    name = TYPES.get(weights.format) if in_int8 else None
+    return name and gguf.GGMLQuantizationType[name]
+
+
+def lines_of(assigned: Assigned) -> str:
+    """Lines `EXPRESSION=TYPE`, one for each projection that is not of the type `BASE`, and of what is in none.
+
+    `llama-quantize --tensor-type-file FILE model.gguf quantized.gguf q8_0`.
+    """
+    names, exact = _names(assigned), EXACT.get(assigned.model.dtype, "f32")
+    kinds = dict.fromkeys(assigned.exact_paths, exact)
+    for kind, parts in assigned.groups:
+        kinds |= {part.path: _checked(kind, part).name.lower() for part in parts}
+    lines = [f"^{re.escape(names[path])}\\.weight$={kind}" for path, kind in kinds.items() if kind != BASE]
+    return "\n".join([*lines, *(f"{expression}={exact}" for expression in OUTSIDE)]) + "\n"
+
+
+def _names(assigned: Assigned) -> dict[str, str]:
+    """What a GGUF file calls the projections, by their paths."""
+    kind = assigned.model.config.model_type
+    kind = ARCHITECTURES.get(kind, kind)
+    known = {name: architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
+    if kind not in known:
+        raise UserError(f"llama.cpp has no architecture '{kind}'; expected another format of an export")
+    tensors = gguf.get_tensor_name_map(known[kind], count_layers(assigned.model.config))
+    names = {path: tensors.get_name(path) for path in assigned.paths}
+    if unnamed := [path for path, name in names.items() if name is None]:
+        raise UserError(f"llama.cpp has no tensor for '{unnamed[0]}'; expected another format of an export")
+    return names
+
+
+def _checked(kind: gguf.GGMLQuantizationType, part: Projection) -> gguf.GGMLQuantizationType:
+    """A type; raises UserError where the features of a projection do not fill its blocks: it would get another one."""
+    block, features = gguf.GGML_QUANT_SIZES[kind][0], stored_weight(part.module).shape[1]
+    if features % block:
+        raise UserError(
+            f"'{part.path}' reads {features} features, and {kind.name} has blocks of {block}, so that llama-quantize "
+            "takes another type; expected a plan that leaves it exact or has another scheme there"
+        )
+    return kind

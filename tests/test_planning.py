@@ -1,0 +1,209 @@
+"""The search of a plan: projections that a scheme breaks are found, others are not, and other blocks confirm it."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import outliers
+from outliers.errors import UserError
+from outliers.metrics.perplexity.measure import perplexity
+from outliers.models.anatomy import projections
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.stream import stream_model
+from outliers.plot.sweep import plan_curve, plan_points
+from outliers.presets.plan import CONFIRM, Alone, Choice, Search, _choice, _enough, plan, plan_of
+from outliers.quantization.linear import stored_weight
+from outliers.quantization.schemes import SCHEMES
+from outliers.report.views.plan import kept_plan_section
+from outliers.runs.run import run
+from outliers.specification.kinds import FieldError, Planning
+
+MODEL = "pocket/gpt2-0.1m"
+BROKEN = ["transformer.h.1.mlp.c_proj"]  # the last one, whose output nothing quantized reads
+SMALL = {"block": 32, "blocks": 2, "confirm": 3, "draws": 2}
+
+
+@pytest.fixture(scope="module")
+def broken():
+    """A model with one large weight in a projection, which takes the digits of one scale for the whole weight."""
+    model = load_model(MODEL)
+    modules = {one.path: one.module for one in projections(model)}
+    with torch.no_grad():
+        for path in BROKEN:
+            weight = stored_weight(modules[path])
+            weight[3, 5] = 60 * weight.abs().max()
+    return model
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    return outliers.load_text("sample", load_tokenizer(MODEL), block=64, blocks=8)
+
+
+def test_what_is_broken_stays_exact(broken, blocks):
+    found = plan(broken, blocks[:3], "absmax", blocks[3:], cost=0.02, draws=2)
+    assert found.exact == BROKEN
+    assert found.projections == 8 and found.instead == {}
+
+
+def test_the_cost_is_that_of_the_model_with_these_exact(broken, blocks):
+    found = plan(broken, blocks[:3], "absmax", blocks[3:], cost=0.02, draws=2)
+    measured = found.measured
+    alone = perplexity(outliers.quantize(broken, "absmax", skip=found.exact), blocks[3:])
+    exact = perplexity(broken, blocks[3:])
+    assert measured["unquantized"] == pytest.approx(exact, rel=1e-4)  # a mean of two draws
+    assert measured["cost"] == pytest.approx(alone / exact - 1, abs=5e-3)
+    assert measured["cost"] <= measured["allowed"] == 0.02
+    whole = perplexity(outliers.quantize(broken, "absmax"), blocks[3:]) / exact - 1
+    assert whole > 0.05
+
+
+def test_a_better_scheme_is_enough_where_it_mends(broken, blocks):
+    """A scale for each output leaves the other outputs their digits."""
+    found = plan(broken, blocks[:3], "absmax", blocks[3:], cost=0.02, draws=2, instead=["absmax-row", "absmax-vector"])
+    assert found.exact == [] and found.instead == {"absmax-vector": BROKEN}
+
+
+def test_nothing_stays_exact_where_nothing_has_to(blocks):
+    found = plan(load_model(MODEL), blocks[:3], "absmax-vector", blocks[3:], cost=0.5, draws=2)
+    assert found.exact == []
+
+
+def test_other_blocks_ask_for_more(broken, blocks):
+    """The scheme costs little on one block, and much on others."""
+    easy, hard = blocks[2:3], blocks[4:6]
+    few, more = (plan(broken, easy, "absmax", one, cost=0.02, draws=2) for one in (easy, hard))
+    assert few.exact == [] and set(BROKEN) <= set(more.exact)
+
+
+@pytest.mark.parametrize("by", ["parameters", "time"])
+def test_a_plan_is_small_by_another_measure_too(by, broken, blocks):
+    assert set(BROKEN) <= set(plan(broken, blocks[:3], "absmax", blocks[3:], cost=0.02, by=by, draws=2).exact)
+
+
+def test_a_streamed_model_has_the_same_plan(blocks):
+    streamed, resident = stream_model(MODEL), load_model(MODEL)
+    plans = [plan(one, blocks[:2], "w4a8-g8", blocks[2:4], cost=0.03, draws=2) for one in (streamed, resident)]
+    assert plans[0].exact == plans[1].exact
+
+
+def test_the_model_is_left_as_it_was(broken, blocks):
+    before = {name: tensor.clone() for name, tensor in broken.state_dict().items()}
+    plan(broken, blocks[:1], "absmax", blocks[1:2], cost=0.02, draws=2)
+    assert all(torch.equal(before[name], tensor) for name, tensor in broken.state_dict().items())
+
+
+def choice(path, gain, price=1.0):
+    return Choice(path, gain, price, None)
+
+
+def test_as_many_are_taken_as_should_suffice():
+    choices = [choice("a", 0.5), choice("b", 0.3), choice("c", 0.1)]
+    assert [_enough(choices, loss) for loss in (-1, 0.5, 0.6, 0.85, 2)] == [0, 1, 2, 3, 3]
+
+
+def test_what_takes_nothing_comes_first():
+    assert choice("a", 1e-9, 0).order == math.inf > choice("b", 1.0, 1e-3).order > choice("c", -1e-9, 0).order
+
+
+def test_the_rise_of_few_tokens_counts_little():
+    """With as much noise as signal it is the mean of both; over many tokens it is what was measured."""
+    assert Alone.of(0.0, 0.02, tokens=100).loss == pytest.approx(0.01)
+    assert Alone.of(-0.3, 0.02, tokens=10**9).loss == pytest.approx(-0.3, rel=1e-6)
+    assert Alone.of(0.0, 0.0, tokens=100) == (0.0, 0.0)
+
+
+def test_the_rise_scatters_as_the_divergence_says():
+    """Of small random changes of random logits: mean D and variance 2 D, the law that the search takes for granted."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.randn(20_000, 50, generator=generator, dtype=torch.float64).log_softmax(1)
+    q = (p + 0.1 * torch.randn(20_000, 50, generator=generator, dtype=torch.float64)).log_softmax(1)
+    divergence = (p.exp() * (p - q)).sum(1).mean()
+    token = p.exp().multinomial(1, generator=generator)
+    rise = (p - q).gather(1, token)
+    assert rise.mean().item() == pytest.approx(divergence.item(), rel=0.2)
+    assert rise.var().item() == pytest.approx(2 * divergence.item(), rel=0.05)
+
+
+def test_the_first_scheme_that_suffices_is_taken():
+    search = Search(None, None, None, tuple(map(SCHEMES.get, ["absmax-row", "w8a8"])), 0, "count", 2)
+    prices = [{"p": 1}, {"p": 2}, {"p": 3}]
+    for others, scheme, price, gain in (
+        ([Alone(0.4, 0.05), Alone(0.1, 0.01)], "absmax-row", 1, 0.1),
+        ([Alone(0.4, 0.2), Alone(0.1, 0.05)], "w8a8", 2, 0.4),
+        ([Alone(0.4, 0.2), Alone(0.1, 0.06)], None, 3, 0.5),
+    ):
+        found = _choice(search, "p", [Alone(0.5, 0.5), *others], prices)
+        assert (found.scheme and found.scheme.name, found.price, found.gain) == (scheme, price, pytest.approx(gain))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    spec = Planning(model=MODEL, scheme="w4a4", cost="1%", **SMALL)
+    return spec, folder, run(spec, folder)
+
+
+def test_a_run_goes_on_with_its_rows(kept):
+    spec, folder, rows = kept
+    before = (folder / "rows.jsonl").read_bytes()
+    assert run(spec, folder) == rows
+    assert (folder / "rows.jsonl").read_bytes() == before
+
+
+def test_other_blocks_confirm_it(kept):
+    _, _, rows = kept
+    confirmed = [row for row in rows if row.get("stage") == CONFIRM]
+    text = outliers.load_text("sample", load_tokenizer(MODEL), block=32, blocks=5)
+    exact = next(row for row in confirmed if row["variant"] == "fp32")
+    assert {(row["first_block"], row["blocks"], row["draws"]) for row in confirmed} == {(2, 3, 2)}
+    assert exact["value"] == pytest.approx(perplexity(load_model(MODEL), text[2:]), rel=1e-5)
+
+
+def test_the_section_writes_the_plan(kept, tmp_path):
+    spec, folder, rows = kept
+    section = kept_plan_section(spec, folder, rows)
+    (tmp_path / "plan.yaml").write_text(section.files["plan.yaml"])
+    found = outliers.read_plan(tmp_path / "plan.yaml")
+    assert found == plan_of(rows, MODEL, 0.01, 2)
+    assert found.measured["cost"] <= 0.01 and found.measured["first_block"] == 2
+    assert len(section.tables[0].cells) == len(found.exact) > 0
+    (finding,) = section.findings
+    assert f"With {len(found.exact)} exact of 8 projections w4a4 costs" in finding.text
+
+
+def test_the_curve_has_a_point_for_each_set(kept):
+    _, _, rows = kept
+    points = plan_points(rows)
+    sets = {(row["stage"], row["variant"]) for row in rows if "chosen" in row}
+    assert len(points) == len(sets)
+    axes = plan_curve(rows, allowed=0.01)
+    drawn = [len(line.get_xdata()) for line in axes.get_lines() if line.get_marker() not in ("None", None, "")]
+    assert sum(drawn) == len(points)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"scheme": "fp32"}, "which quantizes no projection"),
+        ({"instead": "fp32"}, "'fp32' in the place of 'absmax'"),
+        ({"instead": "absmax+smoothing"}, "without a calibration"),
+        ({"cost": "much"}, "expected a share such as 5%"),
+        ({"cost": 0}, "greater than 0"),
+        ({"draws": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_what_no_plan_can_be_for_is_refused(fields, said, tmp_path):
+    with pytest.raises((UserError, FieldError), match=said):
+        run(Planning(model=MODEL, **{**SMALL, **fields}), tmp_path / "plan")
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_mistake_on_the_command_line_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "outliers.plan", MODEL, "--cost", "-5%", "--out", str(tmp_path / "plan")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "plan").exists()
