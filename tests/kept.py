@@ -1,6 +1,6 @@
 """The kept results, and what shows each run of them."""
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +24,7 @@ from outliers.report.views.remedies import remedies_section
 from outliers.runs.frame import records_in
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
-DAMAGED, CACHED_DAMAGE = "damage/smollm2-135m", "damage/caches"
+DAMAGED, CACHED_DAMAGE, COMPARED = "damage/smollm2-135m", "damage/caches", "damage/against"
 
 
 @cache
@@ -33,9 +33,9 @@ def kept(run: str) -> list[dict]:
     return records_in(KEPT / run)
 
 
-def _damage_section(rows: list[dict]) -> Section:
+def _damage_section(run: str, rows: list[dict]) -> Section:
     """With what its tokens look like."""
-    worst = pd.read_csv(KEPT / DAMAGED / "damage_worst.csv")
+    worst = pd.read_csv(KEPT / run / "damage_worst.csv")
     return damage_section(rows, dict(zip(worst["token"], worst["token_text"], strict=True)).get)
 
 
@@ -59,7 +59,7 @@ SECTIONS = {
     "smollm2-135m/sweep": sweep_section,
     **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
     "smollm2-135m/ablation": ablation_section,
-    DAMAGED: _damage_section,
+    **{run: partial(_damage_section, run) for run in (DAMAGED, COMPARED)},
     CACHED_DAMAGE: _cached_damage_section,
     "mechanism/smollm2-135m": origins_section,
     "mechanism/readers": account_section,

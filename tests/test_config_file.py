@@ -191,8 +191,8 @@ def test_weights_that_do_not_fit_their_files(folder, load):
     change(folder, model_type="clip", vision_config=sizes)
     with pytest.raises(UserError, match=r"asks for at least 10\.7 GB of weights"):
         load(str(folder))
-    change(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(UserError, match="stored quantized by 'gptq'; expected 16 or 32 bits or mxfp4"):
+    change(folder, quantization_config={"quant_method": "hqq", "bits": 4})
+    with pytest.raises(UserError, match="stored quantized by 'hqq'; expected 16 or 32 bits or mxfp4"):
         load(str(folder))
 
 

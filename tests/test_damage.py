@@ -225,7 +225,7 @@ def agreements(model, changed, blocks) -> list:
     """Of each block how far a changed model is from one that is not."""
     runs = zip(run_decoder(model, blocks), run_decoder(changed, blocks), strict=True)
     with torch.no_grad():
-        return [SEEN.see(changed, ids, states, exact) for (_, ids, exact), (_, _, states) in runs]
+        return [SEEN.see(changed, ids, states, (model, exact)) for (_, ids, exact), (_, _, states) in runs]
 
 
 @settings(max_examples=20, deadline=None)

@@ -35,6 +35,7 @@ from outliers.metrics.measurement import Keeps, each_alone
 from outliers.metrics.memory.view import GIB, footprints
 from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
+from outliers.models.config_file import DEQUANTIZED
 from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import LARGEST_SIDE, MANY, load_model, weights_hash
@@ -69,7 +70,7 @@ from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
 from tests.conftest import needs_smollm2
-from tests.kept import CACHED_DAMAGE, DAMAGED, KEPT, SECTIONS, checkpoints_section, kept
+from tests.kept import CACHED_DAMAGE, COMPARED, DAMAGED, KEPT, SECTIONS, checkpoints_section, kept
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -248,6 +249,20 @@ def dearest_layers(scheme: str) -> list[tuple[int, float]]:
     """Its layers with what each costs alone, in per cent, the dearest first."""
     layers = damages_of(kept(DAMAGED))[scheme].layers.set_index("layer")["damage_only"]
     return [(int(layer), 100 * cost) for layer, cost in layers.sort_values(ascending=False).items()]
+
+
+def of_nf4() -> dict[str, float]:
+    """The projection that is worst in four bits."""
+    worst = damages_of(kept(COMPARED))["against(smollm2-nf4)"].errors.sort_values("by_token").iloc[-1].to_dict()
+    assert worst["projection"].endswith("v_proj") and worst["feature"] == of_smollm2()["feature"]
+    return worst | {"weight": -worst["weight_db"], "output": -worst["by_token_db"]}
+
+
+def dearest_of_nf4() -> dict[str, float]:
+    """The layer that costs most alone in four bits, in per cent."""
+    layers = damages_of(kept(COMPARED))["against(smollm2-nf4)"].layers
+    dearest = layers.loc[layers["damage_only"].idxmax()]
+    return {"layer": int(dearest["layer"]), "damage": 100 * dearest["damage_only"]}
 
 
 def remedies_of(format: str, column: str = "increase") -> dict[str, float]:
@@ -653,6 +668,13 @@ CLAIMS = {
         "three layers cost most: layer {} alone {:+.0f} %, layer {} {:+.0f} % and layer {} {:+.0f} %":
             lambda: [number for layer in dearest_layers("absmax")[:3] for number in layer],
         "no layer alone costs more than {:+.1f} %": lambda: [dearest_layers("llm.int8")[0][1]],
+        "C4, {} blocks of {} tokens, means of {} draws":
+            lambda: (*size(COMPARED), *{row["draws"] for row in kept(COMPARED) if "draws" in row}),
+        "the value projection of layer {layer} have an error of −{weight:.1f} dB, as those of the others have, and its "
+        "output one of −{output:.1f} dB": of_nf4,
+        "projection reads up to {largest:.1f} in the outlier feature, {feature}": of_nf4,
+        "layer {layer} of the four-bit model costs most, {damage:+.1f} %": dearest_of_nf4,
+        "of GPTQ there are {} and {} bits": lambda: DEQUANTIZED["gptq"]["bits"],
     },
     "docs/caches.md": {
         "embedded text, {} blocks of {} tokens": lambda: size("caches"),

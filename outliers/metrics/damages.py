@@ -6,10 +6,17 @@ from typing import Any
 
 import pandas as pd
 
+from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
+from outliers.variants.peer import AGAINST, Against, is_against
 
 OF_MODEL = ("perplexity", "damage.kl", "damage.top1_agreement")
 OF_PROJECTION = ("damage.error", "damage.error_by_token")
+OF_WEIGHT = {  # of another model: columns of the errors, and what of a row stands in them
+    "damage.weight_error": {"weight_error": "value"},
+    "damage.largest_weight": {"largest_weight": "value", "largest_at": "place"},
+    "damage.largest_change": {"largest_change": "value", "changed_at": "place"},
+}
 ERRORS = [
     *("layer", "role", "projection", "error", "db", "by_token", "by_token_db"),
     *("largest", "feature", "position", "token"),
@@ -22,10 +29,13 @@ class Damages:
 
     errors: a row a projection: `layer`, `role`, `projection` (its path), `error` (‖Y_q − Y‖² / ‖Y‖²) and `by_token`
     (the mean of the same of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest` (|x|),
-    `feature`, `position`, `token` (id).
+    `feature`, `position`, `token` (id). Of another model too `weight_error` (‖W_other − W‖² / ‖W‖²), in dB `weight_db`,
+    the largest weight and the largest change of one, `largest_weight` and `largest_change`, with their places
+    [output, input], `largest_at` and `changed_at`.
     roles, layers, stacks, heads: a row a role, layer, stack or head: `perplexity_only` with only it quantized,
     `perplexity_without` with all but it, and each relative to the unquantized model, `damage_only` and
-    `damage_without`. Under several draws there is a column `…_deviation` for each perplexity.
+    `damage_without`. Under several draws there is a column `…_deviation` for each perplexity. Of the layers of another
+    model too `kl_only` and `top1_agreement_only`.
     model: `perplexity`, `unquantized` (the perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`;
     under several draws with the `…_deviation` of each that was measured.
     """
@@ -40,8 +50,12 @@ class Damages:
 
 
 def damages_of(rows: list[dict]) -> dict[str, Damages]:
-    """What rows of one model say, scheme by scheme in their order; a cache stands as a scheme of its name."""
-    rows = [row | {"scheme": _called(row)} for row in rows]
+    """What rows of one model say, scheme by scheme in their order; a cache, or another model, stands as a scheme of its
+    name."""
+    called = [_called(row) for row in rows]
+    others = distinct_names((Against.read(one).called, None) for one in called if is_against(one))
+    short = {Against(other).name: f"{AGAINST}({name})" for (other, _), name in others.items()}
+    rows = [row | {"scheme": short.get(one, one)} for row, one in zip(rows, called, strict=True)]
     schemes = dict.fromkeys(row["scheme"] for row in rows if row["scheme"] != BASELINE)
     inputs = [row for row in rows if row["metric"] == "damage.largest_input"]
     exact = (row for row in rows if row["scheme"] == BASELINE and row["metric"] == "perplexity")
@@ -81,22 +95,44 @@ def _error_table(rows: list[dict], inputs: list[dict]) -> pd.DataFrame:
         if row["metric"] in OF_PROJECTION:
             place = {name: row[name] for name in ("layer", "role", "projection")}
             name = row["metric"].removeprefix("damage.").removeprefix("error_")
-            decibels = 10 * math.log10(row["value"]) if row["value"] else -math.inf
+            decibels = _decibels(row["value"])
             of_projection = found.setdefault(row["projection"], place)
             of_projection |= {name: row["value"], "db" if name == "error" else f"{name}_db": decibels}
     for row in found.values():
         of_input = largest.get((row["layer"], row["role"]), {})
         row |= {"largest": of_input.get("value")}
         row |= {name: of_input.get(name) for name in ("feature", "position", "token")}
-    return pd.DataFrame(list(found.values()), columns=ERRORS)
+    of_weights = _weight_table(rows)
+    for path, row in found.items():
+        row |= of_weights.get(path, {})
+    further = list(dict.fromkeys(name for row in of_weights.values() for name in row))
+    return pd.DataFrame(list(found.values()), columns=[*ERRORS, *further])
+
+
+def _weight_table(rows: list[dict]) -> dict[str, dict]:
+    """What is known of the weights of projections, by their paths."""
+    found: dict[str, dict] = {}
+    for row in rows:
+        columns = OF_WEIGHT.get(row["metric"], {})
+        place = {"place": f"[{row.get('output')}, {row.get('feature')}]", **row}
+        of_projection = found.setdefault(row["projection"], {}) if columns else {}
+        of_projection |= {column: place[of] for column, of in columns.items()}
+        if "weight_error" in columns:
+            of_projection["weight_db"] = _decibels(row["value"])
+    return found
+
+
+def _decibels(ratio: float) -> float:
+    return 10 * math.log10(ratio) if ratio else -math.inf
 
 
 def _exchange_table(rows: list[dict], field: str, baseline: float | None) -> pd.DataFrame:
     found: dict[Any, dict] = {}
     for row in rows:
         name = row["metric"].removeprefix("damage.")
-        if name.startswith("perplexity_") and field in row:
+        if name.endswith(("_only", "_without")) and field in row:
             of_place = found.setdefault(row[field], {field: row[field]})
-            relative = {name.replace("perplexity", "damage"): row["value"] / baseline - 1}
-            of_place |= _named(name, row) | relative
+            of_place |= _named(name, row)
+            if name.startswith("perplexity_"):
+                of_place[name.replace("perplexity", "damage")] = row["value"] / baseline - 1
     return pd.DataFrame(list(found.values()), columns=None if found else [field])

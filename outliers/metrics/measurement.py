@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from outliers.quantization.schemes import Scheme
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell, Stages, following
-from outliers.variants.together import schemes_of
+from outliers.variants.together import others_of, schemes_of
 
 ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory"))
 
@@ -25,7 +25,8 @@ class Keeps(NamedTuple):
     the weights. attention, logits: matrices (heads, T, T) of a layer and (T, vocabulary) that are there at once.
     variants, roles: under how many variants each block passes a streamed model, and which of its hidden states are kept
     until its last layer. block: tokens of a block, where not those of the settings; batch: how many pass at once.
-    cached: tokens whose keys and values are kept. options: what the user may be told to change.
+    cached: tokens whose keys and values are kept. others: how many models of others are there beside ours. options:
+    what the user may be told to change.
     """
 
     schemes: tuple[tuple[Scheme, ...], ...] = ()
@@ -37,6 +38,7 @@ class Keeps(NamedTuple):
     block: int | None = None
     batch: int = 1
     cached: int = 0
+    others: int = 0
     options: frozenset[str] = ALL_OPTIONS
 
 
@@ -78,9 +80,8 @@ class Measurement(ABC):
         """What is in memory beside the model of these cells' subject: one variant's codes at a time; None where no
         model is."""
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
-        return Keeps(
-            tuple(tuple(one.scheme for one in schemes_of(variant)) for variant in variants), variants=len(variants)
-        )
+        schemes = tuple(tuple(one.scheme for one in schemes_of(variant)) for variant in variants)
+        return Keeps(schemes, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
 
     @abstractmethod
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Any]:
@@ -98,11 +99,11 @@ class Seen(NamedTuple):
     """How a metric is made of the last hidden states.
 
     see: called with the model under the variant, the block, its last hidden states (T, features) and, where `compares`,
-    those of the unquantized model; what it returns is of a block. values: of what is seen of all blocks, draw by draw,
-    the values of a row.
+    the unquantized model with those of it; what it returns is of a block. values: of what is seen of all blocks, draw
+    by draw, the values of a row.
     """
 
-    see: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, torch.Tensor | None], Any]
+    see: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, tuple[PreTrainedModel, torch.Tensor] | None], Any]
     values: Callable[[list[list]], list[dict]]
     compares: bool = False
 

@@ -77,7 +77,9 @@ def _resident(
 ) -> list[list]:
     """Of each cell what it sees of each block. key: the draw, and which part of the text it is."""
     seers, (variant,) = [_seen(cell) for cell in cells], variants
-    exact = _exact_states(bench, blocks, key) if any(seer.compares for seer in seers) else [None] * len(blocks)
+    exact: list = [None] * len(blocks)
+    if any(seer.compares for seer in seers):
+        exact = [(model, states) for states in _exact_states(bench, blocks, key)]
     with bench.under(variant) as changed, drawn(changed, key[0]):
         of_blocks = [
             [seer.see(changed, ids, states, exact[number]) for seer in seers]
@@ -136,7 +138,7 @@ def _streamed(
                 continue
             for of_cell, cell, seer in zip(found, cells, seers, strict=True):
                 if cell.variant.name == names[number - len(first)]:
-                    unquantized = exact[len(of_cell)].to(states.device) if seer.compares else None
+                    unquantized = (model, exact[len(of_cell)].to(states.device)) if seer.compares else None
                     of_cell.append(seer.see(model, ids, states, unquantized))
     return found
 

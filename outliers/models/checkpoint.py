@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.pytorch_utils import Conv1D
 from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 from transformers.safetensors_conversion import auto_conversion
 from transformers.utils.import_utils import is_env_variable_true
@@ -25,6 +26,7 @@ from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import OTHER_PARTS, renamed_keys
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
+from outliers.models.stored import Packed, unpacked
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 # What a checkpoint may hold: types as safetensors calls them. All are cast to the dtype of the model.
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-PACKED = {"U8": torch.uint8}  # of tensors in a format of few bits
+PACKED = {"U8": torch.uint8}  # of tensors in a format of few bits that transformers undoes
 OTHERS = {"BOOL": torch.bool, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
 
 # Buffers that older checkpoints carry and current models compute: causal masks, rotary frequencies and positions; and
@@ -81,7 +83,7 @@ class Joined(NamedTuple):
     """
 
     own: str
-    parts: list[tuple[str, Stored]]
+    parts: list[tuple[str, Stored | Packed]]
     converter: WeightConverter
     skeleton: PreTrainedModel | None
     place: int = 0
@@ -93,7 +95,7 @@ class Joined(NamedTuple):
 
     def read(self) -> torch.Tensor:
         """The tensor."""
-        return self._made_of(Stored.read)
+        return self._made_of(lambda part: part.read())
 
     def is_complete(self) -> bool:
         """Whether no kind of part and no expert is missing, but for the last ones of all kinds."""
@@ -107,11 +109,11 @@ class Joined(NamedTuple):
     def shape(self) -> tuple[int, ...] | set[tuple[int, ...]]:
         """The shape that it will have; those of its parts if they do not fit together."""
         try:
-            return tuple(self._made_of(Stored.without_values).shape)
+            return tuple(self._made_of(lambda part: part.without_values()).shape)
         except (RuntimeError, ValueError, IndexError):  # torch refuses to join them
             return {stored.shape for _, stored in self.parts}
 
-    def _made_of(self, read: Callable[[Stored], torch.Tensor]) -> torch.Tensor:
+    def _made_of(self, read: Callable[[Stored | Packed], torch.Tensor]) -> torch.Tensor:
         found = defaultdict(list)
         for pattern, stored in sorted(self.parts, key=lambda part: dot_natural_key(part[1].key)):
             found[pattern].append(read(stored))
@@ -125,12 +127,19 @@ class Checkpoint(NamedTuple):
     """What the files of a model hold.
 
     files: those that are the model. tensors: every tensor of the model that is stored, by the model's own name.
-    ignored: names in the files for which the model has no place, but for those that are known to be of no use.
+    ignored: names in the files for which the model has no place, but for those that are known to be of no use. stored:
+    all tensors by their names in the files, weights that are several tensors there each as one.
     """
 
     files: list[Path]
-    tensors: "dict[str, Stored | Joined] | dict[str, Made]"
+    tensors: "dict[str, Stored | Packed | Joined] | dict[str, Made]"
     ignored: list[str]
+    stored: dict[str, Stored | Packed]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether weights are made of several tensors of the files."""
+        return any(isinstance(one, Packed) for one in self.stored.values())
 
     def absent(self, model: PreTrainedModel) -> set[str]:
         """The model's own names of tensors that are not stored, which are tied to others that are."""
@@ -147,14 +156,17 @@ def read_checkpoint(
     if source.gguf_file:
         from outliers.models.gguf.reader import read_gguf
 
-        return Checkpoint(source.files, read_gguf(*source.files).tensors, [])
+        return Checkpoint(source.files, read_gguf(*source.files).tensors, [], {})
     files = source.files or weight_files(_downloaded(source, name))
     stored = _by_key(name, (stored for file in files for stored in _in_file(name, file)))
+    fields = model.config.to_dict().get("quantization_config") or {}
+    turned = [path for path, module in model.named_modules() if isinstance(module, Conv1D)]
+    stored = unpacked(stored, fields.get("quant_method"), fields, name, turned)
     with refusals(name):
         quantizer = stored_as and AutoHfQuantizer.from_config(stored_as, pre_quantized=True)
     found, ignored = _by_own_names(stored, name, model, quantizer)
     _check(found, name, model)
-    return Checkpoint(files, found, _without_harmless(ignored, model))
+    return Checkpoint(files, found, _without_harmless(ignored, model), stored)
 
 
 def _downloaded(source: Source, name: str) -> Path:
@@ -205,8 +217,8 @@ def said(key: str) -> str:
 
 
 def _by_own_names(
-    all_stored: dict[str, Stored], name: str, model: PreTrainedModel, quantizer: HfQuantizer | None
-) -> tuple[dict[str, Stored | Joined], list[str]]:
+    all_stored: dict[str, Stored | Packed], name: str, model: PreTrainedModel, quantizer: HfQuantizer | None
+) -> tuple[dict[str, Stored | Packed | Joined], list[str]]:
     """By transformers' rules for the architecture, and for the format in which its weights are stored; and the keys of
     tensors that are none of the model's."""
     skeleton = quantizer and copy.deepcopy(model)
@@ -222,7 +234,7 @@ def _by_own_names(
             own, pattern = key, None
         if own not in names:
             ignored.append(key)
-        elif own in found and (pattern is None or isinstance(found[own], Stored)):
+        elif own in found and (pattern is None or isinstance(found[own], Stored | Packed)):
             raise _twice(name, stored, found[own])
         elif pattern is not None:
             parts[own].append((pattern, stored))
@@ -251,7 +263,7 @@ def _check(found: dict[str, Stored | Joined], name: str, model: PreTrainedModel)
     check_complete([*_missing(found, model), *(f"a part of {own}" for own in torn)], name)
     for own, stored in found.items():
         shape = stored.shape() if isinstance(stored, Joined) else stored.shape
-        check_shape(shape, expected[own].shape, stored.key if isinstance(stored, Stored) else own, name)
+        check_shape(shape, expected[own].shape, stored.key if isinstance(stored, Stored | Packed) else own, name)
 
 
 def check_shape(shape: tuple | set, expected: torch.Size, key: str, name: str) -> None:

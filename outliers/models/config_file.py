@@ -14,7 +14,18 @@ from outliers.files import start_of
 
 FILE = "config.json"
 LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
-DEQUANTIZED = ("mxfp4",)  # formats of few bits whose weights are brought back as they were
+# Methods that store weights in few bits and whose weights are brought back: of the fields of `quantization_config` that
+# say how, the values that are known; a field that is not there has the first one.
+DEQUANTIZED: dict[str, dict[str, tuple]] = {
+    "mxfp4": {},
+    "bitsandbytes": {},
+    "gptq": {"bits": (4, 8), "checkpoint_format": ("gptq", "gptq_v2")},
+    "awq": {"bits": (4,), "version": ("gemm", "GEMM")},
+    "compressed-tensors": {
+        "format": ("dense", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized"),
+        "quantization_status": ("compressed", "frozen"),
+    },
+}
 LEAST_BYTES = 0.5  # of a weight in any of the formats that are read
 LEAST = 5e-324  # above zero
 MOST_LAYERS = 1 << 9
@@ -307,11 +318,18 @@ def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
     for part in (fields, fields.get("text_config") or {}):
         stored = part.get("quantization_config")
         method = stored.get("quant_method") if isinstance(stored, dict) else None
-        if stored is not None and method not in DEQUANTIZED:
+        if stored is not None and not (isinstance(method, str) and method in DEQUANTIZED):
             raise UserError(
                 f"the weights of '{name}' are stored quantized by '{method}'; expected 16 or 32 bits or "
                 f"{', '.join(DEQUANTIZED)}: use the model that they were made of"
             )
+        for field, known in DEQUANTIZED[method].items() if stored is not None else ():
+            if stored.get(field, known[0]) not in known:
+                raise UserError(
+                    f"the weights of '{name}' are stored quantized by '{method}' with {field} "
+                    f"{shown(stored[field], json.dumps)}; expected one of {', '.join(map(str, known))}: use the model "
+                    "that they were made of"
+                )
     size = sum(file.stat().st_size for file in files)
     needed = LEAST_BYTES * least_weights(fields)
     if size and needed > max(size, LIGHT):

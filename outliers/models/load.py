@@ -1,5 +1,6 @@
 """Models, configurations and tokenizers in memory, whole or as they are on disk."""
 
+import copy
 import hashlib
 import logging
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ from transformers import (
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, family_of, part_config, renamed_keys
-from outliers.models.checkpoint import Checkpoint, check_complete, opened, read_checkpoint, said
+from outliers.models.checkpoint import Checkpoint, Stored, check_complete, opened, read_checkpoint, said
 from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
 from outliers.models.skeleton import refusals, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place
@@ -96,6 +97,13 @@ def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
 def stored_as(config: PretrainedConfig) -> str | None:
     """The format of few bits in which a folder or repository holds a model's weights; None where it does not."""
     return (config.to_dict().get("quantization_config") or {}).get("quant_method")
+
+
+def without_storage(config: PretrainedConfig) -> PretrainedConfig:
+    """A configuration that says nothing of how weights are stored."""
+    config = copy.deepcopy(config)
+    vars(config).pop("quantization_config", None)
+    return config
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -236,8 +244,13 @@ def _from_pretrained(
         if source.gguf_file:
             return type(skeleton).from_pretrained(None, state_dict=checkpoint.tensors, **options)
         options |= {"key_mapping": renamed_keys(config), "quantization_config": DEQUANTIZED.get(stored_as(config))}
-        files = [stack.enter_context(opened(file, name)) for file in checkpoint.files]
-        tensors = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118, no mapping
+        files = {file: stack.enter_context(opened(file, name)) for file in checkpoint.files}
+        tensors = {
+            key: files[one.file].get_slice(key) if isinstance(one, Stored) else one
+            for key, one in checkpoint.stored.items()
+        }
+        if checkpoint.is_packed:  # and is handed over as it is to be
+            options["config"] = without_storage(config)
         model, report = type(skeleton).from_pretrained(None, state_dict=tensors, **options)
     with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it
         model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))

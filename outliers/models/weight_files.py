@@ -9,6 +9,7 @@ from outliers.errors import UserError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+INT8 = "int8.safetensors"  # of a model that `outliers.save_quantized` wrote
 LARGEST_INDEX = 32_000_000  # bytes; those of the largest models that are published take a third
 _read: dict[tuple[str, str | None], dict[Path, tuple | None]] = {}  # model to the state of its files
 
@@ -75,6 +76,11 @@ def is_there(path: Path) -> bool:
 
 def _none_in(folder: Path) -> UserError:
     """The error for a folder without weights; it names what is there by other names."""
+    if is_there(folder / INT8):
+        return UserError(
+            f"'{folder}' holds an int8 model of outliers.save_quantized; expected weights: use the model that it was "
+            "made of, compare it by `outliers damage --against`, or read it with outliers.load_quantized"
+        )
     found = sorted(path.name for path in folder.glob("*.safetensors") if path.name.isprintable())
     if not found:
         return UserError(

@@ -1,6 +1,8 @@
-"""The damage of schemes, or of caches, to one model: by projection, role, layer and head, and over all of it."""
+"""The damage of schemes, of caches, or of another model to one: by projection, role, layer and head, and over it."""
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, unknown_name
@@ -8,14 +10,18 @@ from outliers.metrics.agreement import Agreement
 from outliers.metrics.damages import Damages, damages_of
 from outliers.metrics.errors import Errors
 from outliers.metrics.inputs import Inputs
+from outliers.metrics.layers import Layers
+from outliers.metrics.metric import Metric
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.places import Places
+from outliers.metrics.weights import Weights
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage, schemes_of
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages, Subject
 from outliers.variants.cached import Cached
+from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
 
 if TYPE_CHECKING:
@@ -25,13 +31,13 @@ if TYPE_CHECKING:
     from outliers.models.anatomy.examples import Block
     from outliers.quantization.calibration import Calibration
 
-Damaging = Quantized | Cached
+Damaging = Quantized | Cached | Against
 
 
 def damage_plans(spec: Damage) -> list[Plan]:
-    """Of the model what each scheme and cache damages; schemes that share weight codes are side by side."""
+    """Of the model what each scheme, cache or other model damages; schemes that share weight codes are side by side."""
     subject = Causal(spec.model, spec.revision, spec)
-    variants: list[Damaging] = [Cached(Formats.read(cache)) for cache in spec.caches]
+    variants: list[Damaging] = [*(Cached(Formats.read(cache)) for cache in spec.caches), *map(Against, spec.against)]
     if not variants or "schemes" in spec.model_fields_set:
         variants = [*(Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)), *variants]
     return [Plan(subject, _stages(subject, variants, spec))]
@@ -39,6 +45,8 @@ def damage_plans(spec: Damage) -> list[Plan]:
 
 def _stages(subject: Causal, variants: Sequence[Damaging], spec: Damage) -> Stages:
     """All of it, what is by stack last."""
+    if spec.against:
+        _check_tokenizers(subject, spec.against)
     chosen = "by" in spec.model_fields_set
     by_stack = _by_stack(subject, subject.config, variants, spec.by, spec.draws, chosen)
     yield _cells(subject, variants, spec.by, spec.draws, chosen)
@@ -63,35 +71,39 @@ def _by_stack(
         if chosen:
             raise UserError(f"'{subject.name}' has one stack of layers; leave 'stack' out of what the damage is by")
         return []
-    return [Cell(subject, variant, Places(by="stack", draws=draws)) for variant in variants if not _is_cache(variant)]
+    return [Cell(subject, one, Places(by="stack", draws=draws)) for one in variants if isinstance(one, Quantized)]
 
 
 def _cells(subject: Subject, variants: Sequence[Damaging], by: Collection[str], draws: int, chosen: bool) -> list[Cell]:
     """The errors under all schemes first, then scheme by scheme.
 
     Places bring what is over the model: it is what they are compared with. Projections alone have errors, so a scheme
-    that quantizes none of them has none, and a cache neither; a cache alone has heads. chosen: as for `_by_stack`.
+    that quantizes none of them has none, and a cache neither; a cache alone has heads. Of another model weights are
+    compared too, and layers are taken whole. chosen: as for `_by_stack`.
     """
     by = set(by)
     _check(by, variants, chosen)
     asked = []
     if with_errors := [variant for variant in variants if "error" in by and _has_errors(variant)]:
         asked += [(EXACT, Inputs()), *((variant, Errors()) for variant in with_errors)]
+        asked += [(variant, Weights()) for variant in with_errors if isinstance(variant, Against)]
     if by - {"error"}:
         asked += [(EXACT, Perplexity(draws=draws))]
         for variant in variants:
-            fields = ("role", "layer", "head") if _is_cache(variant) else ("role", "layer")
-            places = [Places(by=field, draws=draws) for field in fields if field in by]
-            asked += [(variant, metric) for metric in (Perplexity(draws=draws), Agreement(draws=draws), *places)]
+            metrics = [Perplexity(draws=draws), Agreement(draws=draws), *_places(variant, by, draws)]
+            asked += [(variant, metric) for metric in metrics]
     return [Cell(subject, variant, metric) for variant, metric in asked]
 
 
-def _is_cache(variant: "Damaging") -> bool:
-    return isinstance(variant, Cached)
+def _places(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
+    """What is measured of single places of a variant."""
+    fields = ("role", "layer", "head") if isinstance(variant, Cached) else ("role", "layer")
+    of_other = {"layer": Layers(draws=draws)} if isinstance(variant, Against) else {}
+    return [of_other.get(field) or Places(by=field, draws=draws) for field in fields if field in by]
 
 
-def _has_errors(variant: "Damaging") -> bool:
-    return not _is_cache(variant) and variant.scheme.quantizes_projections
+def _has_errors(variant: Damaging) -> bool:
+    return isinstance(variant, Against) or (isinstance(variant, Quantized) and variant.scheme.quantizes_projections)
 
 
 def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
@@ -99,10 +111,10 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
         raise UserError(f"no part of the damage is asked for; expected some of {', '.join(DAMAGE_BY)}")
     if unknown := sorted(by.difference(DAMAGE_BY)):
         raise unknown_name("part of the damage", unknown[0], DAMAGE_BY)
-    if chosen and "head" in by and not any(map(_is_cache, variants)):
+    if chosen and "head" in by and not any(isinstance(variant, Cached) for variant in variants):
         raise UserError("schemes have no heads; leave 'head' out of what the damage is by, or name a cache: kv=int4")
     for variant in variants:
-        if not _is_cache(variant) and not variant.scheme.quantizes:
+        if isinstance(variant, Quantized) and not variant.scheme.quantizes:
             raise UserError(
                 f"scheme '{variant.name}' quantizes nothing, so it damages nothing; expected one such as absmax"
             )
@@ -113,17 +125,36 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
             )
 
 
+def _check_tokenizers(subject: Causal, others: Iterable[str]) -> None:
+    """Raise UserError where another model comes with a tokenizer of other tokens, whose ids mean something else."""
+    from outliers.models.load import load_reader, load_tokenizer
+
+    ids = getattr(load_reader(subject.model, subject.revision), "vocab", {})
+    for other in others:
+        if Path(other).is_dir() and not (Path(other) / "tokenizer.json").exists():
+            continue  # transformers would make an empty one
+        vocabulary: dict[str, int] = {}
+        with suppress(UserError):  # many come without one, and read what ours makes of a text
+            vocabulary = load_tokenizer(other).get_vocab() if ids else {}
+        if moved := next((token for token, number in vocabulary.items() if ids.get(token, number) != number), None):
+            raise UserError(
+                f"the tokenizer of '{other}' has {moved!a} as token {vocabulary[moved]}, and that of "
+                f"'{subject.model}' as {ids[moved]}; expected a model of the same vocabulary"
+            )
+
+
 def damage(
     model: "PreTrainedModel",
     blocks: "Iterable[Block]",
-    scheme: "str | Scheme | Cached",
+    scheme: "str | Scheme | Cached | None" = None,
     by: Iterable[str] = DAMAGE_BY,
     skip: Sequence[str] = (),
     draws: int = 1,
     calibration: "Calibration | None" = None,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
+    against: "PreTrainedModel | str | None" = None,
 ) -> Damages:
-    """Find where a scheme or a cache damages a model: by projection, role, layer, stack or head, and over all of it.
+    """Find where a scheme, a cache or another model damages a model: by projection, role, layer, head, and over it.
 
     The error of a projection is that of its output from the inputs of the unquantized model, so that errors do not
     cascade; perplexities are those of whole models, in which they do. The model is left as it was.
@@ -139,10 +170,13 @@ def damage(
         draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6.
         calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
         attention_mask: as for `outliers.perplexity`.
+        against: in the place of a scheme another model of the same architecture and sizes, such as one that torchao or
+            bitsandbytes has quantized, whose modules compute as they do; or its name, as for `outliers.load_model`.
 
     Raises:
-        UserError: the scheme is unknown or quantizes nothing, a part of the damage is unknown, several draws are asked
-            of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
+        UserError: there are both a scheme and another model, or neither; the other model has another architecture,
+            other sizes, another dtype or device; the scheme is unknown or quantizes nothing, a part of the damage is
+            unknown, several draws are asked of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
     """
     from outliers.metrics.measurement import records_of
     from outliers.quantization.convert import check_calibrated
@@ -153,7 +187,12 @@ def damage(
     by = [by] if isinstance(by, str) else by
     blocks = list(sequences(blocks, attention_mask))
     check_draws(draws, str(model.dtype).removeprefix("torch."))
-    if _is_cache(scheme):
+    if (scheme is None) == (against is None):
+        raise UserError("damage by a scheme or against another model; expected one of them: scheme=… or against=…")
+    if against is not None:
+        variant = Against(against)
+        variant.check(model)
+    elif isinstance(scheme, Cached):
         variant = scheme
     else:
         check_calibrated(get_scheme(scheme), calibration)
@@ -163,4 +202,5 @@ def damage(
     subject, chosen = Given(model, blocks), by is not DAMAGE_BY
     cells = _cells(subject, [variant], by, draws, chosen)
     cells += _by_stack(subject, model.config, [variant], by, draws, chosen)
-    return damages_of(records_of(cells))[variant.name if _is_cache(variant) else variant.scheme.name]
+    (found,) = damages_of(records_of(cells)).values()
+    return found

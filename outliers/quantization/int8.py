@@ -105,6 +105,11 @@ class Int8Linear(nn.Module):
         weight._is_hf_initialized = True  # else transformers would draw its values
         return weight
 
+    @property
+    def dequantized(self) -> torch.Tensor | None:
+        """The weight (outputs, features) that the codes stand for; None under remedies, which change it."""
+        return None if self.here.transform is not None else self._quantized().dequantize()
+
     def path(self, dtype: torch.dtype) -> str:
         """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
         scheme, weight = self.here, self.prepared or self._quantized()

@@ -1,15 +1,40 @@
-"""Linear layers of other libraries, to compare with."""
+"""Layers and models of others, to compare with."""
 
 import copy
+import functools
 import importlib.util
 import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import torch
 from torch import nn
-from transformers import PreTrainedModel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import PretrainedConfig, PreTrainedModel
 
+from outliers.errors import UserError
 from outliers.models.anatomy import check_plain, projections
+from outliers.models.decoder import in_eval_mode
 from outliers.models.hooks import check_hooks, hand_over_hooks
-from outliers.quantization.linear import stored_weight
+from outliers.models.load import (
+    config_of,
+    hash_of,
+    line_of,
+    load_config,
+    load_model,
+    quantized_from,
+    stored_as,
+    without_storage,
+)
+from outliers.models.skeleton import skeleton
+from outliers.models.source import Source, local_files
+from outliers.models.weight_files import check_unchanged, regular_file, state_of, watch
+from outliers.quantization.convert import skipped
+from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.linear import QuantizedLinear, stored_weight
+from outliers.quantization.schemes import BASELINE, SCHEMES
+from outliers.quantization.store import FILE, load_quantized
 
 BITSANDBYTES = "bitsandbytes"
 
@@ -51,3 +76,134 @@ def with_bitsandbytes(model: PreTrainedModel, threshold: float = 6.0) -> PreTrai
         memo[id(projection.module)] = layer = bitsandbytes_layer(projection.module, threshold)
         hand_over_hooks(projection.module, layer)
     return copy.deepcopy(model, memo)
+
+
+def _own_file(name: str) -> Path | None:
+    """The file of a model that `outliers.save_quantized` wrote into a folder; None where there is no such file."""
+    file = Path(name) / FILE
+    return regular_file(file) if file.exists() else None
+
+
+def _config(name: str) -> PretrainedConfig:
+    """The configuration of somebody's model."""
+    return config_of(Source(name, None, True), name) if _own_file(name) else load_config(name)
+
+
+def _place(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:
+    """How somebody's model is loaded beside ours, and the state of its files."""
+    own = _own_file(name)
+    states = tuple(map(state_of, [own] if own else local_files(name)))
+    return name, str(model.dtype).removeprefix("torch."), str(model.device), states
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedModel:
+    if not (own := _own_file(name)):
+        return load_model(name, dtype, device)
+    watch(name, None, [own])
+    return load_quantized(name, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _fields(*place) -> dict:
+    """What rows say of somebody's model; kept, for many metrics are asked of it."""
+    name, loaded = place[0], _loaded(*place)
+    if _own_file(name):
+        (stored,) = {one.module.scheme.name for one in projections(loaded) if isinstance(one.module, Int8Linear)}
+    else:
+        stored = quantized_from(name) or stored_as(load_config(name))
+    hashed = hash_of(line_of(*one) for one in loaded.state_dict().items())  # also of codes, which are no parameters
+    return {"other_weights_hash": hashed} | ({"other_quantized_from": stored} if stored else {})
+
+
+def other_fields(other: str, model: PreTrainedModel) -> dict:
+    """Which weights somebody's model has, and in what they are stored."""
+    return _fields(*_place(other, model))
+
+
+@contextmanager
+def other_model(other: str | PreTrainedModel, model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """Somebody's model, loaded beside ours where it is named; in eval mode.
+
+    Raises:
+        UserError: as `outliers.load_model`; or it is in another dtype or on another device, or its files change.
+    """
+    theirs = _loaded(*_place(other, model)) if isinstance(other, str) else other
+    for what in ("dtype", "device"):
+        if getattr(theirs, what) != getattr(model, what):
+            raise UserError(
+                f"the model to compare with is in {getattr(theirs, what)}, and the other one in "
+                f"{getattr(model, what)}; expected one {what}"
+            )
+    with in_eval_mode(theirs):
+        yield theirs
+    if isinstance(other, str):
+        check_unchanged(other, None)
+
+
+def check_alike(model: PreTrainedModel, other: str | PreTrainedModel) -> None:
+    """Raise UserError unless somebody's model has the architecture, the sizes and the vocabulary of ours.
+
+    model: with or without values.
+    """
+    named = isinstance(other, str)
+    name, config = (other, _config(other)) if named else (other.config.name_or_path, other.config)
+    if config.model_type != model.config.model_type:
+        raise UserError(
+            f"'{name}' is a model of the architecture '{config.model_type}'; expected one of "
+            f"'{model.config.model_type}', as the model that it is compared with"
+        )
+    ours, theirs = (
+        {
+            key: tuple(tensor.shape)
+            for key, tensor in skeleton(without_storage(one), torch.bfloat16).state_dict().items()
+        }
+        for one in (model.config, config)
+    )
+    for key in dict.fromkeys([*ours, *theirs]):
+        if ours.get(key) != theirs.get(key):
+            shapes = (str(shapes.get(key, "none")) for shapes in (theirs, ours))
+            raise UserError(
+                "'{}' has '{}' of the shape {}, and the model that it is compared with {}; expected a model of the "
+                "same sizes, layers and vocabulary".format(name, key, *shapes)
+            )
+
+
+def with_projections_of(
+    other: PreTrainedModel, model: PreTrainedModel, only: Collection[str], skip: Collection[str]
+) -> PreTrainedModel:
+    """A new model of which some projections are another one's; it shares all else.
+
+    only, skip: places as those of `outliers.quantize`.
+    """
+    left = skipped(model, skip, SCHEMES[BASELINE], only)
+    memo = {id(parameter): parameter for parameter in model.parameters()}
+    for ours, theirs in zip(projections(model), projections(other), strict=True):
+        if ours.path not in left:
+            memo[id(ours.module)] = theirs.module
+    return copy.deepcopy(model, memo)
+
+
+def weight_of(module: nn.Module) -> torch.Tensor | None:
+    """The weight (outputs, features) of a projection, also of codes and of other libraries, in float32 or better.
+
+    None where the module alone knows how it multiplies.
+    """
+    if isinstance(module, QuantizedLinear):
+        return _in_float(module.weight)
+    if isinstance(module, Int8Linear):
+        return module.dequantized
+    weight = getattr(module, "weight", None)
+    if weight is None:
+        return None
+    if is_traceable_wrapper_subclass(weight) and hasattr(weight, "dequantize"):  # of torchao
+        return _in_float(weight.dequantize())
+    if getattr(module, "quant_state", None) is not None or hasattr(weight, "SCB"):  # of bitsandbytes
+        from transformers.integrations.bitsandbytes import dequantize_bnb_weight
+
+        return _in_float(dequantize_bnb_weight(weight, getattr(module, "state", None)))
+    return _in_float(stored_weight(module)) if weight.is_floating_point() else None
+
+
+def _in_float(weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))

@@ -29,7 +29,7 @@ from outliers.models.load import (
 )
 from outliers.models.skeleton import skeleton
 from outliers.models.source import Source, find_model
-from outliers.models.weight_files import is_there, regular_file
+from outliers.models.weight_files import INT8, is_there, regular_file
 from outliers.quantization.attention import attentions, is_in_int8
 from outliers.quantization.calibration import Calibration, neutral
 from outliers.quantization.convert import quantize
@@ -37,7 +37,7 @@ from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import Scheme, get_scheme, read_scheme, write_scheme
 
-FILE = "int8.safetensors"
+FILE = INT8
 
 
 def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:

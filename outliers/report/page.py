@@ -31,6 +31,7 @@ ABOUT = {  # what a section says of its rows: field and form, in this order
     "skip": "{} not quantized",
     "dtype": "{}",
     "quantized_from": "weights dequantized from {}",
+    "other_quantized_from": "compared with weights dequantized from {}",
     "device": "on {}",
 }
 PROVENANCE = {  # label: field

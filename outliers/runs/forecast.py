@@ -176,6 +176,7 @@ def need_of(request: Request, room: Room) -> Need:
     weights = itemsize * (shape.outside + at_once * shape.layer)
     if keeps.int8:
         weights -= (itemsize - 1) * at_once * shape.projections
+    weights += keeps.others * itemsize * shape.weights
     codes = max((_codes(schemes, itemsize) for schemes in keeps.schemes), default=0)
     quantizing = 2 * FLOAT * shape.largest if codes or keeps.int8 else 0
     cache = itemsize * shape.layers * shape.keys * keeps.cached

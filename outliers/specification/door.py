@@ -7,6 +7,7 @@ from outliers.errors import UserError
 from outliers.models.config_file import check_weights, read_config_file
 from outliers.models.configs import known_configs
 from outliers.models.source import config_path, find_model
+from outliers.models.weight_files import INT8
 from outliers.specification.kinds import Memory, Named
 from outliers.specification.recipe import Training
 from outliers.text.documents import check_hub
@@ -34,6 +35,9 @@ def checked(spec: Kind) -> Kind:
         if name not in known:
             for revision in revisions or [getattr(spec, "revision", None)]:
                 _check_model(name, revision, of_weights)
+    for name in getattr(spec, "against", []):
+        if not (Path(name) / INT8).exists():  # which is looked at as it is loaded
+            _check_model(name, None, of_weights)
     check_hub(getattr(spec, "text", ""))
     if isinstance(spec, Training):
         check_training(spec)

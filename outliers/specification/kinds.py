@@ -239,6 +239,7 @@ SEED = "Of random draws."
 INSTEAD = "Schemes that projections get before they stay exact, such as llm.int8,w8a8; by default none."
 EXPORT = "Formats of other libraries that the plan is written in too, such as compressed-tensors or torchao."
 LIMIT = "Examples of each task, from its start; by default all."
+AGAINST = "Models of others to compare with, such as a quantized checkpoint; in the place of schemes, as caches are."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
 PICTURES = "pictures"  # the protocol of vision models
@@ -472,6 +473,7 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     name: Name = "damage"
     schemes: Schemes = Field(default=["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
     caches: Caches = Field(default=[], description="Such as kv=int4, in the place of schemes unless some are given.")
+    against: Names = Field(default=[], description=AGAINST)
     by: Names = Field(
         default=list(DAMAGE_BY),
         description="Errors of projections, perplexity by role, layer, stack, head of a cache, or of the model.",

@@ -1,8 +1,9 @@
-"""The 8-bit layers of bitsandbytes in the place of all projections, to compare with."""
+"""What others made of a model, to compare with: the 8-bit layers of bitsandbytes, or a model of somebody else."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outliers.criterion import ALPHA, check_threshold
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PEER = "bitsandbytes"
+AGAINST = "against"
+_AGAINST = re.compile(
+    rf"{AGAINST}\((?P<other>[^()]+?)(,only=(?P<only>[^(),=]+))?(,skip=(?P<skip>[^(),=]+))?\)"
+)  # with the names of its fields
 
 
 @dataclass(frozen=True)
@@ -63,3 +68,94 @@ class Peer:
         from outliers.quantization.peers import with_bitsandbytes
 
         yield with_bitsandbytes(model, self.alpha)
+
+
+def is_against(written: str) -> bool:
+    """Whether the writing of a variant is that of another model."""
+    return written.startswith(f"{AGAINST}(")
+
+
+@dataclass(frozen=True)
+class Against:
+    """A model of somebody else in the place of ours: quantized, fine-tuned, or damaged.
+
+    other: its name, as `outliers.load_model` takes it, or the folder of one that `outliers.save_quantized` wrote; or
+    the model itself, whose modules compute as they do. only, skip: places of projections that are taken of it alone, or
+    not; of one with neither all is taken.
+    """
+
+    other: "str | PreTrainedModel"
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    needs_trace = needs_calibration = False
+    in_memory = True
+
+    @classmethod
+    def read(cls, term: str) -> "Against":
+        """`against(MODEL)`, or `against(MODEL,only=PLACE/PLACE)`.
+
+        Raises:
+            UserError: it is something else.
+        """
+        found = _AGAINST.fullmatch(term)
+        if found is None:
+            raise UserError(f"'{term}' is malformed; expected the name of a model, such as {AGAINST}(path/to/folder)")
+        places = {name: tuple(found[name].split("/")) if found[name] else () for name in ("only", "skip")}
+        return cls(found["other"], **places)
+
+    @property
+    def called(self) -> str:
+        """What the other model is called."""
+        if isinstance(self.other, str):
+            return self.other
+        return self.other.config.name_or_path or type(self.other).__name__
+
+    @property
+    def name(self) -> str:
+        """Its writing."""
+        places = [f",{name}={'/'.join(getattr(self, name))}" for name in ("only", "skip") if getattr(self, name)]
+        return f"{AGAINST}({self.called}{''.join(places)})"
+
+    def fields(self, model: "PreTrainedModel | None" = None) -> dict:
+        """Which weights the other model has, and how they are stored, where it is read."""
+        from outliers.quantization.peers import other_fields
+
+        return other_fields(self.other, model) if model is not None and isinstance(self.other, str) else {}
+
+    def first_layer(self, _model: "PreTrainedModel") -> int:
+        """It changes all layers."""
+        return 0
+
+    def check(self, model: "PreTrainedModel") -> None:
+        """Raise UserError if the other model is not like one, which may be without values."""
+        from outliers.quantization.peers import check_alike
+
+        check_alike(model, self.other)
+
+    @property
+    def is_of_places(self) -> bool:
+        """Whether nothing but some places is taken of it."""
+        return bool(self.only)
+
+    def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, str]:
+        """Every role or layer (field) with projections, as `only` and `skip` take it."""
+        from outliers.models.anatomy import projections
+
+        written = {"role": lambda one: (one.role, one.role), "layer": lambda one: (one.layer, f"layers.{one.layer}")}
+        return dict(map(written[field], projections(model)))
+
+    def alone_at(self, place: str) -> "Against":
+        """The projections at a place alone."""
+        return replace(self, only=(place,))
+
+    def exact_at(self, place: str) -> "Against":
+        """All projections but those at a place."""
+        return replace(self, skip=(*self.skip, place))
+
+    @contextmanager
+    def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
+        """The other model, or one with projections of it."""
+        from outliers.quantization.peers import other_model, with_projections_of
+
+        with other_model(self.other, model) as other:
+            yield with_projections_of(other, model, self.only, self.skip) if self.only or self.skip else other

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.cached import Cached
+from outliers.variants.peer import Against
 from outliers.variants.quantized import Quantized
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ def parts_of(variant: "Variant") -> "tuple[Variant, ...]":
 def schemes_of(variant: "Variant") -> list[Quantized]:
     """Those that put projections under a scheme."""
     return [part for part in parts_of(variant) if isinstance(part, Quantized)]
+
+
+def others_of(variant: "Variant") -> list[Against]:
+    """Those that are models of others."""
+    return [part for part in parts_of(variant) if isinstance(part, Against)]
 
 
 def apart_from_cache(variant: "Variant") -> "tuple[Variant, Formats | None]":

@@ -12,7 +12,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.variants.ablated import METHODS, Ablated
 from outliers.variants.cached import PREFIX, Cached, Prefixed
 from outliers.variants.massive import Massive
-from outliers.variants.peer import PEER, Peer
+from outliers.variants.peer import AGAINST, PEER, Against, Peer
 from outliers.variants.planted import Planted
 from outliers.variants.quantized import Quantized
 from outliers.variants.term import EXAMPLES, PLUS, Term
@@ -48,6 +48,8 @@ def variant(written: str) -> "Variant":
     scheme, in parentheses where it has remedies. `@plan.yaml` stands for all that a plan says.
     `bitsandbytes` stands for the layers of that library, and `fp32` does nothing. `kv=int4` quantizes the keys and
     values that attention meets, `keys=int4/channels=32+values=int4` each in a way of its own, see `CacheFormat`.
+    `against(path/to/model)` stands for a model of somebody else in the place of ours, a name as `outliers.load_model`
+    takes it.
     `prefix` stands before a scheme: all is read behind the most frequent outlier tokens of a calibration text, and
     behind those with some ids as `prefix(30,198)`.
 
@@ -63,6 +65,10 @@ def variant(written: str) -> "Variant":
         raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
     if any(isinstance(one, Cached) for one in found[:-1]):
         raise UserError(f"'{written}' goes on behind the cache, which acts last; expected it at the end: …+kv=int4")
+    if any(isinstance(one, Against) for one in found[1:]):
+        raise UserError(
+            f"'{written}' has another model behind what it is in the place of; expected it first: against(…)+…"
+        )
     if any(isinstance(one, Prefixed) for one in found[1:]):
         raise UserError(f"'{written}' has a prefix behind what it is before; expected it first: prefix+…")
     found = [one for one in found if one.name != BASELINE]
@@ -77,6 +83,8 @@ def _reader(term: str) -> Callable[[list[str]], "list[Variant]"]:
     """What reads a term, and those behind it that it reads too."""
     if re.match(rf"{PREFIX}\b", term):
         return _prefix
+    if re.match(rf"{AGAINST}\b", term):
+        return _against
     if term.startswith((MARK, "instead=")):
         return _scheme
     if term in KINDS | WEIGHTS or not {"(", ")"}.isdisjoint(term):  # it has features or a weight, or is meant to
@@ -86,6 +94,10 @@ def _reader(term: str) -> Callable[[list[str]], "list[Variant]"]:
 
 def _prefix(terms: list[str]) -> list[Prefixed]:
     return list(map(Prefixed.read, terms))
+
+
+def _against(terms: list[str]) -> list[Against]:
+    return list(map(Against.read, terms))
 
 
 def _cache(terms: list[str]) -> list[Cached]:

@@ -21,14 +21,18 @@ class Agreeing(NamedTuple):
     tokens: int
 
 
-def _distance(model: PreTrainedModel, exact: torch.Tensor, changed: torch.Tensor) -> tuple[float, int]:
-    """Summed divergence and how many most probable tokens agree; of last hidden states (T, features).
+def _distance(
+    exact: tuple[PreTrainedModel, torch.Tensor], changed: tuple[PreTrainedModel, torch.Tensor]
+) -> tuple[float, int]:
+    """Summed divergence and how many most probable tokens agree; of models, each with its last hidden states
+    (T, features), for another model may have a head of its own.
 
     With logits a and b, their largest values and the sums of their exponentials known so far, a part of the vocabulary
     after the other: KL = Σ p (a − b) − log Σ exp a + log Σ exp b.
     """
+    model, _ = changed
     place = stacks_of(model.config)[-1].output(model)[0].device
-    parts = (logits_by_parts(model, states.to(place)) for states in (exact, changed))
+    parts = (logits_by_parts(of_one, states.to(place)) for of_one, states in (exact, changed))
     a_sums, b_sums, weighted = None, None, 0.0
     for (start, a), (_, b) in zip(*parts, strict=True):
         a_sums, scale, exponentials = _Sums.after(a_sums, start, a)
@@ -69,13 +73,17 @@ class _Sums(NamedTuple):
         return cls(largest, token, before.exponentials * scale + total), scale, exponentials
 
 
-def _see(model: PreTrainedModel, block: Block, states: torch.Tensor, exact: torch.Tensor) -> Agreeing:
-    predicted = family_of(model.config).predicted
-    (before, targets), (after, _) = (predicted(block, one) for one in (exact, states))
-    return Agreeing(*_distance(model, before, after), len(targets))
+def agreeing(
+    model: PreTrainedModel, block: Block, states: torch.Tensor, exact: tuple[PreTrainedModel, torch.Tensor]
+) -> Agreeing:
+    """How a model with last hidden states (T, features) of a block agrees with the unquantized one with its own."""
+    predicted, (unquantized, before) = family_of(model.config).predicted, exact
+    (before, targets), (after, _) = (predicted(block, one) for one in (before, states))
+    return Agreeing(*_distance((unquantized, before), (model, after)), len(targets))
 
 
-def _values(draws: list[list[Agreeing]]) -> list[dict]:
+def values_of(draws: list[list[Agreeing]]) -> list[dict]:
+    """Divergence and agreement, of what is seen of all blocks, draw by draw."""
     tokens = [sum(block.tokens for block in blocks) for blocks in draws]
     kl = [math.fsum(block.kl for block in blocks) / count for blocks, count in zip(draws, tokens, strict=True)]
     same = [sum(block.agreeing for block in blocks) / count for blocks, count in zip(draws, tokens, strict=True)]
@@ -85,4 +93,4 @@ def _values(draws: list[list[Agreeing]]) -> list[dict]:
     ]
 
 
-SEEN = Seen(_see, _values, compares=True)
+SEEN = Seen(agreeing, values_of, compares=True)

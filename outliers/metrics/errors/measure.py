@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
@@ -20,8 +21,9 @@ from outliers.models.stream import Variant, Watched
 from outliers.quantization.linear import QuantizedLinear
 from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell
+from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
-from outliers.variants.together import Together, parts_of
+from outliers.variants.together import Together, others_of, parts_of, schemes_of
 
 Place = tuple[int, str, str]  # layer, role and path of a projection
 
@@ -63,7 +65,7 @@ class BlockErrors(NamedTuple):
 def block_errors(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
-    variants: Sequence[Quantized],
+    variants: Sequence[Quantized | Against],
     without: Variant = EXACT,
 ) -> list[BlockErrors]:
     """Of each block the errors under some schemes, all in one pass.
@@ -75,7 +77,7 @@ def block_errors(
     Args:
         model: a causal language model, quantized or not, resident or streamed.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,).
-        variants: the schemes.
+        variants: the schemes; or models of others, of which every projection counts, whatever it is.
         without: what the model is under meanwhile, such as an ablation; by default nothing.
 
     Raises:
@@ -91,7 +93,7 @@ def block_errors(
 class _Observer:
     """Takes down what hooks see of blocks under schemes, whose turns may come layer by layer."""
 
-    def __init__(self, variants: Sequence[Quantized]):
+    def __init__(self, variants: Sequence[Quantized | Against]):
         self.variants = variants
         self.found: dict[int, BlockErrors] = {}
         self.reading: dict[tuple[int, str], int] = {}  # layer and role: which stack's positions these are
@@ -112,11 +114,14 @@ class _Observer:
             stack.enter_context(input_hooks(seen, self._see_input))
             for projection in seen:
                 modules = enumerate(layers.get(projection.path, ()))
-                quantized = {number: one for number, one in modules if isinstance(one, QuantizedLinear)}
-                if quantized:  # and not skipped
-                    see = partial(self._see_output, projection.path, quantized)
+                others = {number: one for number, one in modules if self._is_other(number, one)}
+                if others:  # and not skipped
+                    see = partial(self._see_output, projection.path, others)
                     stack.callback(projection.module.register_forward_hook(see).remove)
             yield
+
+    def _is_other(self, number: int, module: nn.Module) -> bool:
+        return isinstance(module, QuantizedLinear) or isinstance(self.variants[number], Against)
 
     def _see_input(self, layer: int, role: str, x: torch.Tensor) -> None:
         of_tokens = x.abs().amax(1)
@@ -126,15 +131,16 @@ class _Observer:
         self.block.largest[layer, role] = Largest(of_tokens[position].item(), *place)
 
     def _see_output(
-        self, path: str, layers: Mapping[int, QuantizedLinear], _module, inputs: tuple, output: torch.Tensor
+        self, path: str, layers: Mapping[int, nn.Module], _module, inputs: tuple, output: torch.Tensor
     ) -> None:
         """Of a projection with its input (..., features) and output (..., outputs), and what it is under schemes."""
         exact, errors, before = _by_token(output), {}, None
         energies = _energies(exact)
         for number, layer in layers.items():
-            layer.share_codes(before or layer)
+            if isinstance(layer, QuantizedLinear):
+                layer.share_codes(before or layer)
+                before = layer
             errors[number] = _error(_energies(_by_token(layer(inputs[0])) - exact), energies)
-            before = layer
         self.block.errors[path] = errors
 
 
@@ -164,7 +170,9 @@ class OfProjections(Measurement):
         return list(bundles.values())
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        return Keeps((tuple(one.scheme for cell in cells for one in _parted(cell)[1]),))
+        schemes = [one for cell in cells for one in schemes_of(cell.variant)]
+        others = [one for cell in cells for one in others_of(cell.variant)]
+        return Keeps((tuple(one.scheme for one in schemes),), others=len(others))
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)
@@ -186,8 +194,8 @@ class OfProjections(Measurement):
         return _errors(blocks) if _parted(cell)[1] else _largest(blocks)
 
 
-def _parted(cell: Cell) -> tuple[Variant, list[Quantized]]:
-    """What passes, and the scheme whose errors are looked at; of inputs there is none.
+def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
+    """What passes, and the scheme or the model whose errors are looked at; of inputs there is none.
 
     Raises:
         UserError: errors are asked for of what ends in no scheme.
@@ -195,10 +203,11 @@ def _parted(cell: Cell) -> tuple[Variant, list[Quantized]]:
     if isinstance(cell.metric, Inputs):
         return cell.variant, []
     *others, scheme = parts_of(cell.variant)
-    if not isinstance(scheme, Quantized) or not scheme.scheme.quantizes_projections:
+    quantizes = isinstance(scheme, Quantized) and scheme.scheme.quantizes_projections
+    if not (quantizes or isinstance(scheme, Against)):
         raise UserError(
             f"errors under '{cell.variant.name}', which quantizes no projection in the end; expected a scheme such as "
-            "absmax"
+            "absmax, or another model"
         )
     return Together(tuple(others)) if others else EXACT, [scheme]
 

@@ -18,6 +18,7 @@ from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell
 from outliers.variants.cached import Cached
 from outliers.variants.draw import drawn, scattered
+from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
 
 ONLY, WITHOUT = "only", "without"
@@ -33,10 +34,10 @@ class Exchange(NamedTuple):
     kind: str
     field: str
     place: str | int
-    variant: Quantized | Cached
+    variant: Quantized | Cached | Against
 
 
-def exchanges(model: PreTrainedModel, variant: Quantized | Cached, field: str) -> list[Exchange]:
+def exchanges(model: PreTrainedModel, variant: Quantized | Cached | Against, field: str) -> list[Exchange]:
     """Every role, layer, stack or head (field) of which a variant quantizes something, alone, and then all but it.
 
     Where there is one place, all but it is nothing; heads stand alone. Of the model the names of modules are looked at,
@@ -50,7 +51,10 @@ def exchanges(model: PreTrainedModel, variant: Quantized | Cached, field: str) -
 
 
 def exchange_losses(
-    model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Quantized | Cached, asked: Sequence[Exchange]
+    model: PreTrainedModel,
+    blocks: Iterable[torch.Tensor],
+    variant: Quantized | Cached | Against,
+    asked: Sequence[Exchange],
 ) -> list[list[Loss]]:
     """The loss of each block, ids (T,), for each of some exchanges of one field.
 
@@ -123,12 +127,12 @@ class OfPlaces(Measurement):
         with named(subject.name):
             (variant,) = bench.knowing([cell.variant], subject)
         asked = exchanges(model, variant, metric.by)
-        is_cache = isinstance(variant, Cached)
+        is_cache, is_scheme = isinstance(variant, Cached), isinstance(variant, Quantized)
         passes = len(asked) if is_streamed(model) else count if metric.by == "layer" and not is_cache else 1
         blocks = bench.counted(subject.blocks[part], passes)
         with (
             named(subject.name, variant.name),
-            nullcontext(model) if is_streamed(model) or is_cache else bench.under(variant) as changed,
+            bench.under(variant) if is_scheme and not is_streamed(model) else nullcontext(model) as changed,
         ):
             draws = [_drawn_losses(coded(changed), blocks, variant, asked, draw) for draw in range(metric.draws)]
         by_place = zip(asked, zip(*draws, strict=True), strict=True)
@@ -157,13 +161,13 @@ def _count(cell: Cell) -> int:
         UserError: the variant is no scheme or cache that quantizes, has no such places, or is of some alone.
     """
     variant, config, by = cell.variant, cell.subject.config, cell.metric.by
-    is_cache = isinstance(variant, Cached)
-    if not is_cache and not (isinstance(variant, Quantized) and variant.scheme.quantizes):
+    is_cache, is_other = isinstance(variant, Cached), isinstance(variant, Against)
+    if not (is_cache or is_other) and not (isinstance(variant, Quantized) and variant.scheme.quantizes):
         raise UserError(f"places of '{variant.name}'; expected a scheme that quantizes, such as absmax, or kv=int4")
     if variant.is_of_places:
         raise UserError(f"'{variant.name}' quantizes some places already; expected a scheme, or a cache, of all")
-    if by in ("head", "stack") and is_cache != (by == "head"):
-        raise UserError(f"places of '{variant.name}' by {by}; expected heads of a cache, or stacks of a scheme")
+    if (by in ("head", "stack") and is_cache != (by == "head")) or (is_other and by != "role"):
+        raise UserError(f"places of '{variant.name}' by {by}; expected heads of a cache, stacks of a scheme, or roles")
     if by == "layer":
         return count_layers(config)
     if by == "stack":
@@ -173,13 +177,13 @@ def _count(cell: Cell) -> int:
     if is_cache:
         return sum(format is not None for format in variant.formats)
     roles = {role for stack in stacks_of(config) for role in ROLES if getattr(stack, role)}
-    return len(roles) + (variant.scheme.attention is not None)
+    return len(roles) + (not is_other and variant.scheme.attention is not None)
 
 
 def _drawn_losses(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
-    variant: Quantized | Cached,
+    variant: Quantized | Cached | Against,
     asked: Sequence[Exchange],
     draw: int,
 ) -> list[list[Loss]]:

@@ -15,6 +15,7 @@ from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.report.tables import Table, scatter_note, scattered
 from outliers.report.words import Names, amount, percent
 from outliers.specification.kinds import Damage
+from outliers.variants.peer import is_against
 
 WORST = 10  # projections of a scheme that are listed
 SCHEME = ("scheme", "{scheme}")
@@ -30,6 +31,17 @@ PLACES = (
     ("increase (%)", scattered("damage_only", "+.2f", 100)),
     ("all but it: perplexity", scattered("perplexity_without", ".2f")),
     ("increase (%)", scattered("damage_without", "+.2f", 100)),
+)
+KL = ("KL (nats)", scattered("kl_only", ".5f"))
+WEIGHTS = (
+    SCHEME,
+    ("projection", "{projection}"),
+    ("by token (dB)", lambda row: decibels(row["by_token_db"])),
+    ("weights (dB)", lambda row: decibels(row["weight_db"])),
+    ("largest weight", lambda row: _signed(row["largest_weight"])),
+    ("at", "{largest_at}"),
+    ("largest change", lambda row: _signed(row["largest_change"])),
+    ("of", "{changed_at}"),
 )
 ERRORS = (
     SCHEME,
@@ -116,15 +128,25 @@ def _places(field: str, damages: ByScheme) -> list[Table]:
     if data.empty:
         return []
     data = data[["scheme", *data.columns.drop("scheme")]]
-    caption = f"Perplexity with only one {field} quantized" + (
+    caption = f"Perplexity with only one {field} {_taken(damages)}" + (
         ", and with all but it." if "perplexity_without" in data else "."
     )
     columns = [SCHEME, (field, f"{{{field}}}"), *(PLACES if "perplexity_without" in data else PLACES[:2])]
+    if "kl_only" in data:
+        columns.insert(4, KL)
+        caption += " KL: mean divergence from the predictions of the unquantized model with only it."
     return [Table.of(f"damage_{field}s", caption, columns, data, names=2, folded=field in ("layer", "head"))]
 
 
+def _taken(damages: ByScheme) -> str:
+    """What is done to a place under some schemes, or by other models."""
+    done = {"of the other model" if is_against(scheme) else "quantized" for scheme in damages}
+    return " or ".join(sorted(done, reverse=True))
+
+
 def _worst(errors: pd.DataFrame) -> list[Table]:
-    """The projections with the largest errors under each scheme, and the largest value that each reads."""
+    """The projections with the largest errors under each scheme, the largest value that each reads, and the weights of
+    another model."""
     if errors.empty:
         return []
     worst = errors.sort_values("by_token", ascending=False, kind="stable").groupby("scheme", sort=False).head(WORST)
@@ -134,7 +156,17 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
         "inputs of the unquantized model; the error over all tokens, which those of massive values may hide; and the "
         "largest value of that input, which sets the scale where a whole tensor has one, with its place in the text."
     )
-    return [Table.of("damage_worst", caption, ERRORS, worst, names=2)]
+    tables = [Table.of("damage_worst", caption, ERRORS, worst, names=2)]
+    if "weight_db" in worst:
+        known, caption = worst[worst["weight_db"].notna()], WEIGHTS_CAPTION
+        tables.append(Table.of("damage_weights", caption, WEIGHTS, known, names=2))
+    return tables
+
+
+WEIGHTS_CAPTION = (
+    "The weights of these projections: their error ‖W_other − W‖² / ‖W‖², the largest weight of the original, which "
+    "sets the scale of its row, group or tensor, and the largest change of a weight, each with its [output, input]."
+)
 
 
 SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damage is named, up to so many
@@ -227,17 +259,28 @@ def _of_errors(one: Damages) -> list[Finding]:
     if one.errors.empty:
         return []
     worst = one.errors.loc[one.errors["by_token"].idxmax()]
+    if not worst["by_token"]:
+        return [Finding(f"Every projection has the same output under {one.scheme}.", "damage_worst")]
     sentence = (
         f"The output that is worst for the mean token under {one.scheme} is that of "
         f"{worst['projection']}, with an error of {decibels(worst['by_token_db'])} dB; its largest input is "
-        f"{worst['largest']:,.1f}, in feature {worst['feature']}."
+        f"{worst['largest']:,.1f}, in feature {worst['feature']}"
     )
-    return [Finding(sentence, "damage_worst")]
+    if pd.notna(worst.get("weight_db")):
+        sentence += (
+            f"; its weights have an error of {decibels(worst['weight_db'])} dB, and that at {worst['changed_at']} is "
+            f"changed most, by {worst['largest_change']:.2g}".replace("-", "−")
+        )
+    return [Finding(f"{sentence}.", "damage_worst")]
 
 
 def _part(one: Damages, damage: float) -> float:
     """The share of the rise of log-perplexity that this one is; 0 where there is none."""
     return math.log1p(damage) / math.log1p(one.model["damage"]) if one.model["damage"] > 0 else 0.0
+
+
+def _signed(weight: float) -> str:
+    return f"{weight:.2g}".replace("-", "−")
 
 
 def decibels(db: float) -> str:

@@ -1,0 +1,72 @@
+"""The loss and the agreement of a model of which one layer alone is under a variant."""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.metrics.agreement.measure import Agreeing, agreeing, values_of
+from outliers.metrics.measurement import Measurement, by_seed
+from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of
+from outliers.models.anatomy import count_layers
+from outliers.models.decoder import inference, run_decoder, run_exchanged
+from outliers.models.stream import Variant
+from outliers.subjects.bench import Bench, named
+from outliers.subjects.cell import Cell
+from outliers.variants.draw import drawn, scattered
+from outliers.variants.quantized import EXACT
+
+Seen = tuple[Loss, Agreeing]
+
+
+@inference
+def layer_by_layer(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant, draw: int = 0
+) -> dict[int, list[Seen]]:
+    """Of each layer what is seen of each block, ids (T,), where it alone is under a variant; the others are exact."""
+    found: dict[int, list[Seen]] = {layer: [] for layer in range(count_layers(model.config))}
+    with EXACT.on(model) as exact, variant.on(model) as changed, drawn(exact, draw):
+        for block in blocks:
+            ((_, _, states),) = run_decoder(exact, [block])
+            for layer, ids, after in run_exchanged(exact, changed, block, found):
+                found[layer].append((finite_loss(exact, ids, after), agreeing(exact, ids, after, (exact, states))))
+    return found
+
+
+class OfLayers(Measurement):
+    """All layers of a resident model under one variant."""
+
+    def check(self, cell: Cell) -> None:
+        if getattr(cell.subject.settings, "stream", False):
+            raise UserError("layers one by one of a streamed model; expected one in memory: leave --stream out")
+
+    def steps(self, cells: Sequence[Cell]) -> int:
+        return sum(count_layers(one.subject.config) * len(one.subject.blocks) * one.metric.draws for one in cells)
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
+        """Draw by draw, of each layer what is seen of each block."""
+        ((cell,), subject) = cells, cells[0].subject
+        model = subject.load(bench, facts)
+        with named(subject.name):
+            (variant,) = bench.knowing([cell.variant], subject)
+        blocks = bench.counted(subject.blocks[part], count_layers(model.config))
+        with named(subject.name, variant.name):
+            return [[layer_by_layer(model, blocks, variant, draw) for draw in range(cell.metric.draws)]]
+
+    def values(self, cell: Cell, answers: list[list[dict[int, list[Seen]]]]) -> list[dict]:
+        values = []
+        for layer in answers[0][0]:
+            draws = [
+                list(chain.from_iterable(of_part[layer] for of_part in draw)) for draw in zip(*answers, strict=True)
+            ]
+            draws = [part for draw in draws for part in by_seed(draw, cell.subject.seeds)]
+            losses, agreements = zip(*([*zip(*draw, strict=True)] for draw in draws), strict=True)
+            perplexities = scattered([perplexity_of(list(of_draw)) for of_draw in losses])
+            found = [{"metric": "damage.perplexity", **perplexities, "unit": "1"}, *values_of(agreements)]
+            values += [{**one, "metric": f"{one['metric']}_only", "layer": layer} for one in found]
+        return values
+
+
+LAYERS = OfLayers()

@@ -1,0 +1,10 @@
+"""How far the weights of another model are from a model's own (docs/damage.md#somebody-elses-checkpoint)."""
+
+from outliers.metrics.metric import Metric
+
+
+class Weights(Metric):
+    """‖W_other − W‖² / ‖W‖² of each projection; its largest |weight|, and that which is changed most."""
+
+    name = "weights"
+    measured_by = "outliers.metrics.weights.measure:WEIGHTS"

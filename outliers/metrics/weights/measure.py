@@ -1,0 +1,68 @@
+"""The error that a variant makes in the weights themselves, projection by projection."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.metrics.measurement import Measurement
+from outliers.models.anatomy import Projection, projections
+from outliers.models.decoder import inference
+from outliers.models.stream import Variant
+from outliers.quantization.peers import weight_of
+from outliers.subjects.bench import Bench, named
+from outliers.subjects.cell import Cell
+
+
+@inference
+def weight_errors(model: PreTrainedModel, variant: Variant) -> list[dict]:
+    """The values of all projections; of those that alone know how they multiply under the variant there is no error."""
+    with variant.on(model) as changed:
+        pairs = zip(projections(model), projections(changed), strict=True)
+        return [value for own, other in pairs for value in _values(own, weight_of(other.module))]
+
+
+def _values(projection: Projection, other: torch.Tensor | None) -> list[dict]:
+    own = weight_of(projection.module)
+    found = {"damage.largest_weight": _largest(own)}
+    if other is not None:
+        change, energy = other.to(own) - own, own.double().square().sum().item()
+        error = change.double().square().sum().item() / energy if energy else 0.0
+        found |= {"damage.weight_error": {"value": error}, "damage.largest_change": _largest(change)}
+    place = {"layer": projection.layer, "role": projection.role, "projection": projection.path, "unit": "1"}
+    return [{"metric": metric, **value, **place} for metric, value in found.items()]
+
+
+def _largest(weight: torch.Tensor) -> dict:
+    """The entry of a weight (outputs, features) with the largest magnitude, with its sign and its place."""
+    output, feature = divmod(weight.abs().argmax().item(), weight.shape[1])
+    return {"value": weight[output, feature].item(), "output": output, "feature": feature}
+
+
+class OfWeights(Measurement):
+    """All projections of a resident model; the text is not looked at."""
+
+    splits = False
+
+    def check(self, cell: Cell) -> None:
+        if getattr(cell.subject.settings, "stream", False):
+            raise UserError("weights under a variant of a streamed model; expected one in memory: leave --stream out")
+
+    def steps(self, cells: Sequence[Cell]) -> int:
+        return len(cells)
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
+        """The values of each cell."""
+        subject = cells[0].subject
+        model = subject.load(bench, facts)
+        with named(subject.name):
+            found = [weight_errors(model, one) for one in bench.knowing([cell.variant for cell in cells], subject)]
+        bench.bar.update(len(cells))
+        return found
+
+    def values(self, cell: Cell, answers: list[list[dict]]) -> list[dict]:
+        return answers[0]
+
+
+WEIGHTS = OfWeights()
