@@ -33,6 +33,7 @@ from outliers.specification.kinds import (
     Memory,
     Named,
     OneModel,
+    Planning,
     ZeroShot,
 )
 from outliers.terminal.command import run
@@ -172,7 +173,7 @@ def test_models_and_lists(specified, tmp_path, monkeypatch, typed, fields):
 
 KINDS = {
     name: kind
-    for kind in (ZeroShot, Latency, Memory, Experiment, Damage, OneModel, Emergence, Ablation, Account)
+    for kind in (ZeroShot, Latency, Memory, Experiment, Damage, OneModel, Emergence, Ablation, Account, Planning)
     if (name := kind.model_fields["name"].default) in COMMANDS and {"model", "models"} & {*kind.model_fields}
 }  # of what a command measures of models
 BECOMES = {"attention": "schemes"}  # fields that others say when a specification is made

@@ -8,6 +8,7 @@ import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -63,7 +64,7 @@ class OutliersConfig(QuantizationConfigMixin):
         skip: Collection[str] = (),
         plan: str | Path | Plan | dict | None = None,
         quant_method: str = METHOD,  # as config.json has it
-        **unknown,
+        **unknown: Any,
     ):
         if unknown:
             raise ValueError(f"unknown {', '.join(sorted(unknown))} in OutliersConfig; expected {', '.join(KEYS)}")
@@ -82,7 +83,7 @@ class OutliersConfig(QuantizationConfigMixin):
         self.skip, self.plan = list(skip), plan and plan.model_dump()
 
     @classmethod
-    def from_dict(cls, config_dict: dict, *arguments, **keywords) -> "OutliersConfig":
+    def from_dict(cls, config_dict: dict, *arguments: Any, **keywords: Any) -> "OutliersConfig":
         """What `to_dict` wrote; a plan by its content, for a model's file must not name other files."""
         if isinstance(config_dict.get("plan"), str):
             raise ValueError(f"plan is {shown(config_dict['plan'])} in a dictionary; expected the content of a plan")
