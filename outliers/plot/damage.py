@@ -141,13 +141,12 @@ def _aligned(tables: list[pd.DataFrame], place: str) -> list[pd.DataFrame]:
 
 def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, place: str) -> None:
     references = {"only": (-1, one.model["unquantized"]), "without": (1, one.model["perplexity"])}
-    for side, (kind, (label, color, hatch)) in enumerate(BARS.items()):
-        name, (sign, reference) = f"perplexity_{kind}", references[kind]
-        if name not in table:
-            continue
+    kinds = [kind for kind in BARS if f"perplexity_{kind}" in table]
+    for side, kind in enumerate(kinds):
+        (label, color, hatch), name, (sign, reference) = BARS[kind], f"perplexity_{kind}", references[kind]
         values = sign * np.log(reference / table[name].to_numpy(dtype=float))
         relative = table.get(f"{name}_deviation", pd.Series(np.nan, table.index)) / table[name]
-        places = np.arange(len(table)) + (side - 0.5) * WIDTH
+        places = np.arange(len(table)) + (side - (len(kinds) - 1) / 2) * WIDTH
         style = {"color": color_of(color), "hatch": hatch, "edgecolor": "white", "linewidth": 0.3, "label": label}
         axes.bar(places, values, WIDTH, yerr=relative if relative.notna().any() else None, ecolor="black", **style)
     axes.axhline(0, color="black", linewidth=0.6)
