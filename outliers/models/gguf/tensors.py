@@ -15,7 +15,9 @@ ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",
     "modernbert": "modern-bert",
+    "mt5": "t5",
     "qwen3_moe": "qwen3moe",
+    "umt5": "t5",
 }
 
 

@@ -10,24 +10,14 @@ import gguf
 import torch
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Projection, count_layers
+from outliers.models.anatomy import Projection
+from outliers.models.gguf.tensors import tensor_names
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.plans.assigned import Assigned
 from outliers.quantization.schemes import Scheme
 
 TYPES = {"int8": "Q8_0", "int6": "Q6_K", "int4": "Q4_0", "mxfp4": "MXFP4"}  # of weights in our formats
 EXACT = {torch.float16: "f16", torch.bfloat16: "bf16"}
-# Of llama.cpp, for types of models in transformers that have another name there.
-ARCHITECTURES = {
-    "gemma3_text": "gemma3",
-    "gpt_neox": "gptneox",
-    "gpt_oss": "gpt-oss",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "mt5": "t5",
-    "qwen3_moe": "qwen3moe",
-    "umt5": "t5",
-}
 # What is in no projection: embeddings and the head, and experts. Expressions that match no projection, because versions
 # of llama.cpp differ in which of several that match a tensor counts.
 OUTSIDE = (r"^(?!(enc\.|dec\.)?blk\.)", r"_(exps|shexp)\.")
@@ -53,20 +43,14 @@ def lines_of(assigned: Assigned) -> str:
     kinds = dict.fromkeys(assigned.exact_paths, exact)
     for kind, parts in assigned.groups:
         kinds |= {part.path: _checked(kind, part).name.lower() for part in parts}
-    lines = [f"^{re.escape(names[path])}\\.weight$={kind}" for path, kind in kinds.items() if kind != BASE]
+    lines = [f"^{re.escape(names[path])}$={kind}" for path, kind in kinds.items() if kind != BASE]
     return "\n".join([*lines, *(f"{expression}={exact}" for expression in OUTSIDE)]) + "\n"
 
 
 def _names(assigned: Assigned) -> dict[str, str]:
-    """What a GGUF file calls the projections, by their paths."""
-    kind = assigned.model.config.model_type
-    kind = ARCHITECTURES.get(kind, kind)
-    known = {name: architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
-    if kind not in known:
-        raise UserError(f"llama.cpp has no architecture '{kind}'; expected another format of an export")
-    tensors = gguf.get_tensor_name_map(known[kind], count_layers(assigned.model.config))
-    names = {path: tensors.get_name(path) for path in assigned.paths}
-    if unnamed := [path for path, name in names.items() if name is None]:
+    """What a GGUF file calls the weights of the projections, by their paths."""
+    names = tensor_names(assigned.model.config.model_type, assigned.paths)
+    if unnamed := [path for path in assigned.paths if path not in names]:
         raise UserError(f"llama.cpp has no tensor for '{unnamed[0]}'; expected another format of an export")
     return names
 
