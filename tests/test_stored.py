@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, 
 import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
+from outliers.models.stored.bitsandbytes import unpack_4_bits
 from outliers.models.stored.words import unpack_words
 from outliers.models.stream import stream_model
 from outliers.quantization.peers import weight_of
@@ -213,6 +214,25 @@ def packed(tmp_path_factory):
     """The folder of a GPTQ checkpoint."""
     fields = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     return save_like(tmp_path_factory.mktemp("packed"), fields, lambda weight: gptq(weight, 4)[1])
+
+
+def test_blocks_of_any_size_ask_for_no_memory():
+    state = {"shape": [4, 64], "blocksize": 64, "nested_blocksize": 10**12, "nested_offset": 0.0}
+    tensors = {
+        "weight": torch.zeros(128, 1, dtype=torch.uint8),
+        "weight.absmax": torch.zeros(4, dtype=torch.uint8),
+        "weight.quant_map": torch.ones(16),
+        "weight.nested_absmax": torch.ones(1),
+        "weight.nested_quant_map": torch.ones(256),
+    }
+
+    def unpacked(**fields) -> torch.Tensor:
+        written = torch.tensor(list(json.dumps(state | fields).encode()), dtype=torch.uint8)
+        return unpack_4_bits(tensors | {"weight.quant_state.bitsandbytes__nf4": written}, {})
+
+    assert torch.equal(unpacked(), torch.ones(4, 64))
+    with pytest.raises(ValueError, match=r"256 entries in blocks of 1,000,000,000,000, with 4 scales"):
+        unpacked(blocksize=10**12)
 
 
 def test_every_loader_reads_the_same(packed):

@@ -16,13 +16,20 @@ def unpack_4_bits(tensors: dict[str, torch.Tensor], _fields: dict) -> torch.Tens
     """Two codes a byte, the first in its higher half: entries of a table, times the largest |weight| of their block;
     these may be codes of bytes themselves."""
     (state,) = (json.loads(bytes(value.tolist())) for end, value in tensors.items() if ".quant_state." in end)
-    scale = tensors["weight.absmax"]
+    scale, count = tensors["weight.absmax"], torch.Size(state["shape"]).numel()
     if "weight.nested_absmax" in tensors:
-        blocks = tensors["weight.nested_absmax"].repeat_interleave(state["nested_blocksize"])
+        blocks = _of_blocks(tensors["weight.nested_absmax"], state["nested_blocksize"], len(scale))
         table = tensors["weight.nested_quant_map"].float()
-        scale = table[scale.long()] * blocks[: len(scale)] + state["nested_offset"]
+        scale = table[scale.long()] * blocks + state["nested_offset"]
     packed = tensors["weight"].flatten()
     codes = torch.stack([packed >> 4, packed & 15], 1).flatten()
     values = tensors["weight.quant_map"].float()[codes.long()]
-    count = torch.Size(state["shape"]).numel()
-    return (values[:count] * scale.repeat_interleave(state["blocksize"])[:count]).view(state["shape"])
+    return (values[:count] * _of_blocks(scale, state["blocksize"], count)).view(state["shape"])
+
+
+def _of_blocks(values: torch.Tensor, size: int, count: int) -> torch.Tensor:
+    """A value for each entry, of those of blocks; raise ValueError where there are not as many blocks as entries fill,
+    before memory is asked for."""
+    if len(values) != -(-count // size):
+        raise ValueError(f"{count:,} entries in blocks of {size:,}, with {len(values):,} scales")
+    return values.repeat_interleave(min(size, count))[:count]

@@ -47,6 +47,6 @@ def _spread(
     if groups is not None and values.shape[1] > 1:
         return values[:, groups.long()]
     for axis, size in enumerate(shape):
-        times = block[axis] if block else size // values.shape[axis]
+        times = min(block[axis], size) if block else size // values.shape[axis]
         values = values.repeat_interleave(times, axis).narrow(axis, 0, size)
     return values
