@@ -22,7 +22,8 @@ from tabulate import tabulate
 from outliers.models.anatomy import ANATOMIES
 from outliers.plot.emergence import fits_of
 from outliers.plot.published import published_models
-from outliers.plot.sweep import costs_of_schemes
+from outliers.plot.sweep import costs_of_schemes, plan_points
+from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.report.paper import table1
 from outliers.report.paper.facts import read_sources
@@ -163,6 +164,18 @@ def fits() -> str:
     return _markdown(["", "a", "b"], rows)
 
 
+def plans() -> str:
+    """What kept plans of SmolLM2 leave exact, and cost on blocks that were not searched, with and without that."""
+    rows = []
+    for folder in ("absmax", "absmax-vector", "w8a8", "w4a8-g64"):
+        points = plan_points(read_rows(ROOT / "results" / "kept" / "plans" / folder)).query("stage == 'confirm'")
+        plan = read_plan(ROOT / "results" / "kept" / "plans" / folder / "plan.yaml")
+        instead = ", ".join(f"{len(paths)} in `{name}`" for name, paths in plan.instead.items())
+        costs = [cell("+.1f", one.cost, one.cost_deviation, 100) for one in points.iloc[[0, -1]].itertuples()]
+        rows.append([f"`{plan.scheme}`", f"{len(plan.exact)} of {plan.projections}", instead or "–", *costs])
+    return _markdown(["scheme", "exact", "in a better scheme", "increase without (%)", "with the plan (%)"], rows)
+
+
 def _markdown(headers: list, rows: list[list[str]], texts: int = 1) -> str:
     """texts: so many columns from the left are text, the others numbers."""
     align = ["left"] * texts + ["right"] * (len(headers) - texts)
@@ -176,6 +189,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "smollm2-135m": smollm2,
     "five schemes": partial(smollm2, TELLING),
     "fits": fits,
+    "plans": plans,
 }
 
 

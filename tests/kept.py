@@ -12,6 +12,8 @@ from outliers.metrics.memory.view import memory_section
 from outliers.metrics.origins.view import beside_each_other, origins_section
 from outliers.metrics.perplexity.view import sweep_section
 from outliers.metrics.zeroshot.view import zeroshot_section
+from outliers.presets.plan import plan_of
+from outliers.quantization.plans.plan import Plan
 from outliers.report.paper.table4 import families_section, table4_section
 from outliers.report.paper.table7 import table7_section, table10_section
 from outliers.report.section import Section
@@ -20,10 +22,12 @@ from outliers.report.views.account import account_section
 from outliers.report.views.attention import attention_section
 from outliers.report.views.causes import causes_section
 from outliers.report.views.damage import damage_section
+from outliers.report.views.plan import FILE, plan_section
 from outliers.report.views.remedies import remedies_section
 from outliers.runs.frame import records_in
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
+PLANS = ("plans/absmax", "plans/absmax-vector", "plans/w8a8", "plans/w4a8-g64")
 DAMAGED, CACHED_DAMAGE, COMPARED = "damage/smollm2-135m", "damage/caches", "damage/against"
 
 
@@ -42,6 +46,16 @@ def _damage_section(run: str, rows: list[dict]) -> Section:
 def _cached_damage_section(rows: list[dict]) -> Section:
     """Of no projections, so that no token has a name."""
     return damage_section(rows, str)
+
+
+def plan_at(run: str) -> Plan:
+    """The plan that a kept run ends in."""
+    return plan_of(kept(run), "smollm2-135m", 0.05, 4)
+
+
+def _plan_section(run: str, rows: list[dict]) -> Section:
+    """With the file of the plan."""
+    return plan_section(rows, plan_at(run), {FILE: plan_at(run).text})
 
 
 def _of_variants(rows: list[dict]) -> Section:
@@ -80,6 +94,7 @@ SECTIONS = {
     "caches": _of_variants,
     "keys": keys_section,
     "founding": _of_variants,
+    **{run: partial(_plan_section, run) for run in PLANS},
     "weights": _of_variants,
     "attention/smollm2-135m": attention_section,
     "training-runs/table7": table7_section,

@@ -1,5 +1,6 @@
 """What schemes cost of perplexity, drawn beside Table 1 of the paper."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 import pandas as pd
@@ -11,6 +12,7 @@ from outliers.plot.axes import cost_axis, log_axis, name_places, parameters_axis
 from outliers.plot.legends import SCATTER, explained, legend_columns, scheme_legend, scheme_styles
 from outliers.plot.published import FAIRSEQ, published_rows
 from outliers.plot.style import GREY, color_of, figure_function, panels_of
+from outliers.presets.plan import Alone
 from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import Rows, costs, records, value_of
 
@@ -100,45 +102,71 @@ def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
     """
     rows = [row for row in rows if "stage" in row]
     exact = {row["stage"]: row["value"] for row in rows if "chosen" not in row}
-    points = [row | {"found": value_of(row).beside(exact[row["stage"]])} for row in rows if "chosen" in row]
-    columns = ["stage", "chosen", "price", "perplexity", "perplexity_deviation", "cost", "cost_deviation", "variant"]
-    return pd.DataFrame(
-        [
-            [
-                *(row[name] for name in columns[:3]),
-                row["value"],
-                row.get("standard_deviation"),
-                *row["found"],
-                row["variant"],
-            ]
-            for row in points
-        ],
-        columns=columns,
-    ).drop_duplicates(["stage", "variant"], ignore_index=True)
+    points = []
+    for row in rows:
+        if "chosen" in row:
+            measured, cost = value_of(row), value_of(row).beside(exact[row["stage"]])
+            point = {name: row[name] for name in ("stage", "chosen", "price", "variant")}
+            point |= {"perplexity": measured.mean, "perplexity_deviation": measured.deviation}
+            points.append(point | {"cost": cost.mean, "cost_deviation": cost.deviation})
+    return pd.DataFrame(points).drop_duplicates(["stage", "variant"], ignore_index=True)
+
+
+def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
+    """What a scheme should cost with no projection exact, with the first one, and so on, as shares: by what each costs
+    alone, the rest being as with all of them; tokens: on which that was measured."""
+    rows = [row for row in rows if row["metric"] in ("perplexity", "damage.kl")]
+    searched = [row for row in rows if row.get("stage") == "search"]
+    exact, most = (
+        next(row for row in searched if "chosen" not in row),
+        max(searched, key=lambda row: row.get("chosen", 0)),
+    )
+    alone = [row for row in rows if "alone" in row and row["variant"].endswith(f"+only={row['alone']}")]
+    under = alone[0]["variant"].partition("+only=")[0] if alone else ""
+    found: dict[str, dict] = {}
+    for row in alone:
+        if row["variant"].startswith(f"{under}+only="):
+            found.setdefault(row["alone"], {})[row["metric"]] = row["value"]
+    gains = sorted(
+        (
+            Alone.of(math.log(one["perplexity"] / exact["value"]), one["damage.kl"], tokens).loss
+            for one in found.values()
+        ),
+        reverse=True,
+    )
+    left = math.log(most["value"] / exact["value"])
+    return [math.expm1(left + math.fsum(gains[count:])) for count in range(len(gains) + 1)]
 
 
 @figure_function
-def plan_curve(rows: Rows, *, allowed: float | None = None, ax: Axes | None = None) -> Axes:
+def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None = None, ax: Axes | None = None) -> Axes:
     """What a scheme costs of perplexity against how many projections are better, in per cent, for each set that the
     search of a plan measured, and those that were confirmed. Bars are one standard deviation by rounding.
 
     Args:
         rows: of a plan.
+        tokens: on which the search measured; with them a line shows what projections that cost most alone should save.
         allowed: what it may cost, as a share, a line.
     """
     points = plan_points(records(rows))
-    axes = panels_of(ax, 1, 1, (4.6, 3.2)).item()
+    axes = panels_of(ax, 1, 1, (4.8, 3.4)).item()
     for stage, (label, color, marker, fill) in STAGES.items():
         of_stage = points[points["stage"] == stage].sort_values("chosen")
         style = {"color": color_of(color), "marker": marker, "fillstyle": fill, "linestyle": "none", "label": label}
         bars = 100 * of_stage["cost_deviation"].astype(float)
         axes.errorbar(of_stage["chosen"], 100 * of_stage["cost"], yerr=bars, **style)
+    costs_of_all = (100 * points["cost"]).tolist()
+    if tokens is not None:
+        expected = [100 * cost for cost in expected_costs(records(rows), tokens)]
+        axes.plot(expected, color="0.4", label="expected of those that cost most alone", zorder=1)
+        costs_of_all += expected
     if allowed is not None:
         axes.axhline(100 * allowed, color="0.4", linewidth=0.8, linestyle="--", label="allowed")
-    axes.set(xlabel="projections that stay exact, or get a better scheme", ylabel="increase of perplexity (%)")
-    costly = points["cost"].max() > 10 * max(points["cost"].min(), 1e-3)
-    if costly:
-        axes.set_yscale("symlog", linthresh=10)
+    cost_axis(axes, costs_of_all)
+    if min(costs_of_all) > 0:
+        axes.set_ylim(bottom=min(costs_of_all) / 2)
+        axes.set_ylabel("increase of perplexity (%)")
+    axes.set_xlabel("projections that stay exact, or get a better scheme")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
     return axes

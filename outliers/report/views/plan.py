@@ -49,7 +49,9 @@ def plan_section(rows: list[dict], plan: Plan, files: dict[str, str]) -> Section
     tables = [_chosen(rows, plan), _sets(points, rows)]
     measured = [row for row in rows if row["metric"] == "perplexity" and "stage" in row]
     notes = [scatter_note(measured)]
-    drawing = Drawing.of("plan", CURVE.format(scheme=plan.scheme), plan_curve(rows, allowed=plan.measured["allowed"]))
+    tokens = next(row["blocks"] * row["block"] for row in measured)  # of the search, which comes first
+    curve = plan_curve(rows, tokens=tokens, allowed=plan.measured["allowed"])
+    drawing = Drawing.of("plan", CURVE.format(scheme=plan.scheme), curve)
     title = f"A plan for {short_name(plan.model)} under {plan.scheme}"
     findings = _findings(points, plan)
     return Section(title, rows, printed(tables, notes), tables, [drawing], notes, findings=findings, files=files)
