@@ -43,8 +43,10 @@ from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.origins import READ, parts_of
 from outliers.plot.published import TABLE7
+from outliers.plot.sweep import expected_costs, plan_points
 from outliers.plot.trace import STANDS_OUT, key_ratios
 from outliers.plot.training import checkpoints, trained, watched
+from outliers.presets.plan import CANDIDATES
 from outliers.presets.readers import readings
 from outliers.presets.super_weights import FACTORS, compared
 from outliers.quantization.caches import Codes
@@ -70,7 +72,7 @@ from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
 from tests.conftest import needs_smollm2
-from tests.kept import CACHED_DAMAGE, COMPARED, DAMAGED, KEPT, SECTIONS, checkpoints_section, kept
+from tests.kept import CACHED_DAMAGE, COMPARED, DAMAGED, KEPT, SECTIONS, checkpoints_section, kept, plan_at
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -228,6 +230,15 @@ def of_checkpoints() -> dict[str, float]:
     last = found[steps == 1000].set_index("feature")
     shares = 100 * last["written"] / last["value"]
     return {"until": 200, "from": 300, "share40": shares[40], "share224": shares[224], "step": steps.max()}
+
+
+def of_plan() -> dict[str, float]:
+    """The plan of SmolLM2 under absmax: how many stay exact, and how many suffice on the blocks of the search."""
+    plan, points = plan_at("plans/absmax"), plan_points(kept("plans/absmax")).query("stage == 'confirm'")
+    first = points.iloc[1]  # behind the scheme alone
+    sizes = {row["stage"]: row["blocks"] for row in kept("plans/absmax") if "stage" in row}
+    counts = {"exact": len(plan.exact), "projections": plan.projections, "found": first["chosen"]}
+    return counts | sizes | {"others": 100 * first["cost"], "block": plan.measured["block"]}
 
 
 def of_damage(scheme: str) -> dict[str, float]:
@@ -646,6 +657,17 @@ CLAIMS = {
         "that determines numbers, first {} digits": lambda: (len(code_hash()),),
         "up to {} names, and how many there are": lambda: (MANY,),
         "of its token ids, first {} digits": lambda: (len(kept("pocket/table1")[0]["tokens_hash"]),),
+    },
+    "docs/plans.md": {
+        "Under absmax {exact} of {projections} projections have to stay exact. On the blocks of the search {found} "
+        "suffice, which cost {others:.1f} % on the others": of_plan,
+        "so that the {} that cost most alone leave {:.1f} % on the blocks": lambda: [
+            14,
+            100 * expected_costs(kept("plans/absmax"), 4 * 512)[14],
+        ],
+        "C4, {search} blocks of {block} tokens searched and {confirm} others to confirm": of_plan,
+        "the scatter of rounding over {} draws": lambda: [plan_at("plans/absmax").measured["draws"]],
+        "are the {} projections with the largest": lambda: [CANDIDATES],
     },
     "docs/damage.md": {
         "on C4, {} blocks of {} tokens, where": lambda: size(DAMAGED),

@@ -196,7 +196,7 @@ import sys, time
 from pathlib import Path
 from outliers.terminal.command import run
 from outliers.models import download, names
-from outliers.get import get
+from outliers.get.__main__ import get
 
 names.PACKAGED["tiny"] = names.{TINY!r}
 names.CACHE = Path(sys.argv.pop())
