@@ -51,6 +51,7 @@ from outliers.presets.readers import readings
 from outliers.presets.super_weights import FACTORS, compared
 from outliers.quantization.caches import Codes
 from outliers.quantization.calibration import OUTLIER_TOKEN
+from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.report.analysis import CONFIDENCE, Value, costs, of_runs, ratio
 from outliers.report.paper.table6 import LAYERS_PUBLISHED
@@ -666,7 +667,11 @@ CLAIMS = {
             100 * expected_costs(kept("plans/absmax"), 4 * 512)[14],
         ],
         "C4, {search} blocks of {block} tokens searched and {confirm} others to confirm": of_plan,
-        "the scatter of rounding over {} draws": lambda: [plan_at("plans/absmax").measured["draws"]],
+        "at most {:.0f} % of perplexity, of `w8a8` at most {:.0f} %": lambda: [
+            100 * read_plan(ROOT / f"results/kept/plans/{name}/plan.yaml").measured["allowed"]
+            for name in ("absmax", "w8a8")
+        ],
+        "scatter of rounding over {} draws": lambda: [plan_at("plans/absmax").measured["draws"]],
         "are the {} projections with the largest": lambda: [CANDIDATES],
     },
     "docs/damage.md": {
