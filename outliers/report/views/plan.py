@@ -30,6 +30,11 @@ SETS = (
     ("perplexity", scattered("perplexity", ".3f")),
     ("increase (%)", scattered("cost", "+.2f", 100)),
 )
+PRICES = {  # of a set, by what few of is better: its column
+    "count": (),
+    "parameters": (("their parameters", "{price:,.0f}"),),
+    "time": (("slower by (ms)", "{price:.3f}"),),
+}
 CURVE = (
     "Increase of perplexity under {scheme} against how many projections are better, for each set that the search "
     "measured, and for those that other blocks confirm. Bars: one standard deviation by rounding."
@@ -39,14 +44,14 @@ CURVE = (
 def kept_plan_section(spec: Planning, folder: Path, rows: list[dict]) -> Section:
     """What the rows of a specification show; the plan and its exports become files."""
     plan = plan_of(rows, spec.model, spec.cost, spec.draws)
-    return plan_section(rows, plan, {FILE: plan.text} | exports_of(spec, plan))
+    return plan_section(rows, plan, {FILE: plan.text} | exports_of(spec, plan), spec.by)
 
 
-def plan_section(rows: list[dict], plan: Plan, files: dict[str, str]) -> Section:
+def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = "count") -> Section:
     """Findings that say how many projections have to be better and what the model costs then, the table of these, and
-    the curve of all sets."""
+    the curve of all sets; by: what few of is better."""
     points = plan_points(rows)
-    tables = [_chosen(rows, plan), _sets(points, rows)]
+    tables = [_chosen(rows, plan), _sets(points, rows, by)]
     measured = [row for row in rows if row["metric"] == "perplexity" and "stage" in row]
     notes = [scatter_note(measured)]
     tokens = next(row["blocks"] * row["block"] for row in measured)  # of the search, which comes first
@@ -82,12 +87,13 @@ def _chosen(rows: list[dict], plan: Plan) -> Table:
     return Table.of("plan_projections", caption, CHOSEN, data, names=2)
 
 
-def _sets(points: pd.DataFrame, rows: list[dict]) -> Table:
+def _sets(points: pd.DataFrame, rows: list[dict], by: str) -> Table:
     """Each measured set, in the order of the search."""
     blocks = {row["stage"]: (row.get("first_block", 0), row.get("blocks", 0)) for row in rows if "stage" in row}
     names = {stage: f"{first + 1} to {first + count}" for stage, (first, count) in blocks.items()}
     data = points.drop(columns="variant").assign(blocks=points["stage"].map(names))
-    return Table.of("plan_sets", "Perplexity of each set that was measured.", SETS, data, folded=True)
+    columns = [*SETS[:2], *PRICES[by], *SETS[2:]]
+    return Table.of("plan_sets", "Perplexity of each set that was measured.", columns, data, folded=True)
 
 
 def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
