@@ -171,7 +171,11 @@ def plans() -> str:
         points = plan_points(read_rows(ROOT / "results" / "kept" / "plans" / folder)).query("stage == 'confirm'")
         plan = read_plan(ROOT / "results" / "kept" / "plans" / folder / "plan.yaml")
         instead = ", ".join(f"{len(paths)} in `{name}`" for name, paths in plan.instead.items())
-        costs = [cell("+.1f", one.cost, one.cost_deviation, 100) for one in points.iloc[[0, -1]].itertuples()]
+        whole, found = points.iloc[0], plan.measured
+        costs = [
+            cell("+.1f", *pair, 100)
+            for pair in ((whole.cost, whole.cost_deviation), (found["cost"], found["cost_deviation"]))
+        ]
         rows.append([f"`{plan.scheme}`", f"{len(plan.exact)} of {plan.projections}", instead or "–", *costs])
     return _markdown(["scheme", "exact", "in a better scheme", "increase without (%)", "with the plan (%)"], rows)
 

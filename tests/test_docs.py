@@ -662,14 +662,14 @@ CLAIMS = {
     "docs/plans.md": {
         "Under absmax {exact} of {projections} projections have to stay exact. On the blocks of the search {found} "
         "suffice, which cost {others:.1f} % on the others": of_plan,
-        "so that the {} that cost most alone leave {:.1f} % on the blocks": lambda: [
+        "with the {} that cost most alone exact, {:.1f} % should be left": lambda: [
             14,
             100 * expected_costs(kept("plans/absmax"), 4 * 512)[14],
         ],
         "C4, {search} blocks of {block} tokens searched and {confirm} others to confirm": of_plan,
-        "at most {:.0f} % of perplexity, of `w8a8` at most {:.0f} %": lambda: [
+        "at most {:.0f} % of perplexity (`w8a8` {:.0f} %, `w4a8-g64` {:.0f} %)": lambda: [
             100 * read_plan(ROOT / f"results/kept/plans/{name}/plan.yaml").measured["allowed"]
-            for name in ("absmax", "w8a8")
+            for name in ("absmax", "w8a8", "w4a8-g64")
         ],
         "scatter of rounding over {} draws": lambda: [plan_at("plans/absmax").measured["draws"]],
         "are the {} projections with the largest": lambda: [CANDIDATES],

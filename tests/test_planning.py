@@ -1,9 +1,11 @@
 """The search of a plan: projections that a scheme breaks are found, others are not, and other blocks confirm it."""
 
+import contextlib
 import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,18 @@ from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
 from outliers.plot.sweep import plan_curve, plan_points
-from outliers.presets.plan import CONFIRM, Alone, Choice, Search, _choice, _enough, exports_of, plan, plan_of
+from outliers.presets.plan import (
+    CONFIRM,
+    Alone,
+    Choice,
+    Search,
+    _choice,
+    _confirmed,
+    _enough,
+    exports_of,
+    plan,
+    plan_of,
+)
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.schemes import SCHEMES
 from outliers.report.views.plan import kept_plan_section
@@ -139,6 +152,24 @@ def test_the_first_scheme_that_suffices_is_taken():
     ):
         found = _choice(search, "p", [Alone(0.5, 0.5), *others], prices)
         assert (found.scheme and found.scheme.name, found.price, found.gain) == (scheme, price, pytest.approx(gain))
+
+
+@pytest.mark.parametrize(
+    ("needed", "sizes"), [(2, [2]), (7, [2, 4, 6, 8, 7]), (8, [2, 4, 6, 8, 7]), (99, [2, 4, 6, 8, 9])]
+)
+def test_other_blocks_add_as_few_as_suffice(needed, sizes):
+    """Where the search expects that two more suffice each time; the last sets are halved."""
+    every = [choice(str(number), 0.1) for number in range(9)]
+    search = SimpleNamespace(cell_of=lambda *_: None, cells_of=lambda _, *sets: list(sets), allowed=lambda _exact: 1.0)
+    stages = _confirmed(search, every[:2], every[2:])
+    measured, cells = [], next(stages)[1:]
+    with contextlib.suppress(StopIteration):
+        while True:
+            losses = [1.0 if len(one) >= needed else 1.15 for one in cells]
+            measured += [len(one) for one in cells if one]
+            rows = [SimpleNamespace(values=[{"value": math.exp(loss)}]) for loss in losses]
+            cells = stages.send([None, *rows] if len(measured) == 1 else rows)
+    assert measured == sizes
 
 
 @pytest.fixture(scope="module")

@@ -291,12 +291,18 @@ def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
 
 
 def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:
-    """The set on other blocks, with as many of the others as should suffice until it does there."""
+    """The set on other blocks: with as many of the others as should suffice until it does there, and then with half of
+    those that joined last, by bisection."""
+    every, count, fails = [*chosen, *others], len(chosen), len(chosen)
     exact, _, row = yield [search.cell_of(CONFIRM, EXACT, {}), *search.cells_of(CONFIRM, [], chosen)]
-    while others and (missing := _loss(row) - search.allowed(exact)) > 0:
-        count = max(1, _enough(others, missing))
-        chosen, others = chosen + others[:count], others[count:]
-        (row,) = yield search.cells_of(CONFIRM, chosen)
+    allowed = search.allowed(exact)
+    while (missing := _loss(row) - allowed) > 0 and count < len(every):
+        fails, count = count, count + max(1, _enough(every[count:], missing))
+        (row,) = yield search.cells_of(CONFIRM, every[:count])
+    while missing <= 0 and count - fails > 1:
+        middle = (fails + count) // 2
+        (row,) = yield search.cells_of(CONFIRM, every[:middle])
+        fails, count = (fails, middle) if _loss(row) <= allowed else (middle, count)
 
 
 def _loss(row: Row) -> float:
@@ -364,7 +370,9 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
     records = list(records)
     of_sets = [one for one in records if one.get("stage") == CONFIRM]
     exact = next(one for one in of_sets if "chosen" not in one)
-    whole, *_, last = (one for one in of_sets if "chosen" in one)
+    whole, *sets = (one for one in of_sets if "chosen" in one)
+    enough = [one for one in sets if one["value"] <= exact["value"] * (1 + cost)]
+    last = min(enough, key=lambda one: one["chosen"]) if enough else sets[-1]
     under, chosen = variant(whole["variant"]), variant(last["variant"])
     paths = list(dict.fromkeys(one["projection"] for one in records if one["metric"] == "damage.error"))
     is_quantized = isinstance(chosen, Quantized)  # and not exact everywhere

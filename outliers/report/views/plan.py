@@ -9,7 +9,7 @@ from outliers.models.names import short_name
 from outliers.plot.sweep import plan_curve, plan_points
 from outliers.presets.plan import CANDIDATES, CONFIRM, exports_of, plan_of
 from outliers.quantization.plans.plan import Plan
-from outliers.report.analysis import Value
+from outliers.report.analysis import Value, exact
 from outliers.report.section import Drawing, Finding, Section, printed
 from outliers.report.tables import Table, scatter_note, scattered
 from outliers.report.views.damage import decibels
@@ -97,17 +97,16 @@ def _sets(points: pd.DataFrame, rows: list[dict], by: str) -> Table:
 
 
 def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
-    of_others = points[points["stage"] == CONFIRM].to_dict("records")
-    whole, last = of_others[0], of_others[-1]
+    whole = points[points["stage"] == CONFIRM].iloc[0]
+    measured = plan.measured
     better = [f"{len(plan.exact)} exact"] if plan.exact or not plan.instead else []
     better += [f"{len(paths)} in {name}" for name, paths in plan.instead.items()]
-    cost = percent(last["cost"], last["cost_deviation"])
+    cost = percent(measured["cost"], measured["cost_deviation"])
     sentence = (
         f"With {listed(better)} of {plan.projections} projections {plan.scheme} costs {cost} of perplexity on blocks "
         f"that were not searched, and {percent(whole['cost'])} without them"
     )
-    allowed = Value(plan.measured["allowed"], 0.0)
-    found = Value(last["cost"], last["cost_deviation"])
+    allowed, found = exact(measured["allowed"]), Value(measured["cost"], measured["cost_deviation"])
     if found.mean > allowed.mean:
         sentence += f"; no set of the {CANDIDATES} worst projections reaches {percent(allowed.mean)}"
     elif not allowed.is_above(found):
