@@ -31,6 +31,7 @@ from outliers.presets.plan import (
 )
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.schemes import SCHEMES
+from outliers.report.page import about
 from outliers.report.views.plan import kept_plan_section
 from outliers.runs.run import run
 from outliers.specification.kinds import FieldError, Planning
@@ -205,6 +206,7 @@ def test_the_section_writes_the_plan(kept, tmp_path):
     assert len(section.tables[0].cells) == len(found.exact) > 0
     (finding,) = section.findings
     assert f"With {len(found.exact)} exact of 8 projections w4a4 costs" in finding.text
+    assert "not quantized" not in about(section.rows), "what sets leave exact is no setting"
 
 
 def test_exports_are_files_beside_the_plan(kept):

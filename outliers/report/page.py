@@ -132,9 +132,9 @@ def _summary(rows: list[dict]) -> str:
 
 
 def about(rows: list[dict]) -> str:
-    """The settings of some rows in one line."""
+    """The settings of some rows in one line; what has many values is none, such as the sets of a plan."""
     settings = {form: _distinct(rows, field) for field, form in ABOUT.items()}
-    return ", ".join(form.format(listed(values)) for form, values in settings.items() if values)
+    return ", ".join(form.format(listed(values)) for form, values in settings.items() if 0 < len(values) <= MANY)
 
 
 def provenance(rows: list[dict]) -> Table | None:

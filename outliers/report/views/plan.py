@@ -101,14 +101,13 @@ def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
     measured = plan.measured
     better = [f"{len(plan.exact)} exact"] if plan.exact or not plan.instead else []
     better += [f"{len(paths)} in {name}" for name, paths in plan.instead.items()]
-    cost = percent(measured["cost"], measured["cost_deviation"])
-    sentence = (
-        f"With {listed(better)} of {plan.projections} projections {plan.scheme} costs {cost} of perplexity on blocks "
-        f"that were not searched, and {percent(whole['cost'])} without them"
-    )
     allowed, found = exact(measured["allowed"]), Value(measured["cost"], measured["cost_deviation"])
+    sentence = (
+        f"With {listed(better)} of {plan.projections} projections {plan.scheme} costs {percent(*found)} of perplexity "
+        f"on blocks that were not searched; without the plan it costs {percent(whole['cost'], whole['cost_deviation'])}"
+    )
     if found.mean > allowed.mean:
-        sentence += f"; no set of the {CANDIDATES} worst projections reaches {percent(allowed.mean)}"
+        sentence += f". No set of the {CANDIDATES} worst projections reaches {percent(allowed.mean)}"
     elif not allowed.is_above(found):
-        sentence += f", which is within the scatter of rounding of the {percent(allowed.mean)} that are allowed"
+        sentence += f". The distance to the {percent(allowed.mean)} that are allowed is within the scatter of rounding"
     return [Finding(f"{sentence}.", "plan_sets")]
