@@ -27,7 +27,7 @@ from outliers.report.views.remedies import remedies_section
 from outliers.runs.frame import records_in
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
-PLANS = {"plans/absmax": 0.05, "plans/absmax-vector": 0.05, "plans/w8a8": 0.02, "plans/w4a8-g64": 0.2}  # their costs
+PLANS = {"plans/absmax": 0.05, "plans/w8a8": 0.02, "plans/w4a8-g64": 0.2}  # their costs
 DAMAGED, CACHED_DAMAGE, COMPARED = "damage/smollm2-135m", "damage/caches", "damage/against"
 
 
