@@ -45,7 +45,7 @@ NEEDS = {
     "finished runs": r"outliers\.report training",
 }
 # Programs beside this project's own: that their files, targets and options are there is tested in test_docs.py.
-OTHERS = {"git", "make", ".", "sbatch", "ray"}
+OTHERS = {"git", "make", ".", "sbatch", "ray", "llama-quantize"}
 
 
 class Line(NamedTuple):
@@ -204,7 +204,7 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
 
 def _reads_text(module: str) -> bool:
     """Whether a command has options for how much text it reads."""
-    return module.rpartition(".")[2] in {"trace", "ablate", "origins", "damage", "emergence", "sweep", "measure"}
+    return module.rpartition(".")[2] in {"trace", "ablate", "origins", "damage", "emergence", "sweep", "measure", "plan"}
 
 
 @pytest.mark.slow

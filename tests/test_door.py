@@ -240,7 +240,7 @@ CONFIGURATIONS: list[Case] = [
     asks_for("_attn_implementation", "paged|kernels-community/flash-attn", "expected one of eager, "),
     asks_for("experts_implementation", "sonicmoe", "expected one of batched_mm, "),
     asks_for("text_config", {"hidden_size": 10**9}, "hidden_size 1000000000"),
-    *map(stored_by, ("gptq", "awq", "bitsandbytes", "fp8", "torchao", "nobody", None)),
+    *map(stored_by, ("hqq", "quanto", "aqlm", "fp8", "torchao", "nobody", None)),
     Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 2.0 GB of weights"),
     Case("no architecture", written(b'{"n_embd": 64}'), f"trace m {SMALL}", "no 'model_type'"),
     Case("a list", written(b"[]"), f"trace m {SMALL}", "holds no JSON object"),
