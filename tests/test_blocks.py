@@ -204,7 +204,8 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
 
 def _reads_text(module: str) -> bool:
     """Whether a command has options for how much text it reads."""
-    return module.rpartition(".")[2] in {"trace", "ablate", "origins", "damage", "emergence", "sweep", "measure", "plan"}
+    reading = {"trace", "ablate", "origins", "damage", "emergence", "sweep", "measure", "plan"}
+    return module.rpartition(".")[2] in reading
 
 
 @pytest.mark.slow
