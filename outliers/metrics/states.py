@@ -1,6 +1,6 @@
 """Metrics of the last hidden states: all that are asked of one variant ride on one pass over the text."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
@@ -8,8 +8,10 @@ from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Keeps, Measurement, Seen, by_seed
 from outliers.models.anatomy import decoder_layers
-from outliers.models.decoder import Flow, inference, run_decoder, run_from
+from outliers.models.anatomy.examples import Block
+from outliers.models.decoder import Flow, inference, map_blocks, run_decoder, run_from
 from outliers.models.stream import Variant, is_streamed
+from outliers.quantization.convert import coded
 from outliers.specification.kinds import resolved
 from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell
@@ -81,24 +83,26 @@ def _resident(
     if any(seer.compares for seer in seers):
         exact = [(model, states) for states in _exact_states(bench, blocks, key)]
     with bench.under(variant) as changed, drawn(changed, key[0]):
-        of_blocks = [
-            [seer.see(changed, ids, states, exact[number]) for seer in seers]
-            for number, ids, states in _passed(changed, bench, blocks, variant.first_layer(model), key)
-        ]
+        run = _pass(changed, bench, blocks, variant.first_layer(model), key)
+
+        def see(number: int, block: Block) -> list:
+            ((_, ids, states),) = run(number, block)
+            return [seer.see(changed, ids, states, exact[number]) for seer in seers]
+
+        of_blocks = list(map_blocks(coded(changed), see, bench.counted(blocks)))
     return [list(of_cell) for of_cell in zip(*of_blocks, strict=True)]
 
 
-def _passed(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, key: tuple) -> Iterator[tuple]:
-    """Blocks through a model whose layers before `first` are those of the model as it is: from what these made of them
-    for another variant on, as far as it was kept."""
-    counted = bench.counted(blocks)
+def _pass(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, key: tuple) -> Callable:
+    """What passes a numbered block through a model whose layers before `first` are those of the model as it is: from
+    what these made of it for another variant on, as far as it was kept."""
     if not 0 < first < len(decoder_layers(model)):
-        return run_decoder(model, counted)
+        return lambda _number, block: run_decoder(model, [block])
     inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
     flows: Iterator[Flow] = (flow for of_key in bench.inputs.values() for known in of_key for flow in known.values())
     if _nbytes(flow.state for flow in flows) > MOST_KEPT:
         inputs = [dict(known) for known in inputs]  # what is added is not kept
-    return run_from(model, counted, first, inputs)
+    return lambda number, block: run_from(model, [block], first, [inputs[number]])
 
 
 def _nbytes(states: Iterable[torch.Tensor]) -> int:
@@ -109,7 +113,7 @@ def _exact_states(bench: Bench, blocks: torch.Tensor, key: tuple) -> list[torch.
     """Last hidden states (T, features) of the unquantized model; few are kept for the variants that follow."""
     if key not in bench.exact:
         with bench.under(EXACT) as exact, drawn(exact, key[0]):
-            found = [states for _, _, states in run_decoder(exact, blocks)]
+            found = list(map_blocks(exact, lambda _, block: next(run_decoder(exact, [block]))[2], blocks))
         if _nbytes(chain.from_iterable((*bench.exact.values(), found))) > MOST_KEPT:
             return found
         bench.exact[key] = found

@@ -13,9 +13,10 @@ from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Seen
 from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
 from outliers.models.anatomy.examples import IGNORED, Block
-from outliers.models.decoder import inference, run_decoder
+from outliers.models.decoder import inference, map_blocks, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
+from outliers.quantization.convert import coded
 from outliers.text.blocks import sequences
 from outliers.variants.draw import scattered
 
@@ -75,7 +76,14 @@ def perplexities(
 @inference
 def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]:
     """The loss of each block, of which perplexity is made; those of the parts of a text can be put together."""
-    return [finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
+    if is_streamed(model):
+        return [finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
+
+    def loss(_number: int, block: torch.Tensor) -> Loss:
+        ((_, ids, states),) = run_decoder(model, [block])
+        return finite_loss(model, ids, states)
+
+    return list(map_blocks(coded(model), loss, blocks))
 
 
 @inference
