@@ -84,7 +84,8 @@ def map_blocks(
 
     Args:
         model: resident.
-        see: called with the number of a block and the block, in two threads: it changes nothing that both see.
+        see: called with the number of a block and the block, in two threads: it changes nothing that both see, and runs
+            the model by `run_decoder`, or by `run_from` and `run_exchanged`, which take layers out of their places.
         blocks: as for `run_decoder`; read as far as they are computed, and two further.
     """
     threads = torch.get_num_threads()
