@@ -77,17 +77,17 @@ def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict, first
     it is."""
     spec = subject.settings
     treatments = planned(spec, view["hidden_size"], spec.features or view["features"], view["features"])
-    treatments = [one for one in treatments if one.features or first]
+    treatments = [treatment for treatment in treatments if treatment.features or first]
     # the attention of a stack changes a layer at a time, by what queries and keys read
     roles = {Top1: WHERE if "stack" in view else spec.where, Perplexity: spec.where}
     return [
         Cell(
             subject,
-            _variant(one, spec, under, where(view, roles[metric])),
+            _variant(treatment, spec, under, where(view, roles[metric])),
             metric(),
-            about | (ablated_in(view) if one.features else {}) | one.fields,
+            about | (ablated_in(view) if treatment.features else {}) | treatment.fields,
         )
-        for metric, one in product(roles, treatments)
+        for metric, treatment in product(roles, treatments)
     ]
 
 

@@ -154,10 +154,7 @@ def check_alike(model: PreTrainedModel, other: str | PreTrainedModel) -> None:
             f"'{model.config.model_type}', as the model that it is compared with"
         )
     ours, theirs = (
-        {
-            key: tuple(tensor.shape)
-            for key, tensor in skeleton(without_storage(one), torch.bfloat16).state_dict().items()
-        }
+        {key: tuple(tensor.shape) for key, tensor in skeleton(without_storage(one)).state_dict().items()}
         for one in (model.config, config)
     )
     for key in dict.fromkeys([*ours, *theirs]):

@@ -127,8 +127,8 @@ def _read(path: Path, name: str, extended_by: tuple[Path, ...] = ()) -> Fields:
         raise UserError(f"experiment file '{path}': 'extends' is {shown(base)}; expected another file's name")
     base_name = posixpath.normpath(PurePosixPath(name).parent / PurePosixPath(base).with_suffix(""))
     inherited = _read(path.parent / base, base_name.removeprefix("../"), (*extended_by, place))
-    own = {field: value for field, value in fields.values.items() if field in values}
-    return Fields(inherited.values | own, inherited.places | fields.places)
+    overriding = {field: value for field, value in fields.values.items() if field in values}
+    return Fields(inherited.values | overriding, inherited.places | fields.places)
 
 
 def _text(path: Path) -> str:

@@ -52,16 +52,16 @@ def _line(value: str) -> str:
 
 def _text(value, as_string: Callable[[object], str]):
     """A text that is named in one line; or, from Python, one's own, as `outliers.load_text` takes it, whole."""
-    own = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Iterator))
-    return value if own else _line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
+    is_object = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Iterator))
+    return value if is_object else _line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
 
 
 def _dump_text(value, info: SerializationInfo):
     """In JSON one's own text is what rows call it."""
-    return value if info.mode != "json" or isinstance(value, str) else said_of_text(value)
+    return value if info.mode != "json" or isinstance(value, str) else text_label(value)
 
 
-def said_of_text(text) -> str:
+def text_label(text) -> str:
     """What rows say of a text: the name of a file without its folder, for the hash of its tokens says which one it is;
     or what kind of object it is."""
     if isinstance(text, (str, os.PathLike)):
@@ -149,8 +149,8 @@ def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
     """A scheme with what is written behind its name; another library's as it is."""
     if scheme == PEER or not written:
         return scheme
-    found = remedied(get_scheme(scheme), written)
-    return found.name if isinstance(scheme, str) else found
+    changed = remedied(get_scheme(scheme), written)
+    return changed.name if isinstance(scheme, str) else changed
 
 
 @contextmanager
@@ -361,13 +361,13 @@ class OfSchemes(Named):
         with saying_all():
             schemes = self.schemes
             if self.transform is not None:
-                changed = [one for one in schemes if one != PEER and get_scheme(one).quantizes_projections]
+                changed = [scheme for scheme in schemes if scheme != PEER and get_scheme(scheme).quantizes_projections]
                 if not changed:
                     raise UserError(
                         f"transform '{self.transform}' with schemes that quantize nothing; expected one that does"
                     )
-                schemes = [_remedied(one, self.transform) if one in changed else one for one in schemes]
-            schemes = [_remedied(one, written) for one in schemes for written in map(_share, self.attention)]
+                schemes = [_remedied(scheme, self.transform) if scheme in changed else scheme for scheme in schemes]
+            schemes = [_remedied(scheme, written) for scheme in schemes for written in map(_share, self.attention)]
         self.schemes, self.transform, self.attention = list(dict.fromkeys(schemes)), None, [ATTENTION_16]
         return self
 
@@ -527,11 +527,11 @@ def _gpus(value):
     """Hardware that is given as 8x24 or 24: how many GPUs, and the GiB of each; what is no text as it is."""
     if not isinstance(value, str):
         return value
-    found = re.fullmatch(r"(?:([0-9]{1,9})x)?([0-9]{1,9}(?:\.[0-9]+)?)", value)
-    if not found:
+    match = re.fullmatch(r"(?:([0-9]{1,9})x)?([0-9]{1,9}(?:\.[0-9]+)?)", value)
+    if not match:
         raise UserError(f"hardware '{value}'; expected a number of GPUs and the GiB of each, such as --gpu 8x24")
-    count = int(found[1] or 1)
-    return {"hardware": f"{count}x GPU", "gpus": count, "gigabytes": float(found[2])}
+    count = int(match[1] or 1)
+    return {"hardware": f"{count}x GPU", "gpus": count, "gigabytes": float(match[2])}
 
 
 class Memory(Named):
@@ -663,14 +663,14 @@ def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
     if first["type"] == "extra_forbidden":
         *place, name = path
         of = f"field of {'.'.join(map(str, place))}" if place else "field"
-        found = FieldError(str(unknown_name(of, str(name), _kind_at(kind, place).model_fields)))
+        mistake = FieldError(str(unknown_name(of, str(name), _kind_at(kind, place).model_fields)))
     elif first["type"] == UNKNOWN:
-        found = FieldError(first["msg"])
+        mistake = FieldError(first["msg"])
     else:
         message = first["msg"].removeprefix("Value error, ")
-        found = FieldError(f"field '{field}': {message}, got {shown(first['input'])}")
-    found.path = path[:-1] if first["type"] == "missing" else path
-    return found
+        mistake = FieldError(f"field '{field}': {message}, got {shown(first['input'])}")
+    mistake.path = path[:-1] if first["type"] == "missing" else path
+    return mistake
 
 
 def _kind_at(kind: type[BaseModel], path: list) -> type[BaseModel]:

@@ -117,6 +117,6 @@ class Training(Spread):
         common, runs = fields.get("recipe", {}), fields.get("runs")
         if not isinstance(common, dict) or not isinstance(runs, dict):
             return fields
-        own = {name: {} if run is None else run for name, run in runs.items()}
-        runs = {name: common | run if isinstance(run, dict) else run for name, run in own.items()}
+        by_name = {name: {} if run is None else run for name, run in runs.items()}
+        runs = {name: common | run if isinstance(run, dict) else run for name, run in by_name.items()}
         return fields | {"runs": runs}

@@ -52,7 +52,7 @@ def code_hash() -> str:
     It is that of the parsed sources without docstrings, so that comments, docstrings and layout change nothing, and of
     the tables beside them.
     """
-    package, kernels = (Path(of.__file__).parent for of in (outliers, outlier_kernels))
+    package, kernels = (Path(module.__file__).parent for module in (outliers, outlier_kernels))
     return hash_of([*(package / room for room in ROOMS), kernels])
 
 

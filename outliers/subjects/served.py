@@ -40,8 +40,8 @@ class Served(Causal):
 
         cells = list(cells)
         for cell in cells:
-            for one in schemes_of(cell.variant):
-                check_kept(one.scheme)
+            for quantized in schemes_of(cell.variant):
+                check_kept(quantized.scheme)
             others, formats = apart_from_cache(cell.variant)
             if formats and any(isinstance(part, Prefixed) for part in parts_of(others)):
                 raise UserError(f"'{cell.variant.name}' generates behind a prefix in {formats}; expected one alone")
@@ -88,7 +88,7 @@ class Served(Causal):
         from outliers.subjects.bench import describe, left_fields, protocol_of
 
         fields = describe(self, model)
-        small = [one.module for one in projections(model) if isinstance(one.module, Int8Linear)]
+        small = [projection.module for projection in projections(model) if isinstance(projection.module, Int8Linear)]
         buffers = [buffer for layer in small for buffer in layer.buffers()]  # codes and scales
         if small:
             digest = hashlib.sha256(fields["weights_hash"].encode())
@@ -100,5 +100,5 @@ class Served(Causal):
         fields["weights_bytes"] = sum(weight.nbytes for weight in weights)
         in_codes = any(weight.dtype == int8 for weight in weights)
         left = left_fields(model, fields["parameters"]) if in_codes else {}
-        said = {"protocol": protocol_of(self.settings, self.blocks), "scheme": BASELINE}
-        return fields | said | variant.fields(model) | left
+        about = {"protocol": protocol_of(self.settings, self.blocks), "scheme": BASELINE}
+        return fields | about | variant.fields(model) | left

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outliers.specification.kinds import said_of_text
+from outliers.specification.kinds import text_label
 from outliers.specification.recipe import Recipe, Training
 from outliers.subjects.cell import Cell, Subject, unusual
 
@@ -35,7 +35,7 @@ class TrainingRun(Subject):
     def asked(self) -> dict:
         """What rows say of it."""
         settings = self.settings
-        measured_on = {"text": said_of_text(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
+        measured_on = {"text": text_label(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
         return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **unusual(dict(settings))}
 
     @property

@@ -34,7 +34,7 @@ class Progress(tqdm):
         self.together = 1  # steps that are being made at once
         self.inside = 0.0  # how many of them are, as it were
         self.workers, self.marks = 1, [(self.start, 0.0)]  # when so many steps were made
-        self.said = False
+        self.announced = False
         self.ended = threading.Event()
         super().__init__(total=total, unit=unit, disable=None, dynamic_ncols=True)
         self.desc, self.unit = "", unit  # which is not set where there is no bar
@@ -110,9 +110,15 @@ class Progress(tqdm):
                 del self.marks[1:-1:2]
         left = self.left()
         # The first step may have compiled kernels and read files.
-        if self.said or len(self.marks) < 3 or _open[0] is not self or now - self.start < SOON or (left or 0) < SHORT:
+        if (
+            self.announced
+            or len(self.marks) < 3
+            or _open[0] is not self
+            or now - self.start < SOON
+            or (left or 0) < SHORT
+        ):
             return
-        self.said = True
+        self.announced = True
         logger.info(f"about {duration(left)} left")
 
     def _log(self) -> None:

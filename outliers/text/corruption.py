@@ -19,8 +19,8 @@ def chosen_positions(blocks: torch.Tensor, generator: torch.Generator) -> torch.
 
 def sentinels_of(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
     """The ids of <extra_id_0>, <extra_id_1>, …, which stand in the place of spans: int64 (sentinels,)."""
-    found = {int(name[1]): id for token, id in tokenizer.get_vocab().items() if (name := SENTINEL.fullmatch(token))}
-    return torch.tensor([found[number] for number in sorted(found)])
+    by_number = {int(name[1]): id for token, id in tokenizer.get_vocab().items() if (name := SENTINEL.fullmatch(token))}
+    return torch.tensor([by_number[number] for number in sorted(by_number)])
 
 
 class Spans(NamedTuple):
@@ -39,10 +39,10 @@ class Spans(NamedTuple):
     @classmethod
     def read_in(cls, block: int) -> "Spans":
         """Of the most tokens, at least 2, of which an encoder reads `block`, as in T5's `random_spans_helper`."""
-        found = cls.of(2)
-        while (longer := cls.of(found.tokens + 1)).read <= block:
-            found = longer
-        return found
+        spans = cls.of(2)
+        while (longer := cls.of(spans.tokens + 1)).read <= block:
+            spans = longer
+        return spans
 
     @property
     def read(self) -> int:
