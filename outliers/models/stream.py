@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby, product
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -27,38 +27,11 @@ from outliers.models.anatomy import Anatomy, decoder_layers, ids_of, inputs_of, 
 from outliers.models.anatomy.examples import Block
 from outliers.models.checkpoint import Checkpoint, dtype_of
 from outliers.models.load import HASHING, check_finite, find_device, hash_of, line_of, open_model
+from outliers.models.variant import Variant
 from outliers.terminal.progress import over
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
-
-
-class Variant(Protocol):
-    """What is done to a model while blocks pass; those that there are stand in `outliers.variants`."""
-
-    @property
-    def needs_trace(self) -> bool:
-        """Whether something must be known of the text first; `knowing(trace)` is then the variant that knows it."""
-        return False
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Whether it must know how large inputs are; `calibrated(calibration)` is then the variant that knows it."""
-        return False
-
-    @property
-    def name(self) -> str:
-        """What to call it in rows and messages; `outliers.variant` reads the names of those that there are."""
-
-    def fields(self, model: PreTrainedModel | None = None, /) -> dict:
-        """What identifies it in a row, with what a model decides where one is given, such as which kernels run."""
-
-    def first_layer(self, model: PreTrainedModel, /) -> int:
-        """From which decoder layer on it changes anything; 0 where that is not known, their number where nothing."""
-        return 0
-
-    def on(self, model: PreTrainedModel, layer: int | None = None, /) -> AbstractContextManager[PreTrainedModel]:
-        """A context with the model under it; layer: the only one that is asked for and has its weights, or None."""
 
 
 @dataclass(frozen=True)

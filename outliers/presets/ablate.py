@@ -10,7 +10,7 @@ from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.top1 import Top1
 from outliers.metrics.trace import Trace
 from outliers.models.names import short_name
-from outliers.models.stream import Variant
+from outliers.models.variant import Variant
 from outliers.presets.emergence import CROSS, ablated_in, counted, where
 from outliers.quantization.convert import check_calibrated
 from outliers.quantization.schemes import get_scheme, said_of

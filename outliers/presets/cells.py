@@ -24,7 +24,7 @@ from outliers.specification.kinds import (
 from outliers.subjects.cell import Cell, Plan
 
 if TYPE_CHECKING:
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
 
 METRICS = {name: record for name, record in metrics().items() if record.subject}
 VARIANT = (

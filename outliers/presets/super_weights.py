@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from outliers.models.anatomy.examples import Block
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
 
 CONTROLLED = 4  # candidates, those that change most, are compared with controls; the first is multiplied too
 FACTORS = (0.5, 1.5, 2)  # of that one, beside 0 (Yu et al., 2024, section 3.3)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
     from outliers.subjects.bench import Bench
 
 READS_TEXT = True

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
 
 # Of rooms to the right: outliers.subjects.bench, outliers.metrics.metric, outliers.runs.rows.
 Bench = Metric = Row = Any

@@ -15,7 +15,7 @@ from outliers.variants.together import apart_from_cache, parts_of, schemes_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
     from outliers.subjects.bench import Bench
 
 
