@@ -60,9 +60,9 @@ def in_nnsight(role: str, module: str) -> str:
 
 def of_transformerlens(name: str) -> tuple[int, str] | None:
     """The layer and the role, or the reader, of a name of TransformerLens; None of any other."""
-    found = re.fullmatch(r"blocks\.([0-9]{1,9})\.(.+)", name)
-    places = [place for place, hook in TRANSFORMERLENS.items() if found and hook == found[2]]
-    return (int(found[1]), places[0]) if places else None
+    match = re.fullmatch(r"blocks\.([0-9]{1,9})\.(.+)", name)
+    places = [place for place, hook in TRANSFORMERLENS.items() if match and hook == match[2]]
+    return (int(match[1]), places[0]) if places else None
 
 
 def check_threshold(name: str, value: float) -> float:

@@ -13,7 +13,7 @@ from outliers.models.names import short_name
 from outliers.models.variant import Variant
 from outliers.presets.emergence import CROSS, ablated_in, counted, where
 from outliers.quantization.convert import check_calibrated
-from outliers.quantization.schemes import get_scheme, said_of
+from outliers.quantization.schemes import get_scheme, scheme_fields
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Ablation, alpha_of_schemes
 from outliers.subjects.bench import check_scheme
@@ -68,7 +68,7 @@ def _stages(subject: ToAblate) -> Stages:
     scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
     under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
     about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
-    about |= {OF_SCHEME.get(name, name): value for name, value in said_of(scheme, spec.skip).items()}
+    about |= {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, spec.skip).items()}
     yield [cell for view in views for cell in _of_view(subject, view, under, about, view is views[0])]
 
 
