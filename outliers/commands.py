@@ -102,7 +102,7 @@ def _finished(
 
 
 def _fields(given: dict) -> dict:
-    """What is given of some options; the fields themselves divide what has commas."""
+    """The values of the options that are given; the fields themselves divide what has commas."""
     fields = {field: value for field, value in given.items() if value is not None}
     joined = {
         field: ",".join(value) for field, value in fields.items() if isinstance(value, list) and field not in APART

@@ -49,12 +49,12 @@ SINK = 0.3  # mean attention that a sink receives: Gu et al., 2024, section 3
 
 
 def in_transformerlens(layer: int, place: str) -> str:
-    """What TransformerLens calls a hidden state: blocks.3.mlp.hook_post for layer 3 and ffn_out."""
+    """The name of a hidden state in TransformerLens: blocks.3.mlp.hook_post for layer 3 and ffn_out."""
     return f"blocks.{layer}.{TRANSFORMERLENS[place]}"
 
 
 def in_nnsight(role: str, module: str) -> str:
-    """What nnsight calls a hidden state by the path of a module: model.layers[3].mlp.down_proj.input."""
+    """The name of a hidden state in nnsight, by the path of a module: model.layers[3].mlp.down_proj.input."""
     return re.sub(r"\.(\d+)", r"[\1]", module) + (".output" if role == RESIDUAL else ".input")
 
 

@@ -89,7 +89,7 @@ def is_streamed(model: PreTrainedModel) -> bool:
 
 
 class Call(NamedTuple):
-    """What a layer is called with beside the hidden states.
+    """The arguments of a layer beside the hidden states.
 
     memory: what of it the stack before has put out. carries: see `Anatomy`.
     """
@@ -106,7 +106,7 @@ class Call(NamedTuple):
         memory: torch.Tensor | None = None,
         carried: Mapping[int, object] = MappingProxyType({}),
     ) -> "Output":
-        """What a layer makes of hidden states (1, T, features).
+        """The output of a layer for hidden states (1, T, features).
 
         memory: what takes the place of the call's. carried: what the layer before carries.
         """
@@ -122,7 +122,7 @@ class Call(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a layer puts out.
+    """The output of a layer.
 
     state: hidden states (1, T, features). in_tuple: whether they came in one. carried: what the next layer takes as
     arguments, by their places behind the hidden states.
@@ -208,7 +208,7 @@ class Stream:
             module._buffers.update({part: buffer.to(self.device) for part, buffer in buffers.items()})
 
     def _compute_what_is_not_stored(self, model: PreTrainedModel) -> None:
-        """What the architecture computes by itself, such as the positions of Marian."""
+        """Fill the parameters that the architecture computes by itself, such as the positions of Marian."""
         outside = [(own, one) for own, one in model.named_parameters() if self._number(own) is None and one.is_meta]
         for own, parameter in outside:
             _assign(model, own, torch.empty_like(parameter, device="cpu"))
@@ -306,7 +306,7 @@ class Stream:
         yield from ((of_variant, examples[of_block], next(ends)) for of_variant, of_block in turns)
 
     def _kept(self, state: torch.Tensor) -> torch.Tensor:
-        """What a stack puts out (T, features), kept for the one that reads it: (1, T, features)."""
+        """Keep the output (T, features) of a stack for the one that reads it: (1, T, features)."""
         return self.storage((1, *state.shape), state.dtype, state.device).copy_(state)
 
     def _through(
@@ -380,7 +380,7 @@ class Stream:
 def into_layers(
     model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, memory: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, list[Call]]:
-    """What goes into the first layer of a stack for what it reads of a block, (T, features), and what each layer is
+    """The input (T, features) of the first layer of a stack for its part of a block, and what each layer is
     called with beside it; memory: what the stack before puts out, (1, T, features)."""
     with _in_the_place_of_layers(model, stack) as gates:
         run_stack(model, stack, inputs, memory)
@@ -401,7 +401,7 @@ def out_of_layers(
     in_tuple: bool,
     memory: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What comes out of a stack where its last layer puts out a state (T, features), in a tuple or not."""
+    """The output of a stack whose last layer puts out a state (T, features), in a tuple or not."""
     with _in_the_place_of_layers(model, stack) as gates:
         gates[-1].output = state[None], in_tuple
         return run_stack(model, stack, inputs, memory)
@@ -410,7 +410,7 @@ def out_of_layers(
 def behind_first(
     model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, state: torch.Tensor, in_tuple: bool
 ) -> torch.Tensor:
-    """What a stack makes of the state (T, features) that its first layer puts out: what the second one reads; of a
+    """The input of the second layer of a stack, made of the state (T, features) that the first one puts out; of a
     stack of one layer nothing, for `out_of_layers` does it."""
     with _in_the_place_of_layers(model, stack) as gates:
         if len(gates) == 1:

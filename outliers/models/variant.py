@@ -1,4 +1,4 @@
-"""What is done to a model before it is measured; without torch, so that names of variants are read at once."""
+"""Variants, changes to a model before it is measured; without torch, so that names of variants are read at once."""
 
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Variant(Protocol):
-    """What is done to a model while blocks pass; those that there are stand in `outliers.variants`."""
+    """A change to a model while blocks pass; those of this project stand in `outliers.variants`."""
 
     @property
     def needs_trace(self) -> bool:
@@ -22,10 +22,10 @@ class Variant(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call it in rows and messages; `outliers.variant` reads the names of those that there are."""
+        """Its name in rows and messages; `outliers.variant` reads those of this project's variants."""
 
     def fields(self, model: "PreTrainedModel | None" = None, /) -> dict:
-        """What identifies it in a row, with what a model decides where one is given, such as which kernels run."""
+        """The fields that identify it in a row; with a model also those that it decides, such as which kernels run."""
 
     def first_layer(self, model: "PreTrainedModel", /) -> int:
         """From which decoder layer on it changes anything; 0 where that is not known, their number where nothing."""

@@ -84,7 +84,7 @@ class OutliersConfig(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: dict, *arguments: Any, **keywords: Any) -> "OutliersConfig":
-        """What `to_dict` wrote; a plan by its content, for a model's file must not name other files."""
+        """Read a dictionary of `to_dict`; a plan by its content, for a model's file must not name other files."""
         if isinstance(config_dict.get("plan"), str):
             raise ValueError(f"plan is {shown(config_dict['plan'])} in a dictionary; expected the content of a plan")
         return super().from_dict(config_dict, *arguments, **keywords)
@@ -166,7 +166,7 @@ class OutliersQuantizer(HfQuantizer):
         return name == "weight" and path in self.layers
 
     def get_quantize_ops(self) -> ConversionOps:
-        """What makes codes of a weight."""
+        """The operation that makes codes of a weight."""
         return _Codes(self.layers)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_) -> PreTrainedModel:
@@ -184,7 +184,7 @@ class OutliersQuantizer(HfQuantizer):
         return model
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel, *_) -> tuple[dict | None, dict]:
-        """What `save_pretrained` writes: codes, or exact weights by the names that they had."""
+        """The tensors that `save_pretrained` writes: codes, or exact weights by the names that they had."""
         exact = _layers(model, QuantizedLinear)
         if not exact:
             return None, {}

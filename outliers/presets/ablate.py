@@ -1,4 +1,4 @@
-"""What a model loses without some features, beside what it loses without random ones."""
+"""The loss of a model without some features, beside its loss without random ones."""
 
 import logging
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def _stages(subject: ToAblate) -> Stages:
 
 
 def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict, first: bool) -> list[Cell]:
-    """What is asked of the features of a view, which are taken out in its layers; with the first one, of the model as
+    """The cells of the features of a view, which are taken out in its layers; with the first one, those of the model as
     it is."""
     spec = subject.settings
     treatments = planned(spec, view["hidden_size"], spec.features or view["features"], view["features"])
@@ -109,5 +109,5 @@ def _no_outlier(traced: Row, spec: Ablation) -> UserError:
 
 
 def planned(spec: Ablation, width: int, features: Sequence[int], outliers: Sequence[int] = ()) -> list[Treatment]:
-    """What a specification asks of a model with so many features."""
+    """The treatments that a specification asks for, of a model with so many features."""
     return plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)

@@ -62,7 +62,7 @@ def _by_stack(
     draws: int,
     chosen: bool,
 ) -> list[Cell]:
-    """What is by stack, where the model has several; chosen: whether somebody asked for it, who is told otherwise."""
+    """The cells by stack, where the model has several; chosen: whether somebody asked for it, who is told otherwise."""
     from outliers.models.anatomy import stacks_of
 
     if "stack" not in by:
@@ -97,7 +97,7 @@ def _cells(subject: Subject, variants: Sequence[Damaging], by: Collection[str], 
 
 
 def _places(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
-    """What is measured of single places of a variant."""
+    """The metrics of single places of a variant."""
     fields = ("role", "layer", "head") if isinstance(variant, Cached) else ("role", "layer")
     instead = {"layer": Layers(draws=draws)} if isinstance(variant, Against) else {}
     return [instead.get(field) or Places(by=field, draws=draws) for field in fields if field in by]

@@ -59,5 +59,5 @@ def where(view: dict, roles: Sequence[str] = WHERE) -> tuple[str, ...]:
 
 
 def ablated_in(view: dict) -> dict[str, str]:
-    """What rows say of an ablation in the layers of such a view; nothing where there is one."""
+    """The fields of a row that name the ablated view; none where a model has one."""
     return {"ablated": view["stack"]} if "stack" in view else {}

@@ -1,4 +1,4 @@
-"""What writes features of one model and what reads them: those that are asked for, or those that stand out."""
+"""Writers and readers of features of one model: of features that are named, or of those that stand out."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

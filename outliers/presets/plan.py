@@ -36,7 +36,7 @@ BY = ("count", "parameters", "time")
 
 
 class Alone(NamedTuple):
-    """What a projection costs where nothing else is quantized, nats a token.
+    """The cost of a projection where nothing else is quantized, nats a token.
 
     loss: by how much the loss should rise on any text. divergence: KL from the model as it is.
     """
@@ -76,7 +76,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """What a plan is searched for.
+    """The settings of a search for a plan.
 
     searched, confirmed: the model with the blocks of the search, and with others. under: the scheme. better: schemes
     that projections may get before they stay exact. cost: by how much perplexity may rise, as a share. by: what few of
@@ -139,7 +139,7 @@ class Blocks(Causal):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         return super().asked | {"blocks": self.count} | ({"first_block": self.first} if self.first else {})
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""What reads a feature: what a model loses where only some projections do without it, beside random features."""
+"""Readers of a feature: the loss of a model where only some projections do without it, beside random features."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING

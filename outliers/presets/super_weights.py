@@ -46,7 +46,7 @@ def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequenc
 
 
 def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
-    """What becomes of massive activations and sinks without what makes them."""
+    """Massive activations and sinks without the weights and entries that make them."""
     from outliers.tracing.result import STREAM  # late, for it brings torch, and views take this file
 
     spec = subject.settings
@@ -81,7 +81,7 @@ def _divergence(row: Row) -> float:
 
 
 def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
-    """What is done to find whether a candidate matters, and with what it is compared.
+    """The variants that show whether a candidate matters: without it, and without its controls.
 
     Kind and variant of each: the "weight" set to zero, then its controls: "random" weights of equal magnitude, the
     "largest" of its layer, its whole "neuron" and its whole "row", and its "massive" activation at its mean, if there
@@ -100,7 +100,7 @@ def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
 
 
 def removals(records: Iterable[Mapping]) -> dict[str, "Variant"]:
-    """What is taken away to see what becomes of the largest entry of the residual stream and of the attention to it.
+    """The variants that remove what may make the largest entry of the residual stream, and the attention to it.
 
     records: values of a trace and of candidates, of the model as it is. Nothing at first; where the entry is a massive
     activation the weight and the neuron that write most of it, the entry itself, behind the layer that writes it, and
@@ -167,7 +167,7 @@ def super_weights(
 
 
 def compared(records: Iterable[Mapping]) -> pd.DataFrame:
-    """What `super_weights` returns, of flat records of one model; nothing else of them is looked at."""
+    """The table that `super_weights` returns, from flat records of one model, of which others are passed over."""
     records = list(records)
     values = {(row["metric"], row["variant"]): row["value"] for row in records}
     candidates = {(row["path"], row["output"], row["input"]): row for row in records if row["metric"] == FOUND}

@@ -177,7 +177,7 @@ class Formats(NamedTuple):
 
 
 def _option(written: str, name: str, value: str) -> object:
-    """What an option of a format is set to."""
+    """The value that an option of a format is set to."""
     if name not in (*NUMBERED, *FLAGS, *RANGES):
         raise unknown_name("option of a cache", name, [*NUMBERED, *FLAGS, *RANGES])
     if name in FLAGS and not value:

@@ -27,7 +27,7 @@ OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # a token whose largest |x| there e
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What `calibrate` has found.
+    """The statistics that `calibrate` collects.
 
     blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
     that they have in common, and of the weights that these meet. outlier_tokens: bool (layers, blocks, T), which tokens
@@ -48,7 +48,7 @@ class Calibration:
         return tokens_hash(self.blocks)
 
     def lacks(self, scheme: Scheme) -> list[str]:
-        """What a scheme has to know that was not kept, see `Magnitudes`."""
+        """The statistics that a scheme needs and that were not kept, see `Magnitudes`."""
         known = self.magnitudes.values()
         return [need for need in scheme.needs if any(getattr(magnitudes, need) is None for magnitudes in known)]
 

@@ -1,4 +1,4 @@
-"""What a row says of the scheme that it was measured under."""
+"""The fields of a row that describe the scheme."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -21,7 +21,7 @@ def row_fields(
     only: Collection[str] = (),
     instead: Mapping[Scheme, Collection[str]] = MappingProxyType({}),
 ) -> dict:
-    """What identifies a scheme beside its name, and which kernels run it; nothing where it quantizes nothing.
+    """The fields that identify a scheme beside its name, and its kernels; none where it quantizes nothing.
 
     They are those of `scheme_fields`; outlier_weights: whether outlier features meet exact weights or those rebuilt
     from codes; and, of other schemes than the paper's, what `bits_of` says.

@@ -107,7 +107,7 @@ def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedMod
 
 @functools.lru_cache(maxsize=64)
 def _fields(*place) -> dict:
-    """What rows say of somebody's model; kept, for many metrics are asked of it."""
+    """The fields of a row that identify somebody's model; kept, for it is measured by many metrics."""
     name, loaded = place[0], _loaded(*place)
     if _int8_file(name):
         (stored,) = {layer.scheme.name for layer in loaded.modules() if isinstance(layer, Int8Linear)}

@@ -1,4 +1,4 @@
-"""What is looked at before a command imports torch or transformers, which takes seconds."""
+"""Checks before a command imports torch or transformers, which takes seconds."""
 
 from pathlib import Path
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""What an experiment needs to know, validated."""
+"""The kinds of specifications, validated."""
 
 import os
 import pkgutil
@@ -62,7 +62,7 @@ def _dump_text(value, info: SerializationInfo):
 
 
 def text_label(text) -> str:
-    """What rows say of a text: the name of a file without its folder, for the hash of its tokens says which one it is;
+    """The label of a text in rows: the name of a file without its folder, for the hash of its tokens tells files apart;
     or what kind of object it is."""
     if isinstance(text, (str, os.PathLike)):
         return os.path.basename(text)
@@ -138,7 +138,7 @@ def _attention(value: str) -> str:
 
 
 def _share(attention: str) -> str:
-    """What the name of a scheme says of attention in int8."""
+    """The remedy of attention in int8 as the name of a scheme has it."""
     if attention == ATTENTION_16:
         return ""
     percent = ATTENTION.fullmatch(attention)["percent"]
@@ -288,7 +288,7 @@ class Named(Checked):
         return Path("results") / self.name
 
     def show(self, folder: Path, rows: list[dict]) -> Any:
-        """What rows of it in a folder show, an `outliers.report.section.Section`."""
+        """The `outliers.report.section.Section` that its rows in a folder make."""
         return resolved(type(self).section)(*((self, folder) if self.of_folder else ()), rows)
 
 
@@ -310,7 +310,7 @@ class Spread(Machine):
 
 
 class Settings(Spread):
-    """What a measurement over a text needs to know beside its model."""
+    """The settings of a measurement over a text, beside its model."""
 
     text: Text = Field(default="sample", description=TEXT)
     block: Tokens = Field(default=256, description="Tokens a block.")
@@ -440,7 +440,7 @@ class Ablation(OfOneModel):
 
 
 class Account(OfOneModel):
-    """What writes features of one model and what reads them: the arguments of `outliers.origins` and `readers`."""
+    """The writers and readers of features of one model, by the arguments of `outliers.origins` and `readers`."""
 
     plans, experiment = "outliers.presets.origins:origins_plans", "origins"
     section = "outliers.report.views.account:account_section"
@@ -535,7 +535,7 @@ def _gpus(value):
 
 
 class Memory(Named):
-    """What models need at inference, from their configurations, and the largest that some hardware holds.
+    """The memory that models need at inference, from their configurations, and the largest that some hardware holds.
 
     With these defaults the paper's Table 3 comes out as published; so it does with a headroom of 0.65 to 1.08 GiB at a
     context of 128, 0.57 to 0.92 at 256, 0.49 to 0.76 at 384, 0.41 to 0.56 at 512, 0.32 to 0.34 at 640; never at 768.
@@ -630,14 +630,14 @@ class ZeroShot(OfSchemes, Spread):
 
 
 def resolved(place: Any) -> Any:
-    """What is named as `module:object`, which may be the name of another object; or the object itself."""
+    """The object that is named as `module:object`, which may name another one; or the object itself."""
     while isinstance(place, str):
         place = pkgutil.resolve_name(place)
     return place
 
 
 def alpha_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) -> float | None:
-    """What takes the place of every scheme's own threshold: alpha, where somebody asked for one."""
+    """The threshold that replaces that of every scheme: alpha, where it is given."""
     return spec.alpha if "alpha" in spec.model_fields_set else None
 
 
@@ -674,7 +674,7 @@ def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
 
 
 def _kind_at(kind: type[BaseModel], path: list) -> type[BaseModel]:
-    """What a specification has in some place, such as one of its runs."""
+    """The kind of the specification at a path, such as of one of its runs."""
     for part in path:
         if part in kind.model_fields:
             kind = next(_kinds_in(kind.model_fields[part].annotation), kind)

@@ -57,7 +57,7 @@ class Pretrained(Subject):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         checkpoint = {} if self.revision is None else {"checkpoint": self.revision}
         return {"model": self.model, **checkpoint, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
@@ -176,7 +176,7 @@ class Causal(Pretrained):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         settings = self.settings
         return super().asked | {"text": text_label(settings.text), "block": settings.block, "blocks": settings.blocks}
 

@@ -31,7 +31,7 @@ class Served(Causal):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         return {name: value for name, value in super().asked.items() if name not in ("block", "blocks")}
 
     def check(self, cells: Iterable[Cell]) -> None:
@@ -80,7 +80,7 @@ class Served(Causal):
         return bench.keep(self, (settings.dtype, settings.device, variant.name), load, like)
 
     def _fields(self, model: "PreTrainedModel", variant: "Variant") -> dict:
-        """What rows of the model under a variant have in common."""
+        """The facts that rows of the model under a variant share."""
         from torch import int8
 
         from outliers.models.anatomy import projections

@@ -1,4 +1,4 @@
-"""What every command has in common: options, one line for a user's mistake or Ctrl-C, and exit codes."""
+"""The parts that all commands share: options, one line for a user's mistake or Ctrl-C, and exit codes."""
 
 import contextlib
 import functools
@@ -116,5 +116,5 @@ def called(command: str) -> list[str]:
 
 
 def typed(command: str) -> str:
-    """What the user typed to run a command of this name."""
+    """The line that the user typed to run a command of this name."""
     return shlex.join([*called(command), *sys.argv[1:]])

@@ -31,7 +31,7 @@ def _option(name: str, field: FieldInfo) -> Parameter:
 
 
 def _typed(field: FieldInfo) -> type:
-    """What Typer makes of what is typed for a field: a number, whether it is there, or text, which the field reads."""
+    """The type that Typer reads for a field: a number, a flag, or text, which the field reads itself."""
     read = any(isinstance(check, BeforeValidator) and check.json_schema_input_type is str for check in field.metadata)
     annotation = str if read else _plain(field.annotation)
     if get_origin(annotation) is list:

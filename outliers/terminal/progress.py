@@ -84,7 +84,7 @@ class Progress(tqdm):
         return max(0.0, todo * pace - min(pace, self.clock() - end))
 
     def line(self) -> str:
-        """What is being measured, how much is finished, and the time that is left."""
+        """The current measurement, how much is finished, and the time that is left."""
         left, steps = self.left(), self.n + self.inside
         line = f"{self.desc}{self.n} of {self.total} {self.unit}s, {steps / self.total if self.total else 0.0:.0%}"
         since = f"since {duration(self.clock() - self.start)}"
@@ -98,7 +98,7 @@ class Progress(tqdm):
 
     @property
     def format_dict(self) -> dict:
-        """What tqdm writes, with the same time left."""
+        """The values that tqdm writes, with the same time left."""
         left = self.left() if hasattr(self, "ended") else None
         return super().format_dict | ({"rate": (self.total - self.n) / left} if left else {})
 

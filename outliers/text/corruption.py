@@ -1,4 +1,4 @@
-"""What is taken from token ids to be predicted: single tokens, or spans of them."""
+"""Corruption of token ids: single tokens, or spans of them, are taken out to be predicted."""
 
 import re
 from typing import NamedTuple
@@ -46,12 +46,12 @@ class Spans(NamedTuple):
 
     @property
     def read(self) -> int:
-        """What the encoder reads: tokens that are kept, a sentinel for each span, and the end."""
+        """How many tokens the encoder reads: those that are kept, a sentinel for each span, and the end."""
         return self.tokens - self.predicted + self.spans + 1
 
     @property
     def targets(self) -> int:
-        """What the decoder predicts: each span behind its sentinel, and the end."""
+        """How many tokens the decoder predicts: each span behind its sentinel, and the end."""
         return self.predicted + self.spans + 1
 
 

@@ -27,7 +27,7 @@ class Conversation(NamedTuple):
 
 
 def text_name(text: Text) -> str:
-    """What a message calls a text: its name or path, or what kind of object it is. Rows: `text_label`."""
+    """The name of a text in messages: its name or path, or what kind of object it is. Rows: `text_label`."""
     if isinstance(text, (str, os.PathLike)):
         return os.fspath(text)
     if isinstance(text, torch.Tensor):

@@ -42,7 +42,7 @@ def named_ids(config: PretrainedConfig, tokenizer: object, ids: Iterable[int]) -
 
 
 def namer_of(model: str, revision: str | None = None) -> Callable[[int], str]:
-    """What names the ids of a model's positions."""
+    """A function that names the ids of a model's positions."""
     config = load_config(model, revision)
     name_of = family_of(config).name_of
     if name_of is None:

@@ -124,7 +124,7 @@ class Ablated(Variant):
 
     @property
     def name(self) -> str:
-        """What is done to which features, as `read` takes it."""
+        """The method and its features, as `read` takes them."""
         if not self.intervention.features:
             return BASELINE
         intervention, where = self.intervention, () if self.where == WHERE else self.where
@@ -138,7 +138,7 @@ class Ablated(Variant):
         )
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """What is done to which features, and where."""
+        """The method, its features, and where they are replaced."""
         intervention = self.intervention
         return {
             "method": intervention.method,

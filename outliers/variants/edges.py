@@ -77,14 +77,14 @@ class Place(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """What reads features that are replaced: modules, in all of their input; and some outputs of projections."""
+    """The readers of replaced features: modules, in all of their input; and some outputs of projections."""
 
     inputs: "list[Projection]"
     outputs: "list[tuple[Projection, torch.Tensor]]"
 
 
 def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = None) -> Edges:
-    """What of a model, or of one layer, is at some places; where all that read a hidden state are, it is a role's.
+    """The readers of a model, or of one layer, at some places; where all that read a hidden state are, it is a role's.
 
     Raises:
         UserError: a layer or a head is out of range, or a layer of a place has nothing of what the place says.
@@ -108,7 +108,7 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
 
 
 def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], roles: set[str]) -> Edges:
-    """What is at places of a layer and not of roles; roles of which all readers are there are added to these."""
+    """The readers at places of a layer but those of whole roles; roles of which all readers are there join these."""
     import torch
 
     from outliers.models.anatomy.parts import parts

@@ -50,7 +50,7 @@ class Massive(Variant):
 
     @property
     def name(self) -> str:
-        """What becomes of which entries, as `read` takes it."""
+        """The features, the layer and the value, as `read` takes them."""
         options = {"value": self.value, "above": self.above}
         return str(Term("massive", self.features, (f"layers.{self.layer}",), options))
 

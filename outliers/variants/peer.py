@@ -1,4 +1,4 @@
-"""What others made of a model, to compare with: the 8-bit layers of bitsandbytes, or a model of somebody else."""
+"""Models of others to compare with: the 8-bit layers of bitsandbytes, or a model of somebody else."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -101,7 +101,7 @@ class Against(Variant):
 
     @property
     def called(self) -> str:
-        """What the other model is called."""
+        """The name of the other model."""
         if isinstance(self.other, str):
             return self.other
         return self.other.config.name_or_path or type(self.other).__name__

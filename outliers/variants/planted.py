@@ -35,11 +35,11 @@ class Planted(Variant):
 
     @property
     def name(self) -> str:
-        """What is planted, as `read` takes it."""
+        """The features and the factor, as `read` takes them."""
         return str(Term("plant", self.features, (), {"factor": self.factor}))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """What is planted."""
+        """The features and the factor."""
         return {"planted": list(self.features), "factor": self.factor}
 
     @contextmanager

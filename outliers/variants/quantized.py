@@ -71,7 +71,7 @@ class Quantized(Variant):
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Quantized":
-        """What a plan says."""
+        """The variant that a plan describes."""
         instead = [(get_scheme(name), tuple(paths)) for name, paths in plan.instead.items()]
         return cls(get_scheme(plan.scheme), tuple(plan.exact), instead=tuple(instead))
 

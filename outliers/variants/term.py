@@ -29,7 +29,7 @@ class Weight(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What is done to which features, or to which weight; places: where features are read."""
+    """A method with its features, or its weight; places: where features are read."""
 
     name: str
     features: tuple[int, ...]
@@ -39,7 +39,7 @@ class Term(NamedTuple):
 
     @classmethod
     def read(cls, written: str) -> "Term":
-        """What was written.
+        """Parse a term.
 
         Raises:
             UserError: it is no such term, or an option is twice there or no number.

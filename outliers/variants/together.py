@@ -66,7 +66,7 @@ class Together(Variant):
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """What the last one makes."""
+        """The model that the last one makes."""
         with ExitStack() as stack:
             for variant in self.variants:
                 model = stack.enter_context(variant.on(model, layer))
@@ -89,7 +89,7 @@ def others_of(variant: "Variant") -> list[Against]:
 
 
 def apart_from_cache(variant: "Variant") -> "tuple[Variant, Formats | None]":
-    """What a variant does before the cache, and the formats of the cache; None where it has none."""
+    """A variant without its cache, and the formats of the cache; None where it has none."""
     *others, last = parts_of(variant)
     if not isinstance(last, Cached):
         return variant, None

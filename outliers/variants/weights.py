@@ -46,7 +46,7 @@ class Scaled(Variant):
 
     @property
     def name(self) -> str:
-        """What is done to which entries, as `read` takes it."""
+        """The method and its entries, as `read` takes them."""
         name, options = ("scale", {"factor": self.factor}) if self.factor else ("zero", {})
         return str(Term(name, (), (), options, self.weight))
 

@@ -34,7 +34,7 @@ WEIGHTS = dict.fromkeys(OF_WEIGHTS, Scaled)  # by those of terms with a weight
 
 
 def variant(written: str) -> "Variant":
-    """What is done to a model, by its writing: the `name` of a variant, which this turns back into it.
+    """Parse the name of a variant: this turns the `name` of a variant back into it.
 
     Terms are joined by + in the order in which they act. `zero(3,17)`, `mean(3)` and `shuffle(3@attn_in/ffn_in,seed=1)`
     replace features in inputs of projections, of attn_in where none is named, or where only some read them, as
@@ -80,7 +80,7 @@ def variant(written: str) -> "Variant":
 
 
 def _reader(term: str) -> Callable[[list[str]], "list[Variant]"]:
-    """What reads a term, and those behind it that it reads too."""
+    """The function that parses a term, and those behind it that belong to it."""
     if re.match(rf"{PREFIX}\b", term):
         return _prefix
     if re.match(rf"{AGAINST}\b", term):

@@ -1,4 +1,4 @@
-"""What a format says of the projections of a model, and how their names are written short."""
+"""The projections of a model with the scheme that a format has for each, and short forms of their names."""
 
 import re
 from collections import defaultdict
@@ -41,7 +41,7 @@ class Assigned:
         return [path for path, module in self.model.named_modules() if isinstance(module, kinds) and path not in inside]
 
     def same_for_all(self, format: str) -> list[object]:
-        """What is said of all schemes; raises UserError where it differs, for formats that say one."""
+        """The one configuration for all schemes, for formats that have one; raises UserError where schemes differ."""
         words = list(dict.fromkeys(words for words, _ in self.groups))
         if len(words) > 1:
             raise UserError(

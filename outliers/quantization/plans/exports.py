@@ -111,13 +111,13 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
 
 
 def export_text(plan: Plan, format: str, model: PreTrainedModel) -> str:
-    """What `export` gives as the text of a file: JSON, YAML or lines; raises as it does."""
+    """The result of `export` as the text of a file: JSON, YAML or lines; raises as it does."""
     exported = export(plan, format, model)
     return EXPORTS[format].text(exported)
 
 
 def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Projection]) -> Assigned:
-    """What a format says of each projection."""
+    """The projections of a model with the scheme that a format has for each."""
     scheme = get_scheme(plan.scheme)
     others = check_instead(model, scheme, set(plan.exact), plan.instead)
     exact: list[Projection] = []
@@ -132,7 +132,7 @@ def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Proje
 
 
 def _words(scheme: Scheme, format: str) -> object:
-    """What a format has for a scheme.
+    """The configuration that a format has for a scheme.
 
     Raises UserError where it has nothing: another scheme in its place would be another plan.
     """
