@@ -8,7 +8,7 @@ LONGEST_VALUE = 80  # characters of a value in one
 
 
 class UserError(Exception):
-    """A mistake in one line: what was wrong, what was expected and what to do.
+    """What was wrong, what was expected and what to do, in one line.
 
     The library raises it like any exception; the command line prints its message alone and exits with code 2. What a
     file or another library says in it may hold anything: line ends become spaces, what no terminal prints is escaped,
@@ -45,7 +45,7 @@ def first_of(names: list, most: int = 3) -> str:
 
 
 def reason_of(error: BaseException, most: int) -> str:
-    """The message of another library's error, in one line of so many characters; its kind where there is no message."""
+    """What another library says of an error, in one line of so many characters; its kind where it says nothing."""
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 

@@ -63,7 +63,7 @@ class Codes(NamedTuple):
         return cls(_packed(codes, bits), scale, least, states.shape[-1])
 
     def states(self, bits: int) -> torch.Tensor:
-        """The dequantized states, float32 (…, positions, features)."""
+        """What the codes stand for, float32 (…, positions, features)."""
         group = self.codes.shape[-2] // max(1, self.scale.shape[-2])
         scale, least = (part.float().repeat_interleave(group, -2) if group > 1 else part.float() for part in self[1:3])
         return _unpacked(self.codes, bits, self.features) * scale + least
@@ -103,7 +103,7 @@ def through(
 
 
 def _coded(states: torch.Tensor, format: CacheFormat, change: "Change") -> torch.Tensor:
-    """Quantize states and bring them back."""
+    """What codes of states stand for."""
     changed = change.of(states.float())
     if format.bits:
         return change.back(Codes.of(changed, format.bits, format.channels).states(format.bits))
@@ -111,7 +111,7 @@ def _coded(states: torch.Tensor, format: CacheFormat, change: "Change") -> torch
 
 
 class Change(NamedTuple):
-    """A change of the channels of states before they are quantized, and its inverse."""
+    """What is done to the channels of states before they are quantized, and what undoes it."""
 
     of: Callable[[torch.Tensor], torch.Tensor]
     back: Callable[[torch.Tensor], torch.Tensor]
@@ -383,7 +383,7 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        """Their size in memory."""
+        """What they take in memory."""
         there = [self.first, self.exact, *(self.codes or ())[:3]]
         return sum(tensor.numel() * tensor.itemsize for tensor in there if tensor is not None)
 
@@ -396,7 +396,7 @@ class QuantizedCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """The size of keys and values of all layers in memory, scales and exact positions included."""
+        """What keys and values of all layers take in memory, scales and exact positions included."""
         return sum(store.bytes for layer in self.layers for store in layer.stores)
 
 

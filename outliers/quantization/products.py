@@ -53,8 +53,8 @@ class Products:
 
 @cache
 def _read(written: str) -> Products:
-    """The products from the text that an operator was called with: torch.compile takes a number that differs between
-    two models for one that varies, and cannot hand such a number to a function with gradients of its own."""
+    """What an operator was called with: text, for torch.compile takes a number that differs between two models for one
+    that varies, and cannot hand such a number to a function with gradients of its own."""
     return Products(*json.loads(written))
 
 
@@ -147,7 +147,7 @@ def _(gradient, left, _written):
 
 
 def _seed(stochastic: bool) -> int | None:
-    """The seed of stochastic rounding, from torch's generator; None for rounding to the nearest code."""
+    """What a product is rounded by, from torch's generator; None for to the nearest code."""
     return int(torch.randint(2**63 - 1, (), device="cpu")) if stochastic else None
 
 

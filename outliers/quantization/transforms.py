@@ -37,7 +37,7 @@ class Number(NamedTuple):
 
 
 class Magnitudes(NamedTuple):
-    """The statistics of an input that projections share, and of their weights, float32.
+    """What a calibration has found of projections that share an input, float32.
 
     inputs: the largest |x| of each feature (features,). weights: the largest |w| that it is multiplied with in any of
     them. sums: of |x| over all tokens. gram: XᵀX (features, features). rows: some of the inputs (tokens, features),
@@ -76,7 +76,7 @@ class Magnitudes(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """A statistic of the inputs of projections.
+    """What a calibration finds of the inputs of projections.
 
     of: the inputs of a block, float32 (tokens, features), and how many blocks there are. merge: that of two texts.
     under: that of changed inputs, from the function that changes rows. by_feature: whether features must not be mixed.
@@ -189,7 +189,7 @@ class Remedy(NamedTuple):
 
     @classmethod
     def read(cls, written: str) -> "Remedy":
-        """Parse a remedy.
+        """What was written.
 
         Raises:
             UserError: its number is none, or a role is unknown.
@@ -229,7 +229,7 @@ class Applied(NamedTuple):
         return Remedy(self.name, self.number, self.roles)
 
     def fit(self, weight: "torch.Tensor", magnitudes: Magnitudes | None) -> "torch.Tensor":
-        """The tensor that its function `fit` makes of a weight, see `Transform`."""
+        """What its function `fit` makes of a weight, see `Transform`."""
         given = [magnitudes] if self.transform.calibrated else []
         return self.transform.fit(weight, *given, *([] if self.number is None else [self.number]))
 

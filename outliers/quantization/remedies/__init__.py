@@ -1,1 +1,1 @@
-"""Remedies, which lower the cost of quantization; a file each."""
+"""What can be done so that quantization costs less; a file each."""

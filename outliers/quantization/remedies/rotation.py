@@ -64,8 +64,8 @@ def learned(model: "PreTrainedModel", scheme: "Scheme", calibration: "Calibratio
 
 
 def _before(scheme: "Scheme") -> "Scheme":
-    """The scheme that rotations are learned under: this one without what comes after; where that is GPTQ, with exact
-    weights, as SpinQuant learns then, unless nothing else is quantized."""
+    """What is learned under: the scheme without what comes after; where that is GPTQ, with exact weights, as SpinQuant
+    learns then, unless nothing else is quantized."""
     weights = scheme.weights if scheme.gptq is None or scheme.activations is None else None
     return replace(scheme, weights=weights, attention=None, attention_products=(), gptq=None, gptq_roles=())
 
@@ -79,7 +79,7 @@ def check_learned(config: "PretrainedConfig", scheme: "Scheme") -> None:
 
 
 def _key(layer: int, role: str) -> object:
-    """The key of the matrix that an input has; None for a Hadamard matrix."""
+    """What inputs share that share a matrix; None of those that have a Hadamard matrix."""
     return "stream" if role in STREAM else layer if role == HEADS else None
 
 
