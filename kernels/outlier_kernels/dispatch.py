@@ -166,7 +166,7 @@ def shape_of(weight: Quantized | Packed) -> tuple[int, int]:
 
 def _is_watched(hidden_states: torch.Tensor) -> bool:
     """Whether somebody looks on at operators, such as a compiler, or the tensor stands for others and has no memory."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
         return True
     try:
         memory = hidden_states.untyped_storage()
