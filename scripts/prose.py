@@ -2,8 +2,8 @@
 
     python scripts/prose.py
 
-Code, tables, captions of figures and generated parts do not count. Inline code and a link count as the words that a
-reader sees, a piece of code as one. The exit status is 1 where a rule of `problems` is broken.
+Code, tables, captions of figures, headings and generated parts do not count. A link counts as the words that a reader
+sees, and a piece of inline code as one. The exit status is 1 where a rule of `problems` is broken.
 """
 
 import re
@@ -20,6 +20,7 @@ NOT_PROSE = re.compile(
     r"^```.*?^```$|<!-- table: .*?<!-- end of table -->|<!--.*?-->|^#+ .*?$|^[ ]*\|.*?$|!\[.*?\]\([^)]*\)",
     re.MULTILINE | re.DOTALL,
 )
+RUN_IN = re.compile(r"^\*\*(?:\S+ ){0,3}\S+\.\*\*")  # a heading in front of a paragraph
 ITEM = re.compile(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", re.MULTILINE)
 END = re.compile(r"""(?<!\bal\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<=[.!?])[*"')]*\s+(?=[^a-z])""")
 
@@ -33,8 +34,8 @@ def sentences(text: str) -> list[str]:
     """The sentences of a page of Markdown, each on one line."""
     prose = re.sub(r"`[^`]+`", lambda code: re.sub(r"[\s.?!]", "_", code[0]), NOT_PROSE.sub("\n\n", text))
     prose = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", prose)  # of a link its text
-    items = (" ".join(item.split()) for item in ITEM.split(prose))
-    return [sentence for item in items for sentence in END.split(item) if words(sentence)]
+    items = (RUN_IN.sub("", " ".join(item.split())) for item in ITEM.split(prose))
+    return [sentence for item in items for sentence in END.split(item.strip()) if words(sentence)]
 
 
 def words(sentence: str) -> int:

@@ -26,6 +26,7 @@ def test_a_page_reads_well(page):
             "- an item\n- the [next one](page.md#a) at 1.5\n\nA paragraph",
             ["an item", "the next one at 1.5", "A paragraph"],
         ),
+        ("**A run-in heading.** A sentence.", ["A sentence."]),
         ("# Heading\n```sh\nno prose\n```\n| no | table |\n![no caption](x.png)\n", []),
         ("<!-- table: x -->\n\nnothing\n\n<!-- end of table -->", []),
     ],
