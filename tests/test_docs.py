@@ -111,7 +111,8 @@ NUMBER = re.compile(r"(?<![\w.#-])\d[\d,]*(?:\.\d+)*(?![\w-]|\.\d)")
 def test_every_number_has_a_source(page):
     """A number in a sentence is one of a claim; the numbers of tables are tested with their tables."""
     text = read(page)
-    sourced = [found.span() for one in [*map(pattern, map(sentence, CLAIMS)), NOT_PROSE] for found in one.finditer(text)]
+    patterns = [*map(pattern, map(sentence, CLAIMS)), NOT_PROSE]
+    sourced = [found.span() for one in patterns for found in one.finditer(text)]
     without = [
         f"{page}: {found[0]} in '{text[max(0, found.start() - 50) : found.end() + 50]}'"
         for found in NUMBER.finditer(text)
