@@ -235,6 +235,7 @@ def test_the_curve_has_a_point_for_each_set(kept):
         ({"instead": "absmax+smoothing"}, "without a calibration"),
         ({"cost": "much"}, "expected a share such as 5%"),
         ({"cost": 0}, "greater than 0"),
+        ({"draws": 1}, "greater than or equal to 2"),
         ({"export": "gguf"}, "unknown format of an export 'gguf'"),
         ({"export": "bitsandbytes"}, "'bitsandbytes' cannot say scheme 'absmax'"),
     ],
