@@ -588,6 +588,8 @@ REFUSED = {
     f"ablate {POCKET_MODEL} --seed -1": "seed is -1; expected a whole number from 0",
     f"ablate {POCKET_MODEL} --seed {2**70}": f"seed is {2**70}; expected",
     f"ablate {POCKET_MODEL} --controls 100000000": "100000000 controls; expected",
+    f"plan {POCKET_MODEL} --cost -5%": "field 'cost': ",
+    f"plan {POCKET_MODEL} --draws 1": "field 'draws': .*greater than or equal to 2",
     f"{SWEEP} --draws 0": "field 'draws': Input should be greater than 0, got 0",
     f"{SWEEP} --draws 1000000000": "field 'draws': .*less than or equal",
     f"{SWEEP} --block {10**18}": "field 'block': .*less than or equal to 10000000",

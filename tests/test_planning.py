@@ -3,8 +3,6 @@
 import contextlib
 import json
 import math
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -243,11 +241,4 @@ def test_the_curve_has_a_point_for_each_set(kept):
 def test_what_no_plan_can_be_for_is_refused(fields, said, tmp_path):
     with pytest.raises((UserError, FieldError), match=said):
         run(Planning(model=MODEL, **{**SMALL, **fields}), tmp_path / "plan")
-    assert not (tmp_path / "plan").exists()
-
-
-def test_a_mistake_on_the_command_line_is_one_line(tmp_path):
-    command = [sys.executable, "-m", "outliers.plan", MODEL, "--cost", "-5%", "--out", str(tmp_path / "plan")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "plan").exists()
