@@ -56,14 +56,10 @@ def blocks():
     return outliers.load_text("sample", load_tokenizer(MODEL), block=64, blocks=8)
 
 
-def test_what_is_broken_stays_exact(broken, blocks):
+def test_what_is_broken_stays_exact_and_the_cost_is_that_of_the_model_without_it(broken, blocks):
     found = plan(broken, blocks[:3], "absmax", blocks[3:], cost=0.02, draws=2)
     assert found.exact == BROKEN
     assert found.projections == 8 and found.instead == {}
-
-
-def test_the_cost_is_that_of_the_model_with_these_exact(broken, blocks):
-    found = plan(broken, blocks[:3], "absmax", blocks[3:], cost=0.02, draws=2)
     measured = found.measured
     alone = perplexity(outliers.quantize(broken, "absmax", skip=found.exact), blocks[3:])
     exact = perplexity(broken, blocks[3:])
