@@ -108,7 +108,7 @@ def without_storage(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
+    """Return the tokenizer of a model.
 
     Raises:
         UserError: the model is unknown or unreachable, or ships no tokenizer; or the tokenizer cannot be used, or cuts
@@ -157,7 +157,7 @@ def load_reader(name: str, revision: str | None = None) -> PreTrainedTokenizerBa
 def load_model(
     name: str, dtype: str = "float32", device: str | torch.device = "cpu", revision: str | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model in eval mode from safetensors or GGUF; no foreign code runs.
+    """Return a causal language model in eval mode, loaded from safetensors or GGUF; no foreign code runs.
 
     The weights of a quantized GGUF file are the dequantized ones.
 
