@@ -113,7 +113,7 @@ def readers(
     seed: int = 0,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
 ) -> pd.DataFrame:
-    """Take each feature out where only some projections read it, and random features in its place.
+    """Return attention and perplexity with a feature removed at the inputs of some projections only.
 
     Perplexity: in all layers of a place at once, and the altered states propagate. The attention, where queries, keys
     and values alone read the change: in one layer at a time. The model is left as it was.
