@@ -29,6 +29,7 @@ from outliers.models.checkpoint import Checkpoint, Stored, check_complete, opene
 from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
 from outliers.models.skeleton import refusals, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place
+from outliers.models.stored import METHODS
 from outliers.models.weight_files import watch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -107,7 +108,7 @@ def without_storage(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
+    """Return the tokenizer of a model.
 
     Raises:
         UserError: the model is unknown or unreachable, or ships no tokenizer; or the tokenizer cannot be used, or cuts
@@ -156,7 +157,7 @@ def load_reader(name: str, revision: str | None = None) -> PreTrainedTokenizerBa
 def load_model(
     name: str, dtype: str = "float32", device: str | torch.device = "cpu", revision: str | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model in eval mode from safetensors or GGUF; no foreign code runs.
+    """Return a causal language model in eval mode, loaded from safetensors or GGUF; no foreign code runs.
 
     The weights of a quantized GGUF file are the dequantized ones.
 
@@ -249,7 +250,7 @@ def _from_pretrained(
             key: files[stored.file].get_slice(key) if isinstance(stored, Stored) else stored
             for key, stored in checkpoint.stored.items()
         }
-        if checkpoint.is_packed:  # and is handed over as it is to be
+        if stored_as(config) in METHODS:  # whose weights are handed over as they are to be, or were never packed
             options["config"] = without_storage(config)
         model, report = type(skeleton).from_pretrained(None, state_dict=tensors, **options)
     with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it

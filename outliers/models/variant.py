@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Variant(Protocol):
-    """A change to a model while blocks pass; those of this project stand in `outliers.variants`."""
+    """A change to a model while blocks pass, such as a scheme or an ablation; see `outliers.variants`."""
 
     @property
     def needs_trace(self) -> bool:

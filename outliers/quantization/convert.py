@@ -239,7 +239,9 @@ def _at(place: str, parts: list[Projection], modules: list[str], option: str) ->
 
 
 def quantized_parts(model: PreTrainedModel, scheme: Scheme) -> list[Projection]:
-    """The parts of a model that a scheme quantizes if none is skipped: projections, and what attention multiplies."""
+    """The parts of a model that a scheme quantizes, where nothing is skipped: its projections, and what attention
+    multiplies.
+    """
     parts = list(projections(model)) if scheme.quantizes_projections else []
     return parts + (list(attentions(model)) if scheme.attention is not None else [])
 

@@ -91,7 +91,7 @@ def _config(name: str) -> PretrainedConfig:
 
 
 def _place(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:
-    """How somebody's model is loaded beside ours, and the state of its files."""
+    """The loading of somebody's model beside ours, and the state of its files."""
     int8_file = _int8_file(name)
     states = tuple(map(state_of, [int8_file] if int8_file else local_files(name)))
     return name, str(model.dtype).removeprefix("torch."), str(model.device), states
@@ -107,7 +107,7 @@ def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedMod
 
 @functools.lru_cache(maxsize=64)
 def _fields(*place) -> dict:
-    """The fields of a row that identify somebody's model; kept, for it is measured by many metrics."""
+    """Fields of rows on somebody's model; kept, for many metrics are asked of it."""
     name, loaded = place[0], _loaded(*place)
     if _int8_file(name):
         (stored,) = {layer.scheme.name for layer in loaded.modules() if isinstance(layer, Int8Linear)}
@@ -118,7 +118,7 @@ def _fields(*place) -> dict:
 
 
 def other_fields(other: str, model: PreTrainedModel) -> dict:
-    """Which weights somebody's model has, and in what they are stored."""
+    """Fields that identify the weights of somebody's model, and their storage."""
     return _fields(*_place(other, model))
 
 

@@ -184,7 +184,7 @@ class Scheme:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Which of the `COSTLY` statistics a calibration has to have for it."""
+        """The `COSTLY` statistics that a calibration has to have for it."""
         needed = {"gram": self.gptq is not None, "rows": self.searches}
         return tuple(name for name in COSTLY if needed[name])
 
@@ -236,7 +236,7 @@ class Scheme:
 
     @property
     def weight_operand(self) -> tuple:
-        """The parts that determine the codes of a weight: schemes in which they are equal share codes."""
+        """The key of a weight's codes: schemes in which it is equal share them."""
         searched = (self.parts, self.outlier_threshold) if self.searches else ()
         return self.weights, self.arithmetic, self.transform, self.gptq, *searched
 
@@ -247,7 +247,7 @@ class Scheme:
 
     @property
     def kernel_arguments(self) -> dict:
-        """The arguments of `outlier_kernels.dispatch.linear` that the scheme determines."""
+        """The scheme as arguments of `outlier_kernels.dispatch.linear`."""
         return {"activations": self.activations, "threshold": self.outlier_threshold, "arithmetic": self.arithmetic}
 
     @property
@@ -435,7 +435,7 @@ def _check_order(name: str) -> None:
 
 
 def _label(remedy: Remedy) -> str:
-    """The part of a label that names a remedy."""
+    """The label of a remedy."""
     where = f" in {', '.join(remedy.roles)}" if remedy.roles else ""
     if remedy.number == SEARCH:
         return f"searched {remedy.name}{where}"
@@ -448,7 +448,7 @@ def _label(remedy: Remedy) -> str:
 
 
 def label_of(name: str) -> str:
-    """The label of a scheme in tables, by its name; the name itself where no such scheme is known."""
+    """The label of a scheme in tables; the name where nobody here knows it."""
     try:
         return get_scheme(name).label
     except UserError:  # rows may come from where other schemes are
@@ -477,7 +477,7 @@ def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
 
 
 def scheme_fields(scheme: Scheme, skip: Collection[str] = (), only: Collection[str] = ()) -> dict:
-    """The fields of a row that describe a scheme beside its name; none where it quantizes nothing.
+    """Fields of rows on a scheme beside its name; none where it quantizes nothing.
 
     alpha: its threshold. scheme_parts: of a scheme that is not this project's own, what it is made of. arithmetic:
     "simulated" where dequantized operands are multiplied. skip, only: as for `outliers.quantize`.

@@ -78,7 +78,7 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
 
 
 def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> PreTrainedModel:
-    """Read what `save_quantized` wrote: the same outputs, bit for bit.
+    """Return the model that `save_quantized` wrote, with the same outputs, bit for bit.
 
     Raises:
         UserError: the folder holds no int8 model, or a damaged one, or tensors of other shapes or types than its
@@ -138,7 +138,7 @@ def load_int8(
     skip: Collection[str] = (),
     calibration: Calibration | None = None,
 ) -> PreTrainedModel:
-    """Load a causal language model from safetensors or GGUF and quantize each weight as it is read.
+    """Return an int8 model from safetensors or GGUF, each weight quantized as it is read.
 
     The memory that it takes at most is the int8 model and one file of the checkpoint.
 

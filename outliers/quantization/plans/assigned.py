@@ -1,4 +1,4 @@
-"""The projections of a model with the scheme that a format has for each, and short forms of their names."""
+"""The assignment of a format to the projections of a model, and their names, written short."""
 
 import re
 from collections import defaultdict
@@ -41,7 +41,7 @@ class Assigned:
         return [path for path, module in self.model.named_modules() if isinstance(module, kinds) and path not in inside]
 
     def same_for_all(self, format: str) -> list[object]:
-        """The one configuration for all schemes, for formats that have one; raises UserError where schemes differ."""
+        """The content common to all schemes; raises UserError where it differs, for formats that say one."""
         words = list(dict.fromkeys(words for words, _ in self.groups))
         if len(words) > 1:
             raise UserError(

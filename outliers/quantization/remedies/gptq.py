@@ -59,5 +59,5 @@ def _upper_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
 
 
 def _spread(values: torch.Tensor, width: int) -> torch.Tensor:
-    """Spread the values of groups over their features: float64 (rows or 1, features)."""
+    """The values of groups of a row, for each of its features: float64 (rows or 1, features)."""
     return values.double().repeat_interleave(width // values.shape[1], 1)
