@@ -1,4 +1,4 @@
-"""How far the predictions of a model under a variant are from those of the unquantized one."""
+"""Distance of the predictions of a model under a variant from those of the unquantized one."""
 
 import math
 from typing import NamedTuple

@@ -12,7 +12,7 @@ from outliers.metrics.measurement import Measurement, by_seed
 from outliers.metrics.perplexity.measure import Loss, LossReader, perplexity_of, read_logits
 from outliers.models.anatomy import count_layers
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
-from outliers.models.stream import Variant
+from outliers.models.variant import Variant
 from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn, scattered
@@ -28,6 +28,7 @@ def layer_by_layer(
     """Of each layer what is seen of each block, ids (T,), where it alone is under a variant; the others are exact."""
     layers, readers = range(count_layers(model.config)), (LossReader, AgreementReader)
     with EXACT.on(model) as exact, variant.on(model) as changed, drawn(exact, draw):
+
         def see(_number: int, block: torch.Tensor) -> list[Seen]:
             # layer by layer, for exchanges of another block take layers out of their places
             ((_, ids, states),) = run_from(exact, [block], 0, [{}])
