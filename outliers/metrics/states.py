@@ -40,7 +40,7 @@ class OfStates(Measurement):
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         found = super().keeps(cells)
         compares = any(
-            _seen(cell).reader.compares for cell in cells
+            _seen(cell).compares for cell in cells
         )  # with states that are kept until those under a variant
         return found._replace(variants=found.variants + 2 * compares)
 
