@@ -33,8 +33,7 @@ from outliers.tracing.tokens import TokenSums
 
 ALIKE = {"attn_in": ("cross_in", "cross_kv"), "attn_out": ("cross_out",)}
 See = Callable[[Block, torch.Tensor], None]
-SKETCHED_AT_ONCE = 1 << 16  # hits, at most,
-STATES_AT_ONCE = 32  # of so many states, whose tensors take memory also if they hold few
+SKETCHED_AT_ONCE = 1 << 16  # hits, about
 
 
 def trace(
@@ -261,9 +260,9 @@ def _named(layer: int, state: str) -> Iterator[None]:
 
 
 @cache
-def _of_sinks(keys: int, device: torch.device) -> torch.Tensor:
-    """What sinks receive more than, of the queries at and after each key, float32 (keys,)."""
-    return SINK * torch.arange(keys, 0, -1, device=device)
+def _by_key(share: float, keys: int, device: torch.device) -> torch.Tensor:
+    """A share of the queries at and after each key, float32 (keys,)."""
+    return share * torch.arange(keys, 0, -1, device=device)
 
 
 class _Observer:
@@ -293,6 +292,8 @@ class _Observer:
         self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
         self.sketch: Counter = Counter()
         self.hits: list[tuple] = []  # those that the sketch has not: layer, place of the role, hits
+        self.waiting = 0  # how many they are
+        self.massive: dict[int, torch.Tensor] = {}  # sequence: massive activations at its positions (T,), if any
         self.in_layer: dict[str, torch.Tensor] = {}  # role: hits (features,) of the sequence in this layer
         self.united = [view for view in views(roles) if len(view) > 1]  # a role alone has its hits by layer
         # Role: (at_once, T, features) by device, so that no state that large moves before the end of a sequence, and
@@ -316,9 +317,10 @@ class _Observer:
             hits = states.add(self._statistics(layer, role, states.STATISTICS, x), x, self.ids, self.alpha, kept)
         self.in_layer[role] = hits
         if role in SKETCHED:
-            self.hits.append(
-                (layer - self.view.layers[0], ROLES.index(role), states.values_of_hits(x, hits, self.alpha))
-            )
+            hits = states.values_of_hits(x, hits, self.alpha)
+            if len(hits):
+                self.hits.append((layer - self.view.layers[0], ROLES.index(role), hits))
+                self.waiting += len(hits)
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
         with _named(layer, "residual"):
@@ -326,19 +328,18 @@ class _Observer:
             kept = self._kept("residual", x, x.dtype) if self.tokens else None
             massive = states.add_residual(statistics, x, self.ids, (MASSIVE, MASSIVE_RATIO), kept)
         if massive is not None:
-            self._add("residual.massive_positions", massive)
-            self._add_by_token("residual.massive_tokens", massive)
+            before, massive = self.massive.get(self.number), massive.to(self.ids.device)
+            self.massive[self.number] = massive if before is None else before.add_(massive)
         for view in self.united:  # here the layer ends
             self._add(f"{'+'.join(view)}.layers_hit", reduce(torch.maximum, map(self.in_layer.get, view)).clamp(max=1))
-        if len(self.hits) > STATES_AT_ONCE or sum(len(hits) for *_place, hits in self.hits) > SKETCHED_AT_ONCE:
+        if self.waiting > SKETCHED_AT_ONCE:
             self._sketch_hits()
 
     def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute) -> None:
         # (heads, keys), over the queries at and after each key, also if they are summed already
         received = probabilities[0].float().sum(1)
-        sinks = received > (
-            SINK * self.queries if self.view.bidirectional else _of_sinks(*received.shape[1:], received.device)
-        )
+        keys = received.shape[1]
+        sinks = received > (SINK * self.queries if self.view.bidirectional else _by_key(SINK, keys, received.device))
         self.heads, sinks = len(sinks), sinks.sum(0)
         of_layer = self.by_layer["attention"].setdefault(layer, {})
         of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0) if of_layer else sinks
@@ -354,7 +355,9 @@ class _Observer:
         self.begin(number, of_stacks)
         self.sequences, ids = self.sequences + 1, self.ids
         self._add("text.sequences", torch.ones_like(ids))
-        self._add("residual.massive_positions", torch.zeros_like(ids))  # also where there is none
+        massive = self.massive.pop(self.number, torch.zeros_like(ids))
+        self._add("residual.massive_positions", massive)
+        self._add_by_token("residual.massive_tokens", massive)
         hit, magnitudes = {}, {}
         for role, of_role in self.kept.items():
             of_layers = [kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()]
@@ -408,6 +411,7 @@ class _Observer:
             keys, counts = pack_keys(layers, roles, features, buckets(values)).unique(return_counts=True)
             self.sketch.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
             self.hits.clear()
+            self.waiting = 0
 
     def _add(self, name: str, value: torch.Tensor) -> None:
         """Add what is of all layers, which may be on several devices, on that of the ids."""

@@ -854,7 +854,9 @@ def _add_block(x, block, rows, strip, start, count, alpha, kept, found, room):
     sums, squares, powers = _at(found.sums, place), _at(found.squares, place), _at(found.powers, strip * 4 * x.rows)
     for i in range(count):
         low[i], high[i], hits[i], sums[i], squares[i] = np.inf, -np.inf, 0, 0, 0
-    for r in range(rows[1] - 1, rows[0] - 1, -1):
+    height = rows[1] - rows[0]
+    for step in range(1, height + 1):  # upwards, as memory is fetched ahead
+        r = rows[0] + step % height
         if r == 0:  # the last one, so that the extremes are those of the rest
             rest = _largest_of(low, high, count)
         address, entry = _place(x, r, start), r * x.columns + start

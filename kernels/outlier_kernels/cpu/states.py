@@ -26,7 +26,7 @@ def add(
     tokens, features = x.shape
     blocks, strips = -(-tokens // ROWS), -(-features // STRIP)
     width, hits = -(-features // strips), torch.empty(features, dtype=torch.int64)
-    room = _room(8 * (2 * blocks * features + strips * 4 * tokens) + 4 * (3 * blocks * features + blocks * strips))
+    room = _room.of(8 * (2 * blocks * features + strips * 4 * tokens) + 4 * (3 * blocks * features + blocks * strips))
     given = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "ids": ids, "kept": kept, "room": room}
     broken = passes().add_state(blocks * strips, ROWS * width, **given, hits=hits, joined=statistics)
     if broken:
@@ -37,9 +37,9 @@ def add(
 def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
     """See `states.values_of_hits`."""
     x = as_rows(x)
-    places, room = 8 * x.shape[1], _room(8 * (x.shape[1] + x.numel()))
+    places, room = 8 * x.shape[1], _room.of(8 * (x.shape[1] + x.numel()))
     count = passes().hits_of_state(1, 0, x=x, alpha=_float32(alpha), hits=hits, room=room)
-    return np.frombuffer(ctypes.string_at(room.data_ptr() + places, count * HIT.itemsize), HIT)
+    return np.frombuffer(ctypes.string_at(room + places, count * HIT.itemsize), HIT)
 
 
 def add_residual(
@@ -55,7 +55,7 @@ def add_residual(
     x = as_rows(x)
     tokens, features = x.shape
     blocks, at_position = -(-tokens // ROWS), torch.zeros(tokens, dtype=torch.int64)
-    room = _room(8 * 5 * blocks + 4 * (tokens + tokens * features))
+    room = _room.of(8 * 5 * blocks + 4 * (tokens + tokens * features))
     given = {"x": x, "height": ROWS, "ids": ids, "limits": _float32(*limits), "kept": kept, "room": room}
     massive = passes().add_residual(blocks, ROWS * features, **given, massive=at_position, joined=statistics)
     if massive < 0:
@@ -63,20 +63,21 @@ def add_residual(
     return at_position if massive else None
 
 
-class _Memory(threading.local):
-    """What passes that a thread calls write to and forget."""
+class _Room(threading.local):
+    """Memory that the passes of a thread write to and forget."""
 
-    room = torch.empty(0, dtype=torch.uint8)
+    def __init__(self):
+        self.size, self.memory, self.address = -1, None, 0
+
+    def of(self, size: int) -> int:
+        """The address of at least so many bytes; what is in them lasts until the thread asks for some again."""
+        if size > self.size:
+            self.size, self.memory = size, torch.empty(size, dtype=torch.uint8)
+            self.address = self.memory.data_ptr()
+        return self.address
 
 
-_memory = _Memory()
-
-
-def _room(size: int) -> torch.Tensor:
-    """Memory of at least so many bytes; what is in it lasts until this thread asks for some again."""
-    if len(_memory.room) < size:
-        _memory.room = torch.empty(size, dtype=torch.uint8)
-    return _memory.room
+_room = _Room()
 
 
 @cache
