@@ -8,7 +8,7 @@ LONGEST_VALUE = 80  # characters of a value in one
 
 
 class UserError(Exception):
-    """What was wrong, what was expected and what to do, in one line.
+    """A user's mistake in one line: what was wrong, what was expected, what to do.
 
     The library raises it like any exception; the command line prints its message alone and exits with code 2. What a
     file or another library says in it may hold anything: line ends become spaces, what no terminal prints is escaped,
@@ -37,6 +37,11 @@ def meant(name: str, known: Iterable[str]) -> str:
     """The question whether the nearest names that are known were meant; empty where none is near."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def first_of(names: list, most: int = 3) -> str:
+    """The first of many names, for a message."""
+    return ", ".join(map(str, names[:most])) + (", …" if len(names) > most else "")
 
 
 def reason_of(error: BaseException, most: int) -> str:

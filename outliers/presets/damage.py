@@ -154,7 +154,7 @@ def damage(
     attention_mask: "Iterable[torch.Tensor] | None" = None,
     against: "PreTrainedModel | str | None" = None,
 ) -> Damages:
-    """Find where a scheme, a cache or another model damages a model: by projection, role, layer, head, and over it.
+    """Return the damage of a scheme, a cache or another model by projection, role, layer, head, and in all.
 
     The error of a projection is that of its output from the inputs of the unquantized model, so that errors do not
     cascade; perplexities are those of whole models, in which they do. The model is left as it was.

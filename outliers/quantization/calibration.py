@@ -1,4 +1,4 @@
-"""How large the inputs of projections get on a text, for remedies that have to know it."""
+"""Magnitudes of the inputs of projections on a text, for remedies that have to know them."""
 
 import math
 from collections import Counter, defaultdict
@@ -27,7 +27,7 @@ OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # a token whose largest |x| there e
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What `calibrate` has found.
+    """The statistics of a calibration text that remedies and caches need, as `calibrate` returns them.
 
     blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
     that they have in common, and of the weights that these meet. outlier_tokens: bool (layers, blocks, T), which tokens
@@ -48,7 +48,7 @@ class Calibration:
         return tokens_hash(self.blocks)
 
     def lacks(self, scheme: Scheme) -> list[str]:
-        """What a scheme has to know that was not kept, see `Magnitudes`."""
+        """The statistics that a scheme needs and that were not kept, see `Magnitudes`."""
         return [need for need in scheme.needs if any(getattr(one, need) is None for one in self.magnitudes.values())]
 
     def of(self, projection: Projection) -> Magnitudes:
@@ -111,7 +111,7 @@ def calibrate(
     schemes: Collection[str | Scheme] = (),
     keys: bool = False,
 ) -> Calibration:
-    """Run blocks through a model and keep the largest |x| of every feature that its projections read.
+    """Return the largest |x| of every feature that a model's projections read on some blocks.
 
     Blocks that are measured afterwards would make the result better than it is: take others. Two calibrations of parts
     of a text can be merged.

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError, reason_of, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
-from outliers.models.checkpoint import check_complete, check_shape, dtype_of, said
+from outliers.models.checkpoint import check_complete, check_shape, dtype_of, printable
 from outliers.models.config_file import check_weights
 from outliers.models.load import (
     DTYPES,
@@ -78,7 +78,7 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
 
 
 def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> PreTrainedModel:
-    """Read what `save_quantized` wrote: the same outputs, bit for bit.
+    """Return the model that `save_quantized` wrote, with the same outputs, bit for bit.
 
     Raises:
         UserError: the folder holds no int8 model, or a damaged one, or tensors of other shapes or types than its
@@ -120,7 +120,7 @@ def _check(tensors: dict[str, torch.Tensor], model: PreTrainedModel, name: str) 
     parameters = {key for key, _ in model.named_parameters(remove_duplicate=False)}
     for key, tensor in tensors.items():
         if key not in expected:
-            raise UserError(f"'{name}' holds tensors that its architecture does not have ({said(key)}, …)")
+            raise UserError(f"'{name}' holds tensors that its architecture does not have ({printable(key)}, …)")
         check_shape(tuple(tensor.shape), expected[key].shape, key, name)
         same = tensor.is_floating_point() if key in parameters else tensor.dtype == expected[key].dtype
         if not same:
@@ -138,7 +138,7 @@ def load_int8(
     skip: Collection[str] = (),
     calibration: Calibration | None = None,
 ) -> PreTrainedModel:
-    """Load a causal language model from safetensors or GGUF and quantize each weight as it is read.
+    """Return an int8 model from safetensors or GGUF, each weight quantized as it is read.
 
     The memory that it takes at most is the int8 model and one file of the checkpoint.
 

@@ -495,7 +495,7 @@ class Planning(OfOneModel, Calibrated):
     block: Tokens = Field(default=512, description="Tokens a block.")
     blocks: Count = Field(default=4, description="How many blocks, from the start of the text, are searched.")
     confirm: Count = Field(default=8, description="How many blocks behind them the plan is confirmed on.")
-    draws: Repeats = Field(default=4, description=DRAWS)
+    draws: _whole(10**4, ge=2) = Field(default=4, description=DRAWS)  # which one alone would not scatter
     export: Annotated[list[Line], Split, Once] = Field(default=[], description=EXPORT)
 
 

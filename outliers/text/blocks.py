@@ -100,7 +100,7 @@ def load_text(
     bos: bool = False,
     column: str = COLUMN,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Tokenise the start of a text and cut it into blocks, or make each of its documents a sequence of its own.
+    """Return the token ids of the start of a text, int64 (blocks, block), or of each document, a list of (T,).
 
     Each document is tokenised without special tokens and followed by the tokenizer's end-of-sequence id where it has
     one; the ids are joined and cut without padding or overlap. Only as much is read as the blocks need, of a long

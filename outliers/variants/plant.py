@@ -37,7 +37,7 @@ class Sum(NamedTuple):
 
 @torch.no_grad()
 def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> PreTrainedModel:
-    """Enlarge features of the outputs of the norms of the layers, and undo it in the weights that read them.
+    """Return a model with enlarged features at the outputs of norms, undone in the weights that read them.
 
     The function of the model stays what it was, up to rounding, while the hidden states that enter the attention and
     feed-forward projections are about `factor` times as large in these features.

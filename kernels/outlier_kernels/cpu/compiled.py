@@ -25,14 +25,14 @@ SMALLEST_SHARE = 1 << 15  # entries for which another thread is worth waking, as
 
 
 # The counters: of pieces the next one and how many are done, which threads count up; how many there are, and how many a
-# thread takes at once. Behind them a number that the caller gets.
-NEXT, DONE, PIECES, AT_ONCE, OUTCOME = range(5)
+# thread takes at once. Behind them a number that a pass reports.
+NEXT, DONE, PIECES, AT_ONCE, REPORT = range(5)
 
 
 class Pass:
     """A function of a pointer to int64 words, compiled when it is first called in this process, or read from disk.
 
-    The words are the counters and the outcome, then the arguments: whole numbers, and addresses of contiguous tensors.
+    The words are the counters, then the arguments: whole numbers, and addresses of contiguous tensors.
 
     Args:
         function: the one to compile.
@@ -53,7 +53,7 @@ class Pass:
             return self.compiled.address
 
     def __call__(self, pieces: int, entries: int, **arguments: torch.Tensor | int | tuple | None) -> int:
-        """Work on pieces of so many entries each, and return the outcome; None: a tensor that is not there."""
+        """Work on pieces of so many entries each, and return what is reported; None: a tensor that is not there."""
         smallest = SMALLEST_SHARE // (entries or 1) or 1
         threads = min(torch.get_num_threads(), -(-pieces // smallest)) or 1
         words = [0, 0, pieces, pieces // (threads * 4) or 1, 0]
@@ -67,7 +67,7 @@ class Pass:
             in_parallel(self.address, memory, threads, 0)
         else:
             self.alone(memory)
-        return packed[OUTCOME]
+        return packed[REPORT]
 
     @cached_property
     def alone(self) -> Callable:

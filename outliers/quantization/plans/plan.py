@@ -15,7 +15,7 @@ HEADER = "# Which projections stay exact, or get a better scheme (python -m outl
 
 
 class Plan(BaseModel):
-    """Under which scheme each projection of a model is.
+    """An assignment of a scheme, or none, to each projection of a model.
 
     model, weights_hash: that it was made for. scheme: the name of the scheme of all other projections. exact: full
     paths of those that no scheme quantizes. instead: paths by the name of the scheme that they get in its place.
@@ -55,7 +55,7 @@ class Plan(BaseModel):
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read what `Plan.write` wrote.
+    """Return the plan in a file that `Plan.write` wrote.
 
     Raises:
         UserError: there is no such file, or it holds no plan.
