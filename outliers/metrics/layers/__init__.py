@@ -1,4 +1,4 @@
-"""What each layer of another model does alone (docs/damage.md#somebody-elses-checkpoint)."""
+"""What each layer of another model does alone (docs/checkpoints.md#measurements)."""
 
 from pydantic import Field
 
