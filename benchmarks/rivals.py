@@ -46,7 +46,7 @@ SHAPES = {  # tokens, features, outputs
     )
 }
 CPU, ROUNDS, CALLS, PAUSE = torch.device("cpu"), 5, 2, 0.005  # seconds
-PROMPT, TOKENS, BLOCKS, GENERATIONS = 512, 16, 4, 3
+PROMPT, TOKENS, BLOCKS, GENERATIONS = 512, 8, 2, 3
 OF_LAYERS = tuple(SHAPES)
 OF_MODELS = ("prefill", "a token")
 RATIOS = "{{ratios[{0}][vector-wise]:.2f}} / {{ratios[{0}][LLM.int8()]:.2f}}"

@@ -1,7 +1,6 @@
-"""The layers of other libraries that ours are timed beside: that each computes what the tables say, and never how fast."""
+"""The layers of other libraries that ours are timed beside: each computes what the tables say, however fast it is."""
 
 import importlib.util
-import json
 import sys
 
 import pytest
@@ -10,7 +9,7 @@ from outlier_kernels import reference
 from outlier_kernels.formats import Quantizer
 from torch import nn
 
-from tests.test_docs import KEPT, ROOT
+from tests.claims import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -88,26 +87,3 @@ def test_layers_are_timed_in_turn(monkeypatch):
     turn = 1 + rivals.CALLS
     assert calls == rivals.ROUNDS * [way for way in ways for _ in range(turn)]
     assert times["rival"][0] == 10.0 - rivals.CALLS  # the fastest call of a turn
-
-
-@pytest.mark.parametrize(("file", "times"), [("rivals", rivals.OF_LAYERS), ("rivals_smollm2-135m", rivals.OF_MODELS)])
-def test_kept_rows_are_whole(file, times):
-    """As many as the tables of rivals have, each with all shapes, beside both of ours."""
-    kept = json.loads((KEPT / "benchmarks" / "zen-4" / f"{file}.json").read_text(encoding="utf-8"))
-    of_model = times == rivals.OF_MODELS
-    everyone = {
-        name: one for name, one in (rival_layers.OURS | rival_layers.RIVALS).items() if one.in_models or not of_model
-    }
-    expected = {
-        (name, rivals.name_of(dtype), one.computes, one.alike)
-        for name, one in everyone.items()
-        for dtype in (one.dtypes[:1] if of_model else one.dtypes)
-        if of_model or name in rival_layers.RIVALS
-    }
-    assert {(row["rival"], row["dtype"], row["computes"], row["alike"]) for row in kept["rows"]} == expected
-    for row in kept["rows"]:
-        assert row["version"] and row["code"]
-        assert set(row["ratios"]) == set(row["milliseconds"]) == set(times)
-        assert all(set(ratios) == set(rival_layers.OURS) for ratios in row["ratios"].values())
-        assert all(value > 0 for spent in row["milliseconds"].values() for value in spent.values())
-        assert not of_model or row["perplexity"] > 1 < row["megabytes"]
