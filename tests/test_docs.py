@@ -34,6 +34,7 @@ from tests.claims import (
     along_training,
     filled,
     pattern,
+    places,
     read,
     sentence,
     table,
@@ -60,6 +61,7 @@ OTHERS = [("training-runs/table10", table9_section), (CHECKPOINTS_OF, checkpoint
 @pytest.mark.parametrize("words", CLAIMS)
 def test_a_claim_stands_on_a_page_with_its_numbers(words):
     expected = pattern(sentence(words))
+    assert places(words).fullmatch(sentence(words))
     assert any(expected.search(read(page)) for page in PAGES), f"a page should say: {sentence(words)}"
 
 
@@ -111,7 +113,8 @@ NUMBER = re.compile(r"(?<![\w.#-])\d[\d,]*(?:\.\d+)*(?![\w-]|\.\d)")
 def test_every_number_has_a_source(page):
     """A number in a sentence is one of a claim; the numbers of tables are tested with their tables."""
     text = read(page)
-    sourced = [found.span() for one in [*map(pattern, map(sentence, CLAIMS)), NOT_PROSE] for found in one.finditer(text)]
+    patterns = [*map(pattern, map(sentence, CLAIMS)), NOT_PROSE]
+    sourced = [found.span() for one in patterns for found in one.finditer(text)]
     without = [
         f"{page}: {found[0]} in '{text[max(0, found.start() - 50) : found.end() + 50]}'"
         for found in NUMBER.finditer(text)

@@ -1,4 +1,4 @@
-"""What a model loses without some features, beside what it loses without random ones."""
+"""Ablations: the loss of a model without some features, beside its loss without random ones."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Treatment:
 
     @property
     def fields(self) -> dict:
-        """What rows say of it."""
+        """Its fields in rows."""
         fields = {name: value for name, value in vars(self).items() if value is not None}
         return fields | {"features": list(self.features)}
 
@@ -55,7 +55,7 @@ def plan(
     where: Iterable[str] = ("attn_in",),
     outliers: Iterable[int] = (),
 ) -> list[Treatment]:
-    """What `ablate` measures; the controls of all methods are the same draws.
+    """The measurements of `ablate`; the controls of all methods are the same draws.
 
     outliers: the model's outlier features, of which no control is drawn, ablated or not.
 
@@ -120,7 +120,7 @@ def ablate(
     attention_mask: Iterable[torch.Tensor] | None = None,
     stack: str | None = None,
 ) -> pd.DataFrame:
-    """Take features out of a model and measure attention and perplexity (LLM.int8(), section 4.2).
+    """Return attention and perplexity of a model with features removed (LLM.int8(), section 4.2).
 
     Top-1 softmax probability: the features are changed in the input of the q/k/v projection of one layer at a time.
     Perplexity: in the inputs of all layers at once, and the altered states propagate. The model is left as it was.

@@ -46,7 +46,7 @@ def hooks(
     layers: Iterable[int] | None = None,
     names: str | None = None,
 ) -> Iterator[None]:
-    """Call a function of your own with every hidden state, whatever runs the model within this context.
+    """Return a context in which a function of yours is called with every hidden state.
 
     That may be `model(ids)`, `model.generate(…)`, a training step, or a function of this package such as
     `outliers.perplexity`. The hooks come off when the context ends, also by an error. A streamed model takes all blocks

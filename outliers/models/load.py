@@ -29,6 +29,7 @@ from outliers.models.checkpoint import Checkpoint, Stored, check_complete, opene
 from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
 from outliers.models.skeleton import refusals, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place
+from outliers.models.stored import METHODS
 from outliers.models.weight_files import watch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 def quantized_from(name: str, revision: str | None = None) -> str | None:
-    """What a model's weights were quantized to before they were dequantized, such as "Q4_1"; None where they were not.
+    """The type in which a model's weights were quantized before they were dequantized, such as "Q4_1"; or None.
 
     Of a GGUF file; other files hold the weights as they are used.
     """
@@ -107,7 +108,7 @@ def without_storage(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
+    """Return the tokenizer of a model.
 
     Raises:
         UserError: the model is unknown or unreachable, or ships no tokenizer; or the tokenizer cannot be used, or cuts
@@ -148,7 +149,7 @@ def load_processor(name: str, revision: str | None = None) -> BaseImageProcessor
 
 
 def load_reader(name: str, revision: str | None = None) -> PreTrainedTokenizerBase | BaseImageProcessor:
-    """What makes of a text or of pictures what a model reads: its tokenizer, or its image processor."""
+    """Load the tokenizer of a model, or its image processor where it reads pictures."""
     no_text = family_of(load_config(name, revision)).name_of
     return (load_processor if no_text else load_tokenizer)(name, revision)
 
@@ -156,7 +157,7 @@ def load_reader(name: str, revision: str | None = None) -> PreTrainedTokenizerBa
 def load_model(
     name: str, dtype: str = "float32", device: str | torch.device = "cpu", revision: str | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model in eval mode from safetensors or GGUF; no foreign code runs.
+    """Return a causal language model in eval mode, loaded from safetensors or GGUF; no foreign code runs.
 
     The weights of a quantized GGUF file are the dequantized ones.
 
@@ -249,7 +250,7 @@ def _from_pretrained(
             key: files[stored.file].get_slice(key) if isinstance(stored, Stored) else stored
             for key, stored in checkpoint.stored.items()
         }
-        if checkpoint.is_packed:  # and is handed over as it is to be
+        if stored_as(config) in METHODS:  # whose weights are handed over as they are to be, or were never packed
             options["config"] = without_storage(config)
         model, report = type(skeleton).from_pretrained(None, state_dict=tensors, **options)
     with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it
@@ -317,7 +318,7 @@ def weights_hash(model: PreTrainedModel) -> str:
 
 
 def line_of(name: str, tensor: torch.Tensor) -> str:
-    """What a parameter is, for the hash of all: its name, dtype, shape, and the SHA-256 of its bytes."""
+    """A line about a parameter, for the hash of all: its name, dtype, shape, and the SHA-256 of its bytes."""
     content = tensor.detach().cpu().flatten().view(torch.uint8).numpy()
     return f"{name} {tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}\n"
 

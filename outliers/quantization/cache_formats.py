@@ -1,4 +1,4 @@
-"""How keys and values are kept for later queries, as data: `int4`, `int4/channels=32/recent=128`, `fp8-e4m3`."""
+"""Formats of keys and values for later queries, as data: `int4`, `int4/channels=32/recent=128`, `fp8-e4m3`."""
 
 import re
 from dataclasses import dataclass, fields
@@ -22,7 +22,7 @@ FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard, bf
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """How keys, or values, are quantized.
+    """The quantization of keys, or of values.
 
     format: `int2` to `int8`, asymmetric (scale = (max - min) / (2^b - 1), code = round((x - min) / scale), the scale
     and the minimum in float16), or another name in `FORMATS`, symmetric. By token a head's vector at a position shares
@@ -98,23 +98,23 @@ class CacheFormat:
     @property
     def bits(self) -> int | None:
         """Those of an asymmetric integer; None of other formats."""
-        found = INTEGERS.fullmatch(self.format)
-        return int(found[1]) if found else None
+        match = INTEGERS.fullmatch(self.format)
+        return int(match[1]) if match else None
 
     @property
     def quantizer(self) -> Quantizer:
-        """How other formats than asymmetric integers quantize a head's vector at a position."""
-        of_blocks = f"group-{self.block}" if self.block else "row"
-        return Quantizer(self.format, BLOCK if FORMATS[self.format].group else of_blocks)
+        """The quantizer of a head's vector at a position, of formats other than asymmetric integers."""
+        granularity = f"group-{self.block}" if self.block else "row"
+        return Quantizer(self.format, BLOCK if FORMATS[self.format].group else granularity)
 
     def coded(self, positions: int) -> int:
-        """How many positions behind the first ones have codes when there are so many in all."""
+        """Number of positions behind the first ones that have codes when there are so many in all."""
         group = self.channels or 1
         return max(0, positions - self.first - self.recent) // group * group
 
     def in_layer(self, layer: int) -> bool:
         """Whether a layer is quantized."""
-        return self.layers is None or any(layer in some for some in self.layers)
+        return self.layers is None or any(layer in span for span in self.layers)
 
     def value_bits(self, positions: int, layers: int, heads: int, head_size: int) -> float:
         """Bits that a value takes when there are so many positions, on average over layers and heads of keys.
@@ -132,7 +132,7 @@ class CacheFormat:
 
 
 class Formats(NamedTuple):
-    """How keys and values are kept; None for exact ones."""
+    """The formats of keys and values; None for exact ones."""
 
     keys: CacheFormat | None = None
     values: CacheFormat | None = None
@@ -160,7 +160,7 @@ class Formats(NamedTuple):
     def __str__(self) -> str:
         if self.keys == self.values:
             return f"kv={self.keys}"
-        return "+".join(f"{name}={one}" for name, one in self._asdict().items() if one)
+        return "+".join(f"{name}={format}" for name, format in self._asdict().items() if format)
 
     @property
     def needs_calibration(self) -> bool:
@@ -169,15 +169,15 @@ class Formats(NamedTuple):
 
     def value_bits(self, *sizes: int) -> float:
         """Bits of a key or value on average, see `CacheFormat.value_bits`."""
-        return sum(one.value_bits(*sizes) if one else EXACT_BITS for one in self) / len(self)
+        return sum(format.value_bits(*sizes) if format else EXACT_BITS for format in self) / len(self)
 
     def in_layer(self, layer: int) -> "Formats":
         """Those of a layer."""
-        return Formats(*(one if one and one.in_layer(layer) else None for one in self))
+        return Formats(*(format if format and format.in_layer(layer) else None for format in self))
 
 
 def _option(written: str, name: str, value: str) -> object:
-    """What an option of a format is set to."""
+    """The value of an option of a format."""
     if name not in (*NUMBERED, *FLAGS, *RANGES):
         raise unknown_name("option of a cache", name, [*NUMBERED, *FLAGS, *RANGES])
     if name in FLAGS and not value:
@@ -200,4 +200,4 @@ def _write(name: str, value: object) -> str:
     """An option, as `CacheFormat.read` takes it."""
     if name in FLAGS:
         return name
-    return f"{name}={'.'.join(f'{some.start}:{some.stop}' for some in value) if name in RANGES else value}"
+    return f"{name}={'.'.join(f'{span.start}:{span.stop}' for span in value) if name in RANGES else value}"

@@ -37,7 +37,7 @@ class Number(NamedTuple):
 
 
 class Magnitudes(NamedTuple):
-    """What a calibration has found of projections that share an input, float32.
+    """Statistics of a calibration of projections that share an input, float32.
 
     inputs: the largest |x| of each feature (features,). weights: the largest |w| that it is multiplied with in any of
     them. sums: of |x| over all tokens. gram: XᵀX (features, features). rows: some of the inputs (tokens, features),
@@ -56,8 +56,8 @@ class Magnitudes(NamedTuple):
         """Those of two texts; None of what is known of one alone, or learned."""
         both = {name: (getattr(self, name), getattr(other, name)) for name in STATISTICS}
         known = {name: pair for name, pair in both.items() if not any(value is None for value in pair)}
-        of_inputs = {name: STATISTICS[name].merge(*pair) for name, pair in known.items()}
-        return Magnitudes(weights=self.weights.maximum(other.weights), **of_inputs)
+        merged = {name: STATISTICS[name].merge(*pair) for name, pair in known.items()}
+        return Magnitudes(weights=self.weights.maximum(other.weights), **merged)
 
     def under(self, transform: "Transform", fitted: "torch.Tensor") -> "Magnitudes":
         """Those behind a transform; None of features that it mixes."""
@@ -76,7 +76,7 @@ class Magnitudes(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """What a calibration finds of the inputs of projections.
+    """A statistic of a calibration on the inputs of projections.
 
     of: the inputs of a block, float32 (tokens, features), and how many blocks there are. merge: that of two texts.
     under: that of changed inputs, from the function that changes rows. by_feature: whether features must not be mixed.
@@ -114,7 +114,7 @@ COSTLY = ("gram", "rows")  # found where a scheme needs them
 
 
 class Transform(NamedTuple):
-    """How a layer's features change, and what undoes it in its weight.
+    """A change of a layer's features, and its inverse in the weight (SmoothQuant: Xiao et al., 2023; QuaRot).
 
     fit: of a weight (outputs, features), then of `Magnitudes` where the transform is calibrated, then of its number
     where it takes one, the tensor that says which change it is, such as a factor for each feature; a layer keeps it.
@@ -189,7 +189,7 @@ class Remedy(NamedTuple):
 
     @classmethod
     def read(cls, written: str) -> "Remedy":
-        """What was written.
+        """The remedy that was written.
 
         Raises:
             UserError: its number is none, or a role is unknown.
@@ -223,8 +223,13 @@ class Applied(NamedTuple):
     number: float | str | None
     roles: tuple[str, ...]
 
+    @property
+    def remedy(self) -> Remedy:
+        """As a name says it."""
+        return Remedy(self.name, self.number, self.roles)
+
     def fit(self, weight: "torch.Tensor", magnitudes: Magnitudes | None) -> "torch.Tensor":
-        """What its function `fit` makes of a weight, see `Transform`."""
+        """The result of its function `fit` for a weight, see `Transform`."""
         given = [magnitudes] if self.transform.calibrated else []
         return self.transform.fit(weight, *given, *([] if self.number is None else [self.number]))
 
@@ -268,19 +273,19 @@ def transforms_of(written: str | Transform | None) -> tuple[Applied, ...]:
         if not isinstance(written.name, str) or not written.name:
             raise UserError("a transform of one's own has no name; expected Transform(…, name='mine'), which rows say")
         return (Applied(written.name, written, written.number and written.number.default, ()),)
-    found = tuple(_applied(Remedy.read(part)) for part in written.split("+"))
-    if len(found) > MOST:
-        raise UserError(f"{len(found)} transforms in '{written}'; expected at most {MOST}")
-    for place, one in enumerate(found):
-        before = [other for other in found[:place] if other.applies_at(one.roles)]
-        if one.name in (other.name for other in before):
-            raise UserError(f"'{one.name}' is twice in '{written}'; expected each transform once at a role")
+    transforms = tuple(_applied(Remedy.read(part)) for part in written.split("+"))
+    if len(transforms) > MOST:
+        raise UserError(f"{len(transforms)} transforms in '{written}'; expected at most {MOST}")
+    for place, applied in enumerate(transforms):
+        before = [other for other in transforms[:place] if other.applies_at(applied.roles)]
+        if applied.name in (other.name for other in before):
+            raise UserError(f"'{applied.name}' is twice in '{written}'; expected each transform once at a role")
         mixing = [other.name for other in before if not other.transform.by_feature]
-        if one.transform.calibrated and mixing:
+        if applied.transform.calibrated and mixing:
             raise UserError(
-                f"'{one.name}' comes after '{mixing[0]}', whose outputs no calibration has seen; expected it before"
+                f"'{applied.name}' comes after '{mixing[0]}', whose outputs no calibration has seen; expected it before"
             )
-    return found
+    return transforms
 
 
 def _applied(remedy: Remedy) -> Applied:

@@ -48,7 +48,7 @@ def percent(share: float, deviation: float | None = None) -> str:
 
 
 def changed(share: float) -> str:
-    """What becomes of a quantity that changes by a share: changes by +3.4 %; is multiplied by 26,517."""
+    """The change of a quantity by a share: changes by +3.4 %; is multiplied by 26,517."""
     return f"changes by {percent(share)}" if share < MANY else f"is multiplied by {times(1 + share)}"
 
 
@@ -64,5 +64,5 @@ def amount(value: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """By how much something is multiplied: 9.9; 1.006."""
+    """A factor: 9.9; 1.006."""
     return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.3f}"

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: "Bench | None" = None) -> list[dict]:
-    """Measure what a specification asks for.
+    """Return the rows of a specification, measured or read from its folder.
 
     Each finished row is on disk before the next one starts; rows found there are used again. Names, texts and sizes are
     checked for all subjects before the first one is measured. On a cluster a text may be measured in parts on several
@@ -60,7 +60,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
 def sweep(
     experiment: Experiment | None = None, out: str | Path | None = None, force: bool = False, **fields: object
 ) -> list[dict]:
-    """Measure the perplexity of every model under every scheme (LLM.int8(), Table 1).
+    """Return the perplexity of every model under every scheme (LLM.int8(), Table 1).
 
     Args:
         experiment: what to run; or its fields by name: `sweep(models=["gpt2"], schemes=["llm.int8", mine])`.

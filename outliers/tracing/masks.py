@@ -28,7 +28,7 @@ from outliers.tracing.trace import trace as trace_of
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """What is an outlier in the hidden states of a text, by their names in TransformerLens (docs/names.md#masks).
+    """The outliers in the hidden states of a text, by their names in TransformerLens (docs/names.md#masks).
 
     features: bool (features,). tokens: bool (blocks, T); False behind the end of a shorter block. about: the model, its
     weights, the text and its tokens, the criterion.
@@ -65,7 +65,7 @@ def masks(
     trace: Trace | None = None,
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> Masks:
-    """Run blocks through a model and mark its outlier features, and the tokens at which they are.
+    """Return masks of a model's outlier features, and of the tokens at which they are large.
 
     In the inputs of attention and feed-forward layers, an entry is marked where an outlier feature reaches alpha; in
     the residual stream, where it is a massive activation (docs/definitions.md#outlier-features). A feature, or a token,
@@ -127,7 +127,7 @@ def _massive(size: torch.Tensor) -> torch.Tensor:
 
 
 def _about(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> dict:
-    """What masks are of: as far as the trace says it, as that says it."""
+    """The origin of masks, as far as the trace states it."""
     config = model.config
     of_model = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None)}
     if not is_streamed(model):

@@ -24,7 +24,7 @@ def hidden_states(
     variant: Variant = AS_IT_IS,
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> Iterator[torch.Tensor]:
-    """One hidden state of each block, as the model makes it; `torch.cat(list(…))` is the matrix of them all.
+    """Yield one hidden state of each block, (tokens, features); `torch.cat(list(…))` is the matrix of all.
 
     A resident model runs each block when it is asked for, and only as far as this layer. A streamed one reads its
     layers once for all blocks, up to this one; the states are then kept as all of its states are, in memory or in a

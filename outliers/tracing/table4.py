@@ -13,7 +13,7 @@ def table4_row(
     layers: float = LAYERS,
     positions: float = POSITIONS,
 ) -> dict[str, float]:
-    """What Table 4 of the paper prints of a model (LLM.int8(), appendix C).
+    """Return a model's row of Table 4 (LLM.int8(), appendix C).
 
     Args:
         trace: of the model, with the roles "attn_in" and "ffn_in".
@@ -34,7 +34,7 @@ def table4_row(
 
 
 def trace_row(trace: Trace, layers: float = LAYERS, positions: float = POSITIONS) -> dict[str, float]:
-    """What of `table4_row` a trace says alone."""
+    """The part of `table4_row` that follows from a trace alone."""
     features = trace.features()
     outliers = trace.outlier_features(layers, positions)
     common = (features if outliers.empty else outliers).iloc[0]

@@ -50,7 +50,7 @@ def train_int8(
     outlier_threshold: float | None = None,
     stochastic: bool = False,
 ) -> PreTrainedModel:
-    """Let a model compute its projections and their gradients in int8 from now on, in the settings of Table 7.
+    """Return a model whose projections and their gradients are computed in int8 (LLM.int8(), appendix E, Table 7).
 
     The model itself is changed, and returned: its parameters stay the same objects in their dtype, so that an optimizer
     that has them goes on with them, and what it saves is a plain checkpoint. `train_int8(model, ffn=False,
@@ -72,10 +72,10 @@ def train_int8(
     if attention:
         check_attention(model)
     _take_back(model)
-    found = list(projections(model))
-    for projection in found:
+    all_projections = list(projections(model))
+    for projection in all_projections:
         check_plain(projection)
-    for projection in found:
+    for projection in all_projections:
         if projection.role in roles:
             projection.module.__class__, projection.module.products = KINDS[type(projection.module)], products
     if attention:

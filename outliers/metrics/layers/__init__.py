@@ -1,4 +1,4 @@
-"""What each layer of another model does alone (docs/checkpoints.md#measurements)."""
+"""The effect of each layer of another model alone (docs/checkpoints.md#measurements)."""
 
 from pydantic import Field
 

@@ -44,7 +44,7 @@ def origins(
     tokens: PreTrainedTokenizerBase | None = None,
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> Account:
-    """Account for features of the residual stream: what wrote them, and what norms let through.
+    """Return the contributions to features of the residual stream, and the gains of norms at them.
 
     The state of a feature before a layer is the sum of the embedding, the positions, and the terms of all heads,
     neurons, experts and biases of the layers before it (docs/writers.md). One pass; no hidden state is kept.
@@ -118,7 +118,7 @@ class _Observer:
         self.gains: dict[tuple[int, str], Gains] = {}
 
     def begin(self, number: int, inputs: tuple[torch.Tensor]) -> None:
-        """What the hooks see next is of this sequence; each comes first to what is before the layers."""
+        """Tell the hooks that this sequence comes next; each comes first to what is before the layers."""
         (ids,) = inputs
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
@@ -200,7 +200,7 @@ class _Observer:
 
 
 class _SubLayer:
-    """What the attention or the feed-forward part of a layer writes.
+    """The contribution of the attention or the feed-forward part of a layer.
 
     A term is a row of the output projection times its input. The scale of the residual stream multiplies it, and a norm
     behind the projection its gain, and at each position one number more, as soon as that norm has seen the output.
@@ -295,6 +295,6 @@ class _SubLayer:
 
 
 def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:
-    """What a norm multiplies features with, float32 (features,); 1 where it has no weight."""
+    """The gain of a norm, float32 (features,); 1 where it has no weight."""
     weight = getattr(norm, "weight", None)
     return torch.ones(width) if weight is None else offset + weight.float()

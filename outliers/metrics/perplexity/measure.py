@@ -33,7 +33,7 @@ class Loss(NamedTuple):
 def perplexity(
     model: PreTrainedModel, blocks: Iterable[Block], attention_mask: Iterable[torch.Tensor] | None = None
 ) -> float:
-    """exp of the mean negative log-likelihood over all predicted tokens.
+    """Return the perplexity: exp of the mean negative log-likelihood over all predicted tokens.
 
     Blocks go through the model one at a time: schemes with one scale or one outlier set for a whole batch would
     otherwise depend on the batch size. The loss is summed over tokens in float64.
@@ -59,7 +59,7 @@ def perplexities(
     variants: Sequence[Variant],
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> list[float]:
-    """The perplexity of a model under each of some variants; of a streamed one each layer is read once for all.
+    """Return the perplexity of a model under each variant; a streamed model reads each layer once for all of them.
 
     Args:
         model, blocks, attention_mask: as for `perplexity`.

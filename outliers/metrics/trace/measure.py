@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from outliers.metrics.attention import PROBABILITIES
 from outliers.metrics.measurement import Keeps, Measurement
@@ -64,7 +63,7 @@ class OfFiles(OfText):
 
             architecture_of(config.model_type)
         if cell.metric.masks:
-            names_of(skeleton(config, torch.bfloat16), "transformerlens")
+            names_of(skeleton(config), "transformerlens")
 
     def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple]:
         return traced(cell, facts, planner)
@@ -89,7 +88,7 @@ def details(found: Trace) -> list[dict]:
 
 
 def _table4(found: Trace) -> list[dict]:
-    """What Table 4 says of it; the number of outlier features comes with these, and of how many they are."""
+    """Its values of Table 4; the number of outlier features comes with these, and of how many they are."""
     outliers = sorted(found.outlier_features()["feature"].tolist())
     about = {"features": outliers, "hidden_size": found.statistics["residual.massive"].shape[1]}
     if found.stack:

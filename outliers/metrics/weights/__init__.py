@@ -1,4 +1,4 @@
-"""How far the weights of another model are from a model's own (docs/checkpoints.md#measurements)."""
+"""Distance of the weights of another model from a model's own (docs/checkpoints.md#measurements)."""
 
 from outliers.metrics.metric import Metric
 

@@ -1,6 +1,7 @@
 """A plan as a file: which projections of a model stay exact under a scheme, and which get a better one."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import yaml
@@ -15,7 +16,7 @@ HEADER = "# Which projections stay exact, or get a better scheme (python -m outl
 
 
 class Plan(BaseModel):
-    """Under which scheme each projection of a model is.
+    """An assignment of a scheme, or none, to each projection of a model.
 
     model, weights_hash: that it was made for. scheme: the name of the scheme of all other projections. exact: full
     paths of those that no scheme quantizes. instead: paths by the name of the scheme that they get in its place.
@@ -44,7 +45,7 @@ class Plan(BaseModel):
     def check(self, paths: Iterable[str]) -> None:
         """Raise UserError unless these are the paths of the projections of its model."""
         known = list(paths)
-        for path in [*self.exact, *(one for of_scheme in self.instead.values() for one in of_scheme)]:
+        for path in chain(self.exact, *self.instead.values()):
             if path not in known:
                 raise unknown_name("projection", path, known, f"(the plan is of '{self.model}', another model)")
         if len(known) != self.projections:
@@ -55,7 +56,7 @@ class Plan(BaseModel):
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read what `Plan.write` wrote.
+    """Return the plan in a file that `Plan.write` wrote.
 
     Raises:
         UserError: there is no such file, or it holds no plan.
