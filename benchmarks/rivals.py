@@ -7,8 +7,8 @@
 Each rival has a process of its own, in which it, our vector-wise layer and our LLM.int8() are timed in turn, several
 rounds. A turn of a layer, with three outlier features, is one call that is not timed, in which the threads of the
 library before come to rest, and the fastest of the next two. A turn of a model is the generation of tokens after a
-prompt, after one that is not timed. Kept are the smallest times, and how many times as long as ours the rival takes,
-the median over the rounds; of a model also the size of its saved state, and its perplexity on some blocks of the
+prompt, after one that is not timed. Kept are the smallest times, for machines that others use as well, and how many
+times as long as ours the rival takes by those; of a model also the size of its saved state, and its perplexity on some blocks of the
 sample text. A rival that is not installed is left out. `--rival` measures one alone; the rows of others, that were kept
 before, stay as they are.
 """
@@ -76,14 +76,9 @@ def layers_in_turn(layers: dict[str, Callable], x: torch.Tensor, seconds: float)
 
 def compared(times: dict[str, dict[str, list[float]]]) -> dict:
     """What a row says of times, by what is timed and by way, round by round."""
-
-    def ratio(of_ways: dict[str, list[float]], own: str) -> float:
-        return statistics.median(a / b for a, b in zip(of_ways["rival"], of_ways[own], strict=True))
-
-    return {
-        "milliseconds": {what: {way: min(values) for way, values in ways.items()} for what, ways in times.items()},
-        "ratios": {what: {own: ratio(ways, own) for own in OURS} for what, ways in times.items()},
-    }
+    least = {what: {way: min(values) for way, values in ways.items()} for what, ways in times.items()}
+    ratios = {what: {own: ways["rival"] / ways[own] for own in OURS} for what, ways in least.items()}
+    return {"milliseconds": least, "ratios": ratios}
 
 
 def with_ours(rival: Rival) -> dict[str, Rival]:

@@ -9,7 +9,7 @@ from outlier_kernels import reference
 from outlier_kernels.formats import Quantizer
 from torch import nn
 
-from tests.claims import ROOT
+from tests.claims import ROOT, benchmark
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -71,11 +71,11 @@ def test_exact_products_are_exact(layer_and_input):
     assert torch.equal(made("torch, not quantized", exact)(x), exact(x))
 
 
-def test_a_row_compares_within_each_round():
+def test_a_row_compares_the_smallest_times():
     times = {"prefill": {"rival": [3.0, 8.0, 5.0], "vector-wise": [1.0, 4.0, 5.0], "LLM.int8()": [2.0, 2.0, 2.0]}}
     assert rivals.compared(times) == {
         "milliseconds": {"prefill": {"rival": 3.0, "vector-wise": 1.0, "LLM.int8()": 2.0}},
-        "ratios": {"prefill": {"vector-wise": 2.0, "LLM.int8()": 2.5}},
+        "ratios": {"prefill": {"vector-wise": 3.0, "LLM.int8()": 1.5}},
     }
 
 
@@ -87,3 +87,21 @@ def test_layers_are_timed_in_turn(monkeypatch):
     turn = 1 + rivals.CALLS
     assert calls == rivals.ROUNDS * [way for way in ways for _ in range(turn)]
     assert times["rival"][0] == 10.0 - rivals.CALLS  # the fastest call of a turn
+
+
+def test_kept_rows_are_whole():
+    """As many as there are rivals and dtypes, each with all shapes, beside both of ours."""
+    kept = benchmark("zen-4/rivals")
+    expected = {
+        (name, rivals.name_of(dtype), one.computes, one.alike)
+        for name, one in rival_layers.RIVALS.items()
+        for dtype in one.dtypes
+    }
+    assert {(row["rival"], row["dtype"], row["computes"], row["alike"]) for row in kept} == expected
+    assert len({row["code"] for row in kept}) == 1
+    for row in kept:
+        assert row["version"]
+        assert set(row["ratios"]) == set(row["milliseconds"]) == set(rivals.SHAPES)
+        assert all(set(ratios) == set(rival_layers.OURS) for ratios in row["ratios"].values())
+        assert all(set(times) == {"rival", *rival_layers.OURS} for times in row["milliseconds"].values())
+        assert all(value > 0 for times in row["milliseconds"].values() for value in times.values())
