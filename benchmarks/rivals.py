@@ -8,9 +8,9 @@ Each rival has a process of its own, in which it, our vector-wise layer and our 
 rounds. A turn of a layer, with three outlier features, is one call that is not timed, in which the threads of the
 library before come to rest, and the fastest of the next two. A turn of a model is the generation of tokens after a
 prompt, after one that is not timed. Kept are the smallest times, for machines that others use as well, and how many
-times as long as ours the rival takes by those; of a model also the size of its saved state, and its perplexity on some blocks of the
-sample text. A rival that is not installed is left out. `--rival` measures one alone; the rows of others, that were kept
-before, stay as they are.
+times as long as ours the rival takes by those; of a model also the size of its saved state, and its perplexity on some
+blocks of the sample text. A rival that is not installed is left out. `--rival` measures one alone; the rows of others,
+that were kept before, stay as they are.
 """
 
 import io
