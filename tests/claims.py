@@ -30,10 +30,9 @@ from outliers.metrics.memory.view import GIB, footprints
 from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
 from outliers.models.config_file import DEQUANTIZED
-from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import LARGEST_SIDE, MANY
-from outliers.models.names import POCKET, pocket_models
+from outliers.models.names import POCKET, find_config, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.origins import READ, parts_of
 from outliers.plot.published import TABLE7
