@@ -89,19 +89,27 @@ def test_layers_are_timed_in_turn(monkeypatch):
     assert times["rival"][0] == 10.0 - rivals.CALLS  # the fastest call of a turn
 
 
-def test_kept_rows_are_whole():
-    """As many as there are rivals and dtypes, each with all shapes, beside both of ours."""
-    kept = benchmark("zen-4/rivals")
-    expected = {
-        (name, rivals.name_of(dtype), one.computes, one.alike)
-        for name, one in rival_layers.RIVALS.items()
-        for dtype in one.dtypes
-    }
-    assert {(row["rival"], row["dtype"], row["computes"], row["alike"]) for row in kept} == expected
+WHOLE = {name: one for name, one in (rival_layers.OURS | rival_layers.RIVALS).items() if one.in_models}
+
+
+@pytest.mark.parametrize(
+    ("file", "times", "expected"),
+    [
+        ("rivals", rivals.OF_LAYERS, [(name, d) for name, one in rival_layers.RIVALS.items() for d in one.dtypes]),
+        ("rivals_smollm2-135m", rivals.OF_MODELS, [(name, one.dtypes[0]) for name, one in WHOLE.items()]),
+    ],
+)
+def test_kept_rows_are_whole(file, times, expected):
+    """As many as there are rivals and dtypes, each with all that is timed, beside both of ours."""
+    kept = benchmark(f"zen-4/{file}")
+    assert [(row["rival"], row["dtype"]) for row in kept] == [(name, rivals.name_of(dtype)) for name, dtype in expected]
     assert len({row["code"] for row in kept}) == 1
     for row in kept:
+        one = (rival_layers.OURS | rival_layers.RIVALS)[row["rival"]]
+        assert (row["computes"], row["alike"]) == (one.computes, one.alike)
         assert row["version"]
-        assert set(row["ratios"]) == set(row["milliseconds"]) == set(rivals.SHAPES)
+        assert set(row["ratios"]) == set(row["milliseconds"]) == set(times)
         assert all(set(ratios) == set(rival_layers.OURS) for ratios in row["ratios"].values())
-        assert all(set(times) == {"rival", *rival_layers.OURS} for times in row["milliseconds"].values())
-        assert all(value > 0 for times in row["milliseconds"].values() for value in times.values())
+        assert all(set(spent) == {"rival", *rival_layers.OURS} for spent in row["milliseconds"].values())
+        assert all(value > 0 for spent in row["milliseconds"].values() for value in spent.values())
+        assert times is rivals.OF_LAYERS or (row["perplexity"] > 1 and row["megabytes"] > 0)
