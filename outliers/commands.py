@@ -128,7 +128,9 @@ def _named(
             raise unknown_name("experiment", experiment, experiment_files(), hint)
     models = models_of([*places, *behind])
     if _of_one(kind) and len(models) > 1:
-        raise UserError(f"{command} takes one model, got {len(models)}: {', '.join(models)}; run it once for each")
+        raise UserError(
+            f"{command} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model"
+        )
     if not models and (places or behind or not (experiment or default)):
         example = " ".join([*called(command), "pocket/gpt2-1.7m"])
         raise UserError(f"no model is named; expected {'one' if _of_one(kind) else 'some'}, such as `{example}`")

@@ -52,7 +52,7 @@ def test_text_is_escaped(section):
 def test_the_page_says_what_was_run(section, rows):
     html = page("A sweep", [section], "python -m outliers.sweep")
     assert about(rows) == (
-        "text sample, cut by first-blocks, 16 blocks, 256 tokens a block, α = 6, float32, weights dequantized from "
+        "text sample, cut by first-blocks, 16 blocks, 256 tokens per block, α = 6, float32, weights dequantized from "
         "Q4_1, on cpu"
     )
     for said in (about(rows), "python -m outliers.sweep", rows[0]["commit"], rows[0]["weights_hash"], "not run"):

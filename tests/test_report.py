@@ -430,7 +430,7 @@ def test_more_bits_are_on_the_frontier_where_they_cost_less_beyond_scatter(varia
 
 
 def test_no_point_no_frontier(variants):
-    with pytest.raises(UserError, match="no row with a format beside one of its model without quantization"):
+    with pytest.raises(UserError, match="no rows of a format and of its model without quantization"):
         frontier(variants[:2])
 
 

@@ -97,7 +97,7 @@ def random_features(
     others = np.setdiff1d(np.arange(width), [*features, *outliers])
     if len(others) < count:
         raise UserError(
-            f"{len(features)} of {width} features leave {len(others)} others that are no outliers, too few to draw "
+            f"{len(features)} of {width} features leave {len(others)} others that are not outliers, too few to draw "
             f"{count} random ones from; ablate fewer features, or raise alpha"
         )
     generator = np.random.default_rng(seed)
@@ -152,7 +152,7 @@ def ablate(
     plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
     if (view := view_of(model, stack)).cross:
         raise UserError(
-            "what cross-attention reads of the encoder cannot be taken out; expected 'encoder' or 'decoder'"
+            "the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'"
         )
     before = f"{view.written}." if stack else ""
     found = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)

@@ -47,9 +47,9 @@ def ablation_bars(
     for axes, metric in zip(panels, metrics, strict=True):
         label, unit = METRICS[metric]
         _bars(axes, summary, methods, metric, unit)
-        line = {"color": "black", "linestyle": "--", "label": "model as it is"}
+        line = {"color": "black", "linestyle": "--", "label": "unmodified model"}
         axes.axhline(unit * as_it_is[metric], **line)
-        axes.set(xlabel="what replaces the features' values", ylabel=label)
+        axes.set(xlabel="replacement of the features' values", ylabel=label)
         axes.set_xticks(range(len(methods)), methods)
     legend(ax, axes, panels[0].get_legend_handles_labels()[0], "upper center", 3 if len(metrics) > 1 else 1)
     return panels

@@ -23,8 +23,8 @@ ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # of a ma
 FAINTEST = 0.01  # share of the errors that have the darkest colour
 # What is drawn of a role or layer: what the legend says, colour, hatch (which tells them apart in grey).
 BARS = {
-    "only": ("what it costs alone", "blue", ""),
-    "without": ("what is saved where it stays exact", "orange", "//"),
+    "only": ("added by quantizing it alone", "blue", ""),
+    "without": ("removed by keeping it exact", "orange", "//"),
 }
 WIDTH = 0.4  # of a bar
 PLACES = {"role": 1, "layer": 2.6, "stack": 0.6}  # of bars: width of their panels

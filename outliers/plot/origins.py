@@ -79,7 +79,7 @@ def life_line(
             _bars_and_line(axes, of_each[name], column)
             axes.set_title(f"feature {name}, {said}", loc="left")
             bands += _band(axes, of_each[name], norm, readers.get(name, []) if place == places[-1] else [])
-        line[0].set_ylabel("what is written; state")
+        line[0].set_ylabel("contribution; state")
     _explain(ax, panels, bands, norm)
     panels[0, 0].figure.draw_without_rendering()  # from here on the layout is known
     for line, name in zip(panels, features, strict=True):

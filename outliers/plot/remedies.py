@@ -299,7 +299,7 @@ def frontier(
     """
     measured = _points_of(rows, model)
     if not measured:
-        raise UserError("no row with a format beside one of its model without quantization; expected both")
+        raise UserError("no rows of a format and of its model without quantization; expected both")
     kinds = [kind for kind in KINDS if any(point.kind == kind for point in measured)]
     shown = chosen("panel", panel, kinds, ax)
     widths = [4 + len({point.bits for point in measured if point.kind == kind}) for kind in shown]

@@ -158,7 +158,7 @@ def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None =
     costs_of_all = (100 * points["cost"]).tolist()
     if tokens is not None:
         expected = [100 * cost for cost in expected_costs(records(rows), tokens)]
-        axes.plot(expected, color="0.4", label="expected of those that cost most alone", zorder=1)
+        axes.plot(expected, color="0.4", label="expected from costs alone, costliest first", zorder=1)
         costs_of_all += expected
     if allowed is not None:
         axes.axhline(100 * allowed, color="0.4", linewidth=0.8, linestyle="--", label="allowed")
@@ -166,7 +166,7 @@ def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None =
     if min(costs_of_all) > 0:
         axes.set_ylim(bottom=min(costs_of_all) / 2)
         axes.set_ylabel("increase of perplexity (%)")
-    axes.set_xlabel("projections that stay exact, or get a better scheme")
+    axes.set_xlabel("improved projections (exact, or under a better scheme)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
     return axes

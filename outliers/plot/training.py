@@ -162,7 +162,7 @@ def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> A
     tables = watched(rows)
     if len(tables) != 1:
         names = ", ".join(tables) or "none"
-        raise UserError(f"rows of {len(tables)} models that were watched ({names}); expected those of one")
+        raise UserError(f"rows of {len(tables)} trained models ({names}); expected those of one")
     (steps,), shown = tables.values(), chosen("panel", panel, PANELS, ax)
     shape, size = ((1, 1), (5.6, 2.9)) if len(shown) == 1 else ((2, 2), (8.4, 5.0))
     panels = panels_of(ax, *shape, size, sharex=True)

@@ -87,8 +87,8 @@ class _Cells(Calibrated):
         for field in sorted(given):
             if not any(field in type(one).model_fields for one in records):
                 raise UserError(
-                    f"field '{field}' is a parameter of no metric that is asked for "
-                    f"({', '.join(one.name for one in records)}); leave it out, or ask for one that has it"
+                    f"field '{field}' is a parameter of none of the requested metrics "
+                    f"({', '.join(one.name for one in records)}); leave it out, or request a metric that has it"
                 )
         return records
 

@@ -356,7 +356,7 @@ def plan(
     from outliers.text.blocks import sequences
 
     if by not in BY:
-        raise unknown_name("measure of what stays exact", by, BY)
+        raise unknown_name("size of a plan", by, BY)
     check_calibrated(get_scheme(scheme), calibration)
     searched, confirmed = (Given(model, list(sequences(one, None))) for one in (blocks, confirm))
     under, better = Quantized(get_scheme(scheme), calibration=calibration), tuple(map(get_scheme, instead))

@@ -184,7 +184,7 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
                 raise UserError(f"'{one}' in a model with {most} {name} of keys; expected some of 0:{most}")
     if formats.keys and formats.keys.before and _norm_of_keys(model):
         raise UserError(
-            f"keys of '{config.model_type}' before the rotation, which has a norm in front; expected them behind the "
+            f"keys of '{config.model_type}' before the rotation, which a norm precedes; expected them after the "
             "rotation: leave before out"
         )
     if formats.values and formats.values.before:

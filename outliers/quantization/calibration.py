@@ -60,7 +60,7 @@ class Calibration:
         place, width = (projection.layer, projection.role), stored_weight(projection.module).shape[1]
         found = self.magnitudes.get(place)
         if found is None or len(found.inputs) != width:
-            raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this very model")
+            raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this model")
         return found
 
     def prefix(self, count: int | None = None) -> tuple[int, ...]:
@@ -181,7 +181,7 @@ def calibrate(
 
 def _largest_weights(projection: Projection) -> torch.Tensor:
     if isinstance(projection.module, Int8Linear):
-        raise UserError("only int8 codes are left of this model's weights; calibrate the model that it was made of")
+        raise UserError("this model keeps only int8 codes of its weights; calibrate the original model")
     return stored_weight(projection.module).detach().abs().amax(0).float().cpu()
 
 

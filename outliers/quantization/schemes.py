@@ -411,7 +411,7 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
             given |= {setting.field: number, setting.roles: one.roles}
     if transforms := [str(one) for one in remedies if one.name in TRANSFORMS]:
         if isinstance(scheme.transform, Transform):
-            raise UserError(f"scheme '{scheme.name}' has a transform of one's own, which none can follow")
+            raise UserError(f"scheme '{scheme.name}' has a custom transform, after which no other is possible")
         given["transform"] = "+".join([*([scheme.transform] if scheme.transform else []), *transforms])
     name, label = f"{scheme.name}+{written}", ", ".join([scheme.label, *map(_label, remedies)])
     _check_order(name)
@@ -503,7 +503,7 @@ def write_scheme(scheme: Scheme) -> str:
     """
     if isinstance(scheme.transform, Transform):
         raise UserError(
-            f"scheme '{scheme.name}' has a transform of one's own, which no file can hold; expected a row of TRANSFORMS"
+            f"scheme '{scheme.name}' has a custom transform, which no file can hold; expected one of TRANSFORMS"
         )
     return json.dumps(asdict(scheme))
 

@@ -266,7 +266,7 @@ def transforms_of(written: str | Transform | None) -> tuple[Applied, ...]:
         return ()
     if isinstance(written, Transform):
         if not isinstance(written.name, str) or not written.name:
-            raise UserError("a transform of one's own has no name; expected Transform(…, name='mine'), which rows say")
+            raise UserError("a custom transform has no name; expected Transform(…, name='mine'), which rows say")
         return (Applied(written.name, written, written.number and written.number.default, ()),)
     found = tuple(_applied(Remedy.read(part)) for part in written.split("+"))
     if len(found) > MOST:

@@ -173,7 +173,7 @@ class Ablated:
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """The model itself, with hooks."""
         if self.needs_trace:
-            raise UserError("an ablation by the mean needs what the text is like; give it a trace: knowing(trace)")
+            raise UserError("an ablation by the mean needs the means over the text; give it a trace: knowing(trace)")
         self._check_features(model)
         with self.intervention.on(*edges(model, self.where, layer)):
             yield model

@@ -30,7 +30,9 @@ class Planted:
         """
         term.check_options(["factor"])
         if term.places or not term.options:
-            raise UserError(f"'{term}' says no factor, or a place; expected features and a factor: plant(3,factor=8)")
+            raise UserError(
+                f"'{term}' has no factor, or has a place; expected features and a factor: plant(3,factor=8)"
+            )
         return cls(term.features, check_threshold(f"the factor of '{term}'", term.options["factor"]))
 
     @property

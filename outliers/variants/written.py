@@ -57,20 +57,20 @@ def variant(written: str) -> "Variant":
         UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
     """
     if not isinstance(written, str) or not written:
-        raise UserError(f"{shown(written)} is no variant; expected one such as absmax+hadamard, {EXAMPLES}")
+        raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")
     found = []
     for read, group in groupby(PLUS.split(written), _reader):
         found += read(list(group))
     if sum(isinstance(one, Quantized | Peer) for one in found) > 1:
         raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
     if any(isinstance(one, Cached) for one in found[:-1]):
-        raise UserError(f"'{written}' goes on behind the cache, which acts last; expected it at the end: …+kv=int4")
-    if any(isinstance(one, Against) for one in found[1:]):
         raise UserError(
-            f"'{written}' has another model behind what it is in the place of; expected it first: against(…)+…"
+            f"'{written}' has terms after the cache, which acts last; expected the cache at the end: …+kv=int4"
         )
+    if any(isinstance(one, Against) for one in found[1:]):
+        raise UserError(f"'{written}' has another model after other terms; expected it first: against(…)+…")
     if any(isinstance(one, Prefixed) for one in found[1:]):
-        raise UserError(f"'{written}' has a prefix behind what it is before; expected it first: prefix+…")
+        raise UserError(f"'{written}' has a prefix after other terms; expected it first: prefix+…")
     found = [one for one in found if one.name != BASELINE]
     if not found:
         from outliers.models.stream import AS_IT_IS  # late, for it brings torch

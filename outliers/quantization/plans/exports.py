@@ -143,7 +143,7 @@ def _said(scheme: Scheme, format: str) -> object:
         grouped = [found for name in SCHEMES if (found := in_groups(f"{name}-{IN_GROUPS}"))]
         known = [one.name for one in [*SCHEMES.values(), *grouped] if one.quantizes and says(one) is not None]
         raise UserError(
-            f"'{format}' cannot say scheme '{scheme.name}' ({scheme.parts}); expected one that it says: "
+            f"'{format}' cannot express scheme '{scheme.name}' ({scheme.parts}); expected one that it can express: "
             f"{', '.join(known)}"
         )
     return said

@@ -69,7 +69,7 @@ def read_plan(path: str | Path) -> Plan:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         wrong = f"field '{place}': {first['msg']}" if place else "it has no fields"
-        raise UserError(f"'{path}' is no plan ({wrong}, got {shown(first['input'])}); {_EXPECTED}") from None
+        raise UserError(f"'{path}' is not a plan ({wrong}, got {shown(first['input'])}); {_EXPECTED}") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"cannot read the plan '{path}' ({reason_of(error, 200)}); {_EXPECTED}") from None
 
