@@ -8,11 +8,17 @@ LONGEST_VALUE = 80  # characters of a value in one
 
 
 class UserError(Exception):
-    """What was wrong, what was expected and what to do, in one line.
+    """A user's mistake in one line: what was wrong, what was expected, what to do.
 
     The library raises it like any exception; the command line prints its message alone and exits with code 2. What a
     file or another library says in it may hold anything: line ends become spaces, what no terminal prints is escaped,
     and the middle of what is long is left out.
+
+    Example:
+        >>> outliers.quantize(model, "absmx")
+        Traceback (most recent call last):
+            ...
+        outliers.errors.UserError: unknown scheme 'absmx'; did you mean absmax...?
     """
 
     def __init__(self, message: str):

@@ -120,7 +120,7 @@ def ablate(
     attention_mask: Iterable[torch.Tensor] | None = None,
     stack: str | None = None,
 ) -> pd.DataFrame:
-    """Take features out of a model and measure attention and perplexity (LLM.int8(), section 4.2).
+    """Return attention and perplexity of a model with features removed (LLM.int8(), section 4.2).
 
     Top-1 softmax probability: the features are changed in the input of the q/k/v projection of one layer at a time.
     Perplexity: in the inputs of all layers at once, and the altered states propagate. The model is left as it was.
@@ -145,6 +145,9 @@ def ablate(
         UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
             method or a place is unknown; controls or seed are out of range; blocks do not fit the model, or
             the mask does not fit them.
+
+    Example:
+        >>> measurements = outliers.ablate(model, blocks, features=[3])
     """
     blocks = list(sequences(blocks, attention_mask))
     features, methods, where = list(features), list(methods), list(where)

@@ -107,11 +107,15 @@ def without_storage(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
+    """Return the tokenizer of a model.
 
     Raises:
         UserError: the model is unknown or unreachable, or ships no tokenizer; or the tokenizer cannot be used, or cuts
             words at random.
+
+    Example:
+        >>> outliers.load_tokenizer("pocket/gpt2-0.1m").is_fast
+        True
     """
     source = find_model(name, revision)
     with refusals(name, source, "the tokenizer of "):
@@ -156,7 +160,7 @@ def load_reader(name: str, revision: str | None = None) -> PreTrainedTokenizerBa
 def load_model(
     name: str, dtype: str = "float32", device: str | torch.device = "cpu", revision: str | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model in eval mode from safetensors or GGUF; no foreign code runs.
+    """Return a causal language model in eval mode, loaded from safetensors or GGUF; no foreign code runs.
 
     The weights of a quantized GGUF file are the dequantized ones.
 
@@ -173,6 +177,10 @@ def load_model(
     Raises:
         UserError: the model is unknown, unreachable, of an unknown architecture or incomplete; its weights are
             corrupt or hold NaN or inf; the dtype or the device does not exist; "auto" finds too little memory.
+
+    Example:
+        >>> outliers.load_model("pocket/gpt2-0.1m").dtype
+        torch.float32
     """
     home, source = find_device(device), find_model(name, revision)
     without_values, checkpoint = open_model(name, dtype, revision)

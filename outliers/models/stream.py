@@ -34,7 +34,12 @@ STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and wh
 
 
 class Variant(Protocol):
-    """What is done to a model while blocks pass; those that there are stand in `outliers.variants`."""
+    """A change to a model while blocks pass, such as a scheme or an ablation; see `outliers.variants`.
+
+    Example:
+        >>> outliers.trace(model, blocks, variant=outliers.variant("llm.int8")).alpha
+        6.0
+    """
 
     @property
     def needs_trace(self) -> bool:

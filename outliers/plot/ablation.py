@@ -35,6 +35,9 @@ def ablation_bars(
 ) -> Axes | np.ndarray:
     """Top-1 softmax probability and perplexity damage without the outliers and without random features, by method.
 
+    Example:
+        >>> panels = outliers.plot.ablation_bars(outliers.ablate(model, blocks, features=[3]))
+
     Args:
         measurements: as `outliers.ablate` returns them, or their `summary`, which has the intervals already.
         metric: the one panel to draw, "top1_softmax" or "damage"; by default both.
@@ -82,6 +85,9 @@ def _bars(axes: Axes, summary: pd.DataFrame, methods: list[str], metric: str, un
 @figure_function
 def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """What zeroing each candidate for a super weight adds to the perplexity, in per cent, beside its controls.
+
+    Example:
+        >>> axes = outliers.plot.weight_costs(outliers.super_weights(model, blocks, controls=2))
 
     Args:
         found: as `outliers.super_weights` returns it.

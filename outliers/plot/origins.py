@@ -63,6 +63,9 @@ def life_line(
 
     Raises:
         UserError: there is no such feature or place, or there are several panels for `ax`.
+
+    Example:
+        >>> panels = outliers.plot.life_line(outliers.origins(model, blocks, features=[3]))
     """
     every = records(account) if isinstance(account, list | pd.DataFrame) else account.records()
     rows, readers = pd.DataFrame(every), readers_of(every)

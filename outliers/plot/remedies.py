@@ -251,6 +251,9 @@ def remedy_costs(
     A panel a granularity of the weights' scales, in it the formats from few bits to many, with the bits of a value, and
     a line a remedy; then what others published. Bars are one standard deviation by rounding.
 
+    Example:
+        >>> panels = outliers.plot.remedy_costs(outliers.frame("results/kept/remedies"))
+
     Args:
         rows: of a sweep of schemes with remedies.
         model: the one to draw, by its short name, which has to be chosen where there are several.
@@ -291,6 +294,9 @@ def frontier(
     A panel for weights alone, one for weights and activations, and one for keys and values; a mark for each remedy. The
     line is the frontier, see `frontier_of`, with the names of the formats on it, and the dashed one 5 % of perplexity.
     Hollow marks are of weights that lie on the grid of their file. Bars are one standard deviation by rounding.
+
+    Example:
+        >>> panels = outliers.plot.frontier(outliers.frame("results/kept/remedies"))
 
     Args:
         rows: of a measurement of schemes and caches with remedies.

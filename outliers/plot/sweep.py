@@ -39,6 +39,10 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
 
     Bars are one standard deviation by rounding, of rows of several draws.
 
+    Example:
+        >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
+        >>> axes = outliers.plot.sweep_costs(rows)
+
     Args:
         rows: of a sweep.
         paper: whether the models of the paper stand beside, in grey.
@@ -142,6 +146,9 @@ def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
 def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None = None, ax: Axes | None = None) -> Axes:
     """What a scheme costs of perplexity against how many projections are better, in per cent, for each set that the
     search of a plan measured, and those that were confirmed. Bars are one standard deviation by rounding.
+
+    Example:
+        >>> axes = outliers.plot.plan_curve(outliers.frame("results/kept/plans/absmax"))
 
     Args:
         rows: of a plan.

@@ -81,6 +81,9 @@ def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Axe
 
     A line a seed. The first run, from which the others differ, stands behind each of them in grey.
 
+    Example:
+        >>> panels = outliers.plot.causes(outliers.frame("results/kept/training-runs/causes"))
+
     Args:
         rows: of training runs.
         run: the one to draw, by its name; by default all.
@@ -154,6 +157,9 @@ def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> A
 
     Largest values of each hidden state; number of outlier features; layers and positions that the most common one
     affects, or without one the feature that comes nearest; perplexity.
+
+    Example:
+        >>> panels = outliers.plot.growth(outliers.frame("results/kept/growth"))
 
     Args:
         rows: of one model, as `outliers.OutlierCallback` writes them; those of several are refused.

@@ -154,7 +154,7 @@ def damage(
     attention_mask: "Iterable[torch.Tensor] | None" = None,
     against: "PreTrainedModel | str | None" = None,
 ) -> Damages:
-    """Find where a scheme, a cache or another model damages a model: by projection, role, layer, head, and over it.
+    """Return the damage of a scheme, a cache or another model by projection, role, layer, head, and in all.
 
     The error of a projection is that of its output from the inputs of the unquantized model, so that errors do not
     cascade; perplexities are those of whole models, in which they do. The model is left as it was.
@@ -177,6 +177,10 @@ def damage(
         UserError: there are both a scheme and another model, or neither; the other model has another architecture,
             other sizes, another dtype or device; the scheme is unknown or quantizes nothing, a part of the damage is
             unknown, several draws are asked of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
+
+    Example:
+        >>> outliers.damage(model, blocks, "absmax", by=["role"]).scheme
+        'absmax'
     """
     from outliers.metrics.measurement import records_of
     from outliers.quantization.convert import check_calibrated

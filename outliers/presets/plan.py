@@ -325,7 +325,7 @@ def plan(
     draws: int = 4,
     calibration: "Calibration | None" = None,
 ) -> Plan:
-    """Find the fewest projections that have to stay exact, so that a scheme costs at most so much perplexity.
+    """Return the plan with the fewest exact projections under which a scheme costs at most so much perplexity.
 
     What each projection costs alone is measured; those are left exact that save most, until the perplexity of the whole
     is low enough; the last ones are tried without, and in exchange for others. The set is then confirmed on other
@@ -349,6 +349,9 @@ def plan(
     Raises:
         UserError: a scheme is unknown or quantizes no projection, `by` is unknown; as `outliers.quantize` and
             `outliers.perplexity`.
+
+    Example:
+        >>> found = outliers.plan(model, blocks[:1], "absmax", confirm=blocks[1:], cost=0.05, draws=2)
     """
     from outliers.metrics.measurement import records_along
     from outliers.quantization.convert import check_calibrated

@@ -113,7 +113,7 @@ def readers(
     seed: int = 0,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
 ) -> pd.DataFrame:
-    """Take each feature out where only some projections read it, and random features in its place.
+    """Return attention and perplexity with a feature removed at the inputs of some projections only.
 
     Perplexity: in all layers of a place at once, and the altered states propagate. The attention, where queries, keys
     and values alone read the change: in one layer at a time. The model is left as it was.
@@ -140,6 +140,9 @@ def readers(
         UserError: there are no features, one is out of range, or too few others are left to draw from; a place is
             unknown, or the model has it not; controls or seed are out of range; blocks do not fit the model, or the
             mask does not fit them.
+
+    Example:
+        >>> found = outliers.readers(model, blocks, features=[3], places=["q", "k"], controls=2)
     """
     from outliers.metrics.measurement import records_of
     from outliers.models.anatomy import width_of

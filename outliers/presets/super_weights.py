@@ -133,7 +133,7 @@ def super_weights(
     seed: int = 0,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
 ) -> pd.DataFrame:
-    """Search a model for super weights: single weights without which it predicts much worse (Yu et al., 2024).
+    """Return candidate super weights: single weights without which a model fails (Yu et al., 2024).
 
     Candidates are the weights of second feed-forward projections that are between spikes of their input and output, and
     those that stand out most of their row and column. Each is set to zero; those that change the predictions most are
@@ -156,6 +156,9 @@ def super_weights(
     Raises:
         UserError: no layer has a second feed-forward projection; controls or seed are out of range; as
             `outliers.perplexity`.
+
+    Example:
+        >>> found = outliers.super_weights(model, blocks, controls=2)
     """
     from outliers.metrics.measurement import records_along
     from outliers.subjects.given import Given

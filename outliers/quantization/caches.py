@@ -400,7 +400,7 @@ class QuantizedCache(Cache):
 
 
 def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
-    """An empty cache in few bits, as `model.generate(…, past_key_values=outliers.cache(model, "kv=int4"))` takes it.
+    """Return an empty cache of keys and values in few bits, for `model.generate(…, past_key_values=…)`.
 
     Args:
         model: a causal language model, quantized or not.
@@ -409,6 +409,9 @@ def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
 
     Raises:
         UserError: the attention of the model cannot be exchanged, or a format is simulated alone.
+
+    Example:
+        >>> text = model.generate(blocks[:1], max_new_tokens=4, past_key_values=outliers.cache(model, "kv=int4"))
     """
     formats = Formats.read(formats) if isinstance(formats, str) else formats
     check_cache(model, formats)

@@ -27,13 +27,17 @@ OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # a token whose largest |x| there e
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What `calibrate` has found.
+    """The statistics of a calibration text that remedies and caches need, as `calibrate` returns them.
 
     blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
     that they have in common, and of the weights that these meet. outlier_tokens: bool (layers, blocks, T), which tokens
     were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone. keys: by layer
     the largest |keys| behind the rotation of positions, float32 (heads, features), where they were watched. learned:
     the same with what schemes have learned on these blocks.
+
+    Example:
+        >>> outliers.calibrate(model, blocks).blocks.shape
+        torch.Size([2, 64])
     """
 
     blocks: torch.Tensor
@@ -111,7 +115,7 @@ def calibrate(
     schemes: Collection[str | Scheme] = (),
     keys: bool = False,
 ) -> Calibration:
-    """Run blocks through a model and keep the largest |x| of every feature that its projections read.
+    """Return the largest |x| of every feature that a model's projections read on some blocks.
 
     Blocks that are measured afterwards would make the result better than it is: take others. Two calibrations of parts
     of a text can be merged.
@@ -126,6 +130,10 @@ def calibrate(
     Raises:
         UserError: there is no block, one is longer than the model's context, of another length than the first, or holds
             ids outside its vocabulary; an input holds NaN or inf; only codes are left of the model's weights.
+
+    Example:
+        >>> calibration = outliers.calibrate(model, blocks, ["absmax+smoothing"])
+        >>> smoothed = outliers.quantize(model, "absmax+smoothing", calibration=calibration)
     """
     blocks = list(blocks)
     ids = list(map(read_ids, blocks))

@@ -78,6 +78,11 @@ def quantize(
             that it multiplies some tokens with; the scheme needs a calibration, and there is none, or one of another
             model; the scheme has attention in int8, and that of the model cannot be replaced, or trains in int8; a
             projection has two schemes instead, or one that quantizes none or needs a calibration.
+
+    Example:
+        >>> quantized = outliers.quantize(model, "llm.int8", skip=["ffn_out"])
+        >>> outliers.perplexity(quantized, blocks) != outliers.perplexity(model, blocks)
+        True
     """
     scheme = get_scheme(scheme)
     if keep not in KINDS:

@@ -87,6 +87,11 @@ class Scheme:
 
     Raises:
         UserError: a part is unknown, or two do not go together: the number would be that of another scheme.
+
+    Example:
+        >>> row, column = outliers.Quantizer("int8", "row"), outliers.Quantizer("int8", "column")
+        >>> outliers.Scheme("mine", activations=row, weights=column, outlier_threshold=6.0).quantizes_projections
+        True
     """
 
     name: Annotated[Text, Field(min_length=1)]

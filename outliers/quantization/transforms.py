@@ -114,7 +114,7 @@ COSTLY = ("gram", "rows")  # found where a scheme needs them
 
 
 class Transform(NamedTuple):
-    """How a layer's features change, and what undoes it in its weight.
+    """A change of a layer's features, and its inverse in the weight (SmoothQuant: Xiao et al., 2023; QuaRot).
 
     fit: of a weight (outputs, features), then of `Magnitudes` where the transform is calibrated, then of its number
     where it takes one, the tensor that says which change it is, such as a factor for each feature; a layer keeps it.
@@ -123,6 +123,17 @@ class Transform(NamedTuple):
     takes. by_feature: whether each feature becomes one feature, so that the largest magnitudes become what the values
     become; after others nothing calibrated can follow. label: what tables call a scheme with it. name: of one's own,
     which is in no table. learns: whether it learns with the whole model what it is.
+
+    Example:
+        >>> import torch
+        >>> flip = outliers.Transform(
+        ...     fit=lambda weight: -torch.ones(weight.shape[1]),
+        ...     hidden_states=lambda x, signs: x * signs,
+        ...     weight=lambda weight, signs: weight * signs,
+        ...     name="flip",
+        ... )
+        >>> row, column = outliers.Quantizer("int8", "row"), outliers.Quantizer("int8", "column")
+        >>> flipped = outliers.quantize(model, outliers.Scheme("mine", row, column, transform=flip))
     """
 
     fit: Callable

@@ -31,7 +31,7 @@ FIRST = ("experiment", "model", "run", "seed", "checkpoint", "scheme", "task", "
 
 
 def frame(results: str | os.PathLike | Iterable[dict], provenance: bool = False) -> pd.DataFrame:
-    """Results as a data frame: a row each value, a column each field of docs/definitions.md that some row has.
+    """Return results as a data frame: one row per value, one column per field (docs/definitions.md).
 
     Columns of what a value is of come first, then the value with its scatter and unit, then the settings. Whole numbers
     of which some are missing are of pandas' type Int64.
@@ -44,6 +44,11 @@ def frame(results: str | os.PathLike | Iterable[dict], provenance: bool = False)
 
     Raises:
         UserError: there are no results in the folder, or a file of them is damaged.
+
+    Example:
+        >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
+        >>> outliers.frame(rows)["value"].size
+        2
     """
     rows = _read(Path(results)) if isinstance(results, (str, os.PathLike)) else list(results)
     fields = dict.fromkeys(chain.from_iterable(rows))

@@ -376,6 +376,11 @@ class Experiment(OfSchemes, Calibrated):
     """A sweep: every model under every scheme on one text.
 
     Rounding scatters the results, which `draws` shows. A scheme has its own threshold unless `alpha` is given.
+
+    Example:
+        >>> spec = outliers.Experiment(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
+        >>> len(outliers.run(spec))
+        2
     """
 
     plans = "outliers.presets.sweep:sweep_plans"
@@ -500,7 +505,11 @@ class Planning(OfOneModel, Calibrated):
 
 
 class Emergence(Settings):
-    """Outlier features along a family of models, or along revisions of one."""
+    """Outlier features along a family of models, or along revisions of one.
+
+    Example:
+        >>> rows = outliers.run(outliers.Emergence(models=["pocket/gpt2-0.1m"], block=64, blocks=2))
+    """
 
     plans, experiment = "outliers.presets.emergence:emergence_plans", "emergence"
     section = "outliers.report.paper.table4:emergence_section"

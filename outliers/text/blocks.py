@@ -100,7 +100,7 @@ def load_text(
     bos: bool = False,
     column: str = COLUMN,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Tokenise the start of a text and cut it into blocks, or make each of its documents a sequence of its own.
+    """Return the token ids of the start of a text, int64 (blocks, block), or of each document, a list of (T,).
 
     Each document is tokenised without special tokens and followed by the tokenizer's end-of-sequence id where it has
     one; the ids are joined and cut without padding or overlap. Only as much is read as the blocks need, of a long
@@ -125,6 +125,10 @@ def load_text(
         UserError: the text is unknown, unreachable, damaged where it is read, empty or too short, or something else
             than a text; a size is out of range; the tokenizer has no first token, or gives no tokens; or it has no chat
             template for a conversation, or one that refuses it.
+
+    Example:
+        >>> outliers.load_text("sample", tokenizer, block=64, blocks=2).shape
+        torch.Size([2, 64])
     """
     _check_sizes(block, blocks)
     if isinstance(text, torch.Tensor) and text.ndim == 2 and block is not None:

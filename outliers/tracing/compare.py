@@ -12,7 +12,7 @@ FRACTIONS = ("layers", "positions")
 
 
 def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: float = POSITIONS) -> Frame:
-    """The outlier features of either of two traces, the most changed first.
+    """Return the outlier features of two traces side by side, the most changed first.
 
     For two models whose residual streams are as wide, such as checkpoints of one training; for one model as it is and
     under a scheme or another variant, `trace(model, blocks, variant=…)`; or for two texts. Feature numbers mean the
@@ -30,6 +30,10 @@ def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: f
 
     Raises:
         UserError: the traces have different numbers of features, alphas or roles.
+
+    Example:
+        >>> quantized = outliers.trace(model, blocks, variant=outliers.variant("absmax"))
+        >>> changed = outliers.compare(outliers.trace(model, blocks), quantized)
     """
     both = trace_a, trace_b
     for what, (a, b) in {

@@ -65,7 +65,7 @@ def masks(
     trace: Trace | None = None,
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> Masks:
-    """Run blocks through a model and mark its outlier features, and the tokens at which they are.
+    """Return masks of a model's outlier features, and of the tokens at which they are large.
 
     In the inputs of attention and feed-forward layers, an entry is marked where an outlier feature reaches alpha; in
     the residual stream, where it is a massive activation (docs/definitions.md#outlier-features). A feature, or a token,
@@ -82,6 +82,9 @@ def masks(
         UserError: the model has several stacks of layers; there is no block, one is longer than the model's context or
             holds ids outside its vocabulary; the attention mask is none of these blocks; or the trace is of a model of
             another shape.
+
+    Example:
+        >>> masks = outliers.masks(model, blocks, outliers.trace(model, blocks, alpha=3))
     """
     names, blocks = names_of(model, "transformerlens"), list(sequences(blocks, attention_mask))
     if not blocks:

@@ -24,7 +24,7 @@ def hidden_states(
     variant: Variant = AS_IT_IS,
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> Iterator[torch.Tensor]:
-    """One hidden state of each block, as the model makes it; `torch.cat(list(…))` is the matrix of them all.
+    """Yield one hidden state of each block, (tokens, features); `torch.cat(list(…))` is the matrix of all.
 
     A resident model runs each block when it is asked for, and only as far as this layer. A streamed one reads its
     layers once for all blocks, up to this one; the states are then kept as all of its states are, in memory or in a
@@ -46,6 +46,11 @@ def hidden_states(
     Raises:
         UserError: the model has no such layer, or the layer no such role; a block is longer than the model's context or
             holds ids outside its vocabulary; or the attention mask is none of these blocks.
+
+    Example:
+        >>> first, second = outliers.hidden_states(model, blocks, layer=0, role="attn_in")
+        >>> first.shape[0]
+        64
     """
     layer, role = (isinstance(layer, str) and of_transformerlens(layer)) or (layer, role)
     count = len(decoder_layers(model))

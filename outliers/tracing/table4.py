@@ -13,7 +13,7 @@ def table4_row(
     layers: float = LAYERS,
     positions: float = POSITIONS,
 ) -> dict[str, float]:
-    """What Table 4 of the paper prints of a model (LLM.int8(), appendix C).
+    """Return a model's row of Table 4 (LLM.int8(), appendix C).
 
     Args:
         trace: of the model, with the roles "attn_in" and "ffn_in".
@@ -28,6 +28,10 @@ def table4_row(
         of the feature that hits the most positions), whose number is `most_common`: `layers`, `positions`,
         `positions_mean` (fractions), `max`, and, if there are hits, the quartiles of the hit values `q1`, `median`,
         `q3`; `top1_softmax` and `top1_softmax_without` if given.
+
+    Example:
+        >>> outliers.table4_row(outliers.trace(model, blocks), perplexity=90.0)["perplexity"]
+        90.0
     """
     row = {"perplexity": perplexity} | trace_row(trace, layers, positions)
     return row | dict(zip(("top1_softmax", "top1_softmax_without"), top1_softmax, strict=False))

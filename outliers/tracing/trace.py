@@ -48,7 +48,7 @@ def trace(
     see_last: See = lambda ids, states: None,
     stack: str | None = None,
 ) -> Trace:
-    """Run blocks through a model and keep statistics of bounded size of its hidden states.
+    """Return statistics of bounded size of a model's hidden states (LLM.int8(), section 4.1).
 
     Each block is a sequence of its own; the head is not applied. No hidden state is kept.
 
@@ -81,6 +81,10 @@ def trace(
             is not positive; there is no block, one has less than two tokens, is longer than the model's context or
             holds ids outside the vocabulary; the attention mask is none of these blocks; a hidden state holds NaN or
             inf; there is no model, or one is given twice.
+
+    Example:
+        >>> outliers.trace(model, blocks).sequences
+        2
     """
     how = _check_roles(roles), check_threshold("alpha", alpha), attention, variant, tokens, see_last
 

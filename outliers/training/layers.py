@@ -50,7 +50,7 @@ def train_int8(
     outlier_threshold: float | None = None,
     stochastic: bool = False,
 ) -> PreTrainedModel:
-    """Let a model compute its projections and their gradients in int8 from now on, in the settings of Table 7.
+    """Return a model whose projections and their gradients are computed in int8 (LLM.int8(), appendix E, Table 7).
 
     The model itself is changed, and returned: its parameters stay the same objects in their dtype, so that an optimizer
     that has them goes on with them, and what it saves is a plain checkpoint. `train_int8(model, ffn=False,
@@ -66,6 +66,10 @@ def train_int8(
     Raises:
         UserError: a number is out of range; the architecture is unknown, or its attention cannot be replaced; or a
             projection is more than a floating-point weight and a bias, such as one that is quantized already.
+
+    Example:
+        >>> trained = outliers.train_int8(outliers.load_model("pocket/gpt2-0.1m"), decomposition=0.02)
+        >>> trained(blocks, labels=blocks).loss.backward()
     """
     products = Products(decomposition, outlier_threshold, stochastic)
     roles = (FFN if ffn else ()) + (LINEAR if linear else ())

@@ -49,6 +49,10 @@ class Intervention:
     positions of the sequence, each feature by itself; by the seed and the number of positions alone, so that nothing
     depends on the order in which layers and sequences are computed. means: mean of every feature by layer and role, for
     "mean"; interventions that differ in nothing else are equal.
+
+    Example:
+        >>> outliers.Ablated(outliers.Intervention((3, 17), "zero")).name
+        'zero(3,17)'
     """
 
     features: tuple[int, ...]
@@ -92,6 +96,10 @@ class Ablated:
 
     Raises:
         UserError: there is no such place; or it is of a norm, and the values are means, which no trace has of these.
+
+    Example:
+        >>> ablated = outliers.Ablated(outliers.Intervention((3,)), where=("attn_in", "ffn_in"))
+        >>> perplexity = outliers.perplexities(model, blocks, [ablated])
     """
 
     intervention: Intervention

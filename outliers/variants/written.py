@@ -34,7 +34,7 @@ WEIGHTS = dict.fromkeys(OF_WEIGHTS, Scaled)  # by those of terms with a weight
 
 
 def variant(written: str) -> "Variant":
-    """What is done to a model, by its writing: the `name` of a variant, which this turns back into it.
+    """Return the variant that a text such as "absmax+hadamard" names; its `name` is that text again.
 
     Terms are joined by + in the order in which they act. `zero(3,17)`, `mean(3)` and `shuffle(3@attn_in/ffn_in,seed=1)`
     replace features in inputs of projections, of attn_in where none is named, or where only some read them, as
@@ -55,6 +55,10 @@ def variant(written: str) -> "Variant":
 
     Raises:
         UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
+
+    Example:
+        >>> outliers.variant("absmax+hadamard").name
+        'absmax+hadamard'
     """
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")

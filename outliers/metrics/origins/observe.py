@@ -44,7 +44,7 @@ def origins(
     tokens: PreTrainedTokenizerBase | None = None,
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> Account:
-    """Account for features of the residual stream: what wrote them, and what norms let through.
+    """Return the contributions to features of the residual stream, and the gains of norms at them.
 
     The state of a feature before a layer is the sum of the embedding, the positions, and the terms of all heads,
     neurons, experts and biases of the layers before it (docs/mechanism.md). One pass; no hidden state is kept.
@@ -63,6 +63,11 @@ def origins(
         UserError: a feature is out of range, or no block reaches a position; there is no block, or one has less than
             two tokens; the norms rescale the residual stream itself (OPT-350m), so that it is no sum of terms; an
             output projection is no plain layer.
+
+    Example:
+        >>> account = outliers.origins(model, blocks, features=[3])
+        >>> account.rest.max() < 1e-5
+        True
     """
     layers_of(model)  # which refuses what is no model
     features, positions = list(dict.fromkeys(features)), sorted(set(positions))

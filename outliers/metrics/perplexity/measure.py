@@ -33,7 +33,7 @@ class Loss(NamedTuple):
 def perplexity(
     model: PreTrainedModel, blocks: Iterable[Block], attention_mask: Iterable[torch.Tensor] | None = None
 ) -> float:
-    """exp of the mean negative log-likelihood over all predicted tokens.
+    """Return the perplexity: exp of the mean negative log-likelihood over all predicted tokens.
 
     Blocks go through the model one at a time: schemes with one scale or one outlier set for a whole batch would
     otherwise depend on the batch size. The loss is summed over tokens in float64.
@@ -49,6 +49,10 @@ def perplexity(
         UserError: there is no block; one is longer than the model's context or holds ids outside its vocabulary;
             hidden states or logits are NaN or inf; the loss is too large to have an exponential; or the mask does not
             fit.
+
+    Example:
+        >>> 1 < outliers.perplexity(model, blocks) < model.config.vocab_size
+        True
     """
     return perplexity_of(losses(model, sequences(blocks, attention_mask)))
 
@@ -59,7 +63,7 @@ def perplexities(
     variants: Sequence[Variant],
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> list[float]:
-    """The perplexity of a model under each of some variants; of a streamed one each layer is read once for all.
+    """Return the perplexity of a model under each variant; a streamed model reads each layer once for all of them.
 
     Args:
         model, blocks, attention_mask: as for `perplexity`.
@@ -67,6 +71,11 @@ def perplexities(
 
     Raises:
         UserError: as `perplexity`.
+
+    Example:
+        >>> schemes = [outliers.variant("fp32"), outliers.variant("absmax")]
+        >>> len(outliers.perplexities(model, blocks, schemes))
+        2
     """
     found = variant_losses(model, sequences(blocks, attention_mask), variants)
     return [perplexity_of(of_variant) for of_variant in found]

@@ -22,7 +22,7 @@ KURTOSES = ("kurtosis_tensor", "kurtosis_token", "kurtosis_feature")
 
 
 def watch(model: nn.Module, blocks: Iterable[Block], alpha: float = ALPHA, attention: bool = True) -> dict[str, float]:
-    """Measure a model in memory, in the middle of its training in any loop, by one pass over held-out text.
+    """Return measurements of a model in the middle of its training, from one pass over held-out text.
 
     The training goes on as if nothing had happened: gradients, modes, the states of random generators and attention
     functions are what they were. The model is measured in the dtype of its weights, without dropout and autocast, and
@@ -46,6 +46,10 @@ def watch(model: nn.Module, blocks: Iterable[Block], alpha: float = ALPHA, atten
 
     Raises:
         UserError: as `trace`, as `perplexity`; or the weights are spread over several processes.
+
+    Example:
+        >>> sorted(outliers.watch(model, blocks))[:2]
+        ['attention_sink', 'count']
     """
     return flat(watch_views(model, blocks, alpha, attention))
 

@@ -79,7 +79,7 @@ EXPORTS = {
 
 
 def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
-    """Write a plan as another library reads it.
+    """Return a plan in the format of another library.
 
     Args:
         plan: of this model.

@@ -15,11 +15,15 @@ HEADER = "# Which projections stay exact, or get a better scheme (python -m outl
 
 
 class Plan(BaseModel):
-    """Under which scheme each projection of a model is.
+    """An assignment of a scheme, or none, to each projection of a model.
 
     model, weights_hash: that it was made for. scheme: the name of the scheme of all other projections. exact: full
     paths of those that no scheme quantizes. instead: paths by the name of the scheme that they get in its place.
     measured: on which text and with what result, perplexities without a unit and costs as shares.
+
+    Example:
+        >>> plan = outliers.Plan(model="mine", scheme="absmax", exact=["transformer.h.0.mlp.c_proj"], projections=8)
+        >>> quantized = outliers.quantize(model, plan.scheme, skip=plan.exact)
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -55,10 +59,15 @@ class Plan(BaseModel):
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read what `Plan.write` wrote.
+    """Return the plan in a file that `Plan.write` wrote.
 
     Raises:
         UserError: there is no such file, or it holds no plan.
+
+    Example:
+        >>> outliers.Plan(model="mine", scheme="absmax", projections=8).write("plan.yaml")
+        >>> outliers.read_plan("plan.yaml").scheme
+        'absmax'
     """
     try:
         content = read_whole(Path(path), MOST_BYTES).decode()
