@@ -1,4 +1,4 @@
-"""What is asked of a subject: a folder each, with its record, how it is measured, and how it is shown."""
+"""Metrics of a subject: a folder each, with its record, its measurement and its view."""
 
 import pkgutil
 from importlib import import_module

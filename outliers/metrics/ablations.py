@@ -1,4 +1,4 @@
-"""What a model loses without some features, beside what it loses without random ones."""
+"""Ablations: the loss of a model without some features, beside its loss without random ones."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Treatment:
 
     @property
     def fields(self) -> dict:
-        """What rows say of it."""
+        """Its fields in rows."""
         fields = {name: value for name, value in vars(self).items() if value is not None}
         return fields | {"features": list(self.features)}
 
@@ -55,7 +55,7 @@ def plan(
     where: Iterable[str] = ("attn_in",),
     outliers: Iterable[int] = (),
 ) -> list[Treatment]:
-    """What `ablate` measures; the controls of all methods are the same draws.
+    """The measurements of `ablate`; the controls of all methods are the same draws.
 
     outliers: the model's outlier features, of which no control is drawn, ablated or not.
 
@@ -154,9 +154,7 @@ def ablate(
     width = width_of(model.config)
     plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
     if (view := view_of(model, stack)).cross:
-        raise UserError(
-            "the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'"
-        )
+        raise UserError("the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'")
     before = f"{view.written}." if stack else ""
     found = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)
     treatments = plan(features, width, methods, controls, seed, where, found.outlier_features()["feature"])

@@ -24,7 +24,7 @@ PROBABILITIES = 4  # (heads, T, T) of a layer at once: scores, what is made of t
 
 
 class Visits(NamedTuple):
-    """What a look saw of the attention of a view's layers, a visit each layer and sequence, under some ablations.
+    """The attention of a view's layers as a look saw it, a visit each layer and sequence, under some ablations.
 
     layers: their numbers, int64 (visits,). queries: how many a sequence has, float64 (visits,). seen: float64 (visits,
     ablations, …).
@@ -36,7 +36,7 @@ class Visits(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How a metric is made of attention probabilities.
+    """A metric made of attention probabilities.
 
     see: of those of a layer, (1, heads, queries, keys), a float64 tensor; told whether the keys are of another stack.
     answers: of all visits to a part of the text, the answer of each ablation. values: of the answers of all parts, the
@@ -151,7 +151,8 @@ class OfAttention(Measurement):
 
 
 def _parted(variant: Variant) -> tuple[Variant, Ablated]:
-    """What a model is under, and its last ablation, which changes the attention of a layer at a time.
+    """The variant of a model without its last ablation, and that ablation, which changes the attention of a layer at a
+    time.
 
     One of whole roles changes the input of the q/k/v projection; one of edges that others read too acts everywhere.
     """

@@ -1,4 +1,4 @@
-"""What schemes and caches damage in a model, as tables: of errors, places, perplexity and agreement together."""
+"""Damage by schemes and caches as tables: errors, places, perplexity and agreement together."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ ERRORS = [
 
 @dataclass(frozen=True, eq=False)
 class Damages:
-    """What a scheme, or a cache, damages in a model; what was not measured is empty.
+    """The damage of a scheme, or a cache, to a model; what was not measured is empty.
 
     errors: a row a projection: `layer`, `role`, `projection` (its path), `error` (‖Y_q − Y‖² / ‖Y‖²) and `by_token`
     (the mean of the same of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest` (|x|),
@@ -50,8 +50,8 @@ class Damages:
 
 
 def damages_of(rows: list[dict]) -> dict[str, Damages]:
-    """What rows of one model say, scheme by scheme in their order; a cache, or another model, stands as a scheme of its
-    name."""
+    """The damage in rows of one model, scheme by scheme in their order; a cache, or another model, stands as a scheme
+    of its name."""
     called = [_called(row) for row in rows]
     others = distinct_names((Against.read(one).called, None) for one in called if is_against(one))
     short = {Against(other).name: f"{AGAINST}({name})" for (other, _), name in others.items()}
@@ -110,7 +110,7 @@ def _error_table(rows: list[dict], inputs: list[dict]) -> pd.DataFrame:
 
 
 def _weight_table(rows: list[dict]) -> dict[str, dict]:
-    """What is known of the weights of projections, by their paths."""
+    """The rows of the weights of projections, by their paths."""
     found: dict[str, dict] = {}
     for row in rows:
         columns = OF_WEIGHT.get(row["metric"], {})

@@ -1,4 +1,4 @@
-"""How a metric is measured: what the planner (`outliers.runs.planner`) has to know to do the rest."""
+"""The measurement of a metric: all that the planner (`outliers.runs.planner`) has to know to do the rest."""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -19,7 +19,7 @@ ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory
 
 
 class Keeps(NamedTuple):
-    """What a measurement keeps in memory beside a model's weights, by which its need is forecast.
+    """The memory of a measurement beside a model's weights, by which its need is forecast.
 
     schemes: sets of schemes of which one set at a time has its codes there. int8: whether codes stand in the place of
     the weights. attention, logits: matrices (heads, T, T) of a layer and (T, vocabulary) that are there at once.
@@ -60,7 +60,7 @@ class Measurement(ABC):
         """Raise UserError where the parameters of a metric do not fit its subject."""
 
     def facts(self, cell: Cell, bench: Bench) -> dict:
-        """What a row of a cell has to be made anew for, beside its subject, its variant and the code."""
+        """Facts that a row of a cell depends on, beside its subject, its variant and the code."""
         return {}
 
     def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple] | None:
@@ -73,19 +73,19 @@ class Measurement(ABC):
         return [[cell] for cell in cells]
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        """How far the answers to some cells, which are given at once, move the bar."""
+        """Progress of the bar by the answers to some cells that are given at once."""
         return sum(len(cell.subject.blocks) for cell in cells)
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps | None:
-        """What is in memory beside the model of these cells' subject: one variant's codes at a time; None where no
-        model is."""
+        """The memory beside the model of these cells' subject: one variant's codes at a time; None where no model
+        is."""
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
         schemes = tuple(tuple(one.scheme for one in schemes_of(variant)) for variant in variants)
         return Keeps(schemes, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
 
     @abstractmethod
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Any]:
-        """What is measured of a part of the text for each cell; it travels between machines.
+        """The result of a part of the text for each cell; it travels between machines.
 
         facts: of the subject, whose weights a model that is loaded for this must have.
         """
@@ -96,7 +96,7 @@ class Measurement(ABC):
 
 
 class Seen(NamedTuple):
-    """How a metric is made of the last hidden states.
+    """A metric made of the last hidden states.
 
     see: called with the model under the variant, the block, its last hidden states (T, features) and, where `compares`,
     the unquantized model with those of it; what it returns is of a block. values: of what is seen of all blocks, draw
@@ -109,7 +109,7 @@ class Seen(NamedTuple):
 
 
 def by_seed(losses: list, seeds: int) -> list[list]:
-    """What is seen of all blocks of a text that is there so many times, of each time."""
+    """The results of all blocks of a text that is there so many times, of each time."""
     blocks = len(losses) // seeds
     return [losses[blocks * number : blocks * (number + 1)] for number in range(seeds)]
 
@@ -123,7 +123,7 @@ def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
 
 
 def records_of(cells: Iterable[Cell]) -> list[dict]:
-    """What cells of one given model are answered, a flat dictionary for each value, in the order of the cells."""
+    """The values of cells of one given model, a flat dictionary for each, in the order of the cells."""
     return records_along(stage for stage in [list(cells)])
 
 

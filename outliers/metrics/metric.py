@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Metric(Checked):
-    """What is asked of a subject under a variant; its fields are its parameters, and options of commands.
+    """A measurement of a subject under a variant; its fields are its parameters, and options of commands.
 
     name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
     something is measured. subject: the class of what it is asked of, by its place, made of model, revision and
@@ -34,12 +34,12 @@ class Metric(Checked):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it: its name, and its parameters but for defaults, so that a new one keeps old rows."""
+        """Its fields in rows: its name, and its parameters but for defaults, so that a new one keeps old rows."""
         return {"name": self.name, **self.model_dump(mode="json", exclude_defaults=True)}
 
     @property
     def measurement(self) -> "Measurement":
-        """How it is measured."""
+        """Its measurement."""
         return resolved(self.measured_by)
 
 

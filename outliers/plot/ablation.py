@@ -1,4 +1,4 @@
-"""What a model loses without features (section 4.2 of the paper), or without single weights, drawn."""
+"""Loss of a model without features (section 4.2 of the paper), or without single weights, drawn."""
 
 import numpy as np
 import pandas as pd
@@ -84,7 +84,7 @@ def _bars(axes: Axes, summary: pd.DataFrame, methods: list[str], metric: str, un
 
 @figure_function
 def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """What zeroing each candidate for a super weight adds to the perplexity, in per cent, beside its controls.
+    """Increase of perplexity with each candidate super weight set to zero, in per cent, beside its controls.
 
     Example:
         >>> axes = outliers.plot.weight_costs(outliers.super_weights(model, blocks, controls=2))

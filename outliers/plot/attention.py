@@ -1,4 +1,4 @@
-"""What attention in int8 costs of perplexity, beside the scheme of the projections, drawn."""
+"""Cost of attention in int8, beside the scheme of the projections, drawn."""
 
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Point(NamedTuple):
 
 
 def points(rows: list[dict]) -> list[Point]:
-    """What each scheme with each attention was measured at, of models whose perplexity without quantization is there;
+    """The measurements of each scheme with each attention, of models whose perplexity without quantization is there;
     attentions in the order of their shares in 16 bits."""
     short = distinct_names((row["model"], None) for row in rows)
     measured = []
@@ -55,7 +55,7 @@ def _order(scheme: Scheme) -> tuple:
 
 
 def attention_of(scheme: Scheme) -> str:
-    """How the attention of a scheme is written: 16-bit; int8+2%; int8, scores alone."""
+    """The writing of a scheme's attention: 16-bit; int8+2%; int8, scores alone."""
     if scheme.attention is None:
         return NOT_QUANTIZED
     share = f"+{100 * scheme.attention:g}%" if scheme.attention else ""
@@ -67,7 +67,7 @@ def attention_of(scheme: Scheme) -> str:
 def attention_costs(
     rows: Rows, *, model: str | None = None, paper: bool = True, ax: Axes | None = None
 ) -> Axes | np.ndarray:
-    """What schemes add to the perplexity of a model, in per cent, with attention in 16 bits and in int8.
+    """Increase of a model's perplexity by scheme, in per cent, with attention in 16 bits and in int8.
 
     A panel a model; then the paper's Table 7, of a model that was trained so. Bars are one standard deviation by
     rounding.

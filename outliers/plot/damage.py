@@ -1,4 +1,4 @@
-"""Where schemes damage a model, drawn."""
+"""Places of the damage by schemes in a model, drawn."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -105,7 +105,7 @@ def _some(layers: pd.Index, most: int) -> tuple[list[int], list]:
 def damage_bars(
     damages: "Damages | ByScheme", *, scheme: str | None = None, place: str | None = None, ax: Axes | None = None
 ) -> Axes | np.ndarray:
-    """What each role and each layer costs alone, and what leaving it exact saves, in log-perplexity.
+    """Log-perplexity added by quantizing each role and layer alone, and removed by keeping it alone exact.
 
     A row of panels a scheme. Bars are one standard deviation by rounding, where there are several draws.
 

@@ -35,7 +35,7 @@ def scheme_legend(
 
 
 def legend_columns(schemes: Collection[str]) -> int:
-    """How many columns a legend of schemes takes."""
+    """Number of columns of a legend of schemes."""
     return -(-(len(schemes) + EXPLAINED) // MOST_ENTRIES)
 
 
@@ -79,7 +79,7 @@ def in_order(schemes: Iterable[str]) -> list[str]:
 
 
 def scheme_styles(rows: list[dict]) -> dict[str, dict]:
-    """How matplotlib draws each scheme of some rows, in the order of tables; hollow markers: with decomposition."""
+    """Styles of matplotlib for the schemes of some rows, in the order of tables; hollow markers: with decomposition."""
     decomposed = {row["scheme"] for row in rows if row.get("alpha") is not None}
     others = itertools.cycle(OTHERS)
     styles = {}

@@ -92,7 +92,7 @@ def life_line(
 
 
 def parts_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """What each part of a layer writes, from rows: `feature`, `layer` (-1 before all), `part`, `value`, `first`."""
+    """Contributions of each part of a layer, from rows: `feature`, `layer` (-1 before all), `part`, `value`, `first`."""
     writers = rows[rows["metric"] == "origins.writer"]
     layer, part = writers["layer"].astype(float).fillna(BEFORE).astype(int), writers["writer"].map(PART_OF)
     groups = writers.assign(layer=layer, part=part).groupby(["feature", "layer", "part"], sort=False)
@@ -144,7 +144,7 @@ def _drawn(axes: Axes) -> np.ndarray:
 
 
 def _free_place(axes: Axes, label: Annotation, taken: np.ndarray) -> np.ndarray | None:
-    """Where a label is in no taken box and within the axes: the points from what it names to its centre; None where
+    """A place for a label in no taken box and within the axes: the points from what it names to its centre; None where
     that is not near."""
     point, own = axes.figure.dpi / 72, label.get_window_extent()
     size = np.array([own.width, own.height]) / point
@@ -188,7 +188,7 @@ def largest_of(rows: pd.DataFrame, part: Mapping, column: str) -> pd.Series | No
 
 
 def name_of(writer: Mapping | None) -> str | None:
-    """What to call a writer: neuron 1229, head 6, positions."""
+    """The name of a writer: neuron 1229, head 6, positions."""
     if writer is None:
         return None
     return writer["writer"] + ("" if pd.isna(writer.get("index")) else f" {writer['index']:.0f}")

@@ -1,4 +1,4 @@
-"""What the paper, and others, published for models of their own, as far as figures show it beside what was measured."""
+"""Published values, of the paper and of others, as far as figures show them beside what was measured."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What number formats and remedies cost of perplexity, drawn: by format and remedy, and against the bits of a value."""
+"""Cost of number formats and remedies, drawn: by format and remedy, and against the bits of a value."""
 
 import itertools
 import math
@@ -77,7 +77,7 @@ class Point(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What has few bits, one of `KINDS`."""
+        """The quantized values, one of `KINDS`."""
         if self.cache_bits is not None:
             return "cache"
         return "weights" if self.activation_bits is None else "both"
@@ -98,7 +98,7 @@ class Point(NamedTuple):
 
 
 def points(rows: list[dict]) -> list[Point]:
-    """What each format with a remedy was measured at, of models whose perplexity without quantization is there; rows of
+    """The measurements of each format with a remedy, of models whose perplexity without quantization is there; rows of
     caches that do not say their bits are left out."""
     short = distinct_names((row["model"], None) for row in rows)
     formats: dict[Scheme, str] = {}
@@ -176,7 +176,7 @@ def _of_cache(row: dict) -> tuple[str, str]:
 
 
 def _without_name(base: str) -> Scheme:
-    """What a scheme does but for its decomposition: schemes that are equal but for it are one format."""
+    """A scheme but for its name and decomposition: schemes that are equal but for it are one format."""
     return replace(get_scheme(base), name=NONE, label=NONE, outlier_threshold=None)
 
 
@@ -223,7 +223,7 @@ def _is_less(point: Point, other: Point) -> bool:
 
 
 def _styles(points: Sequence[Point]) -> dict[str, dict]:
-    """How matplotlib draws each remedy, the same in all figures of the points: a colour and a marker of its own."""
+    """Styles of matplotlib for the remedies, the same in all figures of the points: a colour and a marker of its own."""
     remedies = dict.fromkeys(point.remedy for point in points)
     looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
     return {
@@ -246,7 +246,7 @@ def _in_lines(remedy: str) -> str:
 def remedy_costs(
     rows: Rows, *, model: str | None = None, panel: str | None = None, paper: bool = True, ax: Axes | None = None
 ) -> Axes | np.ndarray:
-    """What number formats add to the perplexity of a model, in per cent, with remedies and without.
+    """Increase of a model's perplexity by number format, in per cent, with remedies and without.
 
     A panel a granularity of the weights' scales, in it the formats from few bits to many, with the bits of a value, and
     a line a remedy; then what others published. Bars are one standard deviation by rounding.
@@ -288,7 +288,7 @@ def remedy_costs(
 def frontier(
     rows: Rows, *, model: str | None = None, panel: str | None = None, ax: Axes | None = None
 ) -> Axes | np.ndarray:
-    """What number formats add to the log-perplexity of a model, in nats, against the bits of a value, with remedies and
+    """Increase of a model's log-perplexity by number format, in nats, against bits per value, with remedies and
     without.
 
     A panel for weights alone, one for weights and activations, and one for keys and values; a mark for each remedy. The
@@ -387,7 +387,7 @@ def _name_formats(axes: Axes, points: list[Point]) -> None:
 
 
 def _moved(name: Annotation, place: tuple) -> Bbox:
-    """What an annotation covers when it is at a place."""
+    """The box that an annotation covers when it is at a place."""
     offset, horizontal, vertical = place
     name.set(position=offset, ha=horizontal, va=vertical)
     return name.get_window_extent()

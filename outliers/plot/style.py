@@ -1,4 +1,4 @@
-"""What all figures share: readable in grey and by the colour-blind, sized for a column of a paper."""
+"""Style of all figures: readable in grey and by the colour-blind, sized for a column of a paper."""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""What schemes cost of perplexity, drawn beside Table 1 of the paper."""
+"""Cost of schemes, drawn beside Table 1 of the paper."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ def names_of(models: Iterable[str]) -> list[str]:
 
 @figure_function
 def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Axes:
-    """What each scheme adds to the perplexity of each model, in per cent; where nothing was measured without
+    """Increase of each model's perplexity under each scheme, in per cent; where nothing was measured without
     quantization, perplexity against parameters.
 
     Bars are one standard deviation by rounding, of rows of several draws.
@@ -100,9 +100,9 @@ def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bo
 
 
 def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
-    """What each measured set of a plan costs: a row a set, with `stage` ("search", or "confirm" on other blocks),
-    `chosen` (how many projections are better), `price` (what that takes), `perplexity`, `cost` and, as a share of the
-    perplexity without quantization, its `cost_deviation`; and the `variant`.
+    """Cost of each measured set of a plan: a row a set, with `stage` ("search", or "confirm" on other blocks), `chosen`
+    (how many projections are better), `price` (what that takes), `perplexity`, `cost` and, as a share of the perplexity
+    without quantization, its `cost_deviation`; and the `variant`.
     """
     rows = [row for row in rows if "stage" in row]
     exact = {row["stage"]: row["value"] for row in rows if "chosen" not in row}
@@ -117,7 +117,7 @@ def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
 
 
 def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
-    """What a scheme should cost with no projection exact, with the first one, and so on, as shares: by what each costs
+    """Expected cost of a scheme with no projection exact, with the first one, and so on, as shares: by what each costs
     alone, the rest being as with all of them; tokens: on which that was measured."""
     rows = [row for row in rows if row["metric"] in ("perplexity", "damage.kl")]
     searched = [row for row in rows if row.get("stage") == "search"]
@@ -144,8 +144,8 @@ def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
 
 @figure_function
 def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None = None, ax: Axes | None = None) -> Axes:
-    """What a scheme costs of perplexity against how many projections are better, in per cent, for each set that the
-    search of a plan measured, and those that were confirmed. Bars are one standard deviation by rounding.
+    """Increase of perplexity under a scheme against the number of improved projections, in per cent, for each set that
+    the search of a plan measured, and those that were confirmed. Bars are one standard deviation by rounding.
 
     Example:
         >>> axes = outliers.plot.plan_curve(outliers.frame("results/kept/plans/absmax"))

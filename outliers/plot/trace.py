@@ -1,4 +1,4 @@
-"""What a trace shows, drawn."""
+"""Figures of a trace."""
 
 import functools
 from collections.abc import Iterable

@@ -153,7 +153,7 @@ def _scale(panels: np.ndarray, points: pd.DataFrame) -> None:
 
 @figure_function
 def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
-    """How outlier features grow in a model while it trains, by step.
+    """Growth of outlier features in a model while it trains, by step.
 
     Largest values of each hidden state; number of outlier features; layers and positions that the most common one
     affects, or without one the feature that comes nearest; perplexity.

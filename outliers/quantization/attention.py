@@ -24,7 +24,7 @@ ROLE = "attention"  # of what attention multiplies, beside the roles of projecti
 
 
 class AttentionProducts(NamedTuple):
-    """How each of `PRODUCTS` is computed: queries times keys, and probabilities times values."""
+    """The computation of each of `PRODUCTS`: queries times keys, and probabilities times values."""
 
     scores: Products
     values: Products

@@ -1,4 +1,4 @@
-"""How keys and values are kept for later queries, as data: `int4`, `int4/channels=32/recent=128`, `fp8-e4m3`."""
+"""Formats of keys and values for later queries, as data: `int4`, `int4/channels=32/recent=128`, `fp8-e4m3`."""
 
 import re
 from dataclasses import dataclass, fields
@@ -22,7 +22,7 @@ FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard, bf
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """How keys, or values, are quantized.
+    """The quantization of keys, or of values.
 
     format: `int2` to `int8`, asymmetric (scale = (max - min) / (2^b - 1), code = round((x - min) / scale), the scale
     and the minimum in float16), or another name in `FORMATS`, symmetric. By token a head's vector at a position shares
@@ -103,12 +103,12 @@ class CacheFormat:
 
     @property
     def quantizer(self) -> Quantizer:
-        """How other formats than asymmetric integers quantize a head's vector at a position."""
+        """The quantizer of a head's vector at a position, of formats other than asymmetric integers."""
         of_blocks = f"group-{self.block}" if self.block else "row"
         return Quantizer(self.format, BLOCK if FORMATS[self.format].group else of_blocks)
 
     def coded(self, positions: int) -> int:
-        """How many positions behind the first ones have codes when there are so many in all."""
+        """Number of positions behind the first ones that have codes when there are so many in all."""
         group = self.channels or 1
         return max(0, positions - self.first - self.recent) // group * group
 
@@ -132,7 +132,7 @@ class CacheFormat:
 
 
 class Formats(NamedTuple):
-    """How keys and values are kept; None for exact ones."""
+    """The formats of keys and values; None for exact ones."""
 
     keys: CacheFormat | None = None
     values: CacheFormat | None = None
@@ -177,7 +177,7 @@ class Formats(NamedTuple):
 
 
 def _option(written: str, name: str, value: str) -> object:
-    """What an option of a format is set to."""
+    """The value of an option of a format."""
     if name not in (*NUMBERED, *FLAGS, *RANGES):
         raise unknown_name("option of a cache", name, [*NUMBERED, *FLAGS, *RANGES])
     if name in FLAGS and not value:

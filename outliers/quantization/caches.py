@@ -63,7 +63,7 @@ class Codes(NamedTuple):
         return cls(_packed(codes, bits), scale, least, states.shape[-1])
 
     def states(self, bits: int) -> torch.Tensor:
-        """What the codes stand for, float32 (…, positions, features)."""
+        """The values of the codes, float32 (…, positions, features)."""
         group = self.codes.shape[-2] // max(1, self.scale.shape[-2])
         scale, least = (one.float().repeat_interleave(group, -2) if group > 1 else one.float() for one in self[1:3])
         return _unpacked(self.codes, bits, self.features) * scale + least
@@ -103,7 +103,7 @@ def through(
 
 
 def _coded(states: torch.Tensor, format: CacheFormat, change: "Change") -> torch.Tensor:
-    """What codes of states stand for."""
+    """The values of codes of states."""
     changed = change.of(states.float())
     if format.bits:
         return change.back(Codes.of(changed, format.bits, format.channels).states(format.bits))
@@ -111,7 +111,7 @@ def _coded(states: torch.Tensor, format: CacheFormat, change: "Change") -> torch
 
 
 class Change(NamedTuple):
-    """What is done to the channels of states before they are quantized, and what undoes it."""
+    """A change of the channels of states before they are quantized, and its inverse."""
 
     of: Callable[[torch.Tensor], torch.Tensor]
     back: Callable[[torch.Tensor], torch.Tensor]
@@ -202,7 +202,7 @@ def _check_blocks(model: PreTrainedModel, format: CacheFormat) -> None:
 
 
 def heads_of_keys(model: PreTrainedModel) -> int:
-    """How many heads of keys a layer has."""
+    """Number of heads of keys of a layer."""
     return _outputs_of_keys(model).shape[0]
 
 
@@ -213,7 +213,7 @@ def cache_bits(model: PreTrainedModel, formats: Formats, positions: int) -> floa
 
 
 def _outputs_of_keys(model: PreTrainedModel) -> torch.Tensor:
-    """Which outputs of their projection are keys, (heads, features)."""
+    """The outputs of their projection that are keys, (heads, features)."""
     return next(part.outputs for part in parts(model, 0) if part.name == "k")
 
 
@@ -382,7 +382,7 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        """What they take in memory."""
+        """Their memory, in bytes."""
         there = [self.first, self.exact, *(self.codes or ())[:3]]
         return sum(one.numel() * one.itemsize for one in there if one is not None)
 
@@ -395,7 +395,7 @@ class QuantizedCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """What keys and values of all layers take in memory, scales and exact positions included."""
+        """Memory of keys and values of all layers, scales and exact positions included, in bytes."""
         return sum(store.bytes for layer in self.layers for store in layer.stores)
 
 
@@ -506,6 +506,6 @@ def behind_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> Iterator[Non
 
 
 def prefix_positions(model: PreTrainedModel) -> int:
-    """How many tokens stand before all that a model reads."""
+    """Number of tokens before all that a model reads."""
     prefix = vars(model.base_model).get("prefix")
     return prefix.positions if prefix else 0

@@ -1,4 +1,4 @@
-"""How large the inputs of projections get on a text, for remedies that have to know it."""
+"""Magnitudes of the inputs of projections on a text, for remedies that have to know them."""
 
 import math
 from collections import Counter, defaultdict
@@ -52,7 +52,7 @@ class Calibration:
         return tokens_hash(self.blocks)
 
     def lacks(self, scheme: Scheme) -> list[str]:
-        """What a scheme has to know that was not kept, see `Magnitudes`."""
+        """The statistics that a scheme needs and that were not kept, see `Magnitudes`."""
         return [need for need in scheme.needs if any(getattr(one, need) is None for one in self.magnitudes.values())]
 
     def of(self, projection: Projection) -> Magnitudes:

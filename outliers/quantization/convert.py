@@ -243,7 +243,9 @@ def _at(place: str, parts: list[Projection], modules: list[str], option: str) ->
 
 
 def quantized_parts(model: PreTrainedModel, scheme: Scheme) -> list[Projection]:
-    """What of a model a scheme quantizes, where nothing is skipped: its projections, and what attention multiplies."""
+    """The parts of a model that a scheme quantizes, where nothing is skipped: its projections, and what attention
+    multiplies.
+    """
     found = list(projections(model)) if scheme.quantizes_projections else []
     return found + (list(attentions(model)) if scheme.attention is not None else [])
 

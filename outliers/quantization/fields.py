@@ -1,4 +1,4 @@
-"""What a row says of the scheme that it was measured under."""
+"""Fields of rows that describe their scheme."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -21,7 +21,7 @@ def row_fields(
     only: Collection[str] = (),
     instead: Mapping[Scheme, Collection[str]] = MappingProxyType({}),
 ) -> dict:
-    """What identifies a scheme beside its name, and which kernels run it; nothing where it quantizes nothing.
+    """Fields that identify a scheme beside its name, and the kernels that run it; none where it quantizes nothing.
 
     They are those of `said_of`; outlier_weights: whether outlier features meet exact weights or those rebuilt from
     codes; and, of other schemes than the paper's, what `bits_of` says.
@@ -48,7 +48,7 @@ def row_fields(
 
 
 def kernels_of(scheme: Scheme, model: PreTrainedModel) -> str:
-    """Which paths of the kernels multiply a model's projections, as `outlier_kernels.dispatch.path_of` decides."""
+    """The paths of the kernels that multiply a model's projections, as `outlier_kernels.dispatch.path_of` decides."""
     quantized = [one.module for one in projections(model) if isinstance(one.module, Int8Linear | QuantizedLinear)]
     paths = {module.path(model.dtype) for module in quantized} or {path_under(scheme, model.device, model.dtype)}
     return ", ".join(sorted(paths))
@@ -81,7 +81,7 @@ def bits_of(
 
 
 def _count(projection: Projection, quantizer: Quantizer, operand: str) -> tuple[int, float]:
-    """How many values an operand of a projection has, for activations of one token, and how many bits they take."""
+    """Number of values of an operand of a projection, for activations of one token, and number of their bits."""
     module, own = projection.module, Int8Linear | QuantizedLinear
     outputs, features = module.shape if isinstance(module, own) else stored_weight(module).shape
     rows, of_all = (outputs, outputs) if operand == "weights" else (1, math.inf)

@@ -90,7 +90,7 @@ def _config(name: str) -> PretrainedConfig:
 
 
 def _place(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:
-    """How somebody's model is loaded beside ours, and the state of its files."""
+    """The loading of somebody's model beside ours, and the state of its files."""
     own = _own_file(name)
     states = tuple(map(state_of, [own] if own else local_files(name)))
     return name, str(model.dtype).removeprefix("torch."), str(model.device), states
@@ -106,7 +106,7 @@ def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedMod
 
 @functools.lru_cache(maxsize=64)
 def _fields(*place) -> dict:
-    """What rows say of somebody's model; kept, for many metrics are asked of it."""
+    """Fields of rows on somebody's model; kept, for many metrics are asked of it."""
     name, loaded = place[0], _loaded(*place)
     if _own_file(name):
         (stored,) = {one.module.scheme.name for one in projections(loaded) if isinstance(one.module, Int8Linear)}
@@ -117,7 +117,7 @@ def _fields(*place) -> dict:
 
 
 def other_fields(other: str, model: PreTrainedModel) -> dict:
-    """Which weights somebody's model has, and in what they are stored."""
+    """Fields that identify the weights of somebody's model, and their storage."""
     return _fields(*_place(other, model))
 
 

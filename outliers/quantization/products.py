@@ -20,7 +20,7 @@ from outliers.errors import UserError, shown
 
 @dataclass(frozen=True)
 class Products:
-    """How the products of a layer and of its gradients are computed.
+    """The computation of the products of a layer and of its gradients.
 
     decomposition: of the inner dimension of a product the share that is multiplied in 16 bits, those with the largest
     magnitudes in the left operand (appendix E has 0, 0.02, 0.05 and 0.1); of Gᵀ·X, whose inner dimension are tokens,
@@ -53,7 +53,7 @@ class Products:
 
 @cache
 def _read(written: str) -> Products:
-    """What an operator was called with: text, for torch.compile takes a number that differs between two models for one
+    """The arguments of an operator as text, for torch.compile takes a number that differs between two models for one
     that varies, and cannot hand such a number to a function with gradients of its own."""
     return Products(*json.loads(written))
 
@@ -147,12 +147,12 @@ def _(gradient, left, _written):
 
 
 def _seed(stochastic: bool) -> int | None:
-    """What a product is rounded by, from torch's generator; None for to the nearest code."""
+    """The seed of a product's rounding, from torch's generator; None for to the nearest code."""
     return int(torch.randint(2**63 - 1, (), device="cpu")) if stochastic else None
 
 
 def outliers_of(left: torch.Tensor, share: float, threshold: float | None = None) -> torch.Tensor | None:
-    """Which inner dimensions of a left operand (..., m, k) are multiplied in 16 bits, int64 (..., count) in ascending
+    """Inner dimensions of a left operand (..., m, k) that are multiplied in 16 bits, int64 (..., count) in ascending
     order, after -1 where a matrix has fewer than others; None for none.
 
     share: of them, those with the largest magnitudes, of equal ones the first; at least one where it is above 0.

@@ -43,7 +43,7 @@ SHARE = "None, or the share of its products that stays in 16 bits, from 0 on and
 
 
 def _checked(remedy: str) -> AfterValidator:
-    """What puts the roles where a remedy applies into the order of their table."""
+    """A validator that puts the roles where a remedy applies into the order of their table."""
     return AfterValidator(partial(checked_roles, remedy=remedy))
 
 
@@ -188,7 +188,7 @@ class Scheme:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Which of the `COSTLY` statistics a calibration has to have for it."""
+        """The `COSTLY` statistics that a calibration has to have for it."""
         needed = {"gram": self.gptq is not None, "rows": self.searches}
         return tuple(name for name in COSTLY if needed[name])
 
@@ -240,7 +240,7 @@ class Scheme:
 
     @property
     def weight_operand(self) -> tuple:
-        """What the codes of a weight follow from: schemes in which it is equal share them."""
+        """The key of a weight's codes: schemes in which it is equal share them."""
         searched = (self.parts, self.outlier_threshold) if self.searches else ()
         return self.weights, self.arithmetic, self.transform, self.gptq, *searched
 
@@ -251,7 +251,7 @@ class Scheme:
 
     @property
     def kernel_arguments(self) -> dict:
-        """What `outlier_kernels.dispatch.linear` has to know of the scheme."""
+        """The scheme as arguments of `outlier_kernels.dispatch.linear`."""
         return {"activations": self.activations, "threshold": self.outlier_threshold, "arithmetic": self.arithmetic}
 
     @property
@@ -438,7 +438,7 @@ def _check_order(name: str) -> None:
 
 
 def _label(remedy: Remedy) -> str:
-    """What labels say of a remedy."""
+    """The label of a remedy."""
     where = f" in {', '.join(remedy.roles)}" if remedy.roles else ""
     if remedy.number == SEARCH:
         return f"searched {remedy.name}{where}"
@@ -451,7 +451,7 @@ def _label(remedy: Remedy) -> str:
 
 
 def label_of(name: str) -> str:
-    """What tables call a scheme of a name; the name where nobody here knows it."""
+    """The label of a scheme in tables; the name where nobody here knows it."""
     try:
         return get_scheme(name).label
     except UserError:  # rows may come from where other schemes are
@@ -480,7 +480,7 @@ def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
 
 
 def said_of(scheme: Scheme, skip: Collection[str] = (), only: Collection[str] = ()) -> dict:
-    """What rows say of a scheme beside its name; nothing where it quantizes nothing.
+    """Fields of rows on a scheme beside its name; none where it quantizes nothing.
 
     alpha: its threshold. scheme_parts: of a scheme that is not this project's own, what it is made of. arithmetic:
     "simulated" where dequantized operands are multiplied. skip, only: as for `outliers.quantize`.

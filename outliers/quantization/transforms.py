@@ -37,7 +37,7 @@ class Number(NamedTuple):
 
 
 class Magnitudes(NamedTuple):
-    """What a calibration has found of projections that share an input, float32.
+    """Statistics of a calibration of projections that share an input, float32.
 
     inputs: the largest |x| of each feature (features,). weights: the largest |w| that it is multiplied with in any of
     them. sums: of |x| over all tokens. gram: XᵀX (features, features). rows: some of the inputs (tokens, features),
@@ -76,7 +76,7 @@ class Magnitudes(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """What a calibration finds of the inputs of projections.
+    """A statistic of a calibration on the inputs of projections.
 
     of: the inputs of a block, float32 (tokens, features), and how many blocks there are. merge: that of two texts.
     under: that of changed inputs, from the function that changes rows. by_feature: whether features must not be mixed.
@@ -200,7 +200,7 @@ class Remedy(NamedTuple):
 
     @classmethod
     def read(cls, written: str) -> "Remedy":
-        """What was written.
+        """The remedy that was written.
 
         Raises:
             UserError: its number is none, or a role is unknown.
@@ -235,7 +235,7 @@ class Applied(NamedTuple):
     roles: tuple[str, ...]
 
     def fit(self, weight: "torch.Tensor", magnitudes: Magnitudes | None) -> "torch.Tensor":
-        """What its function `fit` makes of a weight, see `Transform`."""
+        """The result of its function `fit` for a weight, see `Transform`."""
         given = [magnitudes] if self.transform.calibrated else []
         return self.transform.fit(weight, *given, *([] if self.number is None else [self.number]))
 

@@ -1,4 +1,4 @@
-"""What others published beside what a model shows: whether it agrees, fact by fact, on one page."""
+"""Published facts beside a model's own: agreement, fact by fact, on one page."""
 
 import shlex
 from collections import defaultdict
@@ -48,7 +48,7 @@ HEADERS = ["model", "agreement", "published", "measured", "blocks", "source", "n
 
 
 class Seen(NamedTuple):
-    """What a model shows on some blocks.
+    """The observations of a model on some blocks.
 
     first: the largest |x| of each feature of the residual stream at position 0 (features,) float32. outputs: of each
     layer the largest |x| of each output of its second feed-forward projection (outputs,) float32; empty where some
@@ -91,7 +91,7 @@ class Seen(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of a fact; reason: why it was not run. made: how it was measured, as fields of a row."""
+    """The verdict on a fact; reason: why it was not run. made: how it was measured, as fields of a row."""
 
     published: Published
     agreement: str
@@ -101,7 +101,8 @@ class Verdict(NamedTuple):
 
 
 def look(model: PreTrainedModel, blocks: torch.Tensor, reader: Reader, sinks: bool) -> Seen:
-    """What a resident model shows on blocks, see `Causal.blocks`; sinks: whether attention sinks are looked for.
+    """The observations of a resident model on blocks, see `Causal.blocks`; sinks: whether attention sinks are looked
+    for.
 
     Raises:
         UserError: as `outliers.trace`.
@@ -150,7 +151,7 @@ def _largest_outputs(model: PreTrainedModel) -> Iterator[dict[int, torch.Tensor]
 
 
 def verdicts(name: str, facts: Sequence[Published], device: str = "cpu") -> list[Verdict]:
-    """What became of the facts of a model; where it cannot be loaded, all are not run."""
+    """The verdicts on the facts of a model; where it cannot be loaded, all are not run."""
     try:
         model, reader = load_model(name, device=device), load_reader(name)
     except UserError as error:
@@ -193,7 +194,7 @@ def _of_look(
 
 
 def _measure(name: str, model: PreTrainedModel, reader: Reader, facts: list[Fact]) -> tuple[Seen | float, dict]:
-    """What facts of one protocol are compared with, and what was read for it."""
+    """The values with which facts of one protocol are compared, and what was read for it."""
     fact = facts[0]
     length = _length(model, fact)
     if fact.measured_by == "perplexity":
@@ -319,7 +320,7 @@ def _row(one: Verdict) -> dict:
 
 
 def _findings(found: Sequence[Verdict]) -> list[Finding]:
-    """What was measured, disagreement first."""
+    """The findings of all verdicts, disagreement first."""
     measured = sorted((one for one in found if one.made), key=lambda one: one.agreement == AGREES)
     return [
         Finding(

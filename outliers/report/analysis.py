@@ -1,4 +1,4 @@
-"""What numbers say: what a scheme costs against a baseline, scatter, intervals, and whether two values are apart.
+"""Analysis of numbers: costs against a baseline, scatter, intervals, and whether two values are apart.
 
 Tables, findings and figures share it, so that it imports nothing of theirs.
 """
@@ -41,7 +41,7 @@ class Value(NamedTuple):
         return math.inf if self.deviation is None else self.deviation
 
     def beside(self, baseline: float) -> "Value":
-        """By how much it is more than a baseline, as a share of that."""
+        """Its increase over a baseline, as a share of that."""
         return Value(self.mean / baseline - 1, None if self.deviation is None else self.deviation / baseline)
 
     def is_apart(self, other: "Value") -> bool:
@@ -54,7 +54,7 @@ class Value(NamedTuple):
 
 
 def scattered_by(rows: list[dict]) -> str:
-    """What scatters the values of rows: other choices of masks, or rounding alone."""
+    """The source of scatter in the values of rows: other choices of masks, or rounding alone."""
     return "masks" if any(row.get("mask_seeds", 1) > 1 for row in rows) else "rounding"
 
 
@@ -128,7 +128,7 @@ def mean(values: Sequence[float]) -> Mean:
 
 
 def ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Mean | None:
-    """How two things of runs compare, by their seeds: the geometric mean, with the interval of the mean logarithm.
+    """Ratio of two values of runs, by their seeds: the geometric mean, with the interval of the mean logarithm.
 
     Runs of the same seed have the same start and the same text in the same order, so that what these do to both cancels
     out. None where no seed has both, or one of the values is 0.

@@ -102,7 +102,7 @@ def _linked(number: int, section: Section, finding: Finding) -> dict:
 
 
 def _place(number: int, kind: str, name: str) -> str:
-    """What a link leads to."""
+    """The anchor of a link."""
     return f"section-{number + 1}-{kind}-{name}"
 
 

@@ -187,13 +187,13 @@ def _tried(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list
 
 
 def _folder(name: str, specs: Sequence[Named]) -> Path:
-    """Where the results of a set go; each model has a folder of its own where a set is of one."""
+    """The folder of the results of a set; each model has a folder of its own where a set is of one."""
     models = [spec.folder.name for spec in specs if isinstance(spec, OneModel)]
     return Path("results", name, *models[:1])
 
 
 def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) -> Section:
-    """What one table or figure shows, with the published numbers beside it."""
+    """The section of one table or figure, with the published numbers beside it."""
     artefact = ARTEFACTS[spec.shows]
     section, beside = Section("", []), []
     if rows:
@@ -215,7 +215,7 @@ def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) ->
 
 
 def shown_section(spec: Named, folder: Path, rows: list[dict]) -> Section:
-    """What rows of an experiment show, by what it says that it shows."""
+    """The section of rows of an experiment, by what it says that it shows."""
     return _section(spec, folder, rows, [])
 
 

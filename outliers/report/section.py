@@ -1,4 +1,4 @@
-"""What a run shows: tables and figures with their words, before they become files, a page or lines on a terminal."""
+"""Sections of a run: tables and figures with their words, before they become files, a page or lines on a terminal."""
 
 import io
 import sys
@@ -59,14 +59,14 @@ class Finding(NamedTuple):
 
 
 class Explorer(NamedTuple):
-    """What people can explore on a page; content: as `outliers.report.explorer` describes it."""
+    """An interactive part of a page; content: as `outliers.report.explorer` describes it."""
 
     title: str
     content: dict
 
 
 class Section(NamedTuple):
-    """What one measurement shows.
+    """The tables, figures and words of one measurement.
 
     printed: on a terminal, below the findings. notes: paragraphs of the page. further: tables for files alone, by name.
     findings: the most telling first, at most `FINDINGS`. files: further texts, by the names of their files.

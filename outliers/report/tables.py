@@ -116,7 +116,7 @@ def wrapped(text: str) -> str:
 
 
 def scatter_note(rows: list[dict]) -> str:
-    """What a table of perplexities says of their scatter."""
+    """The note on the scatter of a table of perplexities."""
     draws, seeds = (max(row.get(name, 1) for row in rows) for name in ("draws", "mask_seeds"))
     if seeds > 1:
         return MASKED.format(seeds)
@@ -124,7 +124,7 @@ def scatter_note(rows: list[dict]) -> str:
 
 
 def seeds_note(trained: pd.DataFrame) -> str:
-    """What a table of trained models says of their seeds."""
+    """The note on the seeds of a table of trained models."""
     seeds = trained.groupby("run")["seed"].nunique()
     most = int(seeds.max())
     return SEVERAL.format(most if seeds.min() == most else f"up to {most}") if most > 1 else ONE

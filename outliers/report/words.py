@@ -53,7 +53,7 @@ def rise(share: float, deviation: float | None = None) -> str:
 
 
 def changed(share: float) -> str:
-    """How a quantity changes by a share: rises by 3.4 %; falls by 1.5 %; is multiplied by 26,517."""
+    """The change of a quantity by a share: rises by 3.4 %; falls by 1.5 %; is multiplied by 26,517."""
     if share >= MANY:
         return f"is multiplied by {times(1 + share)}"
     return f"{'falls' if share < 0 else 'rises'} by {rise(abs(share))}"
@@ -71,10 +71,10 @@ def amount(value: float) -> str:
 
 
 def threads(number: int) -> str:
-    """How many threads: 1 thread, 2 threads."""
+    """A number of threads: 1 thread, 2 threads."""
     return f"{number} thread{'s' if number > 1 else ''}"
 
 
 def times(ratio: float) -> str:
-    """By how much something is multiplied: 9.9; 1.006."""
+    """A factor: 9.9; 1.006."""
     return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.3f}"

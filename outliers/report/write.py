@@ -38,7 +38,7 @@ def write_files(section: Section, folder: Path) -> None:
 
 
 def _kind(value) -> tuple:
-    """What stands in one column of Parquet: values of a kind, or lists of them."""
+    """The kind of values in one column of Parquet, or of lists of them."""
     if isinstance(value, list):
         return list, *sorted({_kind(entry) for entry in value}, key=str)
     return (float if isinstance(value, int) and not isinstance(value, bool) else type(value),)

@@ -1,4 +1,4 @@
-"""What changed in the outlier features from one trace to another."""
+"""Changes of outlier features from one trace to another."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""What a model makes of the beginning of a text at its most telling features, for people who look at it."""
+"""The beginning of a text at its most telling features, for people who look at it."""
 
 import json
 from collections.abc import Mapping

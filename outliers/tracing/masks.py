@@ -28,7 +28,7 @@ from outliers.tracing.trace import trace as trace_of
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """What is an outlier in the hidden states of a text, by their names in TransformerLens (docs/names.md#masks).
+    """The outliers in the hidden states of a text, by their names in TransformerLens (docs/names.md#masks).
 
     features: bool (features,). tokens: bool (blocks, T); False behind the end of a shorter block. about: the model, its
     weights, the text and its tokens, the criterion.
@@ -130,7 +130,7 @@ def _massive(size: torch.Tensor) -> torch.Tensor:
 
 
 def _about(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> dict:
-    """What masks are of: as far as the trace says it, as that says it."""
+    """The origin of masks, as far as the trace states it."""
     config = model.config
     of_model = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None)}
     if not is_streamed(model):

@@ -1,4 +1,4 @@
-"""What a trace holds: statistics of bounded size that add up, and the tables made of them."""
+"""A trace: statistics of bounded size that add up, and the tables made of them."""
 
 import json
 from collections import Counter
@@ -89,7 +89,7 @@ class Trace:
 
     @property
     def layers(self) -> int:
-        """How many layers were traced."""
+        """Number of traced layers."""
         return len(self.statistics["residual.largest"])
 
     @property
@@ -99,11 +99,11 @@ class Trace:
 
     @property
     def positions(self) -> int:
-        """How many positions all sequences have together."""
+        """Number of positions of all sequences together."""
         return int(self.statistics["text.sequences"].sum())
 
     def __repr__(self) -> str:
-        """What was traced, its outlier features and its largest value, in five lines."""
+        """The source of the trace, its outlier features and its largest value, in five lines."""
         widths = {role: self.statistics[f"{role}.min"].shape[1] for role in self.roles}
         model = f" of {self.about['model']}" if "model" in self.about else ""
         of_roles = ", ".join(f"{role} {width:,}" for role, width in widths.items())
@@ -221,7 +221,7 @@ class Trace:
         return table.sort_values(list(store.SKETCH[:-1]), ignore_index=True)
 
     def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> Frame:
-        """What was found of every feature, the most affected first (docs/definitions.md#outlier-features).
+        """Statistics of every feature, the most affected first (docs/definitions.md#outlier-features).
 
         Args:
             roles: whose hits are united: ("attn_in", "ffn_in"), which share the residual stream's features, or one.
@@ -414,7 +414,7 @@ class Trace:
         return Frame(table)
 
     def tokens(self, feature: int, by: str = "token", role: str | None = None) -> Frame:
-        """Which tokens carry a feature of the residual stream, and where it is strongest and weakest.
+        """Tokens that carry a feature of the residual stream, and the places where it is strongest and weakest.
 
         Of the magnitude of the feature at each position, which is the largest |x| over the layers
         (docs/definitions.md#tokens-of-a-feature). Position 0 is apart from the others.

@@ -57,7 +57,7 @@ def pack_keys(layer, role, feature: torch.Tensor, bucket: torch.Tensor) -> torch
 
 
 def unpack_keys(keys: np.ndarray) -> dict[str, np.ndarray]:
-    """What `pack_keys` packed."""
+    """The inverse of `pack_keys`."""
     place, bucket = np.divmod(keys, 2 * BUCKETS)
     layer, role = np.divmod(place >> 24, len(ROLES))
     return {"layer": layer, "role": role, "feature": place & (1 << 24) - 1, "bucket": bucket - BUCKETS}

@@ -16,7 +16,7 @@ Table = dict[str, tuple[torch.dtype, Iterable]]
 
 
 def _of_layers(table: dict[str, tuple]) -> Table:
-    """What is kept of the states of a layer, of all layers."""
+    """The statistics of the states of a layer, of all layers."""
     return {
         name: (dtype, ("L", *("h" if size == states.FEATURES else size for size in shape)))
         for name, (shape, dtype, _) in table.items()

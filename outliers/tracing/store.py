@@ -38,7 +38,7 @@ Module = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
 class Header(BaseModel):
-    """What a trace says of itself beside its statistics and its sketch, see `outliers.tracing.result.Trace`."""
+    """The description of a trace beside its statistics and its sketch, see `outliers.tracing.result.Trace`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -65,7 +65,9 @@ def write(stem: Path, header: str, statistics: dict[str, torch.Tensor], sketch: 
 
 
 def read(stem: str) -> tuple[Header, dict[str, torch.Tensor], Counter]:
-    """What `write` wrote; raise UserError where it is missing or damaged, or of another kind than is declared here."""
+    """The content that `write` wrote; raise UserError where it is missing or damaged, or of another kind than is
+    declared here.
+    """
     try:
         text, statistics = _read_statistics(Path(f"{stem}.safetensors"))
         beside, table = _read_table(Path(f"{stem}.parquet"), statistics)

@@ -38,7 +38,7 @@ def table4_row(
 
 
 def trace_row(trace: Trace, layers: float = LAYERS, positions: float = POSITIONS) -> dict[str, float]:
-    """What of `table4_row` a trace says alone."""
+    """The part of `table4_row` that follows from a trace alone."""
     features = trace.features()
     outliers = trace.outlier_features(layers, positions)
     common = (features if outliers.empty else outliers).iloc[0]

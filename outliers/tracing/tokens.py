@@ -1,4 +1,4 @@
-"""Which tokens carry a feature: sums and maxima by token, and the places where a feature is strongest and weakest."""
+"""Tokens that carry a feature: sums and maxima by token, and the places where a feature is strongest and weakest."""
 
 from collections.abc import Mapping
 
@@ -154,12 +154,12 @@ def merged(one: Statistics, other: Statistics) -> Statistics:
 
 
 def name_of(token: int, names: Names) -> str:
-    """What a token is called, and its number where nothing says it."""
+    """The name of a token, or its number where it has none."""
     return names[token][0] if token in names else f"#{token}"
 
 
 def before_patches(names: Names) -> list[str]:
-    """What stands before the patches of pictures, in order."""
+    """The positions before the patches of pictures, in order."""
     return [name for _, (name, kind) in sorted(names.items()) if kind in (CLASS, REGISTER)]
 
 

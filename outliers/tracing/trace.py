@@ -297,7 +297,7 @@ class _Observer:
         self.kept: dict[str, dict[tuple, torch.Tensor]] = defaultdict(dict)
 
     def begin(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
-        """What the hooks see next is of this sequence; of_stacks: the ids at the positions that each stack reads."""
+        """Tell the hooks that this sequence comes next; of_stacks: the ids at the positions that each stack reads."""
         ids = of_stacks[self.view.inputs]
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
@@ -339,7 +339,7 @@ class _Observer:
         self._add_by_token("attention.sinks_tokens", sinks)
 
     def see_memory(self, layer: int, role: str, x: torch.Tensor) -> None:
-        """What the encoder puts out, where a layer of the decoder reads it."""
+        """Take the encoder's output, where a layer of the decoder reads it."""
         self.see_hidden_state(layer, role, x)
         self.see_residual(layer, x)
 
@@ -415,7 +415,7 @@ class _Observer:
         self.total[name].index_add_(0, self.ids, by_position.to(self.ids.device))
 
     def _kept(self, role: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What is kept of this sequence and a role over the layers on a device, (T, features); at first zeros."""
+        """The state kept of this sequence and a role over the layers on a device, (T, features); at first zeros."""
         of_role, key = self.kept[role], (x.device, dtype)
         if key not in of_role or of_role[key].shape[1] < len(x):
             of_role[key] = self.room((self.at_once, self.block, x.shape[1]), dtype=dtype, device=x.device)

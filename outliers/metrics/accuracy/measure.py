@@ -1,4 +1,4 @@
-"""How many pictures a model puts into their own class, and the cross-entropy of the classes."""
+"""Share of pictures that a model puts into their own class, and the cross-entropy of the classes."""
 
 from typing import NamedTuple
 

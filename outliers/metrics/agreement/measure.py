@@ -1,4 +1,4 @@
-"""How far the predictions of a model under a variant are from those of the unquantized one."""
+"""Distance of the predictions of a model under a variant from those of the unquantized one."""
 
 import math
 from typing import NamedTuple
@@ -76,7 +76,7 @@ class _Sums(NamedTuple):
 def agreeing(
     model: PreTrainedModel, block: Block, states: torch.Tensor, exact: tuple[PreTrainedModel, torch.Tensor]
 ) -> Agreeing:
-    """How a model with last hidden states (T, features) of a block agrees with the unquantized one with its own."""
+    """Agreement of a model with last hidden states (T, features) of a block with the unquantized one with its own."""
     predicted, (unquantized, before) = family_of(model.config).predicted, exact
     (before, targets), (after, _) = (predicted(block, one) for one in (before, states))
     return Agreeing(*_distance((unquantized, before), (model, after)), len(targets))

@@ -1,4 +1,4 @@
-"""Which single weights may be super weights: where activations spike, and which are largest in their layer."""
+"""Candidates for super weights: where activations spike, and the largest weights of their layer."""
 
 from pydantic import Field
 

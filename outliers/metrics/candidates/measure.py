@@ -111,8 +111,8 @@ class _Observer:
         self.peaks[layer] = Peaks.of(x).joined(self.peaks.get(layer))
 
     def _candidates(self, projection: Projection) -> Iterator[dict]:
-        """Where both spikes of a layer meet, and the entry that stands out most of its row and its column: |w| over the
-        geometric mean of their mean magnitudes."""
+        """The weight where both spikes of a layer meet, and the entry that stands out most of its row and its column:
+        |w| over the geometric mean of their mean magnitudes."""
         plain = getattr(projection.module, "projection", projection.module)  # under a scheme
         check_plain(projection._replace(module=plain))
         weight, layer = stored_weight(plain).detach().float(), projection.layer
@@ -191,7 +191,7 @@ def candidates(
     metric: Candidates,
     variant: Variant = AS_IT_IS,
 ) -> list[dict]:
-    """What `Candidates` says of a model under a variant, a dictionary for each layer and each candidate.
+    """The candidates of a model under a variant, a dictionary for each layer and each candidate.
 
     Raises:
         UserError: no layer has a second feed-forward projection.

@@ -51,7 +51,7 @@ class Error(NamedTuple):
 
 
 class BlockErrors(NamedTuple):
-    """What a block shows.
+    """The errors of one block.
 
     errors: of each projection, by its path, under each scheme that quantizes it, by the scheme's number. largest: of
     each hidden state that projections read, by layer and role.
@@ -99,7 +99,7 @@ class _Observer:
         self.reading: dict[tuple[int, str], int] = {}  # layer and role: which stack's positions these are
 
     def begin(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
-        """What the hooks see next is of this block; inputs: what each stack reads of it."""
+        """Tell the hooks that this block comes next; inputs: what each stack reads of it."""
         self.inputs, self.block = inputs, self.found.setdefault(number, BlockErrors({}, {}))
 
     @contextmanager
@@ -195,7 +195,8 @@ class OfProjections(Measurement):
 
 
 def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
-    """What passes, and the scheme or the model whose errors are looked at; of inputs there is none.
+    """The variant under which blocks pass, and the scheme or the model whose errors are measured; of inputs there is
+    none.
 
     Raises:
         UserError: errors are asked for of what ends in no scheme.
@@ -213,7 +214,7 @@ def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
 
 
 def _of_cell(blocks: list[BlockErrors], places: list[Projection], number: int | None) -> list[dict]:
-    """What blocks show of a scheme, or without a number of inputs, in the order of the projections."""
+    """The errors of blocks under a scheme, or without a number of inputs, in the order of the projections."""
     if number is None:
         states = dict.fromkeys((one.layer, one.role) for one in places)
         return [{state: block.largest[state] for state in states} for block in blocks]

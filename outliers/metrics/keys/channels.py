@@ -19,7 +19,7 @@ Key = tuple[int, str, str]  # layer, role and side
 
 
 class Sums(NamedTuple):
-    """What channels add up to over positions, each (heads, head size).
+    """Sums of channels over positions, each (heads, head size).
 
     total, squares: float64, of x and x². largest: float64, the entry of the largest magnitude, with its sign; position:
     int64, where it is in its sequence. count: of positions.
@@ -76,7 +76,7 @@ class Sums(NamedTuple):
 
 @dataclass(eq=False)
 class Channels:
-    """What is seen of queries, keys and values over a text; those of parts of a text add up.
+    """Statistics of queries, keys and values over a text; those of parts of a text add up.
 
     sums: by layer, role and side. changed: where attention multiplies something else than projections put out. biases:
     of projections, float64 (heads, head size). inputs: what each layer's key projection reads, summed over positions,
@@ -177,7 +177,7 @@ class Channels:
 
 
 def _median(sums: Sums, heads: int | slice) -> dict:
-    """What the median channel of some heads has."""
+    """The value of the median channel of some heads."""
     of_channels = {"median": sums.magnitudes, "rms": sums.mean_squares.sqrt(), "constant": sums.constant}
     return {name: _short(values[heads].median()) for name, values in of_channels.items()}
 

@@ -129,7 +129,7 @@ def _of(rows: list[dict], kind: str) -> pd.DataFrame:
 
 
 def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """What the rows say, each with the table or figure that it is from."""
+    """The findings of the rows, each with the table or figure that it is from."""
     keys = channels[channels["role"] == "keys"]
     yield _largest(keys[keys["side"] == AFTER]), "keys"
     for text, at in ((_constant(keys), "keys"), (_by_bias(layers), "biases")):
@@ -201,7 +201,7 @@ def _written_by(feature: int, rows: list[dict]) -> str:
 
 
 def _many(rows: list[dict]) -> str:
-    """How many channels of keys, and of values, stand out of their heads."""
+    """Number of channels of keys, and of values, that stand out of their heads."""
     keys, values = (key_ratios(rows, *KEYS[name]).to_numpy() for name in ("keys", "values"))
     counts = [count(int(np.sum(one > STANDS_OUT))) for one in (keys, values)]
     return (

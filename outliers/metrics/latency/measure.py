@@ -1,4 +1,4 @@
-"""How the generation of tokens is timed, as in appendix D.2 of the paper; and passes of what encodes alone."""
+"""Timings of the generation of tokens, as in appendix D.2 of the paper; and of passes of models that encode alone."""
 
 import itertools
 import statistics
@@ -25,7 +25,7 @@ from outliers.variants.together import apart_from_cache, parts_of
 
 
 class Timings(NamedTuple):
-    """What some equal generations took, in milliseconds, and what they generated; or passes of an encoder.
+    """Times of equal generations, in milliseconds, and the tokens generated; or of passes of an encoder.
 
     prefills: of each generation, the pass over the prompts that gives the first new token of each. steps: of each
     generation, its decode steps, one further token of each sequence a step. ids: int64 (batch, 1 + tokens). encodings:
@@ -102,7 +102,7 @@ class OfServed(Measurement):
         )
 
     def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, facts: dict) -> list[Timings]:
-        """What the generations of a cell took."""
+        """The times of a cell's generations."""
         (cell,) = cells
         prompts, metric = _prompts(cell), cell.metric
         with cell.subject.under(bench, cell.variant, facts) as model:

@@ -27,7 +27,7 @@ SHOWN = {
 
 
 def latency_section(rows: list[dict]) -> Section:
-    """What the timings of generation show."""
+    """The section of the timings of generation."""
     table = latency_table(rows)
     findings = latency_findings(latencies(rows))
     return Section("Decoding latency", rows, table.printed, [table], findings=findings)
@@ -89,7 +89,7 @@ def latency_table(rows: list[dict]) -> Table:
 
 
 def _cells(row: pd.Series) -> list[str]:
-    """What is shown of a model under a scheme, batch by batch, with quartiles where there are some."""
+    """The cells of a model under a scheme, batch by batch, with quartiles where there are some."""
     cells = []
     for value in (value for value in SHOWN if value in row.index.unique("value")):
         form = f"{{:{SHOWN[value][1]}}}".format
@@ -100,7 +100,7 @@ def _cells(row: pd.Series) -> list[str]:
 
 
 def latency_findings(table: pd.DataFrame) -> list[Finding]:
-    """What a decode step takes under each scheme, of the model that takes longest, one sequence at a time if timed.
+    """The time of a decode step under each scheme, of the model that takes longest, one sequence at a time if timed.
 
     table: that of `latencies`. Times whose quartiles overlap are not told apart.
     """

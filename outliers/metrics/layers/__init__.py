@@ -1,4 +1,4 @@
-"""What each layer of another model does alone (docs/damage.md#somebody-elses-checkpoint)."""
+"""The effect of each layer of another model alone (docs/damage.md#somebody-elses-checkpoint)."""
 
 from pydantic import Field
 

@@ -1,4 +1,4 @@
-"""How the ways to multiply a linear layer are timed."""
+"""Timings of the ways to multiply a linear layer."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class OfDecoderLayers(OfLayers):
     def answer(
         self, bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict
     ) -> list[tuple[int, dict[str, list[float]]]]:
-        """How many such layers there are, and milliseconds by way, round by round."""
+        """Number of such layers, and milliseconds by way, round by round."""
         (cell,), settings = cells, cells[0].subject.settings
         shapes, layers = decode_shapes(cell.subject.config)
         device, batch = find_device(settings.device), cell.metric.batch

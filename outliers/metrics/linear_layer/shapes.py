@@ -1,4 +1,4 @@
-"""Which projections a decoder layer multiplies for a further token, from a model's configuration."""
+"""Shapes of the projections that a decoder layer multiplies for a further token, from a model's configuration."""
 
 from contextlib import ExitStack
 

@@ -13,7 +13,7 @@ from outliers.specification.kinds import layer_shape
 
 
 def speed_section(rows: list[dict]) -> Section:
-    """What the timings of linear layers show."""
+    """The section of the timings of linear layers."""
     table, findings = speed_table(rows), speed_findings(times_of(rows))
     return Section("Speed of the first feed-forward layer", rows, table.printed, [table], findings=findings)
 
@@ -42,7 +42,7 @@ def speed_table(rows: list[dict]) -> Table:
 
 
 def speed_findings(rows: Sequence[dict]) -> list[Finding]:
-    """Which way is fastest, and which ways are faster or slower than 16 bits wherever they were timed.
+    """The fastest way, and the ways that are faster or slower than 16 bits wherever they were timed.
 
     rows: `linear_layer.times_16_bits`. A way is faster, or slower, where its quartiles leave out 1.
     """
@@ -55,14 +55,12 @@ def speed_findings(rows: Sequence[dict]) -> list[Finding]:
         f"{row['way']} is {row['value']:.2f} times as fast as 16 bits at d = {row['dimension']}." for row in best
     ]
     always = {"Faster": [way for way, own in faster.items() if len(own) == len(of_ways[way])], "Slower": slower}
-    sentences += [
-        f"{how} than 16 bits at every measured d: {'; '.join(some)}." for how, some in always.items() if some
-    ]
+    sentences += [f"{how} than 16 bits at every measured d: {'; '.join(some)}." for how, some in always.items() if some]
     return [Finding(sentence, "table5") for sentence in sentences]
 
 
 def decoder_section(rows: list[dict]) -> Section:
-    """What the timings of decoder layers show."""
+    """The section of the timings of decoder layers."""
     table, findings = decoder_table(rows), decoder_findings(tokens_of(rows))
     return Section("Decoding latency of linear layers", rows, table.printed, [table], findings=findings)
 
@@ -109,7 +107,7 @@ def _shown(model: str) -> str:
 
 
 def decoder_findings(tokens: pd.DataFrame) -> list[Finding]:
-    """How many times as long as 16 bits LLM.int8() takes, of models where the quartiles of every batch leave out 1."""
+    """Time of LLM.int8() relative to 16 bits, of models where the quartiles of every batch leave out 1."""
     of_int8 = tokens[tokens.index.get_level_values("way") == "LLM.int8()"].droplevel("way")
     apart = (of_int8["long_q1"] > 1) | (of_int8["long_q3"] < 1)
     return [

@@ -1,4 +1,4 @@
-"""What a model needs of GPUs at inference, and whether hardware holds it (Table 3)."""
+"""GPU memory of a model at inference, and whether hardware holds it (Table 3)."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What a model needs of GPUs at inference, from its configuration on torch's meta device (Table 3)."""
+"""GPU memory of a model at inference, from its configuration on torch's meta device (Table 3)."""
 
 import inspect
 import itertools
@@ -28,7 +28,7 @@ ATTENTION = (
 
 
 class Footprint(NamedTuple):
-    """What a model needs at inference: bytes, but for `parameters`, `decoder_layers` and `context`.
+    """Memory requirement of a model at inference: bytes, but for `parameters`, `decoder_layers` and `context`.
 
     embeddings, rest: weights outside of the layers, which have 16 bits in any case: all embeddings (with them the head,
     where it is tied), and what else there is. layers: by bits, the weights of each layer, an encoder's first. cache: of

@@ -1,4 +1,4 @@
-"""How memory is measured: of a configuration, on torch's meta device, in about a second a model."""
+"""Measurement of memory: of a configuration, on torch's meta device, in about a second a model."""
 
 from collections.abc import Sequence
 

@@ -22,7 +22,7 @@ LOADED = {"loaded 16": "16-bit as loaded", "loaded 8": "8-bit as loaded"}
 
 
 def memory_section(rows: list[dict]) -> Section:
-    """What footprints, and the hardware that they fit, show."""
+    """The section of footprints, and of the hardware that they fit."""
     tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
     findings = memory_findings(largest(rows), footprints(rows))
     return Section("Memory at inference", rows, printed(tables), tables, findings=findings)
@@ -128,7 +128,7 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
 
 
 def footprints_table(rows: list[dict]) -> Table:
-    """What models need in GiB, on as few GPUs as hold it."""
+    """Memory requirements of models in GiB, on as few GPUs as hold it."""
     table, one = footprints(rows), rows[0]
     of_tokens = f"{_contexts(table, one['context'])} tokens of context"
     caption = f"Memory requirement of models in GiB at batch {one['batch']} with {of_tokens}."
@@ -144,7 +144,7 @@ def footprints_table(rows: list[dict]) -> Table:
 
 
 def _contexts(table: pd.DataFrame, most: int) -> str:
-    """How many tokens, and which models take less."""
+    """Number of tokens, and the models that take fewer."""
     less = [f"{_shown(model)} {context}" for model, context in table["context"].items() if context < most]
     return f"{most} ({', '.join(less)})" if less else str(most)
 

@@ -1,4 +1,4 @@
-"""What writes a feature of the residual stream, layer by layer, and what norms let through of it."""
+"""Contributions to a feature of the residual stream, layer by layer, and the gains of norms at it."""
 
 from pydantic import Field
 

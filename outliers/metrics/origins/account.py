@@ -18,7 +18,7 @@ Parts = dict[Key, np.ndarray]
 
 
 class Sums(NamedTuple):
-    """What n columns add up to over a text.
+    """Sums of n columns over a text.
 
     total: (2 + chosen positions, n) float64, over positions after the first, at the first, and at each chosen one.
     magnitude: (n,) float64, of |x| after the first. largest: (n, PLACES) float32, where |x| is largest after the first;
@@ -64,7 +64,7 @@ class Gains(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What writers of one kind write into some features: means (2 + chosen, writers, features), mean magnitudes and
+    """Contributions of writers of one kind to some features: means (2 + chosen, writers, features), mean magnitudes and
     largest terms (writers, features, …) with their places."""
 
     means: np.ndarray
@@ -75,7 +75,7 @@ class Terms(NamedTuple):
 
 @dataclass(eq=False)
 class Account:
-    """What wrote features of the residual stream over a text; accounts of parts of a text add up.
+    """Contributions to features of the residual stream over a text; accounts of parts of a text add up.
 
     features: those asked for; controls: random others, whose writers are what is ordinary. positions: the chosen ones.
     counts: (2 + chosen,) float64, how many positions were after the first, the first, and the chosen ones.
@@ -108,7 +108,7 @@ class Account:
 
     @property
     def layers(self) -> int:
-        """How many decoder layers the model has."""
+        """Number of decoder layers of the model."""
         return sum(kind == "state" for _, kind in self.sums) - 1
 
     def writers(self, neurons: int = 3) -> pd.DataFrame:
@@ -237,7 +237,7 @@ class Account:
         return {"value": _short(means[0]), "first": _short(means[1]), **chosen}
 
     def _ordinary(self, parts: Parts) -> Iterator[dict]:
-        """What a part of a layer writes into a control, and the state before it: medians over the controls of the
+        """Contribution of a part of a layer to a control, and the state before it: medians over the controls of the
         magnitudes of means."""
         states = {(layer, "state"): self._means((layer, "state")) for layer in range(self.layers + 1)}
         for (layer, part), means in (parts | states).items() if self.controls else ():

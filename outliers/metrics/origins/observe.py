@@ -124,7 +124,7 @@ class _Observer:
         self.gains: dict[tuple[int, str], Gains] = {}
 
     def begin(self, number: int, inputs: tuple[torch.Tensor]) -> None:
-        """What the hooks see next is of this sequence; each comes first to what is before the layers."""
+        """Tell the hooks that this sequence comes next; each comes first to what is before the layers."""
         (ids,) = inputs
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
@@ -206,7 +206,7 @@ class _Observer:
 
 
 class _SubLayer:
-    """What the attention or the feed-forward part of a layer writes.
+    """The contribution of the attention or the feed-forward part of a layer.
 
     A term is a row of the output projection times its input. The scale of the residual stream multiplies it, and a norm
     behind the projection its gain, and at each position one number more, as soon as that norm has seen the output.
@@ -301,6 +301,6 @@ class _SubLayer:
 
 
 def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:
-    """What a norm multiplies features with, float32 (features,); 1 where it has no weight."""
+    """The gain of a norm, float32 (features,); 1 where it has no weight."""
     weight = getattr(norm, "weight", None)
     return torch.ones(width) if weight is None else offset + weight.float()

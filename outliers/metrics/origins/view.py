@@ -1,4 +1,4 @@
-"""What the account of features says: sentences, a table of the largest writers, and the life lines."""
+"""The view of the account of features: sentences, a table of the largest writers, and the life lines."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -228,7 +228,7 @@ def _standing_out(rows: pd.DataFrame, ordinary: pd.DataFrame, column: str) -> pd
 
 
 def _written(rows: pd.DataFrame, parts: pd.DataFrame, ordinary: pd.DataFrame, column: str, place: str) -> str | None:
-    """Who makes the feature what it is where it is largest, and who takes it back behind that."""
+    """The writers of the feature where it is largest, and the parts that remove it after that."""
     states = rows[rows["metric"] == "origins.state"].assign(part="state")
     peak = states.loc[states[column].abs().idxmax()]
     if _standing_out(states.loc[[peak.name]], ordinary, column).empty:

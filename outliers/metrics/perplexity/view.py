@@ -22,7 +22,7 @@ OF_PICTURES = {
 
 
 def sweep_section(rows: list[dict]) -> Section:
-    """What a sweep shows; of pictures what became of their classes too."""
+    """The section of a sweep; of pictures with their classification too."""
     of_pictures = [row for row in rows if row["metric"] in OF_PICTURES]
     of_losses = [row for row in rows if row["metric"] == "perplexity"]
     if not of_pictures:
@@ -32,7 +32,7 @@ def sweep_section(rows: list[dict]) -> Section:
 
 
 def _classes(rows: list[dict]) -> Section:
-    """What of the pictures' classes is right under each scheme, or as without it."""
+    """Classification of pictures under each scheme: accuracy, or agreement with the unquantized model."""
     frame = pd.DataFrame([row | {"cell": cell(OF_PICTURES[row["metric"]][1], *value_of(row))} for row in rows])
     columns = [metric for metric in OF_PICTURES if (frame["metric"] == metric).any()]
     cells = frame.pivot(index=["model", "scheme"], columns="metric", values="cell").fillna(MISSING)
@@ -86,7 +86,7 @@ def perplexity_table(rows: list[dict]) -> Table:
 
 
 def cost_table(rows: list[dict]) -> list[Table]:
-    """What each scheme adds to the perplexity of a model, in per cent; none where fp32 was not measured."""
+    """Increase of a model's perplexity under each scheme, in per cent; none where fp32 was not measured."""
     measured = costs_of_schemes(rows)
     if not measured:
         return []
@@ -121,7 +121,7 @@ DECOMPOSED = {
 
 
 def sweep_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]:
-    """What costs most, what outlier features in 16 bits save, what costs least, of the model that it costs most.
+    """The largest cost, the benefit of outlier features in 16 bits, the least cost, of the model with the largest one.
 
     Nothing of a single draw.
 
@@ -146,7 +146,7 @@ def _costs(row: dict) -> bool:
 
 
 def _saved(schemes: dict[str, dict]) -> list[str]:
-    """What outlier features in 16 bits save, of the first schemes of `DECOMPOSED`; or that nothing could be shown."""
+    """The benefit of outlier features in 16 bits, of the first schemes of `DECOMPOSED`; or that none is measurable."""
     pairs = [(schemes[one], schemes[other]) for one, other in DECOMPOSED.items() if {one, other} <= schemes.keys()]
     if not pairs:
         return []
@@ -158,7 +158,7 @@ def _saved(schemes: dict[str, dict]) -> list[str]:
 
 
 def _least(schemes: dict[str, dict], name: str) -> list[str]:
-    """What costs nothing that could be shown, or else least."""
+    """The schemes without a measurable cost, or else the one with the least."""
     free = [scheme for scheme, row in schemes.items() if not _costs(row)]
     if free:
         return [f"{listed(free)} {'has' if len(free) == 1 else 'have'} no measurable cost for {name}."]
@@ -169,7 +169,7 @@ def _least(schemes: dict[str, dict], name: str) -> list[str]:
 
 
 def _others(rows: list[dict], names: dict[str, str]) -> list[str]:
-    """How many models lose at least one per cent under some scheme, where there are several."""
+    """Number of models that lose at least one per cent under some scheme, where there are several."""
     broken = {row["model"] for row in rows if row["cost"].is_above(exact(0.01))}
     if len(names) < 2:
         return []

@@ -25,7 +25,7 @@ ONLY, WITHOUT = "only", "without"
 
 
 class Exchange(NamedTuple):
-    """What is quantized.
+    """The quantized places.
 
     kind: "only" a place, or all "without" it. field: "role", "layer", "stack" or "head". place: its name or number.
     variant: under which nothing else is quantized.
@@ -155,7 +155,7 @@ def _kinds(cell: Cell) -> int:
 
 
 def _count(cell: Cell) -> int:
-    """How many roles, layers, stacks or heads there are, of which a variant may leave some.
+    """Number of roles, layers, stacks or heads, of which a variant may leave some.
 
     Raises:
         UserError: the variant is no scheme or cache that quantizes, has no such places, or is of some alone.

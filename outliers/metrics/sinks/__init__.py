@@ -1,4 +1,4 @@
-"""How much attention each head gives to the first position (docs/mechanism.md)."""
+"""Attention of each head to the first position (docs/mechanism.md)."""
 
 from outliers.metrics.metric import AttentionMetric
 

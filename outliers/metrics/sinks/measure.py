@@ -1,4 +1,4 @@
-"""Which heads attend to the first position, and by how much they prefer it."""
+"""Heads that attend to the first position, and the margin by which they prefer it."""
 
 import torch
 

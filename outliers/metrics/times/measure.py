@@ -1,4 +1,4 @@
-"""How projections are timed: one of each shape and scheme, for equal ones take equal times."""
+"""Timings of projections: one of each shape and scheme, for equal ones take equal times."""
 
 import statistics
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How sure attention is of its first choice, with and without features."""
+"""Largest attention probability of each query, with and without features."""
 
 from collections.abc import Iterable
 

@@ -107,14 +107,14 @@ def _parts(subject: Subject, engine: Any, done: int) -> list[slice]:
 
 
 def saved_traces(stems: list[Path], about: dict, tokens: bool) -> list[Trace]:
-    """What is saved of the same traces of all views; nothing where they are not of as many blocks."""
+    """The saved traces of all views; nothing where they are not of as many blocks."""
     found = [one for one in (_saved_trace(stem, about, tokens) for stem in stems) if one]
     alike = len(found) == len(stems) and len({one.sequences for one in found}) == 1
     return found if alike else []
 
 
 def _saved_trace(stem: Path, about: dict, tokens: bool) -> Trace | None:
-    """What is saved of the same trace, as far as that is known of a streamed model.
+    """The saved trace, as far as it is known of a streamed model to be the same.
 
     None where there is nothing of it, or where a kill came between its files; or where tokens are asked for that it has
     not. Raises UserError where something else than files stands where it is to be saved.

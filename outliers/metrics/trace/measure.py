@@ -88,7 +88,7 @@ def details(found: Trace) -> list[dict]:
 
 
 def _table4(found: Trace) -> list[dict]:
-    """What Table 4 says of it; the number of outlier features comes with these, and of how many they are."""
+    """Its values of Table 4; the number of outlier features comes with these, and of how many they are."""
     outliers = sorted(found.outlier_features()["feature"].tolist())
     about = {"features": outliers, "hidden_size": found.statistics["residual.massive"].shape[1]}
     if found.stack:

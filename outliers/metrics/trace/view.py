@@ -1,4 +1,4 @@
-"""What a trace shows."""
+"""The view of a trace."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +36,7 @@ STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 
 
 def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:
-    """What the trace that a run of a specification keeps in a folder shows."""
+    """The section of the trace that a run of a specification keeps in a folder."""
     from outliers.metrics.trace.kept import EXCERPT, STEM, of_view, saved_excerpt  # these import torch
     from outliers.text.tokens import namer_of
     from outliers.tracing.result import Trace
@@ -158,7 +158,7 @@ def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
 
 
 def _tokens(trace: "Trace") -> list[Table]:
-    """Which tokens carry the outlier features, or the nearest one, and the features of massive activations."""
+    """Tokens that carry the outlier features, or the nearest one, and the features of massive activations."""
     if not trace.names:
         return []
     carried = _carried(trace)
@@ -270,7 +270,7 @@ PATCHES = {
 
 
 def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -> list[Finding]:
-    """Which features are outliers, where the largest inputs are, massive activations, the attention and its sink.
+    """Outlier features, places of the largest inputs, massive activations, the attention and its sink.
 
     metrics: those of the model's row of Table 4. names: what a token id is called.
     """
@@ -345,7 +345,7 @@ def _sink(trace: "Trace") -> list[Finding]:
 
 
 def _attention(metrics: Mapping[str, float]) -> list[Finding]:
-    """How certain the attention is, with outlier features and without."""
+    """Certainty of the attention, with outlier features and without."""
     if "top1_softmax" not in metrics:
         return []
     share = f"The mean top-1 softmax probability of the attention is {100 * metrics['top1_softmax']:.1f} %"

@@ -1,4 +1,4 @@
-"""What grows while a model trains, and what it ends with (LLM.int8(), appendix E)."""
+"""Growth of outlier features while a model trains, and its final state (LLM.int8(), appendix E)."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""How a training run is measured; one that was stopped goes on from its last checkpoint."""
+"""Measurement of a training run; one that was stopped goes on from its last checkpoint."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,7 +25,7 @@ ALONG = ("perplexity", "count", "layers", "positions", "attention_sink", "max") 
 
 
 class Answer(NamedTuple):
-    """What a run came to: facts of its model, what was logged along it, and the perplexity under each scheme."""
+    """The outcome of a run: facts of its model, its log, and the perplexity under each scheme."""
 
     facts: dict
     logged: list[dict]
@@ -39,7 +39,7 @@ class OfRuns(Measurement):
     splits = False
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        """What tables take of the metric."""
+        """Facts of the metric for tables."""
         return {"alpha": cell.metric.alpha, "draws": cell.metric.draws}
 
     def steps(self, cells: Sequence[Cell]) -> int:

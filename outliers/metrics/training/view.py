@@ -1,4 +1,4 @@
-"""What training in int8 costs: models by recipe, beside the one in 16 bits."""
+"""Cost of training in int8: models by recipe, beside the one in 16 bits."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ HEADERS = ["PPL", "over 16 bits (%)", "PPL, float32", "over 16 bits (%)"]
 
 
 class Setting(NamedTuple):
-    """What runs of one recipe end with.
+    """The final values of runs of one recipe.
 
     int8: its parts, or "16 bits". decomposition: the share of features that is not in int8, as printed. values: by
     seed. increase, exact_increase: beside the run in 16 bits of the same model, seed by seed.
@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 
 
 def settings(rows: list[dict]) -> list[Setting]:
-    """What each run ends with, in the order of the rows."""
+    """The final values of each run, in the order of the rows."""
     models = trained(rows)
     values, exact = of_runs(models, "perplexity"), of_runs(models, EXACT)
     runs = models.drop_duplicates("run").set_index("run")
@@ -98,7 +98,7 @@ def _with_interval(more: Mean | None) -> str:
 
 
 def signed(ratio: float) -> str:
-    """By how many per cent more, as tables have it."""
+    """The increase in per cent, as tables have it."""
     return f"{100 * (ratio - 1):+z.1f}"
 
 
@@ -132,7 +132,7 @@ def int8_findings(settings: Sequence[Setting], at: str) -> list[Finding]:
 
 
 def _percent(increase: Mean) -> str:
-    """By how many per cent it is more or less than 1: +0.4 % [−0.2, +1.0]."""
+    """The change in per cent of a ratio to 1: +0.4 % [−0.2, +1.0]."""
     ends = ", ".join(percent(end - 1).removesuffix(" %") for end in increase.interval or ())
     return percent(increase.value - 1) + (f" [{ends}]" if ends else "")
 
@@ -170,7 +170,7 @@ def _feed_forward(settings: dict[tuple, Setting]) -> list[str]:
 
 
 def _decomposed(settings: dict[tuple, Setting]) -> list[str]:
-    """Which shares of features in 16 bits save something of the cost of all projections."""
+    """The shares of features in 16 bits that save something of the cost of all projections."""
     plain = settings.get((PROJECTIONS, PLAIN))
     others = [one for key, one in settings.items() if key[0] == PROJECTIONS and key[1] != PLAIN]
     if plain is None or not others:
@@ -185,7 +185,7 @@ def _decomposed(settings: dict[tuple, Setting]) -> list[str]:
 
 
 def _attention(settings: dict[tuple, Setting]) -> list[str]:
-    """What attention in int8 costs beside the projections alone, with each share of features in 16 bits."""
+    """Cost of attention in int8 beside the projections alone, with each share of features in 16 bits."""
     attended = [one for key, one in settings.items() if key[0] == ATTENTION]
     if not attended:
         return []
@@ -195,7 +195,7 @@ def _attention(settings: dict[tuple, Setting]) -> list[str]:
 
 
 def _exact(settings: dict[tuple, Setting]) -> list[str]:
-    """What is left of the cost of all projections where the trained weights are used in float32."""
+    """Remaining cost of all projections where the trained weights are used in float32."""
     one = settings.get((PROJECTIONS, PLAIN))
     if one is None or one.exact_increase is None or not _is_cost(one.increase):
         return []

@@ -1,4 +1,4 @@
-"""Where outlier features are while a model trains: one pass over held-out blocks, which changes nothing of it."""
+"""Outlier features while a model trains: one pass over held-out blocks, which changes nothing of it."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -62,7 +62,7 @@ def flat(of_views: dict[str, dict[str, float]]) -> dict[str, float]:
 def watch_views(
     model: nn.Module, blocks: Iterable[torch.Tensor], alpha: float, attention: bool
 ) -> dict[str, dict[str, float]]:
-    """What `watch` finds, by the views of the model; under "" what is of all of it."""
+    """The measurements of `watch` by the views of the model; under "" those of all of it."""
     model = extract_model_from_parallel(model, keep_torch_compile=False)
     _check_whole(model)
     with _undisturbed(model):
@@ -83,7 +83,7 @@ def _watch(
 
 
 def _largest(found: Trace) -> dict[str, float]:
-    """What stands out of a trace, over all layers."""
+    """The extreme values of a trace, over all layers."""
     residual = found.statistics["residual.largest"][:, 0].max().item()
     by_role = found.hidden_states().groupby("role", sort=False).max()
     row = {f"max.{role}": float(norm) for role, norm in by_role["infinity_norm"].items()} | {"max.residual": residual}

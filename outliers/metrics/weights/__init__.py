@@ -1,4 +1,4 @@
-"""How far the weights of another model are from a model's own (docs/damage.md#somebody-elses-checkpoint)."""
+"""Distance of the weights of another model from a model's own (docs/damage.md#somebody-elses-checkpoint)."""
 
 from outliers.metrics.metric import Metric
 

@@ -173,7 +173,7 @@ def evaluate(
 
 
 def served(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict:
-    """What the harness's `HFLM` is made of."""
+    """The parts of which the harness's `HFLM` is made."""
     own = copy.deepcopy(tokenizer)  # because the harness gives a tokenizer without a padding token one
     return {"pretrained": model, "tokenizer": own, "batch_size": 1, "softmax_dtype": "float32"}
 

@@ -1,4 +1,4 @@
-"""How a task is measured; one quantization of a model's weights serves all tasks under schemes that share it."""
+"""Measurement of a task; one quantization of a model's weights serves all tasks under schemes that share it."""
 
 import functools
 import importlib.metadata
@@ -38,7 +38,7 @@ class OfTasks(Measurement):
         _task(cell.metric)
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        """What makes a task the same measurement."""
+        """Facts that make a task the same measurement."""
         task = _task(cell.metric)
         return {
             "task": cell.metric.task,

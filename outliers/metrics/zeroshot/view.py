@@ -18,7 +18,7 @@ CAPTION = (
 
 
 def zeroshot_section(rows: list[dict]) -> Section:
-    """What zero-shot tasks show."""
+    """The section of zero-shot tasks."""
     table, drawing = accuracy_table(rows), Drawing.of("accuracy", CAPTION, accuracy_by_size(rows))
     findings = zeroshot_findings(mean_accuracy(rows), mean_chance(rows))
     return Section("Zero-shot accuracy", rows, table.printed, [table], [drawing], findings=findings)
@@ -64,7 +64,7 @@ def _cell(metric: str, value: float) -> str:
 
 
 def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Finding]:
-    """Which schemes lose accuracy beyond the standard errors, and which models only guess.
+    """The schemes that lose accuracy beyond the standard errors, and the models that only guess.
 
     means: as `mean_accuracy` makes them. chance: mean accuracy of guesses, None where it is not known.
     """

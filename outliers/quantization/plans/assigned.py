@@ -1,4 +1,4 @@
-"""What a format says of the projections of a model, and how their names are written short."""
+"""The assignment of a format to the projections of a model, and their names, written short."""
 
 import re
 from collections import defaultdict
@@ -41,7 +41,7 @@ class Assigned:
         return [path for path, module in self.model.named_modules() if isinstance(module, kinds) and path not in inside]
 
     def of_one(self, format: str) -> list[object]:
-        """What is said of all schemes; raises UserError where it differs, for formats that say one."""
+        """The content common to all schemes; raises UserError where it differs, for formats that say one."""
         said = list(dict.fromkeys(words for words, _ in self.groups))
         if len(said) > 1:
             raise UserError(

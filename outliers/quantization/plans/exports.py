@@ -46,7 +46,9 @@ def _as_yaml(exported: dict) -> str:
 
 
 def _threshold(scheme: Scheme) -> float | None:
-    """From which magnitude on bitsandbytes multiplies features in 16 bits, where it is vector-wise as the scheme is."""
+    """The magnitude from which on bitsandbytes multiplies features in 16 bits, where it is vector-wise as the scheme
+    is.
+    """
     vector_wise = str(scheme.activations), str(scheme.weights)
     return (scheme.outlier_threshold or 0.0) if vector_wise == ("int8 row absmax", "int8 column absmax") else None
 
@@ -111,13 +113,13 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
 
 
 def export_text(plan: Plan, format: str, model: PreTrainedModel) -> str:
-    """What `export` gives as the text of a file: JSON, YAML or lines; raises as it does."""
+    """The result of `export` as the text of a file: JSON, YAML or lines; raises as it does."""
     exported = export(plan, format, model)
     return EXPORTS[format].text(exported)
 
 
 def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Projection]) -> Assigned:
-    """What a format says of each projection."""
+    """The assignment of a format to each projection."""
     scheme = get_scheme(plan.scheme)
     others = check_instead(model, scheme, set(plan.exact), plan.instead)
     under = {part: others.get(part.path, scheme) for part in parts if part.path not in plan.exact}
@@ -130,7 +132,7 @@ def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Proje
 
 
 def _said(scheme: Scheme, format: str) -> object:
-    """What a format has for a scheme.
+    """The content of a format for a scheme.
 
     Raises UserError where it has nothing: another scheme in its place would be another plan.
     """

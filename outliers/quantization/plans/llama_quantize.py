@@ -48,7 +48,7 @@ def lines_of(assigned: Assigned) -> str:
 
 
 def _names(assigned: Assigned) -> dict[str, str]:
-    """What a GGUF file calls the weights of the projections, by their paths."""
+    """The names of the weights of the projections in a GGUF file, by their paths."""
     names = tensor_names(assigned.model.config.model_type, assigned.paths)
     if unnamed := [path for path in assigned.paths if path not in names]:
         raise UserError(f"llama.cpp has no tensor for '{unnamed[0]}'; expected another format of an export")

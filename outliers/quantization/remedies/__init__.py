@@ -1,1 +1,1 @@
-"""What can be done so that quantization costs less; a file each."""
+"""Remedies that lower the cost of quantization; a file each."""

@@ -59,5 +59,5 @@ def _upper_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
 
 
 def _spread(of_groups: torch.Tensor, width: int) -> torch.Tensor:
-    """What groups of a row have, for each of its features: float64 (rows or 1, features)."""
+    """The values of groups of a row, for each of its features: float64 (rows or 1, features)."""
     return of_groups.double().repeat_interleave(width // of_groups.shape[1], 1)

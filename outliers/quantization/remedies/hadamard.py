@@ -12,8 +12,9 @@ RADIX = 32  # features that one small product takes together: the fewest instruc
 
 
 def drawn(weight: "torch.Tensor", seed: float) -> "torch.Tensor":
-    """What a rotation of so many features is made of, in float32 at least: random signs (features,), and behind them
-    the random orthogonal factor (m, m) row by row, m the odd part of the width. One width has one rotation a seed."""
+    """The random parts of a rotation of so many features, in float32 at least: random signs (features,), and behind
+    them the random orthogonal factor (m, m) row by row, m the odd part of the width. One width has one rotation a
+    seed."""
     dtype = weight.double().dtype if weight.itemsize == 8 else weight.float().dtype
     return _drawn(weight.shape[1], int(seed)).to(weight.device, dtype, copy=True)
 

@@ -64,7 +64,7 @@ def learned(model: "PreTrainedModel", scheme: "Scheme", calibration: "Calibratio
 
 
 def _before(scheme: "Scheme") -> "Scheme":
-    """What is learned under: the scheme without what comes after; where that is GPTQ, with exact weights, as SpinQuant
+    """The scheme of the learning: that without what comes after; where that is GPTQ, with exact weights, as SpinQuant
     learns then, unless nothing else is quantized."""
     weights = scheme.weights if scheme.gptq is None or scheme.activations is None else None
     return replace(scheme, weights=weights, attention=None, attention_products=(), gptq=None, gptq_roles=())
@@ -79,7 +79,7 @@ def check_learned(config: "PretrainedConfig", scheme: "Scheme") -> None:
 
 
 def _key(layer: int, role: str) -> object:
-    """What inputs share that share a matrix; None of those that have a Hadamard matrix."""
+    """The key of inputs that share a matrix; None of those that have a Hadamard matrix."""
     return "stream" if role in STREAM else layer if role == HEADS else None
 
 

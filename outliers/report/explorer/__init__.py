@@ -1,5 +1,5 @@
-"""What a page lets people explore: maps of layer by feature or projection, profiles, the text in colours, and who
-writes a feature.
+"""Explorers of a page: maps of layer by feature or projection, profiles, the text in colours, and the writers of a
+feature.
 
 An explorer is data (`Explorer` of `section.py`) that explorer.js draws with Plotly, all within the page. Its content:
 

@@ -16,7 +16,7 @@ DIGITS = ".5g"  # of a number
 
 
 def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence[Place]]) -> Explorer:
-    """What each part of a layer writes into a feature, its writers one by one, states and gates.
+    """The contributions of each part of a layer to a feature, its writers one by one, states and gates.
 
     rows: of the metric `origins`, of one model under one variant; of: what it is called. readers: of a feature the
     places that read it, where that was measured.
@@ -85,7 +85,7 @@ def _most(writer: Mapping) -> list[list]:
 
 
 def _read_by(gate: Mapping) -> list[str]:
-    """What reads the output of a norm."""
+    """The readers of the output of a norm."""
     return [part for role, part in GATES.items() if role in gate["role"].split("+")]
 
 

@@ -1,4 +1,4 @@
-"""What has no number in the paper, in the order of a page."""
+"""Artefacts without a number in the paper, in the order of a page."""
 
 from outliers.presets.cells import Cells
 from outliers.report.paper.published import Artefact

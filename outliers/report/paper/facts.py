@@ -1,4 +1,4 @@
-"""What others published for public models: facts by kind, with their sources, and whether a model agrees.
+"""Published facts about public models by kind, with their sources, and whether a model agrees.
 
 The facts are data, a file a source in `experiments/published`. Here are their kinds: how each is written, how it is
 said, and how a model that was looked at (`outliers.report.agreement`) is compared with it. Nothing here imports torch.
@@ -56,7 +56,7 @@ class Measured(Fact):
 
     @abstractmethod
     def compared(self, seen: "Seen") -> Compared:
-        """What a model shows instead, and whether that is the same."""
+        """The value of a model instead, and whether that is the same."""
 
 
 class SuperWeight(Measured):
@@ -231,7 +231,7 @@ class Sink(Measured):
 
 
 class Nothing(Measured):
-    """What was looked for and not found."""
+    """A thing that was looked for and not found."""
 
     kind: Literal["none"]
     of: Literal["massive_activation", "super_weight", "outlier_features"]
@@ -304,7 +304,7 @@ Kinds = SuperWeight | MassiveActivation | OutlierFeatures | HighNorm | Sink | No
 
 
 class Source(Named):
-    """What one source published; looked_up: whether the numbers were read there, or are as another one cites them."""
+    """A published source; looked_up: whether the numbers were read there, or are as another one cites them."""
 
     source: str
     where: str
@@ -347,7 +347,7 @@ def facts_of(sources: Sequence[Source], models: Sequence[str]) -> list[Published
 
 
 def elsewhere(models: list[str]) -> Table | None:
-    """What others published for these models; None where nothing is known."""
+    """Published values of these models from elsewhere; None where nothing is known."""
     known = [
         [key_of(one.fact.model), one.fact.said, one.fact.note, one.source.short]
         for one in facts_of(read_sources(), models)

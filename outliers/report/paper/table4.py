@@ -146,7 +146,7 @@ APART = 1.5  # sizes of models are told apart from this factor on
 
 
 def emergence_findings(models: pd.DataFrame, fits: Mapping[str, Fit | None], at: str) -> list[Finding]:
-    """How many models have outlier features, the most common one of all, and how they grow as perplexity falls.
+    """Number of models with outlier features, the most common one of all, and their growth as perplexity falls.
 
     models: one row a model, as `distinct_models` of Table 4 makes it. at: the table or figure that shows it.
     """
@@ -180,7 +180,7 @@ def _most_common(having: pd.DataFrame) -> str:
 
 
 def _onset(models: pd.DataFrame, having: pd.DataFrame) -> list[str]:
-    """From which size on all models have outlier features and below which none has, if there is such a size."""
+    """The size from which on all models have outlier features and below which none has, if there is such a size."""
     without = models[models["count"] == 0]
     if without.empty or having["parameters"].min() < APART * without["parameters"].max():
         return []

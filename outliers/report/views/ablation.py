@@ -1,4 +1,4 @@
-"""What an ablation shows: section 4.2 of the paper."""
+"""The view of an ablation: section 4.2 of the paper."""
 
 import math
 
@@ -82,7 +82,7 @@ ENDS = ("", "_low", "_high")  # of the names of a mean and of its interval
 
 
 def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
-    """What the model loses by each method beside random features; what single features do; the attention.
+    """Loss of the model by each method beside random features; effect of single features; the attention.
 
     summary: that of `outliers.metrics.ablations.summary`.
     """
@@ -100,7 +100,7 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
 
 
 def _damage(row: dict, control: dict) -> str:
-    """What is lost without the features; that it is more than random features cost only beyond their scatter."""
+    """Effect of removing the features; more than that of random features only beyond their scatter."""
     removal = TAKEN_OUT.get(row["method"], f"Removing {{}} by {row['method']}").format(features(row["features"]))
 
     drawn = f"doing so with {_random(row)}"
@@ -118,7 +118,7 @@ def _random(row: dict) -> str:
 
 
 def _attention(row: dict, control: dict, before: dict) -> list[str]:
-    """How the attention is without the features, if it is otherwise without random ones."""
+    """The attention without the features, if it is otherwise without random ones."""
     name = "top1_softmax"
     if control[f"{name}_low"] <= row[name] <= control[f"{name}_high"]:
         return []
@@ -131,7 +131,7 @@ def _attention(row: dict, control: dict, before: dict) -> list[str]:
 
 
 def _single(rows: list[dict], control: dict) -> list[str]:
-    """Which of several features does most alone, if one does."""
+    """The one of several features with the largest effect alone, if one has it."""
     alone = [row for row in rows if row["subject"] == "single" and row["method"] == control["method"]]
     alone.sort(key=lambda row: -row["damage"])
     values = [Value(row["damage"], _deviation(control)) for row in alone[:2]]

@@ -1,4 +1,4 @@
-"""What the account of features says, part by part: who writes them, what reads them, and the weights that matter."""
+"""The account of features, part by part: their writers, their readers, and the weights that matter."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What attention in int8 costs at evaluation, beside the scheme of the projections; an experiment beyond the paper."""
+"""Cost of attention in int8 at evaluation, beside the scheme of the projections; an experiment beyond the paper."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ DATA = ["model", "scheme", "attention", "perplexity", "deviation", "ratio", "alp
 
 
 def attention_section(rows: list[dict]) -> Section:
-    """What a sweep of schemes with attention in 16 bits and in int8 shows."""
+    """The section of a sweep of schemes with attention in 16 bits and in int8."""
     note, measured = scatter_note(rows), points(rows)
     tables = [attention_table(model, measured) for model in dict.fromkeys(point.model for point in measured)]
     drawings = [Drawing.of("attention", CAPTION.format(scattered_by(rows)), attention_costs(rows))]
@@ -77,7 +77,7 @@ def _is_cost(point: Point, own: dict[str, Point]) -> bool:
 
 
 def _products(own: dict[str, Point]) -> list[str]:
-    """Which of the two products costs more alone."""
+    """The one of the two products that costs more alone."""
     alone = {name: own[f"int8, {name} alone"] for name in PRODUCTS if f"int8, {name} alone" in own}
     if len(alone) < len(PRODUCTS):
         return []
@@ -89,7 +89,7 @@ def _products(own: dict[str, Point]) -> list[str]:
 
 
 def _decomposed(own: dict[str, Point]) -> list[str]:
-    """What is left with the smallest share in 16 bits, where there is a cost to save."""
+    """Remaining cost with the smallest share in 16 bits, where there is a cost to save."""
     shares = [name for name in own if name.startswith("int8+") and "alone" not in name]
     if not shares:
         return []

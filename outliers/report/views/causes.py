@@ -1,4 +1,4 @@
-"""What grows outlier features: training runs that differ in one thing each; an experiment beyond the paper."""
+"""Causes of outlier features: training runs that differ in one thing each; an experiment beyond the paper."""
 
 import math
 from typing import NamedTuple
@@ -50,7 +50,7 @@ FIGURE = (
 
 
 def causes_section(rows: list[dict]) -> Section:
-    """What training runs that differ in one thing each end with, and what grew along them."""
+    """The section of training runs that differ in one thing each: their final values, and growth along them."""
     models, notes = ends(rows), [seeds_note(trained(rows))]
     tables = [causes_table(models)]
     drawings = [Drawing.of("causes", FIGURE, causes(rows))]
@@ -78,7 +78,7 @@ def ends(rows: list[dict]) -> pd.DataFrame:
 
 
 def _schemes(table: pd.DataFrame) -> list[str]:
-    """Under which models were measured, beside that which quantizes nothing."""
+    """The schemes under which models were measured, beside that which quantizes nothing."""
     under = [name.removeprefix(UNDER) for name in table if name.startswith(UNDER) and not name.endswith("_deviation")]
     return [scheme for scheme in under if scheme != BASELINE]
 
@@ -108,7 +108,7 @@ COMPARED = {  # by the scatter of seeds, the most telling first
 
 
 def causes_findings(ends: pd.DataFrame, at: str) -> list[Finding]:
-    """In which runs outlier features grow, what differs from the first run beyond the scatter of seeds, what it costs.
+    """The runs in which outlier features grow, differences from the first run beyond the scatter of seeds, the cost.
 
     ends: a row a run and seed, as `ends` of the artefact makes it. at: the table that shows it.
     """
@@ -121,7 +121,7 @@ def causes_findings(ends: pd.DataFrame, at: str) -> list[Finding]:
 
 
 def _having(ends: pd.DataFrame) -> str:
-    """In which runs outlier features are there at the end, in some seed."""
+    """The runs with outlier features at the end, in some seed."""
     most = ends.groupby("run", sort=False)["count"].max()
     ever, never = most.index[most > 0].tolist(), most.index[most == 0].tolist()
     if not ever:
@@ -152,7 +152,7 @@ def _range(ends: pd.DataFrame) -> str:
 
 
 def _apart(ends: pd.DataFrame, first: str, others: list[str]) -> list[str]:
-    """What is more or less than in the first run, by ratios whose intervals over seeds do not include 1."""
+    """Differences from the first run, by ratios whose intervals over seeds do not include 1."""
     sentences = []
     for column, name in COMPARED.items():
         values = of_runs(ends, column)
@@ -171,7 +171,7 @@ def _apart(ends: pd.DataFrame, first: str, others: list[str]) -> list[str]:
 
 
 def _cost(ends: pd.DataFrame) -> list[str]:
-    """What absmax costs at most beyond the scatter of rounding, and which run, if it is apart from the next."""
+    """The largest cost of absmax beyond the scatter of rounding, and its run, if it is apart from the next."""
     column = f"{COST}absmax"
     if column not in ends or f"{column}_deviation" not in ends:
         return []

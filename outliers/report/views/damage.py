@@ -1,4 +1,4 @@
-"""What the damage of schemes shows: where in a model it is, and which values cause it."""
+"""The view of the damage of schemes: its places in a model, and the values that cause it."""
 
 import math
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ ERRORS = (
 
 
 def kept_damage_section(spec: Damage, _folder: Path, rows: list[dict]) -> Section:
-    """What the rows of a specification show, with the names of its model's tokens."""
+    """The section of the rows of a specification, with the names of its model's tokens."""
     from outliers.text.tokens import namer_of  # which imports torch
 
     return damage_section(rows, namer_of(spec.model, spec.revision))
@@ -110,7 +110,7 @@ def _scatter_note(rows: list[dict]) -> list[str]:
 
 
 def _models(damages: ByScheme) -> list[Table]:
-    """What is over the model, for each scheme."""
+    """The values of the whole model, for each scheme."""
     models = [{"scheme": one.scheme, **one.model} for one in damages.values() if "damage" in one.model]
     if not models:
         return []
@@ -139,7 +139,7 @@ def _places(field: str, damages: ByScheme) -> list[Table]:
 
 
 def _taken(damages: ByScheme) -> str:
-    """What is done to a place under some schemes, or by other models."""
+    """The change of a place under some schemes, or by other models."""
     done = {"from the other model" if is_against(scheme) else "quantized" for scheme in damages}
     return " or ".join(sorted(done, reverse=True))
 
@@ -200,7 +200,7 @@ def _of_model(one: Damages, scatter: str) -> Finding:
 
 
 def _cost(one: Damages, values: Mapping, name: str = "perplexity") -> str:
-    """What a perplexity is above that of the unquantized model, with its standard deviation where there is one."""
+    """The increase of a perplexity over that of the unquantized model, with its standard deviation where there is one."""
     return percent(*value_of(values, name).beside(one.model["unquantized"]))
 
 
@@ -210,7 +210,9 @@ def _is_scatter(one: Damages, values: Mapping, name: str = "perplexity") -> bool
 
 
 def _of_roles(one: Damages, names: Names) -> list[Finding]:
-    """In which role most of it is, if that one costs more than the next, and the largest value that it has to hold."""
+    """The role with most of the damage, if that one costs more than the next, and the largest value that it has to
+    hold.
+    """
     if one.roles.empty:
         return []
     first, *others = one.roles.sort_values("perplexity_only", ascending=False).to_dict("records")
@@ -232,7 +234,7 @@ def _is_more(place: dict, other: dict) -> bool:
 
 
 def _of_places(one: Damages, field: str) -> list[Finding]:
-    """Which layers, or heads, cost most alone, if each of them costs more than any that is not named."""
+    """The layers, or heads, that cost most alone, if each of them costs more than any that is not named."""
     table = getattr(one, f"{field}s")
     if table.empty:
         return []

@@ -94,7 +94,7 @@ def _heads(rows: list[dict]) -> pd.DataFrame:
 
 
 def sentences(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
-    """Where the largest entry is and what the attention there is, then what becomes of both; with its feature."""
+    """The largest entry and the attention to its position, then both after removals; with its feature."""
     becomes = {row["removed"]: row for row in becomes_of(rows).to_dict("records")}
     whole = becomes["nothing"]
     feature = whole["feature"]

@@ -1,4 +1,4 @@
-"""What a plan shows: which projections stay exact, and what the model costs with them and with fewer."""
+"""The view of a plan: the projections that stay exact, and the cost of the model with them and with fewer."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ CURVE = (
 
 
 def kept_plan_section(spec: Planning, folder: Path, rows: list[dict]) -> Section:
-    """What the rows of a specification show; the plan and its exports become files."""
+    """The section of the rows of a specification; the plan and its exports become files."""
     plan = plan_of(rows, spec.model, spec.cost, spec.draws)
     return plan_section(rows, plan, {FILE: plan.text} | exports_of(spec, plan), spec.by)
 

@@ -1,4 +1,4 @@
-"""What reads features: what taking each out at each place costs beside random features, and what attention owes it."""
+"""Readers of features: the cost of removing each at each place beside random features, and its effect on attention."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -71,7 +71,7 @@ HEAD_COLUMNS = (
 
 
 def readers_section(rows: list[dict]) -> Section:
-    """What reads the features of a model, without the rows of other parts of an account."""
+    """The section of the readers of a model's features, without the rows of other parts of an account."""
     found = readings(rows)
     summary, heads = summary_of(found), heads_of(found)
     controls = int(found.loc[found["subject"] == "control", "draw"].max()) + 1
@@ -85,8 +85,8 @@ def readers_section(rows: list[dict]) -> Section:
 
 
 def summary_of(found: pd.DataFrame) -> pd.DataFrame:
-    """What `outliers.readers` returns with random features as mean and standard deviation beside each feature: columns
-    MEASURE_controls and MEASURE_controls_deviation. The model as it is comes first."""
+    """The data frame of `outliers.readers` with random features as mean and standard deviation beside each feature:
+    columns MEASURE_controls and MEASURE_controls_deviation. The model as it is comes first."""
     found = found.drop(columns=["shares", "margins"], errors="ignore").reindex(
         columns=["subject", "place", "feature", "perplexity", *MEASURES, "sinks"]
     )
@@ -165,7 +165,7 @@ def _others(row: Mapping) -> str:
 
 
 def _preferred(feature: int, rows: list[dict], whole: Mapping) -> str | None:
-    """At which place the feature makes most of what the first position is preferred by, if it does."""
+    """The place at which the feature makes most of the margin of the first position, if it does."""
     changed = [
         row
         for row in rows

@@ -1,4 +1,4 @@
-"""What saves a model: perplexity by number format and remedy, against bits; an experiment beyond the paper."""
+"""Remedies: perplexity by number format and remedy, against bits; an experiment beyond the paper."""
 
 import math
 from collections import Counter
@@ -30,7 +30,7 @@ ON_GRID = (
 
 
 def remedies_section(rows: list[dict]) -> Section:
-    """What a measurement of formats and caches with remedies shows."""
+    """The section of a measurement of formats and caches with remedies."""
     note, measured = scatter_note(rows), points(rows)
     models = list(dict.fromkeys(point.model for point in measured))
     tables, drawings = [], []
@@ -48,7 +48,7 @@ def remedies_section(rows: list[dict]) -> Section:
 
 
 def _of_grid(points: Sequence[Point], rows: list[dict]) -> str:
-    """What a caption says of a model whose weights lie on the grid of few bits."""
+    """The part of a caption on a model whose weights lie on the grid of few bits."""
     stored = dict.fromkeys(row["quantized_from"] for row in rows if "quantized_from" in row)
     return ON_GRID.format(listed(stored)) if any(point.on_grid for point in points) else ""
 
@@ -84,7 +84,7 @@ def _row(format: str, by_remedy: dict[str, Point], remedies: Sequence[str]) -> l
 
 
 def frontier_table(model: str, points: list[Point]) -> Table:
-    """What is on the frontier, from few bits to many; unrounded all points, with whether they are."""
+    """The frontier, from few bits to many; unrounded all points, with whether they are on it."""
     reached = {kind: frontier_of(point for point in points if point.kind == kind) for kind in KINDS}
     cells = [
         [KINDS[kind], f"{point.bits:.2f}", point.format, point.remedy, percent(*point.cost)]

@@ -1,4 +1,4 @@
-"""What a search for super weights shows: single weights that carry a model, beside their controls."""
+"""The view of a search for super weights: single weights that carry a model, beside their controls."""
 
 from collections.abc import Iterator
 
@@ -96,8 +96,8 @@ SCALED = (
 
 
 def carried_by(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
-    """Which single weights carry the model, and what their controls say; or that none was found. Each with the feature
-    that the weight writes, and the table that it is from."""
+    """The single weights that carry the model, with their controls; or that none was found. Each with the feature that
+    the weight writes, and the table that it is from."""
     found = compared(rows)
     candidates = [_summed_up(one) for one in _each(found)]
     beside_controls = [one for one in candidates if not pd.isna(one.get("random"))]
@@ -133,7 +133,7 @@ def _carried(one: dict) -> str:
 
 
 def _not_the_neuron(one: dict) -> str:
-    """What the controls say of why the weight matters."""
+    """The reason of the weight's effect, as the controls show it."""
     text = f"Without the whole neuron {one['input']} of layer {one['layer']} the perplexity {changed(one['neuron'])}; "
     text += f"without the whole row {one['output']} it {changed(one['row'])}"
     if not pd.isna(one.get("massive")):
